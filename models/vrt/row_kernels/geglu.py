@@ -2,23 +2,23 @@
 
     y = gelu(a) * b,     a = x w11^T + b11,     b = x w12^T + b12,     gelu(a) = a * Phi(a)
 
-Phi is the distribution function of the normal distribution. One matrix product of x with w11 and
-w12 gives z (n, 2 H): a row of z holds a (H numbers), then b (H numbers). The kernels begin with z.
-gated_mlp.geglu calls `geglu`, which gives no gradients of gradients.
+Phi is the distribution function of the normal distribution. torch computes a and b as one matrix
+product, z (n, 2 H): a row of z holds the H numbers of a, then the H numbers of b. The kernels begin
+with z. gated_mlp.geglu calls `geglu`, which gives no gradients of gradients.
 
 A kernel runs many times at once, and each run is called a program. A program works on a tile: ROWS
-rows, each padded from H to PAD numbers, because Triton needs powers of two. E.g. H = 192: PAD is
-256, and a tile has 4096 numbers, so ROWS is 4096 / 256 = 16 (`tile`), and program 1 computes the
-rows 16 ... 31.
+rows, each padded from H to PAD numbers, because Triton needs powers of two. E.g. for H = 192 PAD is
+256. A tile has 4096 numbers, so ROWS is 4096 / 256 = 16 (`tile`), and program 1 computes the rows
+16 ... 31.
 
-The last tile may have fewer than ROWS rows. So each load and store has a mask: a masked load gives
-0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
-index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
+A tile may reach beyond the tensor: it has padding, and the last tile may have fewer than ROWS rows.
+So each load and store has a mask. Where the mask is false, a load gives 0 and a store writes
+nothing. Indices have 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
-test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
-in an order of its own, and compares the results with float64. So after a change, compare the bits
-before and after it on a GPU. Free to change: names, and how an index is computed.
+test notices this. tests/parts/models/test_triton.py compares the results with float64, but it runs
+the kernels in Triton's interpreter, which sums in an order of its own. So after a change, compare
+the bits before and after it on a GPU. Free to change: names, and how an index is computed.
 """
 
 import math
@@ -31,13 +31,13 @@ from torch.autograd.function import once_differentiable
 
 from models.vrt.row_kernels.tiles import ELEMENTS, backward_programs, jit, tile, tl
 
-# 1 / sqrt(2) and 1 / sqrt(2 pi), for the normal distribution in GELU. A kernel can only read a
-# global constant that is a tl.constexpr.
-INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)
-INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
+# For the normal distribution in GELU. A kernel can read a global constant only if it is a
+# tl.constexpr.
+INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)  # 1 / sqrt(2)
+INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
 
 
-# do_not_specialize: otherwise Triton would compile the kernel again if n is 1 or is divisible by
+# do_not_specialize: by default Triton compiles a kernel again for an n that is 1 or divisible by
 # 16. n changes with the size of the frames.
 @jit(do_not_specialize=["n"])
 def _geglu_forward(
@@ -56,8 +56,8 @@ def _geglu_forward(
     channel = tl.arange(0, PAD)  # (PAD,)
     # (ROWS, PAD): false for padding and for rows beyond n.
     is_inside = (row < n)[:, None] & (channel < H)[None, :]
-    # Where the numbers a of the tile are in z, (ROWS, PAD). A row of z has 2 H numbers: the numbers
-    # b lie H places after the numbers a.
+    # The positions of a in z, (ROWS, PAD). A row of z has 2 H numbers, and b lies H positions after
+    # a.
     index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
     a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
     b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
@@ -70,25 +70,23 @@ def _geglu_forward(
 def _geglu_backward(
     z,  # a and b of each row, (n, 2 H)
     grad,  # the gradient of y, (n, H)
-    grad_z,  # result: da and db of each row, (n, 2 H)
-    program_sums,  # result: the sum of each program over its rows of grad_z, (programs, 2 H)
+    grad_z,  # result (n, 2 H): da and db of each row
+    program_sums,  # result (programs, 2 H): for each program, the sum of its rows of grad_z
     n,  # number of rows
     H: tl.constexpr,  # numbers in a row of y
     PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
-    """Write the gradients of a and b in y = gelu(a) * b, and their sums over the rows.
+    """Write da and db, the gradients of a and b, and their sums over the rows.
 
-        gelu(a) = a * Phi(a)
+        y  = gelu(a) * b = a * Phi(a) * b
         da = grad * b * (Phi(a) + a * phi(a))
         db = grad * a * Phi(a)
 
-    Phi is the distribution function of the normal distribution, and phi is its density, which is
-    the derivative of Phi. The sum of program_sums over the programs is the gradient of the two
-    biases.
+    Phi is the distribution function of the normal distribution, and phi its derivative, the
+    density. The sum of program_sums over the programs is the gradient of the two biases.
 
-    Each program computes several tiles, one after the other. With one tile per program, as in
-    forward, program_sums would have as many rows as there are tiles.
+    A program computes several tiles, one after the other, so that program_sums stays small.
     """
     channel = tl.arange(0, PAD)  # (PAD,)
     is_channel = channel < H  # false for padding
@@ -101,7 +99,7 @@ def _geglu_backward(
     for start in range(first_row, n, rows_to_next_tile):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < n)[:, None] & is_channel[None, :]
-        # Rows of z and grad_z have 2 H numbers, rows of grad have H numbers.
+        # A row of z and of grad_z has 2 H numbers, a row of grad has H numbers.
         index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
         index_grad = row[:, None].to(tl.int64) * H + channel[None, :]
         a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
@@ -115,8 +113,8 @@ def _geglu_backward(
         sum_b += grad_b
         tl.store(grad_z + index, grad_a.to(grad_z.dtype.element_ty), mask=is_inside)
         tl.store(grad_z + index + H, grad_b.to(grad_z.dtype.element_ty), mask=is_inside)
-    # Add the ROWS rows of the sums. Program p writes row p of program_sums (programs, 2 H): first
-    # the H sums of da, then the H sums of db.
+    # Add up the ROWS rows of the sums. Program p writes them to row p of program_sums
+    # (programs, 2 H): first the H sums of da, then the H sums of db.
     sums_of_program = program_sums + tl.program_id(0) * (2 * H) + channel
     tl.store(sums_of_program, tl.sum(sum_a, 0), mask=is_channel)
     tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=is_channel)
@@ -151,7 +149,7 @@ class _GatedLinear(torch.autograd.Function):
         n, hidden = grad.shape
         grad = grad.contiguous()
         grad_z = torch.empty_like(z)
-        # Half the tile of the forward pass, because backward holds more values at a time.
+        # Tiles of half the size, because backward holds more values at a time.
         shape = tile(hidden, ELEMENTS // 2)
         tiles = math.ceil(n / shape["ROWS"])
         programs = backward_programs(tiles)
@@ -172,7 +170,7 @@ class _GatedLinear(torch.autograd.Function):
 def geglu(x: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> Tensor:
     """Return gelu(x w11^T + b11) * (x w12^T + b12) of rows (n, C): (n, H).
 
-    The products with w11 and w12 are computed as one matrix product. One kernel then computes the
-    rest in a single pass over the result of this product.
+    torch computes both products as one matrix product. One kernel then computes the rest in a
+    single pass over this product.
     """
     return _GatedLinear.apply(x, w11, b11, w12, b12)

@@ -1,21 +1,24 @@
-"""LayerNorm on an NVIDIA GPU, in Triton, with gradients: y = (x - mean) / sqrt(var + eps) * w + b.
+"""LayerNorm on an NVIDIA GPU, in Triton, with gradients:
 
-Mean and variance are over the C channels of a row. Statistics and the gradients of weight and bias
-are float32. layers.layer_norm calls `layer_norm`, which gives no gradients of gradients.
+    y = u * weight + bias,     u = (x - mean) * factor,     factor = 1 / sqrt(var + eps)
+
+x has n rows of C channels. Mean and variance are over the channels of a row. They are computed in
+float32, and so are the gradients of weight and bias. layers.layer_norm calls `layer_norm`, which
+gives no gradients of gradients.
 
 A kernel runs many times at once, and each run is called a program. A program works on a tile: ROWS
-rows, each padded from C channels to PAD numbers, because Triton needs powers of two. E.g. 96
-channels: PAD is 128, and a tile has 4096 numbers, so ROWS is 4096 / 128 = 32 (`tile`), and program
-1 computes the rows 32 ... 63.
+rows, each padded from C channels to PAD numbers, because Triton needs powers of two. E.g. for 96
+channels PAD is 128. A tile has 4096 numbers, so ROWS is 4096 / 128 = 32 (`tile`), and program 1
+computes the rows 32 ... 63.
 
-The last tile may have fewer than ROWS rows. So each load and store has a mask: a masked load gives
-0, and a masked store writes nothing. Without the mask a program would write beyond the tensor. An
-index has 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
+A tile may reach beyond the tensor: it has padding, and the last tile may have fewer than ROWS rows.
+So each load and store has a mask. Where the mask is false, a load gives 0 and a store writes
+nothing. Indices have 64 bits (`.to(tl.int64)`), because a tensor may have more than 2^31 numbers.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
-test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
-in an order of its own, and compares the results with float64. So after a change, compare the bits
-before and after it on a GPU. Free to change: names, and how an index is computed.
+test notices this. tests/parts/models/test_triton.py compares the results with float64, but it runs
+the kernels in Triton's interpreter, which sums in an order of its own. So after a change, compare
+the bits before and after it on a GPU. Free to change: names, and how an index is computed.
 """
 
 import math
@@ -32,16 +35,15 @@ from models.vrt.row_kernels.tiles import backward_programs, jit, tile, tl
 def _normalized(x, C: tl.constexpr, is_inside, eps):
     """Return u = (x - mean) * factor, (ROWS, PAD), and factor = 1 / sqrt(var + eps), (ROWS,).
 
-    Mean and variance are over the channels of a row. x must be 0 for padding, so that padding adds
-    nothing to the mean.
+    x: a tile, (ROWS, PAD), with 0 at padding, so that padding adds nothing to the mean.
     """
-    # Padding would be -mean here, and would add to the variance. So it becomes 0.
+    # Set padding to 0. Otherwise it would be -mean, and would add to the variance.
     centred = tl.where(is_inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
     factor = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     return centred * factor[:, None], factor
 
 
-# do_not_specialize: otherwise Triton would compile the kernel again if n is 1 or is divisible by
+# do_not_specialize: by default Triton compiles a kernel again for an n that is 1 or divisible by
 # 16. n changes with the size of the frames.
 @jit(do_not_specialize=["n"])
 def _norm_forward(
@@ -50,7 +52,7 @@ def _norm_forward(
     bias,  # input (C,), float32
     y,  # result (n, C), in the dtype of x
     n,  # number of rows
-    eps,  # what is added to the variance
+    eps,  # small number that is added to the variance
     C: tl.constexpr,  # channels of a row
     PAD: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
@@ -64,8 +66,8 @@ def _norm_forward(
     is_channel = channel < C  # false for padding
     # (ROWS, PAD): false for padding and for rows beyond n.
     is_inside = (row < n)[:, None] & is_channel[None, :]
-    # Where the numbers of the tile are in memory, (ROWS, PAD). The rows lie one after the other, so
-    # channel 5 of row 33 is number 33 * C + 5, 3173 for C = 96.
+    # The positions of the tile's numbers in x and y, (ROWS, PAD). E.g. for C = 96, channel 5 of row
+    # 33 is number 33 * 96 + 5 = 3173.
     index = row[:, None].to(tl.int64) * C + channel[None, :]
 
     values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
@@ -82,40 +84,40 @@ def _norm_backward(
     weight,  # input of forward, (C,)
     grad,  # the gradient of y, (n, C)
     grad_x,  # result: dx, (n, C)
-    program_sums,  # result: the sums of each program, (programs, 2, C): dweight, then dbias
+    program_sums,  # result (programs, 2, C): the sums of each program, for dweight and for dbias
     n,  # number of rows
-    eps,  # what is added to the variance
+    eps,  # small number that is added to the variance
     C: tl.constexpr,  # channels of a row
     PAD: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
-    """Write the gradients of x, and the sums of this program for the gradients of weight and bias.
+    """Write dx, the gradient of x, and the sums of this program for dweight and dbias.
 
-    With the normalized rows u, and factor = 1 / sqrt(var + eps) of each row:
+    u are the normalized rows, and factor is 1 / sqrt(var + eps) of each row:
 
-        g = grad * weight                                the gradient of u
-        dx = (g - mean(g) - u * mean(g * u)) * factor    the means are over the channels of a row
+        g       = grad * weight                                the gradient of u
+        dx      = (g - mean(g) - u * mean(g * u)) * factor     means over the channels of a row
         dweight = sum of grad * u over the rows
-        dbias = sum of grad over the rows
+        dbias   = sum of grad over the rows
 
-    dx follows from the derivative of u. Let d_ij be 1 if i is j, else 0. Channel i of x changes
-    channel j of u directly (the term d_ij), through the mean (1 / C) and through the variance
-    (u_i * u_j / C):
+    The formula of dx is the chain rule. Channel i of x changes channel j of u directly (d_ij, which
+    is 1 if i = j and otherwise 0), through the mean (1 / C) and through the variance (u_i u_j / C):
 
-        du_j / dx_i = (d_ij - 1 / C - u_i * u_j / C) * factor
-        dx_i = sum over j of g_j * du_j / dx_i = (g_i - mean(g) - u_i * mean(g * u)) * factor
+        du_j / dx_i = (d_ij - 1 / C - u_i u_j / C) * factor
+        dx_i        = sum over j of g_j * du_j / dx_i
+                    = (g_i - mean(g) - u_i * mean(g * u)) * factor
 
-    Mean and variance of a row are computed a second time, which costs little, because the row is
+    Forward saves neither mean nor variance. Computing them again costs little, because each row is
     read anyway.
 
-    A program computes several tiles. E.g. with 3 programs and tiles of 32 rows, program 1 computes
-    the rows 32 ... 63, then (3 * 32 = 96 rows later) 128 ... 159, then 224 ... 255, and so on. With
-    one tile per program, program_sums would have as many rows as there are tiles.
+    A program computes several tiles, so that program_sums stays small. E.g. with 3 programs and
+    tiles of 32 rows, program 1 computes the rows 32 ... 63, then, 3 * 32 = 96 rows later, the rows
+    128 ... 159, then 224 ... 255, and so on.
     """
     channel = tl.arange(0, PAD)
     is_channel = channel < C
     w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]  # (1, PAD)
-    # The sums over the tiles of this program. Row r sums row r of each tile.
+    # The sums over the tiles of this program, still one for each of the ROWS rows.
     grad_w = tl.zeros((ROWS, PAD), tl.float32)
     grad_b = tl.zeros((ROWS, PAD), tl.float32)
     # Program p of P takes the tiles p, p + P, p + 2 P, ...
@@ -127,17 +129,17 @@ def _norm_backward(
         index = row[:, None].to(tl.int64) * C + channel[None, :]
         values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
         u, factor = _normalized(values, C, is_inside, eps)
-        g = tl.load(grad + index, mask=is_inside, other=0.0).to(tl.float32)
+        g = tl.load(grad + index, mask=is_inside, other=0.0).to(tl.float32)  # still only grad
         grad_w += g * u
         grad_b += g
 
-        g *= w  # from here g is grad * weight, as in the equations
+        g *= w  # from here on the g of the equations, grad * weight
         mean_g = tl.sum(g, 1) / C
         mean_gu = tl.sum(g * u, 1) / C
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
         tl.store(grad_x + index, result.to(grad_x.dtype.element_ty), mask=is_inside)
-    # Add the ROWS rows of the sums. Program p writes row p of program_sums (programs, 2, C): first
-    # the C sums for dweight, then the C sums for dbias.
+    # Add up the ROWS rows of the sums. Program p writes them to row p of program_sums
+    # (programs, 2, C): first the C sums for dweight, then the C sums for dbias.
     sums_of_program = program_sums + tl.program_id(0) * 2 * C + channel
     tl.store(sums_of_program, tl.sum(grad_w, 0), mask=is_channel)
     tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=is_channel)
@@ -155,8 +157,8 @@ class _LayerNorm(torch.autograd.Function):
         n = x.numel() // channels
         shape = tile(channels)
         tiles = math.ceil(n / shape["ROWS"])
-        # Triton's syntax of a launch: kernel[(number of programs,)](arguments). There is one
-        # program per tile.
+        # kernel[(programs,)](arguments) is Triton's syntax to start a number of programs, here one
+        # per tile.
         _norm_forward[(tiles,)](x, weight, bias, y, n, eps, C=channels, **shape)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
@@ -172,7 +174,7 @@ class _LayerNorm(torch.autograd.Function):
         shape = tile(channels)
         grad = grad.contiguous()
         grad_x = torch.empty_like(x)
-        # Each program writes its sums to one row of program_sums.
+        # Each program writes its sums to a row of program_sums. The sum of the rows is the result.
         tiles = math.ceil(n / shape["ROWS"])
         programs = backward_programs(tiles)
         program_sums = x.new_empty(programs, 2, channels, dtype=torch.float32)

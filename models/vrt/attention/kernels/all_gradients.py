@@ -1,7 +1,7 @@
 """The backward kernel of window attention for windows of up to 128 tokens, in Triton.
 
-One program computes all gradients of a window and a head. From the gradient dO of the output O, and
-L = log2(sum over the keys of 2^logit), which the forward kernel has written:
+One program computes all gradients of one head in a window. They follow from dO, the gradient of the
+output O, and from L = log2(sum over the keys of 2^logit), which the forward kernel has written:
 
     P     = 2^(logit - L)                the weights of the attention, computed again
     dV    = P^T dO
@@ -11,20 +11,21 @@ L = log2(sum over the keys of 2^logit), which the forward kernel has written:
     dK    = scale dS^T Q
     dbias = the sum of dS over windows
 
-A * multiplies two matrices number by number. Without a sign, it is the matrix product.
+P * X is the product number by number, and A B the matrix product.
 
-Computing P again comes from FlashAttention-2 (Dao 2023, arXiv 2307.08691). A program goes through
-many windows and sums dS in registers, so no T x T matrix of a window reaches memory.
+As in FlashAttention-2 (Dao 2023, arXiv 2307.08691), P is computed again instead of saved. A program
+goes through many windows and sums dS in its registers, so no T x T matrix of a single window is
+ever written to memory.
 
 P and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T. Transposing
 them afterwards would be slower, because it needs shared memory.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
-test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
-in an order of its own, and compares the results with float64. So after a change, compare the bits
-before and after it on a GPU. No sum is atomic, so a step gives the same numbers each time. Free to
-change: names, and how an address is computed. A new argument needs a line in `BackwardPass.launch`
-(launches.py).
+test notices this. tests/parts/models/test_triton.py compares the results with float64, but it runs
+the kernels in Triton's interpreter, which sums in an order of its own. So after a change, compare
+the bits before and after it on a GPU. No sum is atomic, so a step always gives the same numbers.
+Free to change: names, and how an address is computed. A new argument needs a line in
+`BackwardPass.launch` (launches.py).
 """
 
 from models.vrt.attention.kernels.parts import (
@@ -44,8 +45,8 @@ from models.vrt.attention.kernels.parts import (
 )
 
 
-# do_not_specialize: otherwise Triton would compile the kernel again if a number is 1 or is
-# divisible by 16. Both numbers change with the size of the frames.
+# do_not_specialize: by default Triton compiles a kernel again for an argument that is 1 or
+# divisible by 16. Both arguments change with the size of the frames.
 @jit(do_not_specialize=["n", "group_size"])
 def all_gradients(
     qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
@@ -61,7 +62,7 @@ def all_gradients(
     grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group; or None
     n,  # number of windows
     group_size,  # number of windows that a program goes through
-    exp2_scale,  # factor of the logits, times log2(e)
+    exp2_scale,  # scale * log2(e): the factor of q k^T
     scale,  # factor of the logits
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
@@ -75,28 +76,28 @@ def all_gradients(
 ):
     """Write dQ, dK, dV and the sum of dS of one head, for a group of windows.
 
-    E.g. 1000 windows, 6 heads, groups of 12 windows: 84 groups, so 504 programs. Program 7 computes
-    head 1 in the windows 12 ... 23.
+    E.g. 1000 windows, 6 heads, groups of 12 windows: 84 groups x 6 heads = 504 programs. Program 7
+    computes head 1 in the second group, the windows 12 ... 23.
     """
-    # All keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
+    # The keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
     tl.static_assert(KEYS == T and T // QUERIES <= 2)
-    # Which head, and which windows: first ... end - 1. The program computes all tiles of a window,
-    # so the work is not divided into tiles: TILES is 1.
+    # What this program computes: the head, and the windows first ... end - 1. TILES is 1, because
+    # the program computes all tiles of a window.
     group = _group_of_program(HEADS, TILES=1)
     head, _ = _head_and_tile(HEADS, TILES=1)
     first, end = _windows_of_group(group, group_size, n)
 
-    # Pointers to the first key and the first value, and to their gradients. A token has 3 * HEADS *
-    # HD numbers in qkv (its query, key and value), and as many in grad_qkv. So `stride` is the
-    # distance from a token to the next token in both tensors.
+    # Pointers to the first key and the first value, and to their gradients. In qkv and in grad_qkv
+    # a token has 3 * HEADS * HD numbers (query, key and value), so `stride` leads to the next
+    # token.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
     grad_values = grad_qkv + 2 * HEADS * HD
     stride = 3 * HEADS * HD
     bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
-    # The sums of dS over the windows, for the first and for the second tile of queries. They are
-    # two variables, because Triton has no arrays of registers.
+    # The sums of dS over the windows, for the first and for the second tile of queries. Triton has
+    # no arrays of registers, so they are two variables.
     first_sum = tl.zeros((KEYS, QUERIES), tl.float32)
     second_sum = tl.zeros((KEYS, QUERIES), tl.float32)
 
@@ -108,7 +109,7 @@ def all_gradients(
         grad_k = tl.zeros((KEYS, PAD), tl.float32)
         grad_v = tl.zeros((KEYS, PAD), tl.float32)
 
-        # One or two rounds. Triton writes the code of each round out (static_range).
+        # One or two rounds, which Triton unrolls (static_range).
         for first_query in tl.static_range(0, T, QUERIES):
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
@@ -138,7 +139,7 @@ def all_gradients(
                     second_sum += ds
 
             # dK = scale dS^T Q and dQ = scale dS K. dK gets its factor after the last round. With
-            # MUTUAL, the rows of dQ are in another window, and no other program writes there.
+            # MUTUAL, the rows of dQ belong to another window, but no other program writes them.
             ds = ds.to(k.dtype)
             grad_k = tl.dot(ds, q, grad_k)  # adds to grad_k
             grad_q = tl.dot(tl.trans(ds), k) * scale

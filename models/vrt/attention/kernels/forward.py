@@ -1,30 +1,29 @@
 """The forward kernel of window attention, in Triton: O = softmax(scale q k^T + bias + mask) v.
 
-For each query the kernel writes the output O, and one number for the backward pass: the log-sum-exp
-of its logits,
+For each query the kernel writes the output O, and one number for the backward pass: L, the
+log-sum-exp of its logits,
 
     L = log2(sum over the keys of 2^logit),     logit = (scale q k^T + bias + mask) log2(e)
 
-The base is 2 because exp2 is faster than exp. The factor log2(e) makes 2^logit the e^x of the
+The base is 2 because exp2 is faster than exp. The factor log2(e) turns 2^logit into the e^x of the
 softmax: 2^(x log2(e)) = e^x.
 
-The kernel goes through the keys once, tile by tile, and never holds a whole row of logits. After
-some tiles it has, for each query,
+The kernel goes through the keys once, tile by tile, and never holds a whole row of logits (the
+"online softmax"). After each tile it has, for each query,
 
     top    = the largest logit so far
-    total  = sum of 2^(logit - top)
-    result = sum of 2^(logit - top) v
+    total  = sum of 2^(logit - top) over the keys so far
+    result = sum of 2^(logit - top) v over the keys so far
 
-Subtracting top prevents an overflow of 2^x. If a tile of keys has a larger logit, this logit is the
-new top, and total and result are multiplied by 2^(old top - new top). Then they are as if the new
-top had been subtracted from the start. After the last tile O = result / total, and
-L = top + log2(total).
+Subtracting top keeps 2^x from overflowing. If a tile has a larger logit, this logit becomes the new
+top, and total and result are multiplied by 2^(old top - new top), as if the new top had been
+subtracted from the start. After the last tile O = result / total, and L = top + log2(total).
 
 What must stay: the order of the keys and the size of the tiles, because another order changes the
-last bits of a training. No test notices: tests/parts/models/test_triton.py runs the kernels in
-Triton's interpreter, which sums in an order of its own, and compares the results with float64. So
-after a change, compare the bits before and after it on a GPU. Free to change: names, and how an
-address is computed. A new argument needs a line in `launch_forward` (launches.py).
+last bits of a training. No test notices this. tests/parts/models/test_triton.py compares the
+results with float64, but it runs the kernels in Triton's interpreter, which sums in an order of its
+own. So after a change, compare the bits before and after it on a GPU. Free to change: names, and
+how an address is computed. A new argument needs a line in `launch_forward` (launches.py).
 """
 
 from models.vrt.attention.kernels.parts import (
@@ -42,20 +41,20 @@ from models.vrt.attention.kernels.parts import (
 )
 
 
-# do_not_specialize: otherwise Triton would compile the kernel again if a number is 1 or is
-# divisible by 16. Both numbers change with the size of the frames.
+# do_not_specialize: by default Triton compiles a kernel again for an argument that is 1 or
+# divisible by 16. Both arguments change with the size of the frames.
 @jit(do_not_specialize=["n", "group_size"])
 def forward_kernel(
     qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
     bias,  # input (HEADS, queries, keys): added to the logits, times log2(e); or None
     region_row,  # input (n,): for each window, its row in `regions`; None without masks
-    regions,  # input (rows, T): for each token, the number of its region. The mask keeps tokens of
-    #           different regions from attending to each other. None without masks
+    regions,  # input (rows, T): for each token, the number of its region (regions.py). Only tokens
+    #           of the same region attend to each other. None without masks
     out,  # result (n, T, HEADS, HD): O
     log_sums,  # result (n, HEADS, T): L
     n,  # number of windows
     group_size,  # number of windows that a program goes through
-    exp2_scale,  # factor of the logits, times log2(e)
+    exp2_scale,  # scale * log2(e): the factor of q k^T
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     HD: tl.constexpr,  # channels of a head
@@ -68,24 +67,24 @@ def forward_kernel(
 ):
     """Write O and L for one tile of queries of one head, in each window of a group.
 
-    E.g. windows of T = 128 tokens, 6 heads, tiles of 64 queries: each group has 2 tiles of 6 heads,
-    so 12 programs. The number of the head changes first, then the tile, then the group. With groups
-    of one window:
+    E.g. windows of T = 128 tokens, 6 heads, tiles of 64 queries: a group has 6 heads x 2 tiles = 12
+    programs. From program to program, the head changes first, then the tile, then the group. With
+    groups of one window:
 
         program 0     head 0, queries  0 ...  63, window 0
         program 1     head 1, queries  0 ...  63, window 0
         program 6     head 0, queries 64 ... 127, window 0
         program 12    head 0, queries  0 ...  63, window 1
     """
-    # Which tile, which head, and which windows: first ... end - 1.
+    # What this program computes: the tile, the head, and the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // QUERIES)
     head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
     first, end = _windows_of_group(group, group_size, n)
     first_query = tile * QUERIES
 
-    # A row of qkv is the query, the key and the value of a token. These pointers go to the query,
-    # key and value of the first token. `stride` is the distance from a query to the next query,
-    # from a key to the next key, and from a value to the next value.
+    # Pointers to the query, the key and the value of the first token. A row of qkv holds the query,
+    # key and value of one token, so `stride` leads from a query (key, value) to the query (key,
+    # value) of the next token.
     queries = qkv
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
@@ -93,13 +92,13 @@ def forward_kernel(
     bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
 
     for window in range(first, end):
-        # With MUTUAL, the queries come from the other frame of the pair. E.g. the keys of window 0
-        # meet the queries of window 1.
+        # With MUTUAL, the keys of a window meet the queries of the other frame of the pair, e.g.
+        # the keys of window 0 the queries of window 1.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         # (QUERIES, PAD)
         q = _load_rows(queries, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
-        # Before the first tile of keys there is no logit: the largest is -infinity, the sums are 0.
-        # The sums are float32, whatever the dtype of qkv is.
+        # No logit so far: the largest is -infinity, and the sums are 0. The sums are float32, also
+        # for qkv in 16 bits.
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         result = tl.zeros((QUERIES, PAD), tl.float32)
@@ -117,16 +116,16 @@ def forward_kernel(
             p = tl.exp2(logits - new_top[:, None])  # (QUERIES, KEYS)
             factor = tl.exp2(top - new_top)  # (QUERIES,), 1 if the top has not changed
             total = total * factor + tl.sum(p, 1)
-            # tl.dot(a, b, c) is a b + c, so this is p v + result * factor.
+            # tl.dot(a, b, c) is a b + c: here p v + result * factor.
             result = tl.dot(p.to(v.dtype), v, result * factor[:, None])
             top = new_top
 
-        # The output belongs to `window`, the window of the keys, also with MUTUAL.
+        # The output belongs to the window of the keys, also with MUTUAL (`_window_of_queries`).
         out_row = window * T + first_query
         _store_rows(
             out, out_row, HEADS * HD, head, values=result / total[:, None],
             ROWS=QUERIES, HD=HD, PAD=PAD,
         )  # fmt: skip
-        # Where the numbers of these queries are in log_sums (n, HEADS, T).
+        # The positions of these queries in log_sums (n, HEADS, T).
         query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
         tl.store(log_sums + query_index, top + tl.log2(total))

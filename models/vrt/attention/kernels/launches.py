@@ -5,17 +5,17 @@
     launch_several_passes    backward for larger windows: two or three kernels
 
 A program (one instance of a kernel) computes one tile of one head, in a group of successive
-windows. Usually a group has one window, so that as many programs as possible run. Only a program
-that sums dS, the gradient of the logits, goes through several windows, because each group writes
-one (T, T) sum per head.
+windows. Usually a group has one window, so that as many programs as possible run. The programs that
+sum dS, the gradient of the logits, are the exception: they go through several windows, because each
+group writes one (T, T) sum per head.
 
-n is the number of windows, and T the tokens of a window. With mutual attention a window of the
-caller has two frames. Here each of these frames counts as a window.
+n is the number of windows, and T the tokens of a window. In mutual attention each of the two frames
+of a window counts as a window here.
 
 What must stay: the number of windows in a group that sums dS, because it decides the order of the
-sum, and so the last bits of the gradient of the bias. No test notices another order. The values are
-compared with float64 by tests/parts/models/test_triton.py. Free to change: the order of the
-launches, but gradient_of_queries stays first.
+sum, and so the last bits of the gradient of the bias. No test notices another order.
+tests/parts/models/test_triton.py compares the results with float64. Free to change: the order of
+the launches, as long as gradient_of_queries stays first.
 """
 
 import math
@@ -48,8 +48,8 @@ def kernel_constants(
         "T": tokens // 2 if mutual else tokens,
         "HEADS": heads,
         "HD": channels,
-        # The channels of a head with padding. tl.dot needs at least 16 of them, and the arrays of
-        # Triton need a power of two.
+        # Channels of a head with padding: tl.dot needs at least 16, and Triton's arrays need a
+        # power of two.
         "PAD": max(16, next_power_of_two),
         "MUTUAL": mutual,
         "HAS_BIAS": has_bias,
@@ -79,7 +79,7 @@ def launch_forward(
     """
     n, heads, t = log_sums.shape
     tile = forward_tile(t)
-    # The division leaves no remainder, because T is a multiple of both sides of a tile (tiles.py).
+    # T is a multiple of both sides of a tile (tiles.py), so no remainder is lost.
     programs = n * heads * (t // tile.queries)  # one for each window, head and tile of queries
     # `kernel[(programs,)](...)` is Triton's syntax to start this number of programs.
     forward_kernel[(programs,)](
@@ -109,23 +109,20 @@ class BackwardPass(NamedTuple):
     # Queries, keys and values, in the order (n, T, 3, heads, channels) in memory. Index 0 of the 3
     # is the query, 1 the key and 2 the value.
     qkv: Tensor
-    # Masks, which regions.mask_table makes. Windows with the same mask share a row of `regions`.
-    # The row has for each token the number of its region. Only tokens of one region attend to each
-    # other. `region_row` has for each window the number of its row. Both are None without masks.
-    region_row: Tensor | None  # (n,)
-    regions: Tensor | None  # (rows, T)
+    # The masks, as regions.mask_table makes them. Only tokens of the same region attend to each
+    # other. Windows with the same mask share a row of `regions`. Both are None without masks.
+    region_row: Tensor | None  # (n,): for each window, its row in `regions`
+    regions: Tensor | None  # (rows, T): for each token, the number of its region
     out: Tensor  # O, in the order (n, T, heads, channels) in memory
-    # dO, the gradient of O, in the same order. A row has the numbers of all heads of one token.
-    # The next row starts `grad.stride(1)` numbers after the start of a row.
+    # dO, the gradient of O, in the same order. A row is the channels of all heads of one token. The
+    # next row begins `grad.stride(1)` numbers later.
     grad: Tensor
     log_sums: Tensor  # L, (n, heads, T)
-    # Memory for the sum of dO * O over the channels, for each query: (n, heads, T). None if one
-    # kernel computes all gradients, because that kernel computes these sums itself.
+    # Memory for the sum of dO * O over the channels, for each query: (n, heads, T). None for
+    # `all_gradients`, which computes these sums where it needs them.
     delta: Tensor | None
     grad_qkv: Tensor  # memory for the result, in the order of qkv
-    # Factor of the logits. The kernels compute exp2 in place of exp, so `launch` also passes
-    # scale * log2(e) to them.
-    scale: float
+    scale: float  # factor of the logits
     constants: dict[str, Any]  # result of `kernel_constants`
 
     def launch(
@@ -140,10 +137,10 @@ class BackwardPass(NamedTuple):
 
         All backward kernels take the same arguments, and ignore what they do not need.
 
-        bias: the bias times log2(e), or None. It has the order of the matrix that the kernel
-            computes. `gradient_of_queries` computes the matrix (queries, keys). The other kernels
-            compute the transposed matrix (keys, queries), because the gradients of keys and values
-            need it, and transposing it within a kernel would be slower.
+        bias: the bias times log2(e), or None. It is (heads, queries, keys) for
+            `gradient_of_queries`, and (heads, keys, queries) for the other kernels. These compute
+            the logits transposed, because the gradients of keys and values need them so, and
+            transposing them within a kernel would be slower.
         tiles: number of tiles of a head in one window.
         group_size: number of successive windows that a program goes through.
         grad_bias: memory for the sums of dS, one for each group, (groups, heads, keys, queries).
@@ -167,7 +164,7 @@ class BackwardPass(NamedTuple):
             grad_bias=grad_bias,
             n=n,
             group_size=group_size,
-            exp2_scale=self.scale * LOG2_E.value,
+            exp2_scale=self.scale * LOG2_E.value,  # the kernels compute exp2 instead of exp
             scale=self.scale,
             **self.constants,
             QUERIES=tile.queries,
@@ -208,8 +205,8 @@ def launch_several_passes(
     """
     t = backward_pass.log_sums.shape[2]
     tile = backward_tile(t)
-    # The divisions leave no remainder: `takes_windows` (tiles.py) accepts only multiples of 64
-    # tokens, and a tile for more than 128 tokens has 64 queries and 64 keys.
+    # No remainder is lost: `takes_windows` (tiles.py) accepts only multiples of 64 tokens, and a
+    # tile for more than 128 tokens has 64 queries and 64 keys.
     tiles_of_queries = t // tile.queries
     tiles_of_keys = t // tile.keys
     # `gradient_of_queries` comes first, because it writes delta, which the other two kernels read.
@@ -230,22 +227,22 @@ def launch_several_passes(
 # ---- Sums over windows -----------------------------------------------------------------------
 
 # Number of programs of a launch that sums dS over windows: 4 for each of the 132 multiprocessors of
-# an H100. With fewer programs, some multiprocessors would have nothing to do. With more programs,
-# more sums would be written, one (T, T) matrix each.
+# an H100. With fewer programs, some multiprocessors would idle. With more programs, more sums would
+# be written, one (T, T) matrix each.
 PROGRAMS = 528
 
 
 def _group_size(log_sums: Tensor, tiles: int) -> int:
-    """Return the number of windows of a program that sums dS, so that about PROGRAMS programs run.
+    """Return how many windows a program that sums dS goes through, so that about PROGRAMS run.
 
-    E.g. 6 heads, 1 tile, 1000 windows: 528 / 6 = 88 programs for each head, and 1000 / 88, rounded
-    up, is 12 windows for each program.
+    E.g. 6 heads, 1 tile, 1000 windows: 528 / 6 = 88 programs per head, and 1000 / 88, rounded up,
+    is 12 windows per program.
 
     log_sums: (n, heads, T). tiles: number of tiles of a head in one window.
     """
     n, heads, _ = log_sums.shape
-    programs = math.ceil(PROGRAMS / (tiles * heads))  # for each tile of a head
-    return math.ceil(n / programs)
+    programs_of_tile = math.ceil(PROGRAMS / (tiles * heads))  # for each tile of each head
+    return math.ceil(n / programs_of_tile)
 
 
 def _memory_for_sums(log_sums: Tensor, group_size: int) -> Tensor:

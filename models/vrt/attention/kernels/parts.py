@@ -1,21 +1,24 @@
 """Functions that several attention kernels call: which part a program computes, addresses, logits.
 
-A kernel is a function in Triton's language, which looks like Python. Words of Triton:
+The kernels are written in Triton's language, which looks like Python. Words of Triton:
 
     program    one instance of a kernel. A launch starts many programs. The number of a program,
                tl.program_id(0), decides what it computes
-    tile       the part of a matrix that a program computes at a time. It is in registers
+    tile       the part of a matrix that a program computes at a time, in its registers
     pointer    the address of a number in memory. `qkv + 5` is the address of the sixth number
 
-Capital letters are sizes that Triton compiles into a kernel (`tl.constexpr`): T tokens of a window,
-HEADS heads, HD channels of a head, and PAD channels of a head with padding. PAD is a power of two,
-because Triton requires such sizes, e.g. 32 for HD = 20. n is the number of windows.
+Names in capitals are sizes that Triton compiles into a kernel (`tl.constexpr`):
 
-MUTUAL says whether the attention is mutual. Then a "window" is one frame of a pair of frames, and
-its queries come from the other frame of the pair.
+    T          tokens of a window
+    HEADS      heads
+    HD         channels of a head
+    PAD        channels of a head with padding. Triton needs a power of two, e.g. 32 for HD = 20
+    MUTUAL     whether the attention is mutual. In this case a "window" is one frame of a pair of
+               frames, and its queries come from the other frame of the pair
 
-A row is the channels of all heads of one token. qkv is (n, T, 3, HEADS, HD), so its rows lie
-3 HEADS HD numbers apart. E.g. 6 heads of 20 channels:
+n is the number of windows. A row is the channels of all heads of one token. qkv is
+(n, T, 3, HEADS, HD), so the rows of its queries lie 3 HEADS HD numbers apart, and also the rows of
+its keys and of its values. E.g. 6 heads of 20 channels:
 
     position    0 ... 119    120 ... 239    240 ... 359    360 ... 479    ...
     token       0            0              0              1
@@ -31,7 +34,7 @@ What must stay:
     The order of operations in `_logits`. Another order changes the last bits of a training, so
     existing runs would not resume exactly. No test notices.
 
-Free to change: how an address is computed. The names begin with an underscore because only the
+Free to change: how an address is computed. The names begin with an underscore, because only the
 kernels of this folder call these functions.
 """
 
@@ -40,15 +43,14 @@ from typing import Any
 import triton
 import triton.language
 
-# The type is Any, because the type checker must not check kernels as if they were Python.
+# Any keeps the type checker from checking kernels as if they were Python.
 tl: Any = triton.language
 jit: Any = triton.jit
-# The kernels compute 2^x instead of e^x, because exp2 is faster: e^x is 2^(x log2(e)). So all
-# logits here are already multiplied by log2(e). tl.constexpr: a kernel can read no other global
-# constant.
+# The kernels compute e^x as 2^(x log2(e)), because exp2 is faster than exp. So all logits here are
+# already multiplied by log2(e). A kernel can read a global constant only if it is a tl.constexpr.
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Added to the logits of two tokens that must not attend to each other: -100, times log2(e).
-# models.vrt.windows.MASKED is the same number without the factor. Change both together.
+# Added to the logit of two tokens that must not attend to each other: -100, times log2(e).
+# models.vrt.windows.MASKED is the same number without log2(e). Change both together.
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
 
 # ---- Which part a program computes ------------------------------------------------------------
@@ -61,8 +63,8 @@ def _head_and_tile(HEADS: tl.constexpr, TILES: tl.constexpr):
     TILES: number of tiles of a head in one window.
 
     Programs with successive numbers have successive heads. The heads of a token lie side by side in
-    memory, so these programs read the same cache lines. Another order gives the same numbers, but
-    is slower. E.g. 6 heads and 2 tiles:
+    memory, so these programs read the same cache lines. Another order would give the same results,
+    but more slowly. E.g. 6 heads and 2 tiles:
 
         programs 0 ... 5      the heads of tile 0
         programs 6 ... 11     the heads of tile 1
@@ -83,9 +85,9 @@ def _group_of_program(HEADS: tl.constexpr, TILES: tl.constexpr):
 
 @jit
 def _windows_of_group(group, group_size, n):
-    """Return the windows of a group, as the first window and the window after the last one.
+    """Return the first window of a group, and the window after its last window.
 
-    group_size: number of successive windows in a group. One program goes through all of them.
+    group_size: number of successive windows in a group. A program goes through all of them.
     """
     first = group * group_size
     return first, tl.minimum(first + group_size, n)  # the last group may have fewer windows
@@ -95,16 +97,17 @@ def _windows_of_group(group, group_size, n):
 def _window_of_queries(window, MUTUAL: tl.constexpr):
     """Return the number of the window whose queries meet the keys of `window`.
 
-    Without MUTUAL it is `window`. With MUTUAL it is the other frame of the pair. Frames 0 and 1 are
-    a pair, frames 2 and 3, and so on, so the last bit of the number is inverted (^ 1):
+    Without MUTUAL it is `window` itself. With MUTUAL it is the other frame of the pair. The frames
+    0 and 1 are a pair, 2 and 3, and so on. So `^ 1` inverts the last bit of the number:
     0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2.
 
-    With MUTUAL, each kernel reads and writes at two windows. E.g. for window 0:
-        q and dQ                                            are in the rows of window 1
-        k, v, dK, dV, output, dO, log_sums and delta        are in the rows of window 0
+    With MUTUAL, a kernel reads and writes at two windows. E.g. for window 0:
 
-    The output lies at the window of the keys, as in the published network (attention/layer.py): it
-    is made of the values of this window.
+        q and dQ                                        are in the rows of window 1
+        k, v, dK, dV, output, dO, log_sums and delta    are in the rows of window 0
+
+    The output is a sum of values, so it belongs to the window of the keys and values, as in the
+    published network (attention/layer.py).
     """
     if MUTUAL:
         return window ^ 1
@@ -118,7 +121,7 @@ def _window_of_queries(window, MUTUAL: tl.constexpr):
 def _query_index(
     window, head, first_query, T: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr
 ):
-    """Return the positions of a tile's queries in log_sums and delta, which are (n, HEADS, T).
+    """Return the positions of a tile's queries in log_sums and delta, both (n, HEADS, T).
 
     E.g. T = 128, 6 heads, window 1, head 2, first_query 64: (1 * 6 + 2) * 128 + 64 = 1088, so the
     positions 1088, 1089, and so on.
@@ -137,13 +140,13 @@ def _row_pointers(
     stride: distance from one row to the next row, in numbers of the tensor.
     head: number of the head. Its channels begin head * HD numbers after the channels of head 0.
 
-    Channels HD ... PAD - 1 lie beyond this head. So the caller must not read or write there.
+    The pointers to the channels HD ... PAD - 1 lead beyond this head: do not use them.
     """
-    # The position of the tile in a large tensor may exceed 32 bits. Within the tile 32 bits are
-    # enough, and faster.
+    # The tile of a large tensor may begin beyond 2^31 numbers, so this index needs 64 bits. Within
+    # the tile 32 bits are enough, and faster.
     begin = tensor + tl.cast(first_row, tl.int64) * stride + head * HD
-    # Row r and channel c of the tile lie r * stride + c numbers after `begin`: the sum of a column
-    # (ROWS, 1) and a row (1, PAD) is (ROWS, PAD).
+    # Channel c of row r lies r * stride + c numbers after `begin`. The column (ROWS, 1) plus the
+    # row (1, PAD) is (ROWS, PAD).
     return begin + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, PAD)[None, :]
 
 
@@ -185,7 +188,7 @@ def _matrix_pointers(
 ):
     """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix, whose rows lie T numbers apart.
 
-    row, column: the upper left element of the tile.
+    row, column: where the upper left element of the tile is in the matrix.
     """
     upper_left = matrix + row * T + column
     return upper_left + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, COLUMNS)[None, :]
@@ -193,15 +196,15 @@ def _matrix_pointers(
 
 @jit
 def _bias_of_head(bias, head, T: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Return a pointer to the bias of a head, a matrix (T, T). Without a bias, return None."""
+    """Return a pointer to the bias of a head, a matrix (T, T), or None without a bias."""
     if HAS_BIAS:
         return bias + head * T * T
-    return bias  # None, which `_logits` does not read
+    return bias  # None
 
 
 @jit
 def _bias_sum_of_group(grad_bias, group, head, T: tl.constexpr, HEADS: tl.constexpr):
-    """Return a pointer to the sum of dS of a group of windows for a head, a matrix (T, T).
+    """Return a pointer to the sum of dS over a group of windows, for one head: a matrix (T, T).
 
     dS is the gradient of the logits.
     """
@@ -220,16 +223,16 @@ def _logits(
 ):  # fmt: skip
     """Compute exp2_scale x y^T + bias + mask, a tile (ROWS, COLUMNS) of a (T, T) matrix.
 
-    x: (ROWS, PAD). y: (COLUMNS, PAD). They are q and k, or k and q if the matrix is transposed.
+    x: (ROWS, PAD). y: (COLUMNS, PAD). They are q and k, or k and q for the transposed matrix.
     bias: the matrix (T, T) of this head.
-    region_row: (n,), for each window the number of its row in `regions`.
-    regions: (rows, T), for each token the number of its region. Tokens of two regions must not
+    region_row: (n,), for each window its row in `regions`.
+    regions: (rows, T), for each token the number of its region. Only tokens of the same region
         attend to each other. regions.mask_table makes both tensors.
-    row, column: the upper left element of the tile in the matrix. x begins at token `row` of the
-        window, and y begins at token `column`.
+    row, column: where the upper left element of the tile is in the matrix. x begins at token `row`
+        of the window, and y at token `column`.
 
-    `gradient_of_bias` (several_passes.py) calls this function without the bias, and adds the bias
-    itself. So if you change how the bias is added, change it there, too.
+    If you change how the bias is added, change `gradient_of_bias` (several_passes.py), too: it adds
+    the bias itself.
     """
     logits = tl.dot(x, tl.trans(y)) * exp2_scale
     if HAS_BIAS:

@@ -1,7 +1,7 @@
 """The backward kernels of window attention for windows of more than 128 tokens, in Triton.
 
-The gradients are sums, which a program adds up in its registers. All sums of a window would not
-fit into the registers. So each of three kernels computes some of them:
+The gradients are sums, which a program adds up in its registers. The registers cannot hold all sums
+of a window, so each of three kernels computes some of them:
 
     kernel                 a program computes                as a sum over
     gradient_of_queries    dQ of a tile of queries           all keys of the window
@@ -19,17 +19,17 @@ written L = log2(sum over the keys of 2^logit).
     dK    = scale dS^T Q
     dbias = the sum of dS over windows
 
-A * multiplies two matrices number by number. Without a sign, it is the matrix product.
+P * X is the product number by number, and A B the matrix product.
 
-All three kernels take the same arguments, because one function launches them. They are explained at
-`gradient_of_queries`.
+All three kernels take the same arguments, because one function launches them
+(`BackwardPass.launch`). `gradient_of_queries` explains the arguments.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
-test notices: tests/parts/models/test_triton.py runs the kernels in Triton's interpreter, which sums
-in an order of its own, and compares the results with float64. So after a change, compare the bits
-before and after it on a GPU. No sum is atomic, so a step gives the same numbers each time. Free to
-change: names, and how an address is computed. A new argument needs a line in `BackwardPass.launch`
-(launches.py).
+test notices this. tests/parts/models/test_triton.py compares the results with float64, but it runs
+the kernels in Triton's interpreter, which sums in an order of its own. So after a change, compare
+the bits before and after it on a GPU. No sum is atomic, so a step always gives the same numbers.
+Free to change: names, and how an address is computed. A new argument needs a line in
+`BackwardPass.launch` (launches.py).
 """
 
 from models.vrt.attention.kernels.parts import (
@@ -49,8 +49,8 @@ from models.vrt.attention.kernels.parts import (
 )
 
 
-# do_not_specialize: otherwise Triton would compile a kernel again if a number is 1 or is divisible
-# by 16. Both numbers change with the size of the frames.
+# do_not_specialize: by default Triton compiles a kernel again for an argument that is 1 or
+# divisible by 16. Both arguments change with the size of the frames.
 @jit(do_not_specialize=["n", "group_size"])
 def gradient_of_queries(
     qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
@@ -67,7 +67,7 @@ def gradient_of_queries(
     grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group
     n,  # number of windows
     group_size,  # number of windows that a program goes through
-    exp2_scale,  # factor of the logits, times log2(e)
+    exp2_scale,  # scale * log2(e): the factor of q k^T
     scale,  # factor of the logits
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
@@ -81,21 +81,21 @@ def gradient_of_queries(
 ):
     """Write dQ = scale dS K and delta, for one tile of queries of one head, in a group of windows.
 
-    Writes delta, and the elements of grad_qkv that belong to the queries. grad_bias is not used.
+    The kernel writes delta, and the elements of grad_qkv that belong to the queries. It does not
+    use grad_bias.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
     6 tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (queries 0 ... 63) in the
     second group (window 1).
     """
-    # Which tile, which head, and which of the n windows: first ... end - 1.
+    # What this program computes: the tile, the head, and the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // QUERIES)
     head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
     first, end = _windows_of_group(group, group_size, n)
     first_query = tile * QUERIES
 
-    # Pointers to the first key and the first value, and the distance from a token to the next one.
-    # A row of qkv has the numbers of one token: HEADS * HD for its query, then as many for its key,
-    # and for its value.
+    # Pointers to the first key and the first value, and the distance to the next token. In qkv a
+    # token has HEADS * HD numbers for its query, then as many for its key and for its value.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     stride = 3 * HEADS * HD
@@ -115,8 +115,8 @@ def gradient_of_queries(
         row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
         tl.store(delta + query_index, row_delta)
 
-        # dQ = scale dS K, summed tile by tile of the keys. P and dS are (QUERIES, KEYS) here. dQ
-        # gets its factor after the last tile.
+        # dQ = scale dS K, summed over the tiles of keys. P and dS are (QUERIES, KEYS) here. dQ gets
+        # its factor after the last tile.
         grad_q = tl.zeros((QUERIES, PAD), tl.float32)
         for first_key in range(0, T, KEYS):
             key_row = window * T + first_key
@@ -146,22 +146,22 @@ def gradients_of_keys(
 ):  # fmt: skip
     """Write dV = P^T dO and dK = scale dS^T Q, for one tile of keys of one head, in a group.
 
-    The arguments are as in `gradient_of_queries`. Writes the elements of grad_qkv that belong to
-    the keys and values. out and grad_bias are not used.
+    The arguments are as in `gradient_of_queries`. The kernel writes the elements of grad_qkv that
+    belong to the keys and values, and does not use out and grad_bias.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6
     tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (keys 0 ... 63) in the
     second group (window 1).
     """
-    # Which tile, which head, and which of the n windows: first ... end - 1.
+    # What this program computes: the tile, the head, and the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // KEYS)
     head, tile = _head_and_tile(HEADS, TILES=T // KEYS)
     first, end = _windows_of_group(group, group_size, n)
     first_key = tile * KEYS
 
-    # Pointers to the first key and the first value, and to their gradients. A row of qkv has the
-    # numbers of one token: HEADS * HD for its query, then as many for its key, and for its value.
-    # stride is the distance from a token to the next one.
+    # Pointers to the first key and the first value, and to their gradients. In qkv a token has
+    # HEADS * HD numbers for its query, then as many for its key and for its value. `stride` leads
+    # to the next token.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
@@ -171,8 +171,7 @@ def gradients_of_keys(
 
     for window in range(first, end):
         key_row = window * T + first_key
-        # A head has HD channels. Triton needs a power of two, so the tiles have PAD channels, and
-        # the channels beyond HD are 0.
+        # Triton needs a power of two, so the tiles have PAD channels. The channels beyond HD are 0.
         k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
         v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
         grad_k = tl.zeros((KEYS, PAD), tl.float32)
@@ -180,7 +179,7 @@ def gradients_of_keys(
 
         for first_query in range(0, T, QUERIES):
             # With MUTUAL, the queries of the other frame of the pair meet the keys of this window.
-            # The output and its gradient lie at the window of the keys.
+            # The output and its gradient belong to the window of the keys.
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
             query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
@@ -220,7 +219,8 @@ def gradient_of_bias(
 
     `GpuAttention.backward` (attention/gpu.py) adds the sums of all groups, which gives the gradient
     of the bias. Without a bias, this kernel is not launched. The arguments are as in
-    `gradient_of_queries`. Writes grad_bias. out, grad_qkv, scale and HAS_BIAS are not used.
+    `gradient_of_queries`. The kernel writes grad_bias, and does not use out, grad_qkv, scale and
+    HAS_BIAS.
 
     E.g. T = 192 tokens, 6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs
     for each group of windows. Tile 5 is the part of keys 64 ... 127 and queries 128 ... 191:
@@ -230,7 +230,7 @@ def gradient_of_bias(
         keys  64 ... 127            tile 3      tile 4        tile 5
         keys 128 ... 191            tile 6      tile 7        tile 8
     """
-    # Which tile, which head, and which of the n windows: first ... end - 1.
+    # What this program computes: the tile, the head, and the windows first ... end - 1.
     tiles_of_queries: tl.constexpr = T // QUERIES
     tiles_of_keys: tl.constexpr = T // KEYS
     tiles: tl.constexpr = tiles_of_queries * tiles_of_keys
@@ -240,12 +240,12 @@ def gradient_of_bias(
     first_key = tile // tiles_of_queries * KEYS
     first_query = tile % tiles_of_queries * QUERIES
 
-    # Pointers to the first key and the first value, and the distance from a token to the next one.
+    # Pointers to the first key and the first value, and the distance to the next token.
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     stride = 3 * HEADS * HD
     total = tl.zeros((KEYS, QUERIES), tl.float32)  # the sum of dS, transposed, so far
-    # The tile of the bias is the same for all windows, so load it once. `_logits` would load it
+    # All windows share the same tile of the bias, so load it once here. `_logits` would load it
     # again for each window.
     bias_pointers = _matrix_pointers(
         bias + head * T * T, row=first_key, column=first_query, T=T, ROWS=KEYS, COLUMNS=QUERIES

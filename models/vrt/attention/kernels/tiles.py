@@ -1,7 +1,7 @@
-"""Say which windows the attention kernels take, and the size of the tiles that they compute.
+"""Say which windows the attention kernels take, and how large their tiles are.
 
-A kernel computes a T x T matrix of a window (T tokens) in parts, the tiles. A larger tile reads
-memory less often, but it must fit into the registers of a program.
+A kernel computes the T x T matrix of a window (T tokens) in parts, the tiles. Larger tiles read
+memory less often, but a tile must fit into the registers of a program.
 
 What must stay:
 
@@ -9,17 +9,17 @@ What must stay:
     error. tests/parts/models/test_triton.py notices.
 
     The sizes of the tiles, and their warps. Other sizes change the order of sums, and so the last
-    bits of a training: existing runs would not resume exactly. No test notices.
+    bits of a training, and existing runs would not resume exactly. No test notices this.
 
 To take larger windows or heads, raise a limit, and add a case of this size to SHAPES in
-tests/helpers/triton_errors.py. Free to change: stages, which only decide the speed.
+tests/helpers/triton_errors.py. Free to change: stages, which decide only the speed.
 """
 
 from typing import NamedTuple
 
 # The largest windows and heads that the kernels take. The published networks have windows of up to
-# 8 x 8 x 8 = 512 tokens, and heads of up to 30 channels. Larger windows were not tried, so torch's
-# attention computes them.
+# 8 x 8 x 8 = 512 tokens, and heads of up to 30 channels. The kernels were not tried with larger
+# ones, so torch's attention computes these.
 MOST_TOKENS = 512  # of a window
 MOST_CHANNELS_OF_HEAD = 32
 
@@ -38,16 +38,16 @@ def takes_windows(tokens: int, channels: int) -> bool:
 class Tile(NamedTuple):
     """The part of a T x T matrix that a program of a kernel computes at a time."""
 
-    queries: int  # queries of a tile: rows of the part. QUERIES in the kernels
-    keys: int  # keys of a tile: columns of the part. KEYS in the kernels
+    queries: int  # rows of the tile, QUERIES in the kernels
+    keys: int  # columns of the tile, KEYS in the kernels
     warps: int  # groups of 32 threads in a program
-    # Number of rounds of the loop over tiles that are in progress at a time. While one round
-    # computes, the tiles of the next rounds are loaded.
+    # Rounds of the loop over tiles that overlap: while one round computes, the tiles of the next
+    # rounds are loaded.
     stages: int
 
 
 def forward_tile(tokens: int) -> Tile:
-    """Return the fastest tile of the forward pass, of the tiles that were measured on an H200."""
+    """Return the tile of the forward kernel, the fastest of those measured on an H200."""
     if tokens == 128:
         return Tile(queries=64, keys=128, warps=4, stages=2)
     if tokens % 128 == 0:
@@ -55,8 +55,8 @@ def forward_tile(tokens: int) -> Tile:
     return Tile(queries=64, keys=64, warps=4, stages=2)
 
 
-# Largest T for which one kernel, all_gradients, computes the backward pass. With more tokens its
-# sums would not fit into the registers.
+# Largest T for which a single kernel, all_gradients, computes the backward pass. With more tokens
+# its sums would not fit into the registers.
 MOST_TOKENS_OF_ONE_PASS = 128
 
 
