@@ -1,13 +1,17 @@
 """Draw the motion within an exposure, and where the program did not trust it.
 
-`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show the pictures. The
-hue of a pixel is the direction of its motion, with the colours of Baker et al., "A database and
-evaluation methodology for optical flow" (IJCV 2011). The saturation is the length of the motion,
-divided by the length that has the full colour in this picture. Still pixels are white.
+`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show the pictures. They
+draw the displacement of each pixel: its position at the end of the exposure, minus its position at
+the start, x and y in RGB pixels. The colours are the usual colours of optical flow (Baker et al.,
+"A database and evaluation methodology for optical flow", IJCV 2011):
 
-What must stay: PICTURE_NAMES, because they name the pictures in the folder of a test. LEGEND says
-the colours and the limits in words, so both change together. All else is free, because no frame
-depends on a picture.
+    hue           direction of the displacement
+    saturation    length of the displacement, divided by the length that has the full colour in this
+                  picture. So still pixels are white
+
+What must stay: PICTURE_NAMES, because they name the pictures in the folder of a test. If you change
+a colour or a limit, change LEGEND, too, which describes them in words. All else is free, because no
+restored frame depends on a picture.
 
 Tests: tests/stories/test_motion_pictures.py notices another hue, and
 tests/parts/data/test_drawing.py notices another limit of `untrusted_pixels`. No test looks at the
@@ -19,9 +23,6 @@ import numpy as np
 
 from data.motion.shifts import Motion
 from utils.contract import FramePicture
-
-# The displacement of a pixel within the exposure (`way` in the code) is its position at the end of
-# the exposure minus its position at the start: x and y in RGB pixels.
 
 # The full colour begins at a length that is chosen for each picture: the 1 - 0.05 quantile of the
 # lengths of all displacements. With the maximum in place of the quantile, one wrong displacement
@@ -59,7 +60,8 @@ def pictures_of(motion: Motion, with_legend: bool = False) -> list[FramePicture]
     motion_name, error_name = PICTURE_NAMES
     share = untrusted_pixels(motion).mean()
     mean_error = motion.errors.mean()
-    full_colour = full_colour_length(np.linalg.norm(_way(motion), axis=-1))
+    lengths = np.linalg.norm(_displacements_of(motion), axis=-1)  # (H, W)
+    full_colour = full_colour_length(lengths)
     caption = (
         f"way of each pixel, full colour: {full_colour:.1f} px or more; {share:.0%} not trusted"
     )
@@ -88,13 +90,11 @@ def error_picture(motion: Motion) -> np.ndarray:
 def motion_picture(motion: Motion) -> np.ndarray:
     """Draw the displacement of each pixel within the exposure. Returns (H, W, 3) uint8, R, G, B.
 
-    The displacement leads from the start of the exposure to its end. Its colour is drawn at the
-    position of the pixel in the sharp frame. Grey lines cover the pixels whose motion was not
-    trusted, see `untrusted_pixels`.
+    The colour is drawn at the position of the pixel in the sharp frame. Pixels whose motion was not
+    trusted (`untrusted_pixels`) are covered by grey with darker diagonal lines. No motion is drawn
+    in grey, because still pixels are white and moving pixels have a colour.
     """
-    # The cover is grey, and every sixth diagonal is darker. No motion is drawn in grey, because
-    # still pixels are white and moving pixels have a colour.
-    picture = way_picture(_way(motion))
+    picture = displacement_picture(_displacements_of(motion))
     covered = untrusted_pixels(motion)
     y, x = np.indices(covered.shape)
     is_line = (x + y) % LINE_EACH == 0
@@ -103,10 +103,10 @@ def motion_picture(motion: Motion) -> np.ndarray:
     return picture
 
 
-def _way(motion: Motion) -> np.ndarray:
+def _displacements_of(motion: Motion) -> np.ndarray:
     """Return the displacement of each pixel within the exposure, (H, W, 2), x and y in pixels."""
-    # The shifts lead from the sharp instant to each time. The first time is the start of the
-    # exposure, and the last time is its end. E.g. the shifts -4, 0 and 4 give the displacement 8.
+    # Shifts count from the sharp instant. Their first time is the start of the exposure, and their
+    # last time is its end. E.g. the shifts -4, 0 and 4 give the displacement 8.
     return motion.shifts[-1] - motion.shifts[0]
 
 
@@ -119,20 +119,23 @@ def full_colour_length(lengths: np.ndarray) -> float:
     return max(length, FULL_COLOUR_AT_LEAST)
 
 
-def way_picture(way: np.ndarray) -> np.ndarray:
+def displacement_picture(displacements: np.ndarray) -> np.ndarray:
     """Draw displacements (H, W, 2), x and y in pixels. Returns (H, W, 3) uint8, R, G, B.
 
     Right is red, down is yellow-green, left is cyan, up is violet.
     """
-    length = np.linalg.norm(way, axis=-1)
-    full_colour = full_colour_length(length)
-    angle = np.arctan2(way[..., 1], way[..., 0])  # right is 0, down is pi / 2
-    # Hue in degrees, saturation and value in [0, 1], as OpenCV takes float32.
+    x = displacements[..., 0]
+    y = displacements[..., 1]
+    angle = np.arctan2(y, x)  # right is 0, down is pi / 2
+    length = np.linalg.norm(displacements, axis=-1)
+    # In an HSV image of float32, OpenCV takes the hue in degrees, and saturation and value from 0
+    # to 1.
     hsv = np.empty((*length.shape, 3), np.float32)
     hsv[..., 0] = np.rad2deg(angle) % 360
-    hsv[..., 1] = np.minimum(length / full_colour, 1)
+    hsv[..., 1] = np.minimum(length / full_colour_length(length), 1)
     hsv[..., 2] = 1
-    return np.rint(255 * cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)).astype(np.uint8)
+    rgb = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)  # 0 to 1
+    return np.rint(255 * rgb).astype(np.uint8)
 
 
 def untrusted_pixels(motion: Motion) -> np.ndarray:
@@ -142,8 +145,9 @@ def untrusted_pixels(motion: Motion) -> np.ndarray:
     3 pixels is not trusted in a motion of length 5, and is trusted in a motion of length 10. An
     error of half a pixel or less is trusted in any motion.
 
-    The error is the mean over the exposure. The length is the mean distance of the pixel from its
-    position at the sharp instant. At a constant speed, it is about a quarter of the displacement.
+    The error is the mean over the exposure. The length is not the displacement: it is the mean
+    distance of the pixel from its position at the sharp instant. At a constant speed, it is about a
+    quarter of the displacement.
     """
     error = motion.errors.mean(axis=0)
     length = np.linalg.norm(motion.shifts, axis=-1).mean(axis=0)

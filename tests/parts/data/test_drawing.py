@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from data.motion.drawing import motion_picture, untrusted_pixels, way_picture
+from data.motion.drawing import displacement_picture, motion_picture, untrusted_pixels
 from data.motion.shifts import Motion
 
 
 @pytest.fixture(scope="module")
-def random_motion() -> Motion:
+def motion_of_three_kinds() -> Motion:
     """Give a motion of 20 x 30 pixels.
 
     columns 0 to 9      move right
@@ -17,7 +17,7 @@ def random_motion() -> Motion:
     rows 0 to 4         have an expected error of 6 pixels, the other rows of 0.2 pixels
     """
     shifts = np.zeros((3, 20, 30, 2), np.float32)  # (instants, H, W, xy)
-    # From 4 pixels before (instant 0) to 4 pixels after (instant 2): a way of 8 pixels.
+    # From 4 pixels before (instant 0) to 4 pixels after (instant 2): a displacement of 8 pixels.
     for instant, shift in ((0, -4), (2, 4)):
         shifts[instant, :, :10, 0] = shift
         shifts[instant, :, 10:20, 1] = shift
@@ -26,8 +26,8 @@ def random_motion() -> Motion:
     return Motion(np.array([-10.0, 0, 10]), shifts, errors)
 
 
-def test_pixels_of_a_large_expected_error_are_not_trusted(random_motion):
-    is_untrusted = untrusted_pixels(random_motion)
+def test_pixels_of_a_large_expected_error_are_not_trusted(motion_of_three_kinds):
+    is_untrusted = untrusted_pixels(motion_of_three_kinds)
 
     assert is_untrusted[:5].all()
     assert not is_untrusted[5:].any()
@@ -44,8 +44,8 @@ def test_a_motion_is_not_trusted_if_its_error_is_above_half_a_pixel_and_half_of_
     assert is_untrusted.tolist() == [[True, False, True, False]]
 
 
-def test_a_picture_of_a_motion_shows_the_direction(random_motion):
-    picture = motion_picture(random_motion)
+def test_a_picture_of_a_motion_shows_the_direction(motion_of_three_kinds):
+    picture = motion_picture(motion_of_three_kinds)
 
     assert picture.dtype == np.uint8
     assert picture.shape == (20, 30, 3)
@@ -55,12 +55,12 @@ def test_a_picture_of_a_motion_shows_the_direction(random_motion):
     assert picture[10, 25].tolist() == [255, 255, 255]  # still: white
 
 
-def test_a_picture_of_a_motion_is_grey_where_the_motion_is_not_trusted(random_motion):
+def test_a_picture_of_a_motion_is_grey_where_the_motion_is_not_trusted(motion_of_three_kinds):
     # A pixel that moves down (column 12) and is not trusted (row 2).
-    red, green, blue = motion_picture(random_motion)[2, 12].tolist()
+    red, green, blue = motion_picture(motion_of_three_kinds)[2, 12].tolist()
 
     assert red == green == blue
 
 
 def test_a_picture_of_no_motion_is_white():
-    assert way_picture(np.zeros((4, 4, 2), np.float32)).min() == 255
+    assert displacement_picture(np.zeros((4, 4, 2), np.float32)).min() == 255
