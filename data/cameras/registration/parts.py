@@ -187,7 +187,10 @@ def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     """
     # The trace l1 + l2 is the sum of the squared gradients, right and down together.
     texture = np.trace(H, axis1=1, axis2=2)  # (t,)
-    median_texture = np.median(texture[texture > 0])
+    textures_above_0 = texture[texture > 0]
+    if len(textures_above_0) == 0:
+        return np.zeros(len(H), bool)  # there is no median, and no part is usable
+    median_texture = np.median(textures_above_0)
     has_pixels = pixels > LEAST_PIXELS_OF_PART * pixels.max()
     has_texture = texture > LEAST_TEXTURE_OF_PART * median_texture
     # The determinant is l1 l2.

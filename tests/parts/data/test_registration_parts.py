@@ -67,3 +67,11 @@ def test_parts_without_texture_in_two_directions_are_not_used():
     pixels = np.array([50, 50, 50, 10])  # the last part has few pixels
 
     assert usable_parts(H, pixels).tolist() == [True, False, False, False]
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_part_of_a_picture_without_texture_is_used_and_no_warning_appears():
+    H = np.zeros((4, 2, 2))
+    pixels = np.full(4, 50)
+
+    assert not usable_parts(H, pixels).any()
