@@ -1,23 +1,29 @@
 """Change the matrix by one round on parts of the plane, and say how exact the matrix is.
 
-A round improves the estimate once (rounds.py). The spike plane is cut into PARTS x PARTS parts. For
-each part t, a round finds the shift d_t (2,), to the right and down, that makes the residuals r of
-the part smallest. r_i is the derivative of r by shift i, and w are the weights of the residuals.
-With sums over the compared pixels of a part,
+A round improves the estimate once (rounds.py). The spike plane is cut into PARTS x PARTS parts, and
+a round takes three steps:
+
+    1. For each part, find the shift d (2,), to the right and down, with which the spikes of the
+       part match the frame best (`_equations_of_parts`, `_shifts`).
+    2. Find the one change of the matrix that makes all these shifts as well as possible
+       (joint_change.py).
+    3. Compute the error of the matrix from what remains of the shifts (`_set_errors`). Something
+       remains, because objects at other depths move differently (parallax).
+
+The shift of a part is a Gauss-Newton step. It makes the weighted residuals of the part smallest:
 
     H_ij = sum of w r_i r_j        g_i = sum of w r_i r        d = -H^-1 g
 
-Then the matrix is changed so that it makes these shifts (joint_change.py). One matrix cannot make
-the shifts of all parts, because objects at other depths move differently (parallax). The error of
-the matrix follows from what remains of the shifts.
+The sums are over the compared pixels of the part. r (n,) are the residuals and w (n,) their weights
+(explanation.py). r_0 and r_1 are the derivatives of r by a shift to the right and by a shift down.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). In a shape, v and t
 are the numbers of views and parts. An einsum must not become a product `@`, which may sum in
 another order and change the last bit of a result.
 
-What must stay: PARTS and the limits of a usable part, because other values give other results.
-test_parts_without_texture_in_two_directions_are_not_used tries the limits.
+What must stay: PARTS, the limits of a usable part, and the bits of each result (fit.py says why, and
+how to check it). test_parts_without_texture_in_two_directions_are_not_used tries the limits.
 lab/calibration_trials.py prints how well the computed errors agree with the true errors.
 
 Tests: tests/parts/data/test_registration_parts.py
@@ -43,26 +49,26 @@ class PartEquations(NamedTuple):
 
     H: np.ndarray  # (v, t, 2, 2)
     g: np.ndarray  # (v, t, 2)
-    # (t, 3): the sum of x, the sum of y, and the number of the compared pixels of a part, in all
-    # views together.
-    center_sums: np.ndarray
+    # (t, 3): sums over the compared pixels (x, y, 1) of a part, in all views together. So the last
+    # sum is the number of these pixels.
+    sums_of_x_y_1: np.ndarray
 
     @property
     def pixels(self) -> np.ndarray:
         """The number of compared pixels of each part, (t,)."""
-        return self.center_sums[:, 2]
+        return self.sums_of_x_y_1[:, 2]
 
     @property
     def centers(self) -> np.ndarray:
         """The center of each part, (t, 3): mean x, mean y, 1. Each part must have a pixel."""
-        return self.center_sums / self.pixels[:, None]
+        return self.sums_of_x_y_1 / self.pixels[:, None]
 
     def selected(self, is_selected: np.ndarray) -> "PartEquations":
         """Return the equations of some of the parts. is_selected: bool (t,)."""
         return PartEquations(
             H=self.H[:, is_selected],
             g=self.g[:, is_selected],
-            center_sums=self.center_sums[is_selected],
+            sums_of_x_y_1=self.sums_of_x_y_1[is_selected],
         )
 
 
@@ -77,7 +83,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     explanation = explain(views)
     equations = _equations_of_parts(estimate, views, explanation)
 
-    # Use only parts with texture. If they are fewer than the changes, the clip does not determine
+    # Use only parts with texture. With fewer usable parts than changes, the clip does not determine
     # the amounts.
     H_of_all_views = equations.H.sum(axis=0)  # (PARTS^2, 2, 2)
     is_usable = usable_parts(H_of_all_views, equations.pixels)  # (PARTS^2,)
@@ -91,8 +97,8 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     noise = shared_noise(explanation, sigma, views[0].every)
     shifts, variances = _shifts(usable.H, usable.g, noise)
 
-    # Turn the shifts of the parts into one change of the matrix. Set the errors before the matrix
-    # is changed: they belong to the present matrix, whose scale converts them to RGB pixels.
+    # Turn the shifts of the parts into one change of the matrix. Set the errors before this change,
+    # because the scale of the present matrix converts them to RGB pixels.
     joint = join_shifts(shifts, variances, usable.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
@@ -104,16 +110,16 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
         error^2 = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
 
     error^2 is a mean over the points (x, y) of the plane. A shift moves all points by the same
-    distance. Any other change moves a point in proportion to its distance from the middle. The
-    square of this distance is x^2 + y^2.
+    distance. Any other change (e.g. a turn) moves a point in proportion to its distance from the
+    middle, whose square is x^2 + y^2.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
-    variance_of_change = np.diag(joint.covariance)  # (k,)
     mean_square_distance = float((x**2 + y**2).mean())
-    of_shift = variance_of_change[:2].sum()
+    variance_of_change = np.diag(joint.covariance)  # (k,); right and down are the first two changes
+    of_shifts = variance_of_change[:2].sum()
     of_others = mean_square_distance * variance_of_change[2:].sum()
-    variance = of_shift + of_others  # in squared half sides of the plane
+    variance = of_shifts + of_others  # in squared half sides of the plane
     estimate.matrix_error = estimate.rgb_per_half_side * float(np.sqrt(variance))
     # The length of what remains of the shift of each part.
     remaining_x, remaining_y = joint.remaining.T
@@ -130,15 +136,15 @@ def _equations_of_parts(
     a = explanation.a.astype(np.float32)  # coefficients of the features, (5,)
     H = np.zeros((len(views), PARTS**2, 2, 2))
     g = np.zeros((len(views), PARTS**2, 2))
-    center_sums = np.zeros((PARTS**2, 3))
+    sums_of_x_y_1 = np.zeros((PARTS**2, 3))
     of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
     for v, (details, w, r) in enumerate(of_views):
         part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
         predicted = details.features @ a  # the details of the spikes as the frame predicts them
-        # The first two derivatives of r are the derivatives by the shifts right and down, (h, w).
+        # The first two of the seven derivatives of r are by the shifts right and down, (h, w) each.
         by_right, by_down, *_ = derivatives(estimate, details, predicted)
-        r_0 = by_right[details.is_compared]  # r_i for i = 0, (n,)
-        r_1 = by_down[details.is_compared]  # r_i for i = 1, (n,)
+        r_0 = by_right[details.is_compared]  # (n,)
+        r_1 = by_down[details.is_compared]  # (n,)
         g[v, :, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r)
         g[v, :, 1] = _sums_of_parts(part_of_pixel, w * r_1 * r)
         H[v, :, 0, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r_0)
@@ -146,10 +152,10 @@ def _equations_of_parts(
         H[v, :, 1, 0] = _sums_of_parts(part_of_pixel, w * r_1 * r_0)
         H[v, :, 1, 1] = _sums_of_parts(part_of_pixel, w * r_1 * r_1)
         x, y = compared_coordinates(estimate.coordinates, details)
-        center_sums[:, 0] += _sums_of_parts(part_of_pixel, x)
-        center_sums[:, 1] += _sums_of_parts(part_of_pixel, y)
-        center_sums[:, 2] += _sums_of_parts(part_of_pixel, np.ones_like(x))
-    return PartEquations(H, g, center_sums)
+        sums_of_x_y_1[:, 0] += _sums_of_parts(part_of_pixel, x)
+        sums_of_x_y_1[:, 1] += _sums_of_parts(part_of_pixel, y)
+        sums_of_x_y_1[:, 2] += _sums_of_parts(part_of_pixel, np.ones_like(x))
+    return PartEquations(H, g, sums_of_x_y_1)
 
 
 def _sums_of_parts(part_of_pixel: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -163,29 +169,30 @@ def _sums_of_parts(part_of_pixel: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 # Limits of `usable_parts`. They are low, because a part with weak texture has a large variance in
-# `_shifts` and gets a small weight. With limits of 0, H of a part may have no inverse. Larger
-# limits would leave out useful parts. lab/calibration_trials.py shows whether the fits become less
-# exact.
-LEAST_PIXELS_OF_PART = 0.3  # fraction of the pixels of the largest part
+# `_shifts` and so a small weight. With limits of 0, H of a part may have no inverse. Larger limits
+# would leave out useful parts. lab/calibration_trials.py shows whether the fits become less exact.
+LEAST_PIXELS_OF_PART = 0.3  # fraction of the pixels of the part with the most pixels
 LEAST_TEXTURE_OF_PART = 1e-3  # fraction of the median texture of the parts that have any
-# Least value of l1 l2 / (l1 + l2)^2. l1 and l2 are the two eigenvalues of H, the strengths of the
-# texture along its two main directions. The quotient is 1/4 for equal strengths, and 0 if all
-# texture has one direction, as at an edge. If l2 is much smaller than l1, the quotient is about
-# l2 / l1. So l2 may be as small as 1/10000 of l1.
+# Least value of l1 l2 / (l1 + l2)^2, where l1 and l2 are the eigenvalues of H: the strengths of the
+# texture along its two main directions.
+#
+#     l1 = l2          1/4, e.g. at a corner
+#     l2 much smaller  about l2 / l1. So l2 may be as small as 1/10000 of l1
+#     l2 = 0           0, e.g. at a straight edge: all texture has one direction
 LEAST_OF_TWO_DIRECTIONS = 1e-4
 
 
 def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     """Return which parts have enough pixels, and texture in two directions, bool (t,).
 
-    An edge alone does not determine the shift of a part, because a shift along the edge changes
-    nothing.
+    A straight edge alone does not determine the shift of a part, because a shift along the edge
+    changes nothing.
 
     H: (t, 2, 2), the structure tensor of each of t parts: sums of the products of the gradients
     right and down.
     pixels: (t,), number of compared pixels of each part.
     """
-    # The trace l1 + l2 is the sum of the squared gradients, right and down together.
+    # The trace of H is l1 + l2: the sum of the squared gradients, right and down together.
     texture = np.trace(H, axis1=1, axis2=2)  # (t,)
     textures_above_0 = texture[texture > 0]
     if len(textures_above_0) == 0:
@@ -193,7 +200,7 @@ def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     median_texture = np.median(textures_above_0)
     has_pixels = pixels > LEAST_PIXELS_OF_PART * pixels.max()
     has_texture = texture > LEAST_TEXTURE_OF_PART * median_texture
-    # The determinant is l1 l2.
+    # The determinant of H is l1 l2.
     has_two_directions = np.linalg.det(H) > LEAST_OF_TWO_DIRECTIONS * texture**2
     return has_pixels & has_texture & has_two_directions
 
@@ -231,11 +238,11 @@ def _variance_from_spread(
         m_vt = H_t^-1 (g_vt + H_vt d_t)                      (2,)
         variance = n / (n - 1) sum over v of m_vt m_vt'      n: number of views, at least 2
 
-    The term in brackets is the gradient of view v at the common shift d_t. So m_vt is how far this
-    view would move the shift. It is 0 if the view agrees with the common shift. Its sign does not
-    matter, because only squares are used. The squares are added, because the common shift is a sum
-    of contributions of the views, and the variance of a sum is the sum of the variances.
-    n / (n - 1) is the usual correction, because the shift d was fitted to the same views.
+    The term in brackets is the gradient of view v at the common shift d_t. So m_vt is how far view
+    v alone would move the common shift: 0 if the view agrees with it. (The sign of m does not
+    matter, because only products of m with itself are used.) The common shift is a sum of
+    contributions of the views, so its variance is the sum of their variances. n / (n - 1) is the
+    usual correction, because the shift was fitted to the same views.
 
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """
