@@ -10,7 +10,7 @@ a round takes three steps:
     3. Compute the error of the matrix from what remains of the shifts (`_set_errors`). Something
        remains, because objects at other depths move differently (parallax).
 
-The shift of a part is a Gauss-Newton step. It makes the weighted residuals of the part smallest:
+The shift of a part is a Gauss-Newton step towards the least sum of w r^2:
 
     H_ij = sum of w r_i r_j        g_i = sum of w r_i r        d = -H^-1 g
 
@@ -22,8 +22,8 @@ arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). 
 are the numbers of views and parts. An einsum must not become a product `@`, which may sum in
 another order and change the last bit of a result.
 
-What must stay: PARTS, the limits of a usable part, and the bits of each result (fit.py says why, and
-how to check it). test_parts_without_texture_in_two_directions_are_not_used tries the limits.
+What must stay: PARTS, the limits of a usable part, and the bits of each result (fit.py says why and
+how to check them). test_parts_without_texture_in_two_directions_are_not_used tries the limits.
 lab/calibration_trials.py prints how well the computed errors agree with the true errors.
 
 Tests: tests/parts/data/test_registration_parts.py
@@ -176,9 +176,9 @@ LEAST_TEXTURE_OF_PART = 1e-3  # fraction of the median texture of the parts that
 # Least value of l1 l2 / (l1 + l2)^2, where l1 and l2 are the eigenvalues of H: the strengths of the
 # texture along its two main directions.
 #
-#     l1 = l2          1/4, e.g. at a corner
-#     l2 much smaller  about l2 / l1. So l2 may be as small as 1/10000 of l1
-#     l2 = 0           0, e.g. at a straight edge: all texture has one direction
+#     l1 = l2            1/4
+#     l2 much smaller    about l2 / l1. So l2 may be as small as 1/10000 of l1
+#     l2 = 0             0: all texture has one direction, as at a straight edge
 LEAST_OF_TWO_DIRECTIONS = 1e-4
 
 
