@@ -1,19 +1,20 @@
 """Compute the adjoint of sampling a picture at many positions, quickly on a CPU.
 
-Both cameras see sums of samples of the sharp frame (chunk.py). The adjoint A^T of such a linear map
-A is the map with <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the products. Its
-matrix is the transposed matrix of A: it gives the value of each sample back to the four pixels from
-which the sample was interpolated, times their weights (sampling.py).
+Both cameras see sums of samples of the sharp frame (chunk.py). A sample is a weighted sum of four
+pixels (sampling.py). The adjoint maps back: it adds the value of each sample to these four pixels,
+times their weights. Its matrix is the transposed matrix of the sampling.
 
-torch has the adjoint of `grid_sample`: its gradient. But on a CPU this gradient takes five times as
-long as `grid_sample` itself, and a solution needs it about 15 times for the same positions. So the
-samples are sorted once, and the adjoint is a product with sparse matrices:
+torch has this adjoint, too: the gradient of `grid_sample`. But on a CPU the gradient takes five
+times as long as `grid_sample` itself, and a solution needs the adjoint about 15 times for the same
+positions. Products with sparse matrices are faster. The layout CSR stores the entries of a sparse
+matrix row by row, so the samples are sorted once:
 
-    sort_samples     the samples in the order of their corners
-    AdjointOfSums    the adjoint of "sample a picture, then add up some of the samples"
+    sort_samples     sorts the samples by their corners. The corner is the pixel above and to the
+                     left of a sample
+    AdjointOfSums    the adjoint of "sample a picture, then add up some of the samples", as one
+                     sparse matrix for each of the four pixels. Row c has the samples of corner c
 
-N: number of samples. P = H W: number of pixels of the picture. The corner of a sample is the pixel
-above and to its left.
+N: number of samples. P = H W: number of pixels of the picture. Pixels are numbered row by row.
 
 What must stay: the result is the gradient of `grid_sample`. In
 tests/parts/data/joint/test_sampling.py, test_the_adjoint_is_the_gradient_of_the_sums notices a
@@ -29,41 +30,43 @@ from torch import Tensor
 from data.motion.joint.sampling import corners_of, weights_of
 from data.motion.joint.sparse import csr_matrix
 
-# 16 bits without a sign have this many values, 0 to 65535.
-MOST_OF_16_BITS = 2**16
+# Number of values of an unsigned integer of 16 bits, 0 to 65535.
+VALUES_OF_16_BITS = 2**16
 
 
 class SortedSamples(NamedTuple):
     """Samples in the order of their corners.
 
-    The corner of a sample is the number of the pixel above and to its left. E.g. the samples 0, 1
-    and 2 have the corners 7, 2 and 7. In the order of the corners, these are the samples 1, 0, 2.
+    E.g. the samples 0, 1 and 2 of a picture of 3 x 3 pixels have the corners 4, 1 and 4:
+
+        order             1  0  2                          sample 1 comes first
+        sorted corners    1  4  4
+        begins            0  0  1  1  1  3  3  3  3  3     for the corners 0 to 8, and the end
+
+    So the sorted sample 0 has corner 1, because begins[1] is 0 and begins[2] is 1. The sorted
+    samples 1 and 2 have corner 4, because begins[4] is 1 and begins[5] is 3.
     """
 
-    # The argsort of the corners, (N,) int64, e.g. 1, 0, 2.
-    numbers: Tensor
-    # (P + 1,) int32, as `crow_indices` of a CSR matrix (sparse.py): the samples of corner c have
-    # the indices begins[c] to begins[c + 1] - 1 in this order. E.g. the sorted corners are 2, 7, 7.
-    # Corner 2 has the index 0, so begins[2] is 0 and begins[3] is 1. Corner 7 has the indices 1 and
-    # 2, so begins[7] is 1 and begins[8] is 3.
+    order: Tensor  # the argsort of the corners, (N,) int64
+    # (P + 1,) int32: the samples of corner c are the sorted samples begins[c] to begins[c + 1] - 1.
+    # It is `begins` of a CSR matrix (sparse.py).
     begins: Tensor
-    weights: Tensor  # (4, N): weights of the four pixels, see `sampling.weights_of`
-    offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1
+    weights: Tensor  # (4, N): weights of the four pixels (`sampling.weights_of`), in this order
+    offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1: from a corner to the four pixels
 
 
 def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
     """Sort samples in the order of their corners. Arguments: as in `corners_of`."""
     corners = corners_of(positions, size)
-    numbers = _order_of(corners.corner, corners.pixel_count)
+    order = _order_of(corners.corner, corners.pixel_count)
     samples_per_corner = torch.bincount(corners.corner, minlength=corners.pixel_count)  # (P,)
     begins = torch.zeros(corners.pixel_count + 1, dtype=torch.int32, device=positions.device)
     begins[1:] = samples_per_corner.cumsum(0)  # begins[0] is 0
-    # Compute the weights after the sorting. Then only `right` and `below` must be put into the new
-    # order, and not four weights. `index_select` takes a third of the time of `[numbers]`.
-    weights = weights_of(
-        corners.right.index_select(0, numbers), corners.below.index_select(0, numbers)
-    )
-    return SortedSamples(numbers, begins, weights, corners.offsets)
+    # Sort `right` and `below`, and compute the weights from the sorted values. To sort the four
+    # weights would take longer. `index_select` takes a third of the time of `[order]`.
+    right = corners.right.index_select(0, order)
+    below = corners.below.index_select(0, order)
+    return SortedSamples(order, begins, weights_of(right, below), corners.offsets)
 
 
 def _order_of(corners: Tensor, pixel_count: int) -> Tensor:
@@ -73,10 +76,11 @@ def _order_of(corners: Tensor, pixel_count: int) -> Tensor:
     """
     if corners.device.type != "cpu":
         return torch.argsort(corners, stable=True)
-    # The corners of a smooth motion are nearly sorted. For them, np.argsort takes less than half of
-    # the time of torch.argsort on a CPU. With 16 bits it takes half of its time with 32 bits.
+    # The corners of a smooth motion are nearly sorted already. On a CPU, np.argsort then takes less
+    # than half of the time of torch.argsort, and half of this time again if the values have 16
+    # bits.
     values = corners.numpy()
-    if pixel_count <= MOST_OF_16_BITS:
+    if pixel_count <= VALUES_OF_16_BITS:
         values = values.astype(np.uint16)
     return torch.from_numpy(np.argsort(values, kind="stable"))
 
@@ -90,6 +94,15 @@ class AdjointOfSums:
 
     E.g. an output is a pixel of the blurry frame. It adds up one sample of each group of planes,
     and f is the share of the group in the exposure.
+
+    There is one sparse matrix (P - k, outputs) for each offset k = 0, 1, W, W + 1 from a corner to
+    its four pixels:
+
+        entry (c, i)    sum of the weights of pixel c + k, in the samples of output i with corner c
+        row c times y   what these samples give back to pixel c + k
+
+    E.g. a sample of output 2 has the corner 7, and gives pixel 8 = 7 + 1 the weight 0.3. Then the
+    matrix of k = 1 has the entry 0.3 in row 7 and column 2, so it adds 0.3 y_2 to pixel 8.
 
     samples: the sorted samples of all outputs.
     output_count: number of outputs.
@@ -108,25 +121,15 @@ class AdjointOfSums:
         weights = samples.weights  # (4, N)
         if factors is not None:
             weights = weights * factors
-        # A sample with the corner c has the four pixels c + k, with the offsets k = 0, 1, W, W + 1.
-        # There is one matrix for each offset k:
-        #
-        #     rows       corners c. Row c times y is added to the pixel c + k
-        #     columns    outputs
-        #     entries    for each sample the weight of its pixel c + k, in the row of its corner and
-        #                the column of its output
-        #
-        # E.g. a sample of output 2 has the corner 7, and its pixel 8 = 7 + 1 has the weight 0.3.
-        # Then the matrix of the offset 1 has the entry 0.3 in row 7 and column 2. It adds 0.3 y_2
-        # to pixel 8.
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
-            # For the last `offset` corners, the pixel c + offset lies beyond the picture, and its
-            # weight is 0. These corners get no row, so P - offset rows are left. A picture of one
-            # row has P = W pixels, fewer than the offset W + 1. Then there is no row.
+            # For the last `offset` corners, the pixel c + offset would lie beyond the picture, and
+            # its weight is 0. So these corners have no row. In a picture of one row, the offsets W
+            # and W + 1 leave no row at all.
             row_count = max(self._pixel_count - offset, 0)
             begins = samples.begins[: row_count + 1]
-            # The samples are sorted by corner. So the first samples are the samples with a row.
+            # Leave out the samples of the corners without a row: they are the last of the sorted
+            # samples.
             entry_count = int(begins[-1])
             matrix = csr_matrix(
                 begins,
@@ -147,18 +150,18 @@ class AdjointOfSums:
     def add_to(self, x: Tensor, y: Tensor, factor: float = 1.0) -> None:
         """Add the adjoint of y (outputs, C), times a factor, to x (P, C), in place.
 
-        In this way several maps can add their adjoints to one x. E.g. chunk.py has a map for each
-        chunk of groups of planes.
+        Several maps can add their adjoints to one x: cameras.py has a map for each chunk of groups
+        of planes.
         """
-        # A single column is faster as a vector. But without MKL (e.g. on ARM) the product of a
-        # sparse matrix and a vector is missing in torch on a CPU, or is wrong (pytorch issues 96972
-        # and 127491). The product with a matrix of one column is right.
+        # A vector is faster than a matrix of one column. But without MKL (e.g. on ARM), torch lacks
+        # the product of a sparse matrix and a vector on a CPU, or computes it wrongly (pytorch
+        # issues 96972 and 127491). The product with a matrix of one column is right.
         is_vector = y.shape[1] == 1 and y.device.type == "cpu" and torch.backends.mkl.is_available()
         for offset, matrix in self._matrices:
-            # Row c of the product belongs to the pixel c + offset, which is row c of this slice.
+            # Row c of the product belongs to pixel c + offset, which is row c of this slice.
             x_from_offset = x[offset:]
             if len(x_from_offset) == 0:
-                continue  # e.g. a picture of one row has no pixels below
+                continue  # the matrix has no row
             if is_vector:
                 column = x_from_offset[:, 0]
                 torch.addmv(column, matrix, y[:, 0], alpha=factor, out=column)

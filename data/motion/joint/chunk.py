@@ -67,9 +67,9 @@ class Chunk:
         # once.
         self._positions_on_means = grid_positions(positions_on_means.flatten(0, 1), means.size)
         samples = sort_samples(positions_on_means, means.size)
-        # Each sample is an output of its own.
-        numbers = samples.numbers.int()
-        self._V_adjoint = AdjointOfSums(samples, output_count=len(numbers), output_of=numbers)
+        # V adds nothing up: each sample is an output of its own.
+        order = samples.order.int()
+        self._V_adjoint = AdjointOfSums(samples, output_count=len(order), output_of=order)
 
     def add_B(self, blurry: Tensor, x: Tensor) -> None:
         """Add B x to `blurry`, in place. Both are (3, H, W)."""
@@ -135,13 +135,13 @@ def _adjoint_of_B(
     shares: s, (groups, H). None: all are 1. size: (H, W) of a frame.
     """
     height, width = size
-    n = samples.numbers.int()
+    n = samples.order.int()  # the number n = g H W + p of each sorted sample
     factors: Tensor | None = None
     if shares is not None:
-        # The share of each sample: the share of its group in the row of its pixel. First by n, then
-        # in the order of the sorted samples.
+        # A sample has the share of its group in the row of its pixel. List the shares in the order
+        # of n, then in the order of the sorted samples.
         shares_of_pixels = shares[:, :, None].expand(-1, height, width)  # (groups, H, W)
         shares_by_n = shares_of_pixels.flatten()
         factors = shares_by_n[n]
-    p = n.remainder_(height * width)  # n = g H W + p; in place, because n is large
+    p = n.remainder_(height * width)  # p = n modulo H W; in place, because n is large
     return AdjointOfSums(samples, output_count=height * width, output_of=p, factors=factors)

@@ -86,12 +86,12 @@ def test_the_adjoint_is_the_gradient_of_the_sums(samples, in_sum, has_factors):
     outputs = COUNT // in_sum
 
     # An output is the sum of `in_sum` samples that follow one another.
-    in_order = sort_samples(positions, size)
+    sorted_samples = sort_samples(positions, size)
     adjoint = AdjointOfSums(
-        in_order,
+        sorted_samples,
         output_count=outputs,
-        output_of=(in_order.numbers // in_sum).int(),
-        factors=factors[in_order.numbers] if has_factors else None,
+        output_of=(sorted_samples.order // in_sum).int(),
+        factors=factors[sorted_samples.order] if has_factors else None,
     )
 
     # The same sums with torch, of a picture of two channels. Sums are linear, so their gradient is
@@ -106,8 +106,10 @@ def test_the_adjoint_is_the_gradient_of_the_sums(samples, in_sum, has_factors):
 
 def test_a_vector_has_the_adjoint_of_a_single_column(samples):
     size, positions = samples
-    in_order = sort_samples(positions, size)
-    adjoint = AdjointOfSums(in_order, output_count=COUNT, output_of=in_order.numbers.int())
+    sorted_samples = sort_samples(positions, size)
+    adjoint = AdjointOfSums(
+        sorted_samples, output_count=COUNT, output_of=sorted_samples.order.int()
+    )
     columns = torch.rand(COUNT, 2)
 
     of_vector = adjoint(columns[:, 0].contiguous())
