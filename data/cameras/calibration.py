@@ -11,7 +11,8 @@ calibration from the frames and spikes of a clip.
 
 What must stay: the keys, because they are part of files, and the digest of a file, because runs
 store it (test_a_run_of_an_older_version_finds_the_digest_of_its_calibration). A new key needs a
-default that changes nothing for old files, and an entry in `Calibration.digest`.
+default that changes nothing for old files, and an entry in `defaults_of_newer_keys` of
+`Calibration.digest`.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_data_json.py
 """
@@ -99,23 +100,23 @@ class Calibration(Section):
     def digest(self) -> str:
         """Return 16 hex digits that change with every value that has an effect.
 
-        Digests are stored with runs and caches. So the digest of an old file must stay when a new
-        key is added to `Calibration`: a new key enters the digest only if its value is not the
-        default.
+        Runs and caches store the digest, and must find it again with a later version. So the digest
+        of an old file must stay if a key is added to `Calibration`: add the key and its default to
+        `defaults_of_newer_keys`.
         """
         values = self.plain()
-        # `made` has no effect. `tick_hz` is used only to compare two clocks.
-        del values["made"]
-        del values["tick_hz"]
-        # In a digest, "exposure_share" is the share that is read: 1.12 times the exposure share. An
-        # older version stored it under this name, and its runs must find their digests again. With
-        # the exposure shares 0.9 and 1, all planes are read. To make the two digests differ, the
-        # digest of 0.9 has one more entry, "exposed".
+        del values["made"]  # has no effect
+        del values["tick_hz"]  # is used only to compare two clocks
+        # Version 0.9.0 had the share of the planes that are read (`share_to_read`) under the name
+        # "exposure_share". So this name has the same meaning in the digest.
+        values["exposure_share"] = self.share_to_read
+        # All planes are read for each exposure share above 1 / 1.12 = 0.893. So that the digests of
+        # two such shares differ, the exposure share is added if it is not 1.
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
-        values["exposure_share"] = self.share_to_read
-        newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
-        for key, default in newer_keys.items():
+        # A key that older files lack enters the digest only if its value is not the default.
+        defaults_of_newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
+        for key, default in defaults_of_newer_keys.items():
             if values[key] == default:
                 del values[key]
         text = json.dumps(values, sort_keys=True)
