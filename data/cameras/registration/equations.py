@@ -1,8 +1,9 @@
 """Sum the normal equations of a round over all pixels of all views: H = J' W J and g = J' W r.
 
-A round improves the matrix and the times once (rounds.py). A view with n compared pixels has the
-residuals r (n,) and their weights w (n,), which are the diagonal of W (explanation.py). J (n, k)
-has a column for each of the k unknowns, the derivative of r by this unknown:
+A round improves the matrix and the times once (rounds.py). Without priors and limits, its step is
+-H^-1 g, a step of Gauss-Newton. A view with n compared pixels has the residuals r (n,) and their
+weights w (n,), the diagonal of W (explanation.py). J (n, k) has a column for each of the k
+unknowns, the derivative of r by this unknown (J' is the transpose of J):
 
     columns   unknowns
     4         changes of the matrix: shift right, shift down, scale, turn
@@ -11,19 +12,18 @@ has a column for each of the k unknowns, the derivative of r by this unknown:
               columns are left out
     5         a, the coefficients of the features of the frame
 
-J' is the transpose of J. Without priors and limits, the step of the round is -H^-1 g.
+Two effects would make the times wrong:
 
-Besides H and g, a round needs two corrections, because J and r are noisy:
+    misfit   Some parts of a scene cannot be explained by the frame, e.g. because of parallax. They
+             ask for a shorter exposure, although the length is right. What they add to g
+             (`_bias_by_misfit`) is subtracted
+    noise    The noise of the spikes makes the diagonal of H larger, as motion does.
+             `_noise_of_times` computes by how much, for the decisions of times.py. H itself is not
+             corrected
 
-    pull    The frame cannot explain some parts of a scene at any length of the exposure. In g,
-            these parts ask for a shorter exposure although the length is right. Their contribution
-            to g is subtracted (`_pull_of_misfit`)
-    noise   The noise of the spikes makes the diagonal of H larger, as motion does. H stays as it
-            is. The size of this addition is returned for times.py (`_noise_of_times`)
-
-What must stay: H and g, and the order of their sums, because they decide the bits of each result.
-test_a_camera_is_found_from_a_start_that_is_off notices if the pull is missing, and
-test_a_pan_leaves_aligned_cameras_as_they_are notices if the noise is 0.
+What must stay: H and g, and the order of their sums, because they decide the bits of each result
+(fit.py says how to check them). test_a_camera_is_found_from_a_start_that_is_off notices if the bias
+is not subtracted, and test_a_pan_leaves_aligned_cameras_as_they_are notices if the noise is 0.
 
 Tests: tests/parts/data/test_registration_fit.py
 """
@@ -50,102 +50,98 @@ class NormalEquations:
     """The sums over all views of a round. k is the number of unknowns."""
 
     H: np.ndarray  # (k, k)
-    g: np.ndarray  # (k,), after the pull was subtracted
-    of_tiles: list[np.ndarray]  # sum of what the pixels of a tile add to g, (k,) for each tile
+    g: np.ndarray  # (k,), after the bias by misfit was subtracted
+    g_of_tiles: list[np.ndarray]  # what each tile of each view adds to g, (k,) each
     # What noise adds to the diagonal of H for middle, length and roll, (3,). H contains it.
     time_noise: np.ndarray
-    removed_pull: float  # what was subtracted from g for the length
+    removed_bias: float  # what was subtracted from the element of g for the length
 
 
 def normal_equations(
     estimate: Estimate, views: list[Details], explanation: Explanation
 ) -> NormalEquations:
-    """Sum H and g over the views. Pixel i adds row i of W J, times r_i, to g."""
-    # Number of columns before the five columns of a: 7 with the times, 4 without them.
-    number_of_changes = MATRIX_AND_TIMES if estimate.fits_times else MATRIX_CHANGES
-    k = number_of_changes + FEATURES  # 12 or 9
+    """Sum H and g over the views."""
+    k = (MATRIX_AND_TIMES if estimate.fits_times else MATRIX_CHANGES) + FEATURES  # 12 or 9
     H = np.zeros((k, k))
     g = np.zeros(k)
-    of_tiles = []
+    g_of_tiles = []
     time_noise = np.zeros(3)
-    removed_pull = 0.0
+    removed_bias = 0.0
     of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
     for details, w, r in of_views:
-        J = _jacobian(estimate, details, explanation.a, number_of_changes)  # (n, k)
+        J = _jacobian(estimate, details, explanation.a)  # (n, k)
         WJ = J * w[:, None]  # W J
         H = H + WJ.T @ J
-        of_pixels = WJ * r[:, None]  # (n, k): what each pixel adds to g
-        g = g + of_pixels.sum(axis=0)
-        of_tiles += _sums_of_tiles(estimate, details, of_pixels)
+        g_of_pixels = WJ * r[:, None]  # (n, k): what each pixel adds to g
+        g = g + g_of_pixels.sum(axis=0)
+        g_of_tiles += _sums_of_tiles(estimate, details, g_of_pixels)
         if estimate.fits_times:
-            pull = _pull_of_misfit(details, w, r, estimate.length)
-            g[LENGTH_COLUMN] -= pull
-            removed_pull += pull
+            bias = _bias_by_misfit(details, w, r, estimate.length)
+            g[LENGTH_COLUMN] -= bias
+            removed_bias += bias
             time_noise += _noise_of_times(details, w)
     return NormalEquations(
-        H=H, g=g, of_tiles=of_tiles, time_noise=time_noise, removed_pull=removed_pull
+        H=H, g=g, g_of_tiles=g_of_tiles, time_noise=time_noise, removed_bias=removed_bias
     )
 
 
-def _jacobian(
-    estimate: Estimate, details: Details, a: np.ndarray, number_of_changes: int
-) -> np.ndarray:
+def _jacobian(estimate: Estimate, details: Details, a: np.ndarray) -> np.ndarray:
     """Return J (n, k) of one view: the derivatives of its residuals r = s - F a.
 
-    s are the details of the summed spikes, and F of the five features of the frame. Details are
-    the structures of an image between two sizes (details.py).
+    s are the details of the summed spikes, and F the details of the five features of the frame
+    (details.py).
 
     a: the coefficients of the features, (5,).
-    number_of_changes: number of columns before the coefficients: 4 if only the matrix is fitted, 7
-    for matrix and times.
     """
     predicted = details.features @ a.astype(np.float32)  # F a, (h, w)
-    columns = derivatives(estimate, details, predicted)[:number_of_changes]
-    compared = [column[details.is_compared] for column in columns]  # (n,) each
-    of_changes = np.stack(compared, axis=1).astype(float)  # (n, number_of_changes)
+    images = derivatives(estimate, details, predicted)  # by matrix and times, (h, w) each
+    if not estimate.fits_times:
+        images = images[:MATRIX_CHANGES]
+    columns = [image[details.is_compared] for image in images]  # (n,) each
+    by_matrix_and_times = np.stack(columns, axis=1).astype(float)  # (n, 7) or (n, 4)
     # The derivative of r = s - F a by a is -F.
-    of_coefficients = -details.features[details.is_compared]  # (n, 5)
-    return np.concatenate((of_changes, of_coefficients), axis=1)
+    by_coefficients = -details.features[details.is_compared]  # (n, 5)
+    return np.concatenate((by_matrix_and_times, by_coefficients), axis=1)
 
 
-# The plane is cut into TILES x TILES tiles. times.py computes the errors of the times from the
-# contributions of the tiles to g. It takes two tiles as independent. Pixels near one another have
-# similar errors, e.g. all pixels of one moving object. So these pixels should lie in one tile. With
-# smaller tiles, the computed errors would be too small.
+# The plane is cut into TILES x TILES tiles. times.py computes the errors of the times from what the
+# tiles add to g, and takes the tiles as independent. Pixels near one another have similar errors,
+# e.g. all pixels of one moving object, so they should lie in one tile. With smaller tiles, the
+# computed errors would be too small.
 TILES = 4
 
 
-def _sums_of_tiles(estimate: Estimate, details: Details, of_pixels: np.ndarray) -> list[np.ndarray]:
+def _sums_of_tiles(
+    estimate: Estimate, details: Details, g_of_pixels: np.ndarray
+) -> list[np.ndarray]:
     """Return what the pixels of each tile add to g, (k,) for each tile that has a pixel.
 
-    of_pixels: what each compared pixel adds to g, (n, k).
+    g_of_pixels: what each compared pixel adds to g, (n, k).
     """
     sums = []
     tile_of_pixel = tiles(estimate.coordinates, details, TILES)  # (n,)
     for tile in np.unique(tile_of_pixel):
         is_in_tile = tile_of_pixel == tile
-        sums.append(of_pixels[is_in_tile].sum(axis=0))
+        sums.append(g_of_pixels[is_in_tile].sum(axis=0))
     return sums
 
 
-def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: float) -> float:
-    """Return what misfit adds to the element of g for the length, in one view.
+def _bias_by_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: float) -> float:
+    """Return the bias of the element of g for the length: what misfit adds to it in one view.
 
-        pull = square / L        square: the sum of w misfit^2; L: length of the exposure
+        bias = square / L        square: sum of w misfit^2 over the pixels; L: length
 
-    The residuals have two parts: noise and misfit. Misfit is what the frame cannot explain at any
-    length, e.g. an object of another depth. The spikes are summed over the exposure, so with twice
-    the planes, the misfit is twice as large. To make the misfit small, least squares would shorten
-    the exposure although its length is right.
+    The residuals consist of noise and misfit. Misfit is what the frame cannot explain at any length
+    of the exposure, e.g. an object at another depth. The spikes are summed over the exposure, so
+    the misfit grows in proportion to L. Least squares would make it smaller by a shorter exposure,
+    although the length is right.
 
-    g is half of the derivative of the sum of w r^2. The misfit is proportional to L, so the square
-    is c L^2 with a constant c. Half of the derivative by L is c L, i.e. square / L.
+    The formula follows from the definition of g, half of the derivative of the sum of w r^2. The
+    square is c L^2 with a constant c, because the misfit is proportional to L. Half of its
+    derivative by L is c L, which is square / L. E.g. c = 0.08 and L = 50 give the square 200 and
+    the bias 4.
 
-    E.g. L is 50 and the square is 200. With 1 % more planes (0.5), the misfit grows by 1 %, and the
-    square by about 2 %, which is 4. So the square grows by 8 per plane. The half is the pull:
-    4 = 200 / 50.
-
-    If the pull is not subtracted, test_a_camera_is_found_from_a_start_that_is_off finds the share
+    If the bias is not subtracted, test_a_camera_is_found_from_a_start_that_is_off finds the share
     0.52, but the true share is 1.
     """
     mean_weight = float(w.mean())
@@ -158,15 +154,15 @@ def _pull_of_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: floa
 def _noise_of_times(details: Details, w: np.ndarray) -> np.ndarray:
     """Return what noise adds to the diagonal of H for middle, length and roll, (3,), in one view.
 
-    The columns of J for the times are computed from two rates, the rate at the start and the rate
-    at the end of the exposure. The column of the middle is their difference, and the column of the
-    length is half of their sum (`derivatives`). A rate is the number of spikes in 2 reach planes,
-    divided by 2 reach. So its variance is the variance of the number, divided by (2 reach)^2.
+    The columns of J for the times are computed from two rates, at the start and at the end of the
+    exposure. The column of the middle is their difference, and the column of the length is half of
+    their sum (`derivatives`). A rate is the number of spikes in 2 reach planes, divided by 2 reach.
+    So its variance is the variance of this number, divided by (2 reach)^2.
     """
     mean_weight = float(w.mean())
     rate_noise = mean_weight * details.noise.of_ends / (4 * details.reach**2)
     of_middle = 2  # a difference of two rates has twice the variance of one rate
-    of_length = 0.5  # half of a sum of two rates has half the variance
+    of_length = 0.5  # half of a sum of two rates has half the variance of one rate
     of_roll = 1  # any number, because no result depends on the noise of the roll
     return rate_noise * np.array((of_middle, of_length, of_roll))
 

@@ -161,27 +161,30 @@ def time_errors(
     # Without motion, the fraction may be 0 or below. Then the limit 1e-3 makes the errors a
     # thousand times larger, so that the times do not count as sure.
     motion = np.maximum(without_noise / with_noise, 1e-3)
-    errors = _standard_errors(equations.of_tiles, A)  # (k,)
+    errors = _standard_errors(equations.g_of_tiles, A)  # (k,)
     middle_error, length_error = errors[middle_and_length] / motion
 
-    # `removed_pull` was subtracted from g (equations.py). Without the subtraction, the length would
-    # have changed by removed_pull / H. An unknown part of the pull may come from a wrong length. So
-    # half of this change is added to the error. 1e-9 prevents a division by 0.
-    length_error += 0.5 * equations.removed_pull / max(float(without_noise[1]), 1e-9)
+    # `removed_bias` was subtracted from g (equations.py). Without the subtraction, the length would
+    # have changed by removed_bias / H. An unknown part of this change may have been right, so half
+    # of it is added to the error. 1e-9 prevents a division by 0.
+    length_error += 0.5 * equations.removed_bias / max(float(without_noise[1]), 1e-9)
     return float(middle_error), float(length_error) / estimate.nominal_planes
 
 
-def _standard_errors(of_tiles: list[np.ndarray], A: np.ndarray) -> np.ndarray:
+def _standard_errors(g_of_tiles: list[np.ndarray], A: np.ndarray) -> np.ndarray:
     """Return the standard errors (k,) of a step -A^-1 g: the roots of the diagonal of C.
 
-        C = A^-1 G A^-1                     covariance of the step, (k, k)
-        G = sum over the tiles of g g'      g = J' W r (k,), summed over the pixels of one tile
+        C = A^-1 G A^-1                       covariance of the step, (k, k)
+        G = sum over the tiles of g_t g_t'    g_t (k,): what tile t adds to g
 
-    A is H + P: the sums over all pixels, with the priors. In G, errors within a tile are taken as
-    correlated, and the errors of two tiles as independent.
+    In G, the errors of the pixels of a tile are taken as correlated, and the errors of two tiles as
+    independent.
+
+    g_of_tiles: g_t of the tiles of all views. A: H with the priors, (k, k).
     """
-    g = np.array(of_tiles)  # (tiles of all views, k)
+    T = np.array(g_of_tiles)  # (tiles, k), row t is g_t. So G = T' T
     inverse = np.linalg.inv(A)
-    # G is g' g. The product runs from left to right, so G itself is not computed.
-    covariance = inverse @ g.T @ g @ inverse
+    # The products run from left to right, so G itself is not computed. Another order would change
+    # the last bits.
+    covariance = inverse @ T.T @ T @ inverse
     return np.sqrt(np.diag(covariance))
