@@ -69,42 +69,62 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
 
     # OpenCV decodes a part of a picture that is cut short, without an error. So look for damage
     # first, and decode the picture only if no damage was found.
-    image = None
-    reason = _why_not_whole(encoded, header)  # "" if no damage was found
-    if header is not None and not reason:
-        try:
-            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
-        except cv2.error as e:
-            reason = str(e).splitlines()[0]  # the other lines name functions of OpenCV
-    if header is None or image is None:
-        if not reason:  # an unknown kind of file, or OpenCV returned no image without an error
-            reason = f"{len(encoded)} bytes that are no whole image"
-        raise DataError(
-            what=f"cannot read image: {reason}",
-            where=path,
-            expected="a whole PNG or JPEG file",
-            do="restore the file, or remove its clip",
-        )
+    damage = _damage_in(encoded, header)
+    if header is None or damage:
+        raise _unreadable(damage, path)
+    image, reason = _decoded(encoded)
+    if image is None:
+        raise _unreadable(reason, path)
     if header.kind != "TIFF":  # OpenCV turns a TIFF upright in spite of AS_STORED
         image = np.ascontiguousarray(upright(image, header.orientation))
     _refuse_other_size(image.shape[:2], size, path)
     return image
 
 
+def _decoded(encoded: bytes) -> tuple[np.ndarray | None, str]:
+    """Return (picture, ""), or (None, reason) for a picture that OpenCV cannot decode.
+
+    The picture is (H, W, 3) uint8, not turned upright.
+    """
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), AS_STORED)
+    except cv2.error as e:
+        return None, str(e).splitlines()[0]  # the other lines name functions of OpenCV
+    if image is None:  # OpenCV gives no reason
+        return None, _no_whole_image(encoded)
+    return image, ""
+
+
+def _unreadable(reason: str, path: str) -> DataError:
+    """Return the error for a picture that cannot be read."""
+    return DataError(
+        what=f"cannot read image: {reason}",
+        where=path,
+        expected="a whole PNG or JPEG file",
+        do="restore the file, or remove its clip",
+    )
+
+
+def _no_whole_image(encoded: bytes) -> str:
+    """Return the reason if nothing more is known of a damaged file."""
+    return f"{len(encoded)} bytes that are no whole image"
+
+
 JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
 
 
-def _why_not_whole(encoded: bytes, header: Header | None) -> str:
+def _damage_in(encoded: bytes, header: Header | None) -> str:
     """Return the damage of a picture that shows without decoding, in words, or "".
 
-    encoded: the content of the file. header: its header; None for a file of an unknown kind.
+    encoded: the content of the file. header: its header, or None for a file of an unknown kind,
+    which counts as damaged.
     """
     is_jpeg = encoded.startswith(JPEG_START)
     if is_jpeg and not _has_end(encoded):
         # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
         return f"JPEG of {len(encoded)} bytes is cut short"
     if header is None:
-        return _other_kind(encoded)
+        return _other_kind(encoded) or _no_whole_image(encoded)
     if header.kind == "PNG" and not has_whole_chunks(encoded):
         return f"PNG of {len(encoded)} bytes is damaged or cut short"
     return ""
