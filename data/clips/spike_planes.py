@@ -189,11 +189,10 @@ class SpikePlanes:
         fewer planes, because no planes can be interpolated after the last frame of the video.
         """
         usual_count = most_frequent(plane_counts.values())
-        # dataset.json may say how many planes a file has. Otherwise `usual_count` is expected.
-        # dataset.json also says how many planes were interpolated between two frames of the video.
-        # E.g. a file has the planes of 7 frames of the video. Each of these frames is a plane, and
-        # 7 planes are between it and the next frame, so the file has 7 * 8 = 56 planes. There is no
-        # frame after the last frame of the video. So the last file may lack 7 planes: it has 49.
+        # dataset.json may say how many planes a file has, and how many of them were interpolated
+        # between two frames of the video. Otherwise `usual_count` is expected. E.g. a file has 56
+        # planes: 7 frames of the video, each followed by 7 interpolated planes. The last frame of
+        # the video has no next frame, so the last file may lack 7 planes and have only 49.
         expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
         for file, count in plane_counts.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
@@ -211,8 +210,8 @@ class SpikePlanes:
     ) -> tuple[Exposures, DatSpikes]:
         """Return the planes of each frame, and the spike settings with which they were found.
 
-        The settings differ from `spikes` only in the center, the plane of the sharp frame. A user's
-        spikes may come without a center. Then a center is assumed, and a warning names it. A center
+        The settings differ from `spikes` only in the center, the plane of the sharp frame. If a
+        user's spikes come without a center, a center is assumed, and a warning names it. A center
         that the user gives is never replaced: if it does not fit, the error says so.
 
         planes_of_paths: (path, number of planes) of each spike file.
@@ -221,17 +220,19 @@ class SpikePlanes:
         times: times of the frames, if one file holds the planes of all frames.
         Raises OptionError, DataError.
         """
-        _, planes_of_first_file = planes_of_paths[0]
         try:
             exposures = exposures_of(
                 spikes, self.clip, files=planes_of_paths, frames=frames, times=times
             )
             return exposures, spikes
         except OptionError:  # e.g. the center is unknown
-            if not self._lacks_center(spikes, planes_of_first_file, times):
+            if not self.source.is_user_clip:
                 raise
-        # Only a user's clip without a given center comes here. Try again with an assumed center.
-        length = self._planes_of_first_exposure(spikes, planes_of_first_file, times)
+            _, planes_of_first_file = planes_of_paths[0]
+            length = self._planes_of_first_exposure(spikes, planes_of_first_file, times)
+            if self._is_center_given(spikes, length):
+                raise
+        # A user's clip without a center: try again with an assumed center.
         center, words = self._assumed_center(length)
         logger.warning(
             "spikes of %s: the plane of the sharp frame is unknown, %s", self.clip, words
@@ -242,18 +243,6 @@ class SpikePlanes:
         )
         return exposures, with_center
 
-    def _lacks_center(
-        self, spikes: DatSpikes, planes_of_first_file: int, times: FrameTimes | None
-    ) -> bool:
-        """Return whether the clip is a user's, and the user has not given the center.
-
-        Arguments: as for `_planes_of_first_exposure`.
-        """
-        if not self.source.is_user_clip:
-            return False
-        length = self._planes_of_first_exposure(spikes, planes_of_first_file, times)
-        return not self._is_center_given(spikes, length)
-
     def _planes_of_first_exposure(
         self, spikes: DatSpikes, planes_of_first_file: int, times: FrameTimes | None
     ) -> int:
@@ -263,8 +252,8 @@ class SpikePlanes:
         planes_of_first_file: number of planes of the first spike file.
         times: times of the frames, if one file holds the planes of all frames.
         """
-        # (first plane, plane after the last) of each frame. None: there are no times of the frames,
-        # or spike.exposure lists the planes. Then `span` takes spike.exposure, or the whole file.
+        # (first plane, plane after the last) of each frame. None: `span` takes the planes of
+        # spike.exposure or, without this option, the whole file.
         ranges = None
         if times:
             ranges = plane_ranges(spikes, self.clip, planes_of_first_file, times)
@@ -279,9 +268,8 @@ class SpikePlanes:
         # "gt" means: dataset.json names the plane. But dataset.json may lack it.
         if spikes.center == "gt":
             return spikes.info.gt_plane_of(self.clip, length) is not None
-        # If the user gives no center, `spikes` has the center of the training, which the weights
-        # file holds. The center of the training says nothing of the user's spikes. So a center that
-        # is equal to the center of the training counts as not given.
+        # If the user gives no center, `spikes` has the center of the training, from the file of the
+        # weights. It says nothing about the user's spikes, so it counts as not given.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 
@@ -289,13 +277,11 @@ class SpikePlanes:
         """Return the option `center` for a user's spikes without a center, and words for a warning.
 
         If the exposures have as many planes as in training, the center is the plane of the sharp
-        frame in training. Otherwise it is "file", which means the middle plane. E.g. (20, "plane 20
-        is used, as in training").
+        frame in training, e.g. (20, "plane 20 is used, as in training"). In an exposure of another
+        length, this plane would be another instant, so the center is "file", the middle plane.
 
         length: number of planes of an exposure.
         """
-        # "gt_plane" is the plane of the sharp frame in training, e.g. plane 20 of 40. In an
-        # exposure of 60 planes, plane 20 would be another instant. So the lengths must be equal.
         trained = self.source.trained
         if trained and trained["planes"] == length and trained["gt_plane"] is not None:
             center = trained["gt_plane"]
