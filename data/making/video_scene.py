@@ -6,7 +6,7 @@ linear, float32, 1 at full scale.
 
 What must stay: every bit of the light and the order of the draws, for the same video and seed,
 because made data sets are published, and an interrupted data set is continued later. No test
-notices a change of the last bits. So make a clip before and after a change of the arithmetic, and
+notices a change of the last bits, so make a clip before and after you change the arithmetic, and
 compare the files. If the light must change, raise VERSION in data/making/recipe.py.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
@@ -30,10 +30,10 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The middle plane of each interval, planes // 2, becomes the sharp frame of the made clip. So its
-    light must not be interpolated. Two things ensure this: the middle plane has exactly the time of
-    a frame of the video, and the corner of the crop is on a whole pixel in this plane. If the time
-    or the corner is wrong, test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame fails.
+    The middle plane of each interval, planes // 2, becomes the sharp frame of the made clip, so its
+    light must not be interpolated, neither in time nor in space. In this plane, the time is exactly
+    the time of a frame of the video, and the corner of the crop is on a whole pixel
+    (test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame).
 
     frames: frames of the video. cut: the part of the video.
     count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
@@ -50,16 +50,16 @@ def video_scene(
     height, width = light_path.at(0.0).shape[:2]
     corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
 
-    # Times are in frames of the cut: frame 1 has the time 1. The first sharp plane needs half an
-    # interval before it. So it gets the time of frame 1 if an interval has 1 or 2 frames, and the
-    # time of frame 2 if an interval has 3 or 4 frames. E.g. with 88 planes and 1 frame in an
-    # interval, plane 44 has the time 1, and plane 132 has the time 2.
-    first_sharp_time = (cut.average + 1) // 2
+    # Times are in frames of the cut. The sharp plane of an interval of n frames has n / 2 frames
+    # before it, so it gets the time of the first frame at n / 2 or later: frame 1 for n = 1 or 2,
+    # and frame 2 for n = 3 or 4. E.g. with 88 planes and n = 1, plane 44 has the time 1, and plane
+    # 132 has the time 2.
+    frames_per_interval = cut.average
+    first_sharp_time = (frames_per_interval + 1) // 2
     first_sharp_plane = planes // 2
     for plane, corner in enumerate(corners):
-        # `planes` planes last as long as `cut.average` frames.
         planes_since_sharp = plane - first_sharp_plane
-        time = first_sharp_time + cut.average * planes_since_sharp / planes
+        time = first_sharp_time + frames_per_interval * planes_since_sharp / planes
         x, y = (corner + (crop - 1) / 2).tolist()  # middle of the crop
         yield cv2.getRectSubPix(light_path.at(time), (crop, crop), (x, y))
 
@@ -81,15 +81,15 @@ def _corners_of_crop(
     corners = np.empty((number_of_planes, 2))
     for axis, most in enumerate(room):
         # A walk between `middle - amplitude` and `middle + amplitude`, with periods of 2 to 8 frame
-        # intervals. The amplitude is at most half of the smaller room. So there is a `middle` for
-        # which the crop stays within the frame.
+        # intervals. The amplitude is at most half of the smaller room, so that a `middle` exists
+        # for which the crop stays within the frame.
         amplitude = rng.uniform(0.1, 1.0) * min(room) / 2
         periods = (2.0 * planes, 8.0 * planes)
         walk = smooth_walk(rng, number_of_planes, amplitude, periods)
         middle = rng.uniform(amplitude, most - amplitude)
         walk += middle
-        # Shift the walk to whole pixels at the sharp planes. Between two sharp planes, the shift
-        # changes linearly, so that the crop does not jump.
+        # Shift the walk to whole pixels at the sharp planes. Between two sharp planes, interpolate
+        # the shift, so that the crop does not jump.
         to_whole_pixel = np.round(walk) - walk
         shift_at_sharp = to_whole_pixel[sharp_planes]
         walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)

@@ -1,11 +1,12 @@
 """Refuse files that are no packed planes: text, images, archives and other files with a header.
 
-Packed planes are bits without a header. So any file can be read as packed planes, and a wrong file
+Packed planes are bits without a header, so any file can be read as packed planes, and a wrong file
 would give noise. `refuse_other_format` looks at the first 64 bytes of a file and raises
 SpikeFileError if they are the beginning of another format, or text.
 
-Spikes look like random bits. So a rule must be so strict that the spikes of a scene practically
-never match it. Free to add: a mark with as many fixed bits as the marks in MARKS.
+What must stay: real spikes are never refused. Spikes look like random bits, so a rule must be so
+strict that the spikes of a scene practically never match it.
+Free to add: a mark with as many fixed bits as the marks in MARKS.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py
 """
@@ -69,10 +70,10 @@ def _content_of(head: bytes) -> str:
 def _is_text(head: bytes) -> bool:
     """Return whether bytes are printable text with more than 6 different characters.
 
-    Planes of a scene of constant brightness repeat a few bytes, and these bytes may be codes of
-    characters (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). So bytes with at most
-    6 different characters count as spikes. With a larger limit, short texts such as a table of
-    numbers would count as spikes.
+    Bytes with at most 6 different characters count as spikes, because planes of a scene of constant
+    brightness repeat a few bytes, which may be codes of characters
+    (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). With a larger limit, short texts
+    such as a table of numbers would count as spikes.
     """
     if len(set(head)) <= 6:
         return False

@@ -11,17 +11,17 @@ the new threshold. The first A is a random number between 0 and 1:
     A <- A - s
 
 A plane has at most one spike, as in the sensor. With a lower threshold, one plane may bring the
-charge of several spikes. Then A is still 1 or more after the subtraction. Three rules treat such a
+charge of several spikes, and A is still 1 or more after the subtraction. Three rules treat such a
 charge:
 
-    1. If A is less than 2, the whole charge is kept. So the next plane has the second spike. E.g.
-       constant light of 0.9 spikes per plane: the sensor rounds spike times to planes, so the
-       recorded intervals are 1 or 2 planes long. Their light L is 1 or 1/2. Only the mean of L is
-       right, 0.9. If A were not kept, the new sensor would lose charge in the planes with L = 1.
+    1. If A is less than 2, the whole charge is kept, so that the next plane has the second spike.
+       This is needed because the sensor rounds spike times to planes. E.g. constant light of 0.9
+       spikes per plane gives intervals of 1 or 2 planes, whose light L is 1 or 1/2. Only the mean
+       of L is right. If A were not kept, the new sensor would lose charge in the planes with L = 1.
     2. If A is 2 or more, one spike is kept, and all others are lost: A <- 1 + A mod 1.
     3. If a later plane is darker than the plane before it, the kept spike is dropped, A <- A mod 1,
-       and then the light of the darker plane is added. The reason: a dark plane must not fire
-       because of earlier light.
+       before the light of the darker plane is added. A dark plane must not fire because of earlier
+       light.
 
 What must stay: all numbers, bit for bit, because training samples consist of them. With other rules
 or another order, test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says fails.
@@ -54,9 +54,8 @@ def change_threshold(
     if factor == 1.0 and not dark:
         return stream
     charges = rng.random(stream.shape[1:], dtype=np.float32)  # (h, w), A of each pixel
-    # The three rules in the head of this file treat a charge that is 1 or more after a spike. If
-    # the factor is above 1 and there is no dark current, a plane adds less than 1. Then the charge
-    # is always below 2, and below 1 after a spike. So the rules need not be computed.
+    # If the factor is above 1 and there is no dark current, a plane adds less than 1. The charge is
+    # then always below 2, and below 1 after a spike, so the three rules have nothing to do.
     may_reach_two = factor <= 1 or dark > 0
     out = np.empty_like(stream)
     planes, height, width = stream.shape
@@ -76,8 +75,8 @@ def change_threshold(
         for added_by_plane, is_darker in zip(added, has_decreased, strict=True):
             _collect(charge, added_by_plane, is_darker, may_reach_two)
         whole_thresholds = added  # 0, 1, 2, ... A pixel with one or more fires.
-        # The comparison writes bool. In memory, False and True are the bytes 0 and 1. So the
-        # comparison can write into a view of `out`.
+        # In memory, False and True are the bytes 0 and 1, so the comparison can write its booleans
+        # into a view of `out`.
         spikes = out[:, block].view(bool)
         np.greater_equal(whole_thresholds, np.float32(1.0), out=spikes)
     return out
@@ -98,14 +97,14 @@ def _collect(
     """
     one = np.float32(1.0)
     if may_reach_two:
-        # A <- A mod 1 where the plane is darker. The charge is below 2 here, so subtract 1 where it
-        # is 1 or more. In a subtraction, True counts as 1.
+        # Rule 3: A <- A mod 1 where the plane is darker. The charge is below 2 here, so this means
+        # to subtract 1 where it is 1 or more. In a subtraction, True counts as 1.
         charge -= is_darker & (charge >= one)
     charge += added
     whole_thresholds = np.floor(charge, out=added)
     spent = whole_thresholds
     if may_reach_two:
-        # At most one whole threshold is kept after the spike. Examples:
+        # Rules 1 and 2: at most one whole threshold is kept after the spike. Examples:
         #
         #     charge 1.4    1 for the spike                       1 is spent, 0.4 remains
         #     charge 3.4    1 for the spike, 1 lost, 1 kept       2 are spent, 1.4 remains
@@ -122,11 +121,11 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
 
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
     """
-    # The length of an interval is 1 / light. So the condition is 1 / now > 1 / before + 1. The
-    # light may be 0. To avoid a division by 0, both sides are multiplied by now * before:
+    # The length of an interval is 1 / light, so the condition is 1 / now > 1 / before + 1. The
+    # light may be 0, so both sides are multiplied by now * before:
     #     before > now * (1 + before)
-    # Both sides are equal if the interval is longer by exactly one plane. Then a rounding error
-    # could give True. The factor 0.999 ensures False. Plane 0 has no plane before it, and is False.
+    # If the interval is longer by exactly one plane, both sides are equal. The factor 0.999 ensures
+    # False in this case, whatever the rounding. Plane 0 has no plane before it, and is False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]
