@@ -12,8 +12,8 @@ With a rig, two simulated cameras record any video or photograph (data/making/re
 rig, the raw frames of a fast video are averaged.
 
 The program runs `plan_clip` in several processes, so the arguments and the result can be pickled.
-If a clip cannot be made, `plan_clip` returns the error and does not raise it. So the program can
-show the errors of all clips.
+If a clip cannot be made, `plan_clip` returns the error and does not raise it, so that the program
+can show the errors of all clips.
 
 What must stay: the record of a clip, because a data set is continued only if the records are equal.
 Free to change: the texts, and the estimate of bytes. Free to add: checks.
@@ -118,8 +118,7 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         "source": _digest_of(files),
     }
     is_to_make = not _is_made(job, record)
-    # This check reads the headers of all frames, which takes time. So it is only done if the clip
-    # must be made.
+    # This check reads the headers of all frames, so it is only done if the clip must be made.
     if is_to_make and raw:
         _refuse_other_sizes(job.name, files, size)
     return Plan(
@@ -173,8 +172,8 @@ def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
 def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    The digits are stored in made.json. If the lines below had another form, the digits would
-    change, and older data sets could not be continued. So the form must stay.
+    The form of the lines below must stay: made.json stores the digits, and with other digits, older
+    data sets could not be continued.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -243,7 +242,7 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
 def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
     """Refuse frames if their spike planes would not have whole pixels and whole bytes.
 
-    A plane of a .dat has one bit for each spike pixel. So the number of spike pixels must be a
+    A plane of a .dat has one bit for each spike pixel, so the number of spike pixels must be a
     multiple of 8.
     size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
     """
@@ -263,8 +262,8 @@ def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
 def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> None:
     """Raise DataError if an image has another size (height, width) than the first image.
 
-    Only PNGs are checked, because their header tells the size. To find the size of another format,
-    the image would have to be decoded. So these images are checked later, when they are read.
+    Only PNGs are checked, because their header tells the size. Images of other formats must be
+    decoded to find the size, so they are checked later, when they are read.
     """
     for file in files:
         if file.suffix.lower() != ".png":

@@ -26,9 +26,8 @@ import numpy as np
 
 from data.making.smooth_walk import smooth_walk
 
-# Number of view pixels along a side of a pixel of the made frame. So each pixel of the made frame
-# is the mean of FINE x FINE view pixels. With 1, the pixels of the photograph would be visible when
-# the photograph moves.
+# Number of view pixels along a side of a pixel of the made frame, which is the mean of FINE x FINE
+# view pixels. With 1, the pixels of the photograph would be visible when the photograph moves.
 FINE = 2
 # Number of pieces of a photograph that are nearer than the rest. More pieces would hide the rest.
 NEAR_LAYERS = 2
@@ -76,8 +75,8 @@ def draw_camera(
     shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
-    # The camera turns by up to 0.1 radians (6 degrees). A person who films hardly changes the zoom.
-    # So the zoom is a constant factor of 1 to 1.3, times a factor that varies by up to 8 %.
+    # The camera turns by up to 0.1 radians (6 degrees). The zoom is a constant factor of 1 to 1.3,
+    # times a factor that varies by up to 8 %, because a person who films hardly changes the zoom.
     angles = walk(0.1)
     zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
     # A tilt is at most 0.1 / view_side in x and y. The distance from the middle of the view to an

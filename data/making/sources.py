@@ -4,8 +4,8 @@
     cuts_of        with a rig: chooses the parts of a source that are recorded, one for each clip
 
 The program runs `cuts_of` in several processes, so the arguments and the result can be pickled. If
-a source cannot be used, `cuts_of` returns the error and does not raise it. So the program continues
-with the other sources.
+a source cannot be used, `cuts_of` returns the error and does not raise it, so that the program
+continues with the other sources.
 
 What must stay: the same source and recipe give the same parts. If the parts must change, raise
 VERSION in data/making/recipe.py.
@@ -30,10 +30,9 @@ from utils.name_order import natural_key
 from utils.random_streams import random_stream
 
 SPLITS = ("train", "test")
-# The shorter side of the scaled frames is at least this many times the side of the crop, so that
-# the crop has room to move. With 1, the crop could not move along the shorter side. With a larger
-# value, frames would stay larger. So the motion would have more pixels, and fewer parts of fast
-# videos could be used.
+# The shorter side of the scaled frames is at least this many times the side of the crop. With 1,
+# the crop could not move along the shorter side. With a larger value, the frames and the motion in
+# them would have more pixels, so fewer parts of fast videos could be used.
 LEAST_SIDE_PER_CROP = 1.1
 
 
@@ -107,8 +106,8 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     """Return the parts of a source that a rig records. Raises DataError if there are none.
 
     The same source and recipe give the same parts on every machine, because `random_stream` gives
-    the same numbers everywhere. Another order of the draws would give other data sets. So if the
-    order must change, raise VERSION (recipe.py).
+    the same numbers everywhere. Another order of the draws would give other data sets, and would
+    need another VERSION (recipe.py).
     """
     # This changes OpenCV in the whole process. The program runs one process on each core, so more
     # threads would compete for the cores.

@@ -86,8 +86,8 @@ def represent(
     """
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
-        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact. They show
-        # the time 27.5 around plane 28, because the light of plane 28 was collected between the
+        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact: around
+        # plane 28 they show the time 27.5, because the light of plane 28 was collected between the
         # planes 27 and 28.
         center = math.ceil(center)
     # If takes_context is true, the function also uses planes outside of the exposure. Its option
@@ -141,13 +141,12 @@ def _center_in_reversed(planes: int, center: float, lag: int) -> float:
     lag: the time that the channels show, minus the center, in half planes. `Representation`
     (registry.py) has it for each function.
 
-    E.g. TFI has the lag 1, so around plane 5 of the planes 0 ... 20 it shows the time 5.5. In the
-    reversed stream, this is the time 20 - 5.5 = 14.5, which TFI shows around plane 14. So the
-    result is 20 - 5 - 1 = 14.
+    A function shows the time center + lag / 2. In the reversed stream, this is the time
+    last - center - lag / 2. The function adds lag / 2 to the center that it gets, so it must get
+    last - center - lag.
 
-    In general, the shown time is center + lag / 2. In the reversed stream it is
-    last - center - lag / 2. The function will add lag / 2 to the center that it gets. So it must
-    get last - center - lag / 2 - lag / 2.
+    E.g. TFI has the lag 1, so around plane 5 of the planes 0 ... 20 it shows the time 5.5. In the
+    reversed stream, this is the time 14.5, which TFI shows around plane 20 - 5 - 1 = 14.
 
     Test: test_reversed_time_shows_the_same_instants_in_reverse_exactly
     """
@@ -178,11 +177,10 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
     E.g. the stream has the planes 0 ... 71, with 8 planes of context on both sides, and the center
     is 36. Then the exposure has the planes 8 ... 63, and the result is min(36 - 9, 63 - 36) = 27.
 
-    Why 9 and not 8? The first plane of the exposure is not counted. Without context, it is plane 0
-    of the file, and a part of the light of plane 0 came before the file began. With context, the
-    first plane is not counted either, so that the windows are the same with and without context. If
-    it were counted, test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold
-    would fail.
+    The 9 leaves out the first plane of the exposure, for a reason that holds without context: then
+    this plane is plane 0 of the file, and a part of its light came before the file began. With
+    context it is left out as well, so that the windows are the same in both cases
+    (test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold).
 
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
     outside: (before, after), numbers of context planes before and after the exposure.
@@ -196,8 +194,8 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
 def channel_count(name: str, **options: Any) -> int:
     """Return S, the number of channels of representation `name` with these options.
 
-    Only the function knows how many channels its options give. So it is run on a stream of one
-    pixel without spikes. The stream has 8192 planes, which are enough for any window, because files
+    Only the function knows how many channels its options give, so it is run on a stream of one
+    pixel without spikes. The 8192 planes of the stream are enough for any window, because files
     have a few hundred planes.
     """
     stream = np.zeros((8192, 1, 1), np.uint8)
