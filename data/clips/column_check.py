@@ -91,8 +91,8 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 
     With a slash, an empty name, "." or "..", the path of a file could leave its folder.
     """
-    # A zero byte is put before the first name. So every name is between two zero bytes, and the
-    # names "a" and "b" are b"\0a\0b\0".
+    # With a zero byte before the first name, every name is between two zero bytes: the names "a"
+    # and "b" are b"\0a\0b\0".
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
     for forbidden in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
@@ -144,7 +144,7 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     for name in ("bytes", "times"):
         _demand(len(columns[f"{kind}_{name}"]) == number_of_files, kind)
 
-    # The path of a file is root + folder + name. So a folder must stay below its root: "/" or
+    # The path of a file is root + folder + name, so each folder must stay below its root: "/" or
     # "/a/blur/" on disk, "::" or "::a/" in an LMDB.
     folders = Texts(columns[f"{kind}_places"])
     _demand(len(folders) == len(frame_counts), kind)
@@ -202,22 +202,15 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     has_row = (row_of_frame >= 0) & (row_of_frame < len(columns["centers"]))
     _demand_all(has_row, "exposures")
 
-    # Below, each array has one value for each frame of all clips.
+    # From here on, each array has one value for each frame of all clips.
     different_rows = by_row(columns["rows"])  # (different rows, 11)
     rows = rows_in(different_rows[row_of_frame])  # one `Row`, in which each field is (frames,)
     own = _own_files(frame_counts, file_counts)
     _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
-    # step: -1 is the file before the own file, 0 the own file, and 1 the file after.
+    # The planes that are read of the file before the own file (step -1), of the own file (0), and
+    # of the file after it (1).
     for step, first, count in rows.pieces():
-        # The first frame of a clip has no previous file, and the last frame has no next file. A
-        # missing file counts as a file without planes. E.g. with step -1, the frames of a clip of
-        # three files have the files -1, 0, 1, of which -1 does not exist.
-        file_in_clip = own.file_in_clip + step
-        exists = (file_in_clip >= 0) & (file_in_clip < own.files_of_clip)
-        # np.clip keeps the index of a missing file within the array, because NumPy would raise. The
-        # planes of this wrong file are replaced by 0 in the next line.
-        file = np.clip(own.file + step, 0, len(planes) - 1)
-        planes_of_file = np.where(exists, planes[file], 0)
+        planes_of_file = _planes_of_file_beside(own, step, planes)
         reads_nothing = count == 0
         is_within = first + count <= planes_of_file
         _demand_all(reads_nothing | is_within, "exposures")
@@ -239,7 +232,7 @@ def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
 
     frame_counts: number of frames of each clip, e.g. 2 3. file_counts: number of its spike files.
     """
-    # The numbers behind the lines are for the example in `_OwnFiles`.
+    # The numbers behind the lines are for the two clips in `_OwnFiles`.
     clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # of each frame: 0 0 1 1 1
     first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
     number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2
@@ -248,3 +241,20 @@ def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
     file_in_clip = np.where(is_one_file, 0, number_in_clip)
     first_file_of_clip = begins_of(file_counts)[clip]  # 0 0 2 2 2
     return _OwnFiles(file_in_clip, first_file_of_clip + file_in_clip, file_counts[clip])
+
+
+def _planes_of_file_beside(own: _OwnFiles, step: int, planes: np.ndarray) -> np.ndarray:
+    """Return how many planes the file before or after each frame's own file has, (frames,).
+
+    The result is 0 if there is no such file: the first frame of a clip has no file before its own,
+    and the last frame has no file after it.
+
+    step: -1 is the file before the own file, 0 the own file, and 1 the file after.
+    planes: number of planes of each file of all clips.
+    """
+    file_in_clip = own.file_in_clip + step
+    exists = (file_in_clip >= 0) & (file_in_clip < own.files_of_clip)
+    # np.clip only keeps the index of a missing file within the array. np.where then replaces the
+    # planes of this other file by 0.
+    file = np.clip(own.file + step, 0, len(planes) - 1)
+    return np.where(exists, planes[file], 0)

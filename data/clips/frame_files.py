@@ -60,17 +60,16 @@ class FrameFiles:
 
     def find_files(self) -> None:
         """Fill `by_kind`. Report kinds without a folder or without a file."""
-        for kind, place in self.source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
-            files = self.listed[kind]
+        clip = self.problems.clip
+        for name, kind in self.source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
+            files = self.listed[name]
             if files:
-                self.by_kind[kind] = files
+                self.by_kind[name] = files
             elif files is None:
-                missing_place = f"folder {self.problems.clip}"
-                if is_lmdb(place.root):
-                    missing_place = f"key {self.problems.clip}/<frame>"
-                self.problems.report(f"{kind} has no {missing_place}", kind)
+                missing = f"key {clip}/<frame>" if is_lmdb(kind.root) else f"folder {clip}"
+                self.problems.report(f"{name} has no {missing}", name)
             else:
-                self.problems.report(f"{kind} holds no {' or '.join(place.endings)} file", kind)
+                self.problems.report(f"{name} holds no {' or '.join(kind.endings)} file", name)
         has_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
         if has_file_per_frame and not self.problems.found:
             self._report_unexpected_single_spike_file()
@@ -137,27 +136,22 @@ class FrameFiles:
 
         meta_entry: [number of frames, number of the first frame], or None without a meta file.
         """
-        # {key of a frame: stem of its file}, for the frames that have any file.
-        name_of = self._names_of_files()
-        # All frames that the clip should have. Without a meta file, these are all frames that have
-        # any file.
-        wanted_frames = set(name_of)
-        if meta_entry is not None:
+        names_of_files = self._names_of_files()
+        if meta_entry is None:
+            wanted_frames = set(names_of_files)  # the frames that have any file
+        else:
             wanted_frames = self._listed_frames(meta_entry)
-        # {key of a frame: its stem}, for all wanted frames. A frame without a file gets the stem
-        # that its file should have.
-        names = self._names_of_frames(wanted_frames, name_of)
+        names = self._names_of_frames(wanted_frames, names_of_files)
 
-        # All files of a kind may have other numbers or other names than lq, e.g. lq has 0, 1, 2 and
-        # gt has 1, 2, 3. Then files seem to be missing, but a report of missing files would
-        # mislead. So only the names are reported.
+        # A whole kind may have other numbers or other names than lq, e.g. lq has 0, 1, 2 and gt has
+        # 1, 2, 3. Then only this is reported, because a report of missing files would mislead.
         if not all(self.is_complete(key) for key in wanted_frames):
             kinds = self._kinds_with_other_numbers()
             for kind in kinds:
                 self._report_other_first_name(kind)
             if kinds:
-                # The clip has a problem now, so it is not used. The later checks still get its
-                # complete frames, so that one run shows all problems.
+                # The clip is not used. Its complete frames are only for the later checks, so that
+                # one run shows all problems.
                 return [key for key in self.stems["lq"] if self.is_complete(key)]
         self._report_missing(wanted_frames, names)
         # Sort the frames by time: "2" before "10", and names that are times by their value.
@@ -169,10 +163,10 @@ class FrameFiles:
         return keys
 
     def _names_of_files(self) -> dict[FrameKey, str]:
-        """Return the name of each frame that has any file.
+        """Return {key of a frame: its name}, for each frame that has any file.
 
-        Names may differ between kinds, e.g. 47.png in "lq" and 000047.dat in "spike". Then the name
-        of the first kind is taken: the name in lq, unless lq lacks the file.
+        Names may differ between kinds, e.g. 47.png in "lq" and 000047.dat in "spike". The name in
+        lq is taken, or if lq lacks the file, the name in the first kind that has it.
         """
         name_of: dict[FrameKey, str] = {}
         for stems in self.stems.values():
@@ -203,11 +197,13 @@ class FrameFiles:
     def _names_of_frames(
         self, wanted_frames: set[FrameKey], name_of: Mapping[FrameKey, str]
     ) -> dict[FrameKey, str]:
-        """Return the name of each wanted frame. name_of: names of the frames that have a file.
+        """Return {key of a frame: its name}, for each wanted frame.
 
-        For a frame without a file, a name is made. Its number has as many digits as the longest
-        number with leading zeros. E.g. between "000046" and "000048", the missing frame is
-        "000047".
+        A frame without a file gets the name that its file should have. Its number has as many
+        digits as the longest number with leading zeros: between "000046" and "000048", the missing
+        frame is "000047".
+
+        name_of: names of the frames that have a file.
         """
         digits = 1
         for stem in name_of.values():
@@ -298,13 +294,12 @@ class FrameFiles:
         For example, lq has the files 0, 1, 2 and gt has 1, 2, 3, or lq has im1, im2 and gt has
         frame1, frame2. Then the user must rename files. Returns [] if single files are missing.
         """
-        # If only the first number differs, all distances from the first number are equal. E.g. the
-        # numbers 0, 1, 2 and the numbers 1, 2, 3 both have the distances [0, 1, 2].
+        # Compare the first numbers, and the distances from the first number. E.g. 0, 1, 2 and
+        # 1, 2, 3 both have the distances [0, 1, 2], so all files are there, under other numbers.
         first_keys = {}  # {kind: key of its first frame}
         distances = {}  # {kind: distance of each number from the first number}
         for kind, stems in self.stems.items():
-            # The keys of `stems` may be whole names, without a number (`find_stems`). So make keys
-            # with numbers from the names.
+            # The keys of `stems` may be whole names (`find_stems`), so make keys with numbers.
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
             texts_around_number = {(key.before, key.after) for key in keys}
@@ -313,10 +308,9 @@ class FrameFiles:
                 return []
             first_keys[kind] = first
             distances[kind] = [key.number - first.number for key in keys]
-        # Kinds that have the distances of lq, but another first number or another text.
         other_kinds = []
         for kind in self.stems:
-            # If the distances differ, single files are missing. `_report_missing` reports them.
+            # Single files are missing, which `_report_missing` reports.
             if distances[kind] != distances["lq"]:
                 return []
             if first_keys[kind] != first_keys["lq"]:
