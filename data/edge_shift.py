@@ -89,13 +89,13 @@ def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
     # corrcoef returns a matrix (2, 2) with 1 on its diagonal.
     correlation = np.corrcoef(edges_of_spikes.ravel(), edges_of_frame.ravel())[0, 1]
     # The window fades out the borders, because a phase correlation takes the picture as periodic.
-    # `phaseCorrelate` multiplies both pictures of edges by the window, in place. So the correlation
-    # must be computed first, as above.
+    # `phaseCorrelate` multiplies both pictures of edges by the window, in place, so the correlation
+    # above must be computed first.
     height, width = edges_of_spikes.shape
     window = cv2.createHanningWindow((width, height), cv2.CV_32F)
     shift_of_frame, response = cv2.phaseCorrelate(edges_of_spikes, edges_of_frame, window)
     # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
-    # offset of the spikes from the frame, in RGB pixels. So the sign and the unit change.
+    # offset of the spikes from the frame, in RGB pixels: change the sign and the unit.
     right, down = shift_of_frame
     shift_of_spikes = (-pixel_side * right, -pixel_side * down)
     return Measures(float(correlation), shift_of_spikes, response)
@@ -134,12 +134,10 @@ LEAST_SIDE = 8
 def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
-    E.g. of 105 pixels, the border leaves 101. The part has 100 of them: slice(2, 102).
-
-    cv2.phaseCorrelate pads a length that does not suit its Fourier transform. If the padded length
-    is odd, the shift is half a pixel off. So the length must be even and must need no padding. A
-    side that is too short is kept whole. If every side were kept whole,
-    test_a_small_shift_beside_a_large_one_is_named would fail.
+    The length of the part must be even and must need no padding by cv2.phaseCorrelate, because a
+    padded length may be odd, and then the shift is half a pixel off
+    (test_a_small_shift_beside_a_large_one_is_named). E.g. of 105 pixels, the border leaves 101, and
+    the part has 100 of them: slice(2, 102). A side that is too short is kept whole.
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)

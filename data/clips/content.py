@@ -1,6 +1,6 @@
 """A digest of the clips on which a score was measured: names, sizes and content.
 
-A best score of one set of clips says nothing about another set. So a checkpoint has this digest
+A best score of one set of clips says nothing about another set, so a checkpoint has this digest
 together with the score. Times of change are not hashed, because a copy of the data is the same
 data.
 
@@ -64,8 +64,8 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
         # `stamp` also returns the time of change, which is not hashed.
         size, _ = stamp(path)
         sha256.update(f"{os.path.basename(path)} {size}\n".encode())
-    # Every `step`-th file is read, e.g. every third of 10,000 files. Without files, the formula
-    # gives 0, and a slice refuses the step 0. So the step is at least 1.
+    # Every `step`-th file is read, e.g. every third of 10,000 files. The step is at least 1,
+    # because a slice refuses the step 0, which the formula gives without files.
     step = max(1, math.ceil(len(paths) / MOST_FILES))
     for path in paths[::step]:
         for block in _blocks_of(path):

@@ -101,7 +101,7 @@ def _list_folders(
     # An OSError in the block becomes a DataError with these texts.
     with os_errors_as_data_errors(root, expected=expected, do=ADVICE_FOR_MISSING_ROOT):
         # Read the state before the list. If the folder changes in between, the stored state is too
-        # old. So the next start notices the change and lists the folder again.
+        # old, so the next start notices the change and lists the folder again.
         listing.states[root] = state_of(root)
         with os.scandir(root) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]

@@ -8,8 +8,7 @@ packets with the times of decoded frames. data/clips/user_clip.py calls it for a
 What must stay:
 
 * Each missing frame is found (test_lost_frames_are_named cuts films). The times say which planes of
-  a spike file belong to which frame. After a missing frame that is not found, all frames would get
-  the planes of other frames.
+  a spike file belong to which frame, so an unnoticed gap would give all later frames wrong planes.
 * In an undamaged film, no frame is reported as missing (test_a_sound_film_lacks_no_frame).
 
 Free to change: the warnings.
@@ -67,9 +66,9 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # No stream has packets at these times. So the reader could not use the time stamps of the
-        # film, and has computed the times from the frame rate. The text `doubt` tells this to the
-        # user. The time of a single frame does not matter, so there is no doubt.
+        # No stream has packets at these times: the reader could not use the time stamps of the
+        # film, and has computed the times from the frame rate. `doubt` tells this to the user. With
+        # a single frame, the time does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
@@ -79,9 +78,8 @@ def film_times(
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
     gaps = _missing_between_frames(packets, times, step)
-    # Number of the frame after the last decoded frame. Missing frames are numbered, too. E.g. four
-    # frames were decoded, and two frames are missing between them. These six frames have the
-    # numbers 0 ... 5, so the next number is 6.
+    # Number of the frame after the last decoded frame. Missing frames have numbers, too: four
+    # decoded frames and two missing frames are 0 ... 5, so the next number is 6.
     next_number = len(times) + sum(gap.count for gap in gaps)
     gaps += _missing_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, gaps)
@@ -162,21 +160,16 @@ def _missing_between_frames(
     """Return the frames that are missing before the first decoded frame and between frames.
 
     times: times of the decoded frames. step: the usual distance of two frames in seconds.
-    E.g. there are packets at 0, 1, 2, 3, 4 and 5 s, and frames were decoded at 0, 1, 4 and 5 s.
-    Then two frames are missing, the numbers 2 and 3.
 
-        before, after    next_number    count
-        0 s, 1 s         1              0
-        1 s, 4 s         2              2: the missing frames are 2 and 3, so next_number becomes 4
-        4 s, 5 s         5              0
+    E.g. with packets at 0, 1, 2, 3, 4 and 5 s:
 
-    If frames were decoded only at 2, 3, 4 and 5 s, the frames 0 and 1 are missing before the first
-    decoded frame. Then next_number begins with 2.
+        decoded at 0, 1, 4, 5 s    two frames are missing, from number 2 on
+        decoded at 2, 3, 4, 5 s    two frames are missing, from number 0 on
     """
     # Times of the packets from which no frame was decoded, in order.
     lost_times = sorted(set(packets.times) - set(times))
     gaps = []
-    # Number of the next frame in the whole film. Missing frames are counted.
+    # Number of the frame after those that were visited, in the whole film: missing frames count.
     next_number = 0
     lost_before_first = [time for time in lost_times if time < times[0]]
     if lost_before_first:
@@ -185,11 +178,10 @@ def _missing_between_frames(
         next_number = count
     for before, after in itertools.pairwise(times):
         next_number += 1  # the frame at `before`
-        # The lost packets between the two frames. `lost_times` is sorted, so the times of these
-        # packets are lost_times[first_between], ..., lost_times[end_between - 1].
-        first_between = bisect.bisect_right(lost_times, before)
-        end_between = bisect.bisect_left(lost_times, after)
-        lost_packets = end_between - first_between
+        # lost_times[first:end] are the lost packets between the two frames.
+        first = bisect.bisect_right(lost_times, before)
+        end = bisect.bisect_left(lost_times, after)
+        lost_packets = end - first
         count = _number_of_missing(after - before, step, lost_packets, packets.has_pauses)
         if count:
             gaps.append(Gap(number=next_number, count=count, seconds=before + step))
@@ -216,8 +208,8 @@ def _number_of_missing(
     has_proof = lost_packets > 0 or not has_pauses
     if not is_long or not has_proof:
         return 0
-    # The file itself may lack packets. So frames are also counted by the distance: with a distance
-    # of 3 steps, two frames are missing. The result is the larger of both numbers.
+    # The file itself may lack packets, so frames are also counted by the distance: with a distance
+    # of 3 steps, two frames are missing.
     missing_by_distance = round(distance / step) - 1
     return max(missing_by_distance, lost_packets)
 

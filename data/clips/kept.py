@@ -11,15 +11,15 @@ network:
 `Record` reads and writes the record of one data root. `checked_clips` gives the clips of a record
 to other ranks and to loader workers.
 
-Anybody may have written these files. So `Record.read` asks four questions before it uses them:
+Anybody may have written these files, so `Record.read` asks four questions before it uses them:
 
     read_bounded     stored_arrays.py     are the arrays small enough for the memory?
     columns_in       stored_arrays.py     are there only arrays, with nothing to execute?
     refuse_columns   column_check.py      are their values a correct table of this data root?
     is_as_before     unchanged_data.py    are the data the same as at the check?
 
-After one "no", the record is ignored and the data check runs again. So a wrong record costs time,
-but is never used.
+After one "no", the record is ignored and the data check runs again: a wrong record costs time, but
+is never used.
 
 What must stay: every one of these questions, and a higher FORMAT for every change of the check.
 test_a_wrong_record_is_not_used forges records. It does not notice every missing rule, because most
@@ -198,7 +198,8 @@ class Record:
     def _read_columns(self, digest: str) -> Columns:
         """Return the columns of the record, after the check that they are a correct table.
 
-        So all paths in the table are below the roots of the source, and may be opened.
+        All paths in a correct table are below the roots of the source, so they may be opened.
+
         digest: the SHA-256 of the arrays, as the .json says. If the arrays have another digest, the
         two files of the record come from different checks.
         Raises OSError, and ValueError for any other content.
@@ -208,7 +209,7 @@ class Record:
             raise ValueError("the arrays of another check")
         types = types_of(kinds_of(self.source))
         columns = columns_in(content, types | STATE_COLUMNS)
-        # The columns are copies. So free the content, which may have a gigabyte.
+        # The columns are copies, so free the content, which may have a gigabyte.
         del content
         refuse_columns({name: columns[name] for name in types}, self.source)
         return columns

@@ -10,8 +10,8 @@ possible is read:
     spike arrays (.npy)    nothing: only size and time of change are looked up
 
 data/clips/root_check.py calls `look_at_picture` and `look_at_spikes` in several threads, so they
-share no state. A bad file raises no error, because this would end the check of all other files.
-The text of the error becomes the `flaw` of the look.
+share no state. A bad file raises no error, which would end the check of all other files. The text
+of the error becomes the `flaw` of the look.
 
 What must stay: every fault that is found. test_a_picture_with_damaged_content_is_found_by_decoding
 and test_a_fault_of_the_data_is_named_before_training notice a fault that is lost. If a function
@@ -55,9 +55,9 @@ class Look(NamedTuple):
     # (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     shape: tuple[int, int] | None = None
     flaw: str = ""  # why the file cannot be read; "" if it can
-    # A message if the end of a PNG is missing, else "". The message is not in `flaw`, because the
-    # header of this PNG can be read. The data check reports a wrong size from the header first, and
-    # reports `missing_end` only if the size is right.
+    # A message if the end of a PNG is missing, else "". The header of such a PNG can be read, and
+    # the data check reports `missing_end` only if the size in the header is right. So this message
+    # is not in `flaw`.
     missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
     # picture. `what_is_lost` (picture_losses.py) then says what.
@@ -119,10 +119,9 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     head: the beginning of the file. read_all: a function that returns the content of the file. It
     is called at most once, because reading a whole file takes most of the time.
     decode: whether to decode a PNG, too.
-    Raises DataError for a picture that `refuse_header` refuses, e.g. because it is too large, and
-    for a picture that cannot be decoded. Both callers turn this error into the flaw, and `shape`
-    stays None. One case differs: if the header of a PNG can be read and its pixels are damaged, the
-    returned look has both `shape` and `flaw`.
+    Raises DataError for a picture that is too large, has values of another kind (`refuse_header`)
+    or cannot be decoded. The callers turn this error into the flaw of a look without a shape. A PNG
+    with damaged pixels raises no error, because its header gives the shape.
     """
     if head.startswith(PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
@@ -160,12 +159,10 @@ def _with_shape_of_png(
     shape = header.size
     flaw = ""
     if decode:
-        # The header gives the size even if the pixels are damaged. So `shape` is kept, and the
-        # error becomes the flaw.
         try:
             shape = decode_bgr(content, path).shape[:2]
         except DataError as e:
-            flaw = e.what
+            flaw = e.what  # keep the shape, which the header has given
     return look._replace(shape=shape, flaw=flaw, is_reduced=_loses_something(header))
 
 
@@ -201,8 +198,7 @@ def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) 
     """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
 
     In a file of this sensor, each line ends with a word of the sensor, so its planes are not in the
-    layout "raster". No header shows this. So the file is opened as raster planes. For a file of the
-    sensor this fails, and the error names the option to change.
+    layout "raster". No header shows this, but opening the file as raster planes finds the words.
     """
     look = Look(entry_of(path))
     try:
@@ -219,7 +215,7 @@ def _look_at_open_planes(descriptor: int, look: Look) -> Look:
     look: the look so far, with size and time.
     """
     head = os.read(descriptor, SPIKE_HEAD_BYTES)
-    # Packed planes have no header. So a file with a header has another format, e.g. .npy.
+    # Packed planes have no header, so a file with a header has another format, e.g. .npy.
     refuse_other_format(head, look.entry.path)
     return look
 

@@ -45,16 +45,16 @@ from data.spike.light_fit import fit_light
 from data.spike.represent import REPRESENTATIONS
 from utils.errors import DataError
 
-# There are two kinds of light: linear light, and display values (the values of a picture file).
-# Spikes integrate one kind, and a blurry frame is the mean of one kind. {kind of light: folder of
-# the blurry frames that are means of it}. GoPro and scripts/prepare_gopro_spike.py use these names.
+# {kind of light: folder of the blurry frames that are means of it}. There are two kinds of light:
+# linear light, and display values (the values of a picture file). GoPro and
+# scripts/prepare_gopro_spike.py use these names of folders.
 FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
 # Smallest correlation of firing rates and frame at which they count as the same scene. A larger
 # value would warn of strongly blurred frames, and a smaller value would accept other scenes.
 LEAST_CORRELATION = 0.5
 # If the correlation of flipped spikes is larger by this value, the spikes are reported as upside
-# down. A wall with a regular texture correlates with its mirror image, too. So a smaller value
-# would warn of right data, and a larger value would miss flipped spikes.
+# down. A smaller value would warn of right data, e.g. of a wall with a regular texture, which
+# correlates with its mirror image, too. A larger value would miss flipped spikes.
 LEAST_GAIN_OF_FLIP = 0.3
 
 
@@ -106,9 +106,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         if is_at_its_place:
             warnings += _wrong_light(views, spikes)
         # Some representations have channels that are ratios: light at the sharp instant over mean
-        # light of the exposure. The blurry frame shows this mean, so the frame must be the mean of
-        # the same kind of light. These representations count spikes in windows, so at least one
-        # window must be long enough.
+        # light of the exposure. The blurry frame must be the mean of the same kind of light, and at
+        # least one window in which spikes are counted must be long enough.
         if REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())

@@ -10,9 +10,9 @@ after the first "no":
     _Comparison        do the files of some clips give the same clips as in the record?
 
 The state of a folder is two times of change (`State` in data/clips/listed_files.py). It changes if
-a file is added, removed or renamed. It stays the same if only the content of a file changes. So the
-last question looks at files. For all files of a large data set this would take long. So each start
-looks at some of the clips, and at other clips than the start before.
+a file is added, removed or renamed. It stays the same if only the content of a file changes, so the
+last question looks at files. All files of a large data set would take long, so each start looks at
+some of the clips, and at other clips than the start before.
 
 What must stay: every question, because anybody may have written the record. The docstring of each
 question says what would go unnoticed without it. Free to change: how many files are looked at
@@ -194,8 +194,8 @@ class _Comparison:
             if not has_all_recorded:
                 return False
             files_of_clip[name] = {stem_of(entry.path): entry for entry in files_now}
-        # The usual sizes come from the record of the first clip, clip 0. So they cannot prove that
-        # the sizes of clip 0 are right. With None, the check reads them from its files.
+        # The usual sizes come from the record of clip 0, so they cannot prove that its own sizes
+        # are right. With None, the check reads the sizes from its files.
         sizes = self.usual_sizes if number > 0 else None
         meta_entry = source.meta_entries[clip.name] if source.meta_entries else None
         check = ClipCheck(clip.name, source, files_of_clip, sizes=sizes)

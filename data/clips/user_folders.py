@@ -68,14 +68,13 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
         if path.name.startswith("."):
             continue
         is_film = path.is_file() and path.suffix.lower() in READABLE_SUFFIXES
-        place = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`
+        folder = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`, maybe a file
+        is_read_by_caller = path.is_file() and path.suffix.lower() in also_read
         if is_film:
             clips.append((path.stem, path))
-        elif place.is_dir() and files_in(place):
-            clips.append((path.name, place))
-        elif path.is_file() and path.suffix.lower() in also_read:
-            continue
-        elif may_be_frames(place):
+        elif folder.is_dir() and files_in(folder):
+            clips.append((path.name, folder))
+        elif not is_read_by_caller and may_be_frames(folder):
             left_out.append(path.name)
     warn_left_out(root, left_out)
     return clips
