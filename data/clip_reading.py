@@ -151,8 +151,8 @@ class ClipDataset(ClipSources, Dataset):
         Returns {kind: tensor}. The head of this file lists the kinds and their shapes. Each result
         has lq, and has the other kinds only if the clip has them.
         """
-        # draw.aug says both the crop and the flips. The pictures are read cropped, and flipped when
-        # they become tensors.
+        # draw.aug is both the crop, with which the pictures are read, and the flips, which
+        # `_to_tensor` makes.
         images = self._read_images(draw)
         item = {}
         for kind, pixels in images.items():
@@ -185,9 +185,8 @@ class ClipDataset(ClipSources, Dataset):
         for kind, wanted in numbers.items():
             # Only the crop of draw.aug is used here. The flips come in `_to_tensor`.
             images[kind] = self.backend.images(draw.clip, kind, wanted, draw.aug)
-        # `draw.camera` is the simulated camera of this sample, or None. If it has an RGB camera
-        # (`rgb`), this RGB camera adds noise and JPEG to the blurry frames. `rgb` is None if only
-        # the spike camera is simulated. `getattr`, because a user's camera class may lack `rgb`.
+        # The simulated camera of this sample, or None. If it also has an RGB camera (`rgb`), this
+        # adds noise and JPEG to the blurry frames. A camera class of a user may lack `rgb`.
         camera = draw.camera
         if camera and getattr(camera, "rgb", None):
             photographs = []

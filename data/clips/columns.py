@@ -129,9 +129,9 @@ class Texts:
 class Row(NamedTuple):
     """An `Exposure` as it is stored: whole numbers, without names of files.
 
-    Most frames have equal rows, and equal rows are stored once. With names of files, all rows would
-    differ. So a row names the files of a frame only by their order. There are at most three: the
-    own file of the frame, which has its exposure, the file before it, and the file after it.
+    Most frames have equal rows, and equal rows are stored once. So a row has no names of files,
+    with which all rows would differ. A frame has at most three files: its own file, which has its
+    exposure, the file before it, and the file after it.
 
     The center of the exposure may lie between two planes, so it has a column of its own, of floats.
     For many rows at once, each field may be an array with a number for each row (`rows_in`).

@@ -99,7 +99,7 @@ class _Job(NamedTuple):
     clip: str  # name of its clip
     kind: str  # "lq", "gt", "gt_instants" or "spike"
     path: str
-    # Size and time of the file. None if the file is not in an LMDB: then the disk is asked.
+    # Size and time of a file in an LMDB. None for a file on disk, which is looked up.
     lmdb_entry: FileEntry | None
 
 
@@ -145,10 +145,10 @@ class RootCheck:
             for names in _groups(file_counts):
                 looks = self._look_at_files(names, progress)
                 # Clips with problems are reported, and are not in the table.
-                good_clips = self._check_clips(names, looks)
-                for clip in good_clips:
+                passed_clips = self._check_clips(names, looks)
+                for clip in passed_clips:
                     builder.add(clip, looks)
-                self._warn_of_content(good_clips, looks)
+                self._warn_of_content(passed_clips, looks)
         clips, self.columns = builder.table()
         return self._report(name, clips, scale)
 
@@ -163,9 +163,8 @@ class RootCheck:
             warnings=source.notes(len(clips)),
         )
         report.problems += manifest.other_scales(clips)
-        # If the scale is 4 and gt and lq are the same files, gt has the wrong size. The wrong size
-        # is reported already, and its message says more about the cause. So the two checks below
-        # are made only if the scale is 1.
+        # With another scale than 1, gt has the wrong size if gt and lq are the same files. This is
+        # reported already, and says more about the cause than the two checks below.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
@@ -234,19 +233,19 @@ class RootCheck:
         still be damaged. `_check_files` reports it.
         """
         meta_entries = self.source.meta_entries
-        good_clips = []
+        passed_clips = []
         for name in names:
             # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind.
             files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listings)
             for kind, folder in self._folders(name):
                 entries = [looks[path].entry for path in folder.paths]
                 files[kind] = dict(zip(folder.stems, entries, strict=True))
-            good_clips_before = [self.first_clip] if self.first_clip else []
+            earlier_clips = [self.first_clip] if self.first_clip else []
             check = ClipCheck(
                 name,
                 self.source,
                 files,
-                sizes=manifest.usual_sizes(self.source, good_clips_before),
+                sizes=manifest.usual_sizes(self.source, earlier_clips),
                 size_of=partial(_seen_size, looks),
             )
             clip = check.run(meta_entries[name] if meta_entries else None)
@@ -255,8 +254,8 @@ class RootCheck:
                 if self.first_clip is None:
                     self.first_clip = clip
                 self._check_files(clip, looks)
-                good_clips.append(clip)
-        return good_clips
+                passed_clips.append(clip)
+        return passed_clips
 
     def _check_files(self, clip: Clip, looks: Mapping[str, Look]) -> None:
         """Report the files of a clip that cannot be read, and pictures of another size."""
@@ -270,9 +269,9 @@ class RootCheck:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
-        # Are lq and gt the same files? Two names of one file always have the same file id. So call
-        # `same_files` only if the ids are equal. It is slow, because it follows links, which takes
-        # a call to the system for each folder of the path.
+        # Are lq and gt the same files? `same_files` is slow, because following links takes a call
+        # to the system for each folder of the path. Two names of one file always have the same file
+        # id, so most clips need no such call.
         if clip.gt:
             blurry = looks[clip.lq[0]]
             sharp = looks[clip.gt[0]]

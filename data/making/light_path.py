@@ -10,7 +10,7 @@ fraction p of the time from A to B that has passed:
 Light is linear, float32, 1 at full scale.
 
 What must stay: every bit of the light, for the same frames, because made data sets are published,
-and an interrupted data set is continued later. No test notices a change of the last bits. So make a
+and an interrupted data set is continued later. No test notices a change of the last bits, so make a
 clip before and after a change of the arithmetic, and compare the files. If the light must change,
 raise VERSION in data/making/recipe.py.
 Free to change: speed and memory.
@@ -37,8 +37,8 @@ class _Flows(NamedTuple):
 class LightPath:
     """The light at any time between the frames of a clip.
 
-    Call `at` with increasing times. Times in another order give the same light, but take longer.
-    The reason: only the flows of the last pair of frames are stored.
+    Call `at` with increasing times. Times in another order give the same light, but take longer,
+    because only the flows of the last pair of frames are stored.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class LightPath:
         time: in frames, e.g. 2.25 is a quarter of the way from frame 2 to frame 3. The light is
         constant before the first and after the last frame.
         """
-        index, fraction = self._place_of(time)
-        # The time of a frame may have a rounding error, e.g. 2.9999999999. At such a time, return
-        # the frame itself, without interpolation.
+        index, fraction = self._frame_and_fraction(time)
+        # At the time of a frame, which may have a rounding error (2.9999999999), return the frame
+        # itself, without interpolation.
         is_at_frame = min(fraction, 1 - fraction) < 1e-9
         if is_at_frame:
             return self.light(index + round(fraction))
@@ -82,7 +82,7 @@ class LightPath:
         moved_B = _move(B, shift=(p - 1) * flows.g)  # B(x - (1 - p) g(x))
         return (1 - p) * moved_A + p * moved_B
 
-    def _place_of(self, time: float) -> tuple[int, float]:
+    def _frame_and_fraction(self, time: float) -> tuple[int, float]:
         """Return the number of the frame A before a time, and p: 0 at A, 1 at the next frame B.
 
         E.g. the time 2.25 gives (2, 0.25). The last frame has no next frame, so it can only be B:

@@ -21,9 +21,8 @@ from data.clips.user_frames import FrameSource
 from data.making.frame_light import scale_down
 
 # A part of a video has this many frames in addition to the frames of its intervals: one before the
-# first interval and one after the last interval. The reason: the first interval begins between two
-# frames, and the last interval ends between two frames. The interpolation there needs the frames on
-# both sides.
+# first interval and one after the last interval. The first interval begins between two frames, the
+# last interval ends between two frames, and the interpolation there needs the frames on both sides.
 FRAMES_BESIDE = 2
 
 
@@ -79,8 +78,8 @@ def find_cuts(
     least_side, most_side = sides
     side = min(most_side, *frames.size)
     steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
-    # Motion in pixels is proportional to the side. In frames of `side`, a step may be longer than
-    # MOST_STEP, if it is at most MOST_STEP in frames of `least_side`.
+    # Motion in pixels is proportional to the side. A step may be longer than MOST_STEP here if it
+    # is at most MOST_STEP in frames that are scaled to `least_side`.
     most_step = MOST_STEP * side / least_side
     cuts = []
     first = 0
@@ -94,9 +93,9 @@ def find_cuts(
         cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
-        # A part is rejected if one of its steps is too long, or is a change of the scene (inf).
-        # Step i of the part leads from frame first + i to frame first + i + 1. The next part to try
-        # begins after the last of the wrong steps.
+        # A part is rejected if one of its steps is too long, or is a change of the scene (inf). The
+        # next part to try begins after the last of these steps. Step i of the part leads from frame
+        # first + i to frame first + i + 1.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             first += too_long[-1] + 1

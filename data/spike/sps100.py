@@ -104,23 +104,23 @@ def _is_start_of_plane(half_line: np.ndarray) -> bool:
 def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
     """Unpack the crop of planes of an SPS100.
 
-    A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. So the row is unpacked
-    as a raster line of 1024 bits. In this line, a word of 12 bits precedes the columns of the
-    second half. E.g. column 600 is bit 612. The columns of the crop in both halves are put side by
-    side.
+    A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. It is unpacked like a
+    raster line of 1024 columns, in which column 600 of the image is column 612. The two parts of
+    the crop, in the left and in the right half, are put side by side.
     """
     # The same planes as raster planes of 1024 columns, words included.
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
-    crop_end = crop.left + crop.width
     halves = []
-    # The first column of each half-line, and the bits of words before this column.
-    for first_column, bits_before in ((0, 0), (SPS100_PIXELS, SPS100_WORD)):
-        # The columns left ... right - 1 of the crop are in this half.
+    for half in range(2):
+        # The columns of this half are first_column ... end_column - 1 of the image.
+        first_column = half * SPS100_PIXELS
+        end_column = first_column + SPS100_PIXELS
         left = max(crop.left, first_column)
-        right = min(crop_end, first_column + SPS100_PIXELS)
+        right = min(crop.right, end_column)
         if left < right:
+            bits_of_words = half * SPS100_WORD  # the word before the right half
             columns = Crop(
-                top=crop.top, left=left + bits_before, height=crop.height, width=right - left
+                top=crop.top, left=left + bits_of_words, height=crop.height, width=right - left
             )
             halves.append(unpack_raster(packed, as_raster, columns))
     return np.concatenate(halves, axis=2)
