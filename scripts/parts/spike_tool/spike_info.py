@@ -46,6 +46,7 @@ def print_info(path: Path, options: GeometryOptions, picture: Path | None) -> No
     picture: file of the frame of the time in the middle of the spike file, or None.
     """
     shape = formats.array_shape(path)  # None for a packed file
+    is_packed = shape is None
     grey = None
     picture_size = None
     if picture is not None:
@@ -53,7 +54,7 @@ def print_info(path: Path, options: GeometryOptions, picture: Path | None) -> No
         picture_size = grey.shape
 
     ranking = Ranking(path, options, picture_size)
-    form = f"an array {shape}" if shape else "packed planes"
+    form = "packed planes" if is_packed else f"an array {shape}"
     print(f"{path}: {path.stat().st_size} bytes, {form}")
     print_candidates(ranking.shown)
     print_verdict(ranking)
@@ -63,12 +64,12 @@ def print_info(path: Path, options: GeometryOptions, picture: Path | None) -> No
 
     best = ranking.shown[0]
     # An array has no bit order, and the bit order of an SPS100 file is known.
-    if not shape and best.file.geometry.layout == "raster":
+    if is_packed and best.file.geometry.layout == "raster":
         print_bit_order(path, best.file.geometry)
     print_intervals(best.spikes)
     if picture is not None and grey is not None:
         print_fit(best.rates, grey, picture)
-    elif not shape:
+    elif is_packed:
         print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
 
 
@@ -143,13 +144,15 @@ def print_intervals(spikes: np.ndarray) -> None:
     spikes: (planes, h, w), 0 or 1.
     """
     spikes_of_pixels = spikes.reshape(len(spikes), -1).T  # (pixels, planes)
-    # Pixel and plane of each spike. np.nonzero goes row by row, and a row is a pixel: first the
-    # spikes of pixel 0 in the order of time, then the spikes of pixel 1, and so on. Two spikes that
-    # follow one another make an interval if they belong to one pixel. E.g. pixels 0 0 1 and planes
-    # 3 7 2: one interval, 7 - 3 = 4.
-    pixels, times = np.nonzero(spikes_of_pixels)
+    # np.nonzero lists the spikes pixel by pixel, and the spikes of a pixel in the order of time. So
+    # the difference between two successive spikes is an interval, if both belong to the same pixel.
+    # E.g. three spikes of the pixels 0, 0 and 1, in the planes 3, 7 and 2:
+    #
+    #     differences of planes    4  -5
+    #     same pixel               yes no     -> one interval, 4
+    pixels, planes = np.nonzero(spikes_of_pixels)
     is_same_pixel = np.diff(pixels) == 0
-    intervals = np.diff(times)[is_same_pixel]
+    intervals = np.diff(planes)[is_same_pixel]
     if intervals.size:
         print(
             f"  planes between spikes: {intervals.min()} to {intervals.max()}, median "
@@ -158,11 +161,7 @@ def print_intervals(spikes: np.ndarray) -> None:
 
 
 def print_fit(rates: np.ndarray, grey: np.ndarray, path: Path) -> None:
-    """Print whether the rows are upside down. If not, print light and rate for dataset.json.
-
-    Light and rate are printed only if the picture shows the same as the spikes.
-
-    The light is what the sensor integrates: "linear" light, or "display" values, as a screen shows.
+    """Print what a picture of the same time says about the spikes.
 
     rates: (h, w), spikes per plane.
     grey: the picture, (H, W) in [0, 1].
@@ -171,30 +170,37 @@ def print_fit(rates: np.ndarray, grey: np.ndarray, path: Path) -> None:
     check_same_view(grey.shape, rates.shape, str(path))
     height, width = rates.shape
     grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
+    print(f"  {fit_in_words(rates, grey)}")
+
+
+def fit_in_words(rates: np.ndarray, grey: np.ndarray) -> str:
+    """Return the light and the rate for dataset.json, or why the picture does not show them.
+
+    The light is what the sensor integrates: "linear" light, or "display" values, as a screen shows.
+
+    rates: (h, w), spikes per plane. grey: the picture in the same size, in [0, 1].
+    """
     upright = correlation(grey, rates)
     flipped = correlation(grey, rates[::-1])  # the rows in reversed order
-    # Both kinds of light are fitted to the picture. `errors` has the relative error of each fit.
-    fit = fit_light(rates, grey)
-    errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
     if flipped > upright:
-        text = (
+        return (
             f"the rows seem upside down: correlation with the picture {upright:.2f}, "
             f"flipped {flipped:.2f}"
         )
-    elif grey.std() > 0 and upright < LEAST_CORRELATION:
-        # A picture of another place or time may seem to fit one kind of light, too.
-        text = (
+    # A picture of another place or time may happen to fit one kind of light, so do not try it.
+    if grey.std() > 0 and upright < LEAST_CORRELATION:
+        return (
             f"the picture does not resemble the spikes: correlation {upright:.2f}. So it does not "
             "tell their light and rate"
         )
-    elif fit.is_clear:
-        text = (
-            f'for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of '
-            f"the fits: {errors})"
-        )
-    else:
-        text = (
+    fit = fit_light(rates, grey)  # tries both kinds of light
+    errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
+    if not fit.is_clear:
+        return (
             "the picture does not show which light the spikes integrate (error of the "
             f"fits: {errors})"
         )
-    print(f"  {text}")
+    return (
+        f'for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of '
+        f"the fits: {errors})"
+    )

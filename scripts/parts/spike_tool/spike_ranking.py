@@ -43,8 +43,8 @@ from scripts.parts.spike_tool.spike_sizes import (
 )
 from utils.errors import DataError
 
-# A size is judged by the mean of this number of planes in the middle of the file. More planes make
-# the mean less noisy, and blur what moves.
+# A size is judged by the mean of this number of planes in the middle of the file. With more planes
+# the mean is less noisy, but moving objects are blurred.
 AVERAGED_PLANES = 64
 # Least lead in smoothness of the smoothest size over every other size. With a smaller lead, the
 # size is not clear, and the user must give --size. A smaller limit would sometimes take a wrong
@@ -102,9 +102,9 @@ class Candidate:
         best_smoothness_there = best.smooth[direction]
 
         doubts = []
-        # E.g. an array of shape (250, 400, 1000): 1000 planes of 250 x 400, whose last axis is the
-        # planes. Read as (planes, h, w), it has 250 planes of 400 x 1000. Then (planes, height) is
-        # 250 x 400, the size of a camera, and (height, width) is not.
+        # E.g. an array (250, 400, 1000) of a camera with 250 x 400 pixels, whose last axis is the
+        # planes. It is read as 250 planes of 400 x 1000. So (planes, height) is the size of a
+        # camera, and (height, width) is not.
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             doubts.append(
                 f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "
@@ -178,16 +178,15 @@ class Ranking:
         # pattern, its size is known, so no other size is tried.
         has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
         if not has_sps100_lines:
-            # The smoothest size is the first.
             derived_sizes = self._derived_sizes(path, options, known=geometries)
-            self.others = derived_sizes[SHOWN_DERIVED:]
+            self.others = derived_sizes[SHOWN_DERIVED:]  # all but the smoothest
             flip = is_flipped(path, options)
             for height, width in derived_sizes[:SHOWN_DERIVED]:
                 geometries.append(SpikeGeometry(height, width, flip, bit_order=options.bit_order))
         if not geometries:
             raise self._nothing_fits(path)
         candidates = [Candidate(path, geometry) for geometry in geometries]
-        self.shown = sorted(candidates, key=lambda candidate: -candidate.score)
+        self.shown = sorted(candidates, key=lambda candidate: candidate.score, reverse=True)
 
     @property
     def is_clear(self) -> bool:
