@@ -51,18 +51,18 @@ def best_start(
 ) -> tuple[Mirror, Start]:
     """Return how the spike image is mirrored, e.g. "columns", and its rough position.
 
-    mirror: how the spike image is mirrored. "auto" tries the image as it is, and mirrored. The way
-        in which more features agree is returned.
+    mirror: how the spike image is mirrored. "auto" tries the image as it is, and mirrored, and
+        returns the case in which more features agree.
     light: what the spike camera integrates, "linear" light or "display" values.
     """
     if mirror != "auto":
         return mirror, _from_features(mirror_views(views, mirror), light)
-    # Mirrored rows need no trial. They are mirrored columns and a turn by 180 degrees, and a
-    # position may have any turn.
+    # "rows" and "both" need no trial, because the matrix may have any turn. E.g. mirrored rows are
+    # mirrored columns that are turned by 180 degrees.
     as_it_is = _from_features(mirror_views(views, "none"), light)
-    in_mirror = _from_features(mirror_views(views, "columns"), light)
-    if in_mirror.inliers > as_it_is.inliers:
-        return "columns", in_mirror
+    mirrored = _from_features(mirror_views(views, "columns"), light)
+    if mirrored.inliers > as_it_is.inliers:
+        return "columns", mirrored
     return "none", as_it_is
 
 
@@ -92,9 +92,9 @@ def _from_features(views: Sequence[View], light: str) -> Start:
     )
     if affine is None:
         return nothing
-    # The determinant says by how much an area grows. A determinant below 0 means that the matrix
-    # mirrors. Such a matrix is refused, because `best_start` tries mirrored images separately. If
-    # an area becomes 1000 times larger or smaller, the two images do not show the same scene.
+    # The determinant says by how much an area grows, and it is negative if the matrix mirrors. A
+    # matrix that mirrors is refused, because `best_start` tries mirrored images separately. So is
+    # an area that becomes 1000 times larger or smaller: the images do not show the same scene.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
         return nothing
@@ -112,9 +112,7 @@ class Match(NamedTuple):
 def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     """Return the features that are in both images.
 
-    The distance of two features is the distance of their SIFT descriptors. Two features match if
-    each is nearest to the other, and if the nearest feature of the frame is clearly nearer than the
-    second nearest (CLEAR_MATCH).
+    spikes, frame: grey images.
     """
     # A wide frame is reduced by a whole factor, because the spike image has few pixels. A narrow
     # frame stays as it is: factor 1.
@@ -128,8 +126,30 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
         _stretch_contrast(smooth), mask=None
     )
     points_of_frame, frame_descriptors = sift.detectAndCompute(_stretch_contrast(small), mask=None)
-    if spike_descriptors is None or frame_descriptors is None:
+    if spike_descriptors is None or frame_descriptors is None:  # an image without features
         return []
+
+    matches = []
+    for spike_index, frame_index in _matching_indices(spike_descriptors, frame_descriptors):
+        # Pixel centres are at whole numbers, so the corner of the image is at -0.5. E.g. with the
+        # factor 2, pixel 0 of the small image covers the pixels 0 and 1: 0 becomes 0.5.
+        in_small = np.array(points_of_frame[frame_index].pt)
+        in_frame = (in_small + 0.5) * factor - 0.5
+        matches.append(Match(points_of_spikes[spike_index].pt, in_frame))
+    return matches
+
+
+def _matching_indices(
+    spike_descriptors: np.ndarray, frame_descriptors: np.ndarray
+) -> list[tuple[int, int]]:
+    """Return which features match: (index of a feature of the spikes, index of one of the frame).
+
+    The distance of two features is the distance of their SIFT descriptors. Two features match if
+    each is nearest to the other, and if the nearest feature of the frame is clearly nearer than the
+    second nearest (CLEAR_MATCH).
+
+    spike_descriptors, frame_descriptors: one row for each feature.
+    """
     if len(frame_descriptors) < 2:  # there is no second nearest
         return []
     matcher = cv2.BFMatcher(cv2.NORM_L2)
@@ -138,18 +158,17 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     nearest_in_spikes = {}
     for answer in matcher.match(frame_descriptors, spike_descriptors):
         nearest_in_spikes[answer.queryIdx] = answer.trainIdx
-    matches = []
+
+    indices = []
     # For each feature of the spikes, the nearest and the second nearest feature of the frame.
-    for first, second in matcher.knnMatch(spike_descriptors, frame_descriptors, k=2):
-        is_clear = first.distance < CLEAR_MATCH * second.distance
-        is_mutual = nearest_in_spikes[first.trainIdx] == first.queryIdx
+    for nearest, second in matcher.knnMatch(spike_descriptors, frame_descriptors, k=2):
+        spike_index = nearest.queryIdx
+        frame_index = nearest.trainIdx
+        is_clear = nearest.distance < CLEAR_MATCH * second.distance
+        is_mutual = nearest_in_spikes[frame_index] == spike_index
         if is_clear and is_mutual:
-            # Pixel centres are at whole numbers, so the corner of the image is at -0.5. E.g. with
-            # the factor 2, pixel 0 of the small image covers the pixels 0 and 1: 0 becomes 0.5.
-            in_small = np.array(points_of_frame[first.trainIdx].pt)
-            in_frame = (in_small + 0.5) * factor - 0.5
-            matches.append(Match(points_of_spikes[first.queryIdx].pt, in_frame))
-    return matches
+            indices.append((spike_index, frame_index))
+    return indices
 
 
 def _stretch_contrast(image: np.ndarray) -> np.ndarray:
