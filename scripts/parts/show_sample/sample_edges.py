@@ -17,33 +17,34 @@ def edges_over(
 ) -> np.ndarray:
     """Return an image with the strongest edges of the spikes painted in green.
 
-    image: (sH, sW, 3) uint8, s times as large as `grey_of_spikes` along an axis.
-    grey_of_spikes: grey image (H, W), made from the spikes and brought to the size of the blurry
-    frames.
-    rgb_per_spike_pixel: number of pixels of `grey_of_spikes` along a side of a pixel of the spike
-    camera.
+    image: a blurry or a sharp frame, (rows, columns, 3) uint8. Sharp frames may be larger than the
+        blurry frames (the option `scale`).
+    grey_of_spikes: a grey image, made from the spikes and brought to the size of the blurry frames.
+    rgb_per_spike_pixel: number of pixels of `grey_of_spikes` along a side of a spike pixel.
 
-    E.g. a spike camera of 180 x 320 pixels, blurry frames of 360 x 640, and sharp frames of four
-    times this size, s = 4:
+    E.g. with sharp frames of four times the size of the blurry frames:
 
-        planes of the spike camera    180 x 320      rgb_per_spike_pixel = 2
-        grey_of_spikes                360 x 640      H x W
-        image                         1440 x 2560    s H x s W
+        plane of the spike camera     180 x 320
+        grey_of_spikes                360 x 640      rgb_per_spike_pixel = 2
+        image, a sharp frame          1440 x 2560
     """
     shown = enlarge(image)  # a copy, into which the edges are painted
     height, width = shown.shape[:2]
-    # Bring the grey image to the size of `shown`, the enlarged image, and smooth it over one spike
-    # pixel. Without smoothing, the noise of single spikes would have the strongest edges.
     grey = grey_of_spikes.astype(np.float32)
     large = cv2.resize(grey, (width, height), interpolation=cv2.INTER_CUBIC)
-    # Pixels of `large` for one pixel of `grey_of_spikes`.
+    # Smooth over one spike pixel, because otherwise the noise of single spikes would have the
+    # strongest edges. In the example a spike pixel is 2 * 4 = 8 pixels of `large` wide.
     enlargement = width / grey_of_spikes.shape[1]
-    # One pixel of the spike camera, in pixels of `large`.
-    sigma = max(1.0, rgb_per_spike_pixel * enlargement)
-    smooth = cv2.GaussianBlur(large, (0, 0), sigma)
-    # The gradient in x and in y, (height, width) each.
-    gradient_x = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
-    gradient_y = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
+    spike_pixel = rgb_per_spike_pixel * enlargement  # its side, in pixels of `large`
+    smooth = cv2.GaussianBlur(large, (0, 0), max(1.0, spike_pixel))
+    shown[strongest_edges(smooth)] = GREEN
+    return shown
+
+
+def strongest_edges(image: np.ndarray) -> np.ndarray:
+    """Return which pixels of a grey image (H, W) float32 are on a strong edge, (H, W) bool."""
+    gradient_x = cv2.Sobel(image, cv2.CV_32F, dx=1, dy=0)
+    gradient_y = cv2.Sobel(image, cv2.CV_32F, dx=0, dy=1)
     # Canny takes gradients as int16, up to 32767, and compares the strength |x| + |y| with `low`
     # and `high`. So scale the largest gradient to 10000: then the strength is at most 20000.
     largest_x = float(np.abs(gradient_x).max())
@@ -58,5 +59,4 @@ def edges_over(
     lines = cv2.Canny(
         (scale * gradient_x).astype(np.int16), (scale * gradient_y).astype(np.int16), low, high
     )
-    shown[lines > 0] = GREEN
-    return shown
+    return lines > 0
