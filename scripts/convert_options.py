@@ -167,16 +167,15 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 
-    # Drop keys first. The later functions note a problem for each key that they cannot convert, and
-    # a dropped key must not be a problem (test_a_file_is_converted_after_its_advice_was_followed).
+    # Drop keys first, because the later functions note a problem for each key that they cannot
+    # convert (test_a_file_is_converted_after_its_advice_was_followed).
     drop_without_counterpart(conversion)  # e.g. use_swanlab, which changes no result
     drop_as_asked(conversion, keys_to_drop, command.file)
     for split in SPLITS:
         convert_spikes(conversion, split, command.spike_size)
         convert_frames(conversion, split)
-    # These two need the section `spike` of the training, so they come after `convert_spikes`, which
-    # makes it. `convert_test_split` may copy the section, and `convert_network` asks whether there
-    # is one.
+    # These two need the section `spike` of the training, which `convert_spikes` has made.
+    # `convert_test_split` may copy it, and `convert_network` asks whether it exists.
     convert_test_split(conversion)
     convert_network(conversion)
     # The order of the next two calls does not matter.
@@ -187,9 +186,9 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nest(conversion.values)
-    # Remove the keys of KAIR that have no effect here from `values`. E.g. "netG.init_type" is
-    # removed, unless the network that the section netG names has a parameter `init_type` of its
-    # own. KAIR_ONLY has the reason for each removed key: {section: {key: reason}}.
+    # Remove keys of KAIR that have no effect here from `values`, e.g. "netG.init_type". It stays if
+    # the network of the file has a parameter of this name. KAIR_ONLY has the reason for each
+    # removed key: {section: {key: reason}}.
     keys_without_effect = drop_without_effect(values, parts)
     for key in keys_without_effect:
         section, _, name = key.rpartition(".")
@@ -265,20 +264,22 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
     return text.replace("{\n", "{\n" + comment, 1)
 
 
+# Matches a list of JSON over several lines that has no other list or object in it.
+PLAIN_LIST = re.compile(r"\[\n[^\[\]{}]*\]")
+
+
 def with_short_lists(text: str) -> str:
     """Return JSON with each plain list in one line: "[\\n    6,\\n    224\\n  ]" -> "[6, 224]".
 
     json.dumps writes each value of a list on a line of its own.
     """
+    return PLAIN_LIST.sub(_in_one_line, text)
 
-    # Join the lines of a list. The text of a string stays as it is, because a string of JSON has no
-    # line ends in it.
-    def on_one_line(match: re.Match[str]) -> str:
-        spaced = re.sub(r",\n *", ", ", match[0])
-        return re.sub(r"\n *", "", spaced)
 
-    # The pattern finds lists that have no other list or object in them.
-    return re.sub(r"\[\n[^\[\]{}]*\]", on_one_line, text)
+def _in_one_line(plain_list: re.Match[str]) -> str:
+    """Return a list without its line ends. Strings stay, because they have no line ends."""
+    after_commas = re.sub(r",\n *", ", ", plain_list[0])  # "[\n    6, 224\n  ]"
+    return re.sub(r"\n *", "", after_commas)  # "[6, 224]"
 
 
 # ---- What is refused --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     """Set `spike.representation`, and `spike.center` if it has an effect.
 
     The versions of S-VRT name the representation in two different keys. A third key may hold the
-    center of one representation, "middle_tfp". For example, the file
+    center of the representation "middle_tfp". For example, the file
 
         spike.reconstruction   {"type": "middle_tfp", "half_win_length": 20}
         middle_tfp_center      44
@@ -30,8 +30,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         spike.representation   {"type": "tfp", "half_window": 20}
         spike.center           44
 
-    A file may have several of the three keys. `_joined_reconstruction` removes the keys and joins
-    their values. If the keys contradict one another, it notes a problem.
+    A file may have several of the three keys (`_joined_reconstruction`).
     """
     key = f"{split}.spike.reconstruction"
     other_key = f"{split}.spike_reconstruction"
@@ -45,8 +44,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     channels = conversion.take(channels_key)
     reconstruction = _with_defaults(section, channels)
 
+    # A file may hold anything in place of a name, e.g. a list, which cannot be looked up.
     counterpart = None
-    # A file may hold a list or a number in place of a name. It has no counterpart.
     if isinstance(reconstruction.kind, str):
         counterpart = _counterparts(reconstruction).get(reconstruction.kind)
     if counterpart is None:
@@ -93,7 +92,7 @@ def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
 
     channels: the value of `spike_channels`, or None
     """
-    unknown = dict(section)  # each `pop` below takes out a known parameter
+    unknown = dict(section)  # each `pop` below takes a known parameter out of it
     kind = unknown.pop("type", "spikecv_tfp")
     center = unknown.pop("middle_tfp_center", None)
     # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
@@ -121,21 +120,21 @@ def _joined_reconstruction(
     """
     joined: dict[str, Any] = {}
     for given_key in given_keys:
-        value_of_key = conversion.take(given_key)
-        if isinstance(value_of_key, dict):
-            section = value_of_key
+        given = conversion.take(given_key)
+        if isinstance(given, dict):
+            section = given
         elif given_key == center_key:
-            section = {"middle_tfp_center": value_of_key}
+            section = {"middle_tfp_center": given}
         else:
-            section = {"type": value_of_key}
+            section = {"type": given}
+
         for name, value in section.items():
-            if value is None:
+            if value is None:  # null: as if the parameter were missing
                 continue
             first = joined.setdefault(name, value)  # the value of the first key that has this name
             if first != value:
-                # The error names both keys, because they contradict each other.
-                place = f"{given_key}, {key_of_problems}.{name}"
-                conversion.problems[place] = Problem(
+                both_keys = f"{given_key}, {key_of_problems}.{name}"
+                conversion.problems[both_keys] = Problem(
                     what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
                 )
     return joined

@@ -110,20 +110,21 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
     key = f"{split}.spike_normalize"
     if not conversion.has(key):
         return
-    scale = conversion.take(key)  # {"mean": ..., "std": ...}, or null
+    # {"mean": ..., "std": ...}, or null. Each is one number, or a list with a number for each
+    # channel.
+    given = conversion.take(key)
     mean = None
     std = None
-    if isinstance(scale, dict):
-        mean = scale.get("mean")
-        std = scale.get("std")
-    # The mean and the std are each one number, or a list with a number for each channel.
+    if isinstance(given, dict):
+        mean = given.get("mean")
+        std = given.get("std")
     means = mean if isinstance(mean, list) else [mean]
     stds = std if isinstance(std, list) else [std]
 
-    has_offset = any(means)
+    has_offset = any(means)  # any mean that is neither 0 nor null
     has_one_scale = len(set(stds)) == 1
     if has_offset or not has_one_scale:
-        # Our option `spike.rate` is one divisor for all channels. There is no option for an offset.
+        # `spike.rate` is one divisor for all channels, and no option subtracts an offset.
         note = "a scale and offset that the first convolution learns; not applied"
         conversion.differences[key] = f"mean {means}, std {stds}: {note}"
     elif stds[0] not in (None, 1):
