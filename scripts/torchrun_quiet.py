@@ -208,8 +208,12 @@ def run_ranks(args: Namespace) -> int:
 
 def is_on_one_host(args: Namespace) -> bool:
     """Return whether torchrun's arguments say that all ranks run on this host."""
-    is_one_node = args.nnodes in ("1", "1:1") and not args.rdzv_endpoint
-    return args.standalone or (is_one_node and args.rdzv_backend in ("static", "c10d"))
+    if args.standalone:
+        return True
+    is_one_node = args.nnodes in ("1", "1:1")
+    # With an endpoint or another backend, the user has chosen how the ranks meet.
+    is_default_meeting = not args.rdzv_endpoint and args.rdzv_backend in ("static", "c10d")
+    return is_one_node and is_default_meeting
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
         except BrokenPipeError:
             if not _is_reader_gone():
                 raise  # it was another pipe, to a process that the script has started
-            # The buffer of stdout may still hold text. When Python ends, it would try to write this
-            # text, and fail again. So connect stdout to the null device.
+            # The buffer of stdout may still hold text, which Python would try to write at its end.
+            # That would fail again, so connect stdout to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
 
@@ -72,7 +72,7 @@ def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
         print(e, file=sys.stderr)
         return e.exit_code
     except OSError as e:
-        # An error of a pipe or a connection names no file. It is not about the disk.
+        # An error of a pipe or a connection names no file, and says nothing about the disk.
         if e.filename is None and e.errno not in DISK_FULL:
             raise
         error = _file_error(e)
@@ -119,8 +119,12 @@ def show_progress(
 
 
 def with_progress(
-    items: Iterable[T], total: int, name: str, unit: str, size: Callable[[T], int] = lambda _: 1
-) -> Iterator[T]:  # fmt: skip
+    items: Iterable[T],
+    total: int,
+    name: str,
+    unit: str,
+    size: Callable[[T], int] = lambda _: 1,
+) -> Iterator[T]:
     """Yield the items, and show the progress.
 
     total: number of units of all items.

@@ -28,15 +28,10 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     names = [source.name for source in sources if not source.split]
     earlier = earlier_splits(names, out)  # source name -> split
 
-    # How many test clips are wanted. A single source becomes a clip for training.
-    wanted_count = 0
-    if share > 0 and len(names) > 1:
-        rounded = round(share * len(names))
-        wanted_count = min(max(1, rounded), len(names) - 1)
-    # How many test clips are missing. There may be too many from an earlier start with a larger
-    # --test-share. Then 0 are missing.
+    # Earlier starts may have made more test clips than wanted, with a larger --test-share. Then
+    # none are missing.
     existing_count = list(earlier.values()).count("test")
-    missing_count = max(0, wanted_count - existing_count)
+    missing_count = max(0, count_of_tests(len(names), share) - existing_count)
     # Only new sources can become test clips. There may be too few of them, if earlier starts have
     # put most sources into "train".
     undecided = [name for name in names if name not in earlier]
@@ -55,6 +50,17 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
         else:
             splits[name] = "train"
     return splits
+
+
+def count_of_tests(sources: int, share: float) -> int:
+    """Return how many of some sources become test clips, as `choose_splits` says.
+
+    sources: number of sources that are in no folder train/ or test/. share: --test-share.
+    """
+    if share <= 0 or sources < 2:
+        return 0
+    rounded = round(share * sources)
+    return min(max(1, rounded), sources - 1)
 
 
 def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:

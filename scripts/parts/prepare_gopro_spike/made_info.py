@@ -73,22 +73,19 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     for job, plan in plans.items():
         clips[job.name] = clip_info(job, plan, recipe, (height, width))
 
-    # The set as a whole has the number of planes that most clips have.
-    counts = Counter(clip["planes"] for clip in clips.values())
-    most_common_planes, _ = counts.most_common(1)[0]
-    usual_clips = [clip for clip in clips.values() if clip["planes"] == most_common_planes]
-    usual_clip = usual_clips[0]
-    # With --rig random, each clip has other cameras, so only the clips have a rate. With every
-    # other rig, the name of a clip changes only the seed. All clips have the same rate and light,
-    # so any name will do here, e.g. "".
+    # The planes of the set as a whole.
+    usual = usual_clip(list(clips.values()))
+    # With --rig random, each clip has other cameras, so only the clips have a rate. Any other rig
+    # gives all clips the same rate and light: the name of a clip changes only the seed, so "" will
+    # do.
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
         "h": height,
         "w": width,
         "flip": True,  # within a plane, the rows are stored from bottom to top
-        "planes": usual_clip["planes"],
-        "gt_plane": usual_clip["gt_plane"],
+        "planes": usual["planes"],
+        "gt_plane": usual["gt_plane"],
         "rate": rig.rate if rig else None,
         # With --rig random, the light of each clip in "clips" counts instead.
         "light": rig.light if rig else "linear",
@@ -97,6 +94,16 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         "made_by": "scripts/prepare_gopro_spike.py",
     }
     write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())
+
+
+def usual_clip(clips: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first clip that has as many planes as most clips have.
+
+    clips: entries of "clips" in dataset.json, at least one.
+    """
+    counts = Counter(clip["planes"] for clip in clips)
+    most_common_planes, _ = counts.most_common(1)[0]
+    return next(clip for clip in clips if clip["planes"] == most_common_planes)
 
 
 def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int]) -> dict[str, Any]:
