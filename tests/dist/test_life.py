@@ -33,14 +33,14 @@ from tests.helpers.train_files import (
 # Options of a run that a test ends.
 ENDLESS = "train.total_iter=100000"
 # Options of a run without a validation.
-NO_TEST = "datasets.test={}"
+NO_VALIDATION = "datasets.test={}"
 # Permissions of a file: its owner may read and write, and nobody else may do anything.
 OWNER_ONLY = 0o600
 # How many steps a run takes before a test moves its folder.
 STEPS_BEFORE_THE_MOVE = 3
 
 
-def total(steps: int) -> str:
+def end_at_step(steps: int) -> str:
     """Return the option that ends a run after this number of steps."""
     return f"train.total_iter={steps}"
 
@@ -59,7 +59,7 @@ def moved_run(tmp_path_factory) -> tuple[RankResult, Path]:
     options = write_odd_options(tmp_path_factory.mktemp("moved"))
     folder = folder_of_run(options)
     moved = folder.with_name("run_old")
-    with Ranks(2, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
+    with Ranks(2, *odd_command(options, ENDLESS, NO_VALIDATION)) as ranks:
         ranks.wait_for(f"Iter: {STEPS_BEFORE_THE_MOVE},", rank=0, limit_s=60)
         folder.rename(moved)
         result = ranks.wait(limit_s=60)
@@ -95,7 +95,7 @@ def test_a_moved_run_does_not_touch_a_second_run_in_its_old_folder(tmp_path):
     folder = folder_of_run(options)
     moved = folder.with_name("run_old")
     # A run looks at its folder when it writes a log line, here every 20 steps.
-    command = odd_command(options, ENDLESS, NO_TEST, "train.checkpoint_print=20")
+    command = odd_command(options, ENDLESS, NO_VALIDATION, "train.checkpoint_print=20")
 
     with Ranks(1, *command) as first:
         first.wait_for("starting at iter 0", rank=0, limit_s=60)
@@ -106,7 +106,7 @@ def test_a_moved_run_does_not_touch_a_second_run_in_its_old_folder(tmp_path):
         # does.
         os.killpg(first.processes[0].pid, signal.SIGSTOP)
         folder.rename(moved)
-        second = run_odd(options, NO_TEST, total(3))
+        second = run_odd(options, NO_VALIDATION, end_at_step(3))
         os.killpg(first.processes[0].pid, signal.SIGCONT)
         result = first.wait(limit_s=60)
 
@@ -123,7 +123,7 @@ def test_a_run_takes_its_lock_again_if_somebody_removes_it(tmp_path):
     lock = folder_of_run(options) / ".lock"
     # A run looks at its lock from time to time. A step takes 0.2 s ("slow" sleeps), so the run uses
     # hardly any core until it looks.
-    command = odd_command(options, ENDLESS, NO_TEST, case="slow", at_step=200)
+    command = odd_command(options, ENDLESS, NO_VALIDATION, case="slow", at_step=200)
 
     with Ranks(1, *command) as ranks:
         ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
@@ -142,7 +142,7 @@ def test_a_run_whose_folder_is_removed_goes_on_in_a_new_one_with_its_log(tmp_pat
     options = write_odd_options(tmp_path)
     folder = folder_of_run(options)
 
-    with Ranks(1, *odd_command(options, ENDLESS, NO_TEST)) as ranks:
+    with Ranks(1, *odd_command(options, ENDLESS, NO_VALIDATION)) as ranks:
         ranks.wait_for("Iter: 3,", rank=0, limit_s=60)
         shutil.rmtree(folder)
         ranks.wait_for("earlier checkpoints, weights and lines of the log", rank=0, limit_s=60)
@@ -163,7 +163,7 @@ def test_a_run_whose_folder_is_removed_goes_on_in_a_new_one_with_its_log(tmp_pat
 def finished_options(tmp_path_factory) -> Path:
     """Give the option file of a finished run of one step. Tests change copies of its folder."""
     options = write_odd_options(tmp_path_factory.mktemp("finished"))
-    result = run_odd(options, NO_TEST, total(1))
+    result = run_odd(options, NO_VALIDATION, end_at_step(1))
     assert result.exit_codes == [0], result.text
     return options
 
@@ -180,7 +180,7 @@ def test_a_run_refuses_a_link_that_has_the_name_of_its_file(finished_options, tm
     path.unlink()
     path.symlink_to(target)
 
-    result = run_odd(finished_options, NO_TEST, total(3), f"task={task}")
+    result = run_odd(finished_options, NO_VALIDATION, end_at_step(3), f"task={task}")
 
     assert target.read_text() == "not of this run\n"
     assert result.exit_codes == [3], result.text
@@ -201,7 +201,7 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     (folder_of_run(options) / ".spikevrt").touch()  # marks a folder of a run
     (folder_of_run(options) / "checkpoints").symlink_to(elsewhere)
 
-    result = run_odd(options, NO_TEST, total(1))
+    result = run_odd(options, NO_VALIDATION, end_at_step(1))
 
     assert result.exit_codes == [0], result.text
     assert (elsewhere / "checkpoint_latest.pth").is_file()
@@ -215,7 +215,7 @@ def test_a_link_to_a_disk_that_is_missing_is_refused_before_the_first_step(tmp_p
     (folder_of_run(options) / ".spikevrt").touch()
     (folder_of_run(options) / "checkpoints").symlink_to(tmp_path / "not mounted")
 
-    result = run_odd(options, NO_TEST, total(1))
+    result = run_odd(options, NO_VALIDATION, end_at_step(1))
 
     assert result.exit_codes == [3], result.text
     assert "the folder checkpoints of the run is no folder: it is a link to" in result.text
@@ -253,19 +253,19 @@ def set_best_psnr(path: Path, value: float) -> None:
 def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
     options = write_odd_options(tmp_path)
     validate = "train.checkpoint_test=1"  # after each step
-    first = run_odd(options, validate, total(2))
+    first = run_odd(options, validate, end_at_step(2))
     assert first.exit_codes == [0], first.text
     # A score of 90 dB is better than any score to come, as if the first test clips were easier.
     best = folder_of_run(options) / "checkpoints/checkpoint_best.pth"
     set_best_psnr(best, value=90.0)
     set_best_psnr(latest_file(options), value=90.0)
 
-    same_clips = run_odd(options, validate, total(3))
+    same_clips = run_odd(options, validate, end_at_step(3))
     best_with_same_clips = latest_checkpoint(options)["best_psnr"]
     change_test_clips(options)
-    no_clips = run_odd(options, NO_TEST, total(4))
+    no_clips = run_odd(options, NO_VALIDATION, end_at_step(4))
     best_with_no_clips = latest_checkpoint(options)["best_psnr"]
-    other_clips = run_odd(options, validate, total(5))
+    other_clips = run_odd(options, validate, end_at_step(5))
 
     assert "does not count" not in same_clips.text
     assert best_with_same_clips == 90
@@ -285,7 +285,7 @@ def test_a_best_score_of_other_test_clips_does_not_count(tmp_path):
 def run_without_latest(tmp_path) -> Path:
     """Give the option file of a run of two steps that has lost all checkpoints but the best."""
     options = write_odd_options(tmp_path)
-    run_odd(options, "train.checkpoint_test=1", total(2))
+    run_odd(options, "train.checkpoint_test=1", end_at_step(2))
     for path in latest_file(options).parent.glob("checkpoint_latest*"):
         path.unlink()
     return options
@@ -301,7 +301,7 @@ def run_without_latest(tmp_path) -> Path:
 def test_a_fresh_start_in_a_folder_with_only_the_best_checkpoint_is_refused(
     run_without_latest, resume
 ):
-    result = run_odd(run_without_latest, total(4), *resume)
+    result = run_odd(run_without_latest, end_at_step(4), *resume)
 
     assert result.exit_codes == [2], result.text
     assert "checkpoint_best.pth" in result.text
@@ -313,8 +313,8 @@ def test_a_run_resumes_from_the_best_checkpoint_if_it_is_named(run_without_lates
     best = latest_file(options).with_name("checkpoint_best.pth")
     before = history(options)
 
-    refused = run_odd(options, total(4))
-    result = run_odd(options, total(4), "--resume", str(best))
+    refused = run_odd(options, end_at_step(4))
+    result = run_odd(options, end_at_step(4), "--resume", str(best))
 
     assert refused.exit_codes == [2], refused.text
     assert result.exit_codes == [0], result.text
@@ -326,7 +326,7 @@ def test_a_run_resumes_from_the_best_checkpoint_if_it_is_named(run_without_lates
 def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path):
     options = write_odd_options(tmp_path)
     # The first save is in step 30, so there is time to make the file before.
-    command = odd_command(options, NO_TEST, total(40), "train.checkpoint_save=30")
+    command = odd_command(options, NO_VALIDATION, end_at_step(40), "train.checkpoint_save=30")
 
     with Ranks(1, *command) as running:
         running.wait_for("Iter: 1,", rank=0, limit_s=60)
@@ -343,7 +343,7 @@ def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path)
 def test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint(tmp_path):
     options = write_odd_options(tmp_path)
     # This run of four steps validates and saves only at its end.
-    steps = (total(4), "train.checkpoint_test=100", "train.checkpoint_save=100")
+    steps = (end_at_step(4), "train.checkpoint_test=100", "train.checkpoint_save=100")
     whole = run_odd(options, *steps)
     # This run is killed in the validation after step 4, so the next start has no step to take.
     killed = run_odd(options, *steps, "task=cut", case="kill", struck_rank=0, at_step=4)
@@ -361,7 +361,7 @@ def test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoi
 
 def test_a_loader_process_that_is_killed_while_the_step_computes_is_named(tmp_path):
     options = write_odd_options(tmp_path)
-    changes = (NO_TEST, ENDLESS, "datasets.train.dataloader_persistent_workers=true")
+    changes = (NO_VALIDATION, ENDLESS, "datasets.train.dataloader_persistent_workers=true")
 
     # "bury" kills a loader process of rank 1 in step 5.
     with Ranks(2, *odd_command(options, *changes, case="bury", struck_rank=1, at_step=5)) as ranks:
@@ -379,7 +379,7 @@ def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_p
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     options = write_odd_options(tmp_path, logging=logging)
 
-    result = run_odd(options, NO_TEST, total(2), "watchdog.stall_s=6")
+    result = run_odd(options, NO_VALIDATION, end_at_step(2), "watchdog.stall_s=6")
 
     assert result.exit_codes == [0], result.text
     log = (folder_of_run(options) / "log/train.log").read_text()
@@ -393,11 +393,11 @@ def test_a_finished_run_does_not_wait_for_a_dashboard_that_does_not_answer(tmp_p
 def test_a_copied_run_under_another_name_has_a_dashboard_of_its_own(tmp_path):
     options = write_odd_options(tmp_path, logging={"use_tensorboard": False, "use_wandb": True})
     offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    first = run_odd(options, NO_TEST, total(1), env=offline)
+    first = run_odd(options, NO_VALIDATION, end_at_step(1), env=offline)
     assert first.exit_codes == [0], first.text
     shutil.copytree(folder_of_run(options), folder_of_run(options, "copy"))
 
-    copy = run_odd(options, NO_TEST, total(2), "task=copy", env=offline)
+    copy = run_odd(options, NO_VALIDATION, end_at_step(2), "task=copy", env=offline)
 
     assert copy.exit_codes == [0], copy.text
     assert latest_checkpoint(options, "copy")["wandb_id"] != latest_checkpoint(options)["wandb_id"]
@@ -414,7 +414,7 @@ def test_a_long_folder_for_temporary_files_is_refused_at_the_start(tmp_path):
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
 
-    result = run_odd(write_odd_options(tmp_path), NO_TEST, env={"TMPDIR": str(folder)})
+    result = run_odd(write_odd_options(tmp_path), NO_VALIDATION, env={"TMPDIR": str(folder)})
 
     assert result.exit_codes == [2], result.text
     assert "TMPDIR" in result.text
@@ -425,7 +425,7 @@ def test_a_long_folder_for_temporary_files_is_refused_at_the_start(tmp_path):
 def test_a_small_shared_memory_is_named_with_its_cure(tmp_path):
     # /dev/shm has 48 kB, less than a sample needs.
     confined = ("tests/dist/confined_worker.py", "small_shared_memory")
-    command = odd_command(write_odd_options(tmp_path), ENDLESS, NO_TEST)
+    command = odd_command(write_odd_options(tmp_path), ENDLESS, NO_VALIDATION)
 
     with Ranks(1, *confined, *command) as ranks:
         result = ranks.wait(limit_s=90)

@@ -42,12 +42,12 @@ from utils.dist.process import descendants_of, process_state
 # torch.
 TORCHRUN = (sys.executable, "tests/dist/run_module.py", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
-NO_TEST = "datasets.test={}"
+NO_VALIDATION = "datasets.test={}"
 # The run has more steps than any test waits for. So it trains until a test ends it.
 ENDLESS = "train.total_iter=1000"
 # Options of a run that soon notices lost ranks, and resumes after the last step.
 SAVING_AND_WATCHED = (
-    NO_TEST,
+    NO_VALIDATION,
     # A checkpoint after each step.
     "train.checkpoint_save=1",
     # A rank that is silent for 5 seconds counts as lost. Only the start may take 60 seconds.
@@ -178,7 +178,9 @@ class Hopeless(NamedTuple):
 )
 def test_torchrun_restarts_no_run_that_a_restart_does_not_mend(tmp_path, run):
     options = write_odd_options(tmp_path)
-    command = odd_command(options, NO_TEST, *run.changes, case=run.case, struck_rank=0, at_step=2)
+    command = odd_command(
+        options, NO_VALIDATION, *run.changes, case=run.case, struck_rank=0, at_step=2
+    )
     launcher = ("scripts/torchrun_quiet.py", "--standalone", "--max-restarts=3")
 
     result = run_ranks(1, *launcher, "--nproc_per_node=2", *command, limit_s=120)
@@ -230,7 +232,7 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
 )
 def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log, prefix, name):
     options = write_options(tmp_path)
-    command = (*prefix, LAUNCHER, "2", options, ENDLESS, NO_TEST)
+    command = (*prefix, LAUNCHER, "2", options, ENDLESS, NO_VALIDATION)
 
     with start_command(command, log) as process:
         wait_for(log, "Iter: 1,")
@@ -249,7 +251,7 @@ def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log,
 @pytest.mark.slow
 def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
     options = write_options(tmp_path)
-    command = ("nohup", LAUNCHER, "2", options, ENDLESS, NO_TEST)
+    command = ("nohup", LAUNCHER, "2", options, ENDLESS, NO_VALIDATION)
 
     with start_command(command, log) as process:
         text = wait_for(log, "Iter: 1,")
@@ -325,8 +327,8 @@ def identities(*logs: Path) -> list[tuple[str, ...]]:
 @pytest.mark.slow
 def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
     options = write_options(tmp_path)
-    python = (sys.executable, MAIN, "--opt", options, NO_TEST)
-    script = (LAUNCHER, options, NO_TEST)
+    python = (sys.executable, MAIN, "--opt", options, NO_VALIDATION)
+    script = (LAUNCHER, options, NO_VALIDATION)
 
     # Node 0 runs the program, and node 1 runs the launcher. A signal to node 1 must stop both.
     with nodes(tmp_path, KUBEFLOW, (*python, ENDLESS), (*script, ENDLESS)) as both:

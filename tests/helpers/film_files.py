@@ -187,11 +187,12 @@ def _with_cover_first(content: bytes) -> bytes:
     begin = content.index(b"moov") - 4
     end = begin + int.from_bytes(content[begin : begin + 4], "big")
     boxes = []
-    place = begin + 8
-    while place < end:
-        length = int.from_bytes(content[place : place + 4], "big")
-        boxes.append(content[place : place + length])
-        place += length
+    # The boxes of the streams and the cover stand one after another behind the 8 bytes of "moov".
+    position = begin + 8
+    while position < end:
+        length = int.from_bytes(content[position : position + 4], "big")
+        boxes.append(content[position : position + length])
+        position += length
     # The cover has the key False, which comes before True. The other boxes keep their order.
     boxes.sort(key=lambda box: box[4:8] != b"udta")
     return content[: begin + 8] + b"".join(boxes) + content[end:]

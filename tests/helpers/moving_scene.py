@@ -141,10 +141,10 @@ class Scene:
         top = height // 2 - self.spot // 2
         left = width // 2 - self.spot // 2
         shift = np.array(self.spot_velocity) * time
-        place = _translation(left + shift[0], top + shift[1])
+        to_view = _translation(left + shift[0], top + shift[1])
         # 1 where the square covers a pixel, 0 outside, and in between at its edges.
-        cover = _render_view(np.ones_like(spot), place, self.size, cv2.BORDER_CONSTANT)
-        return view * (1 - cover) + _render_view(spot, place, self.size, cv2.BORDER_CONSTANT)
+        cover = _render_view(np.ones_like(spot), to_view, self.size, cv2.BORDER_CONSTANT)
+        return view * (1 - cover) + _render_view(spot, to_view, self.size, cv2.BORDER_CONSTANT)
 
     def _weights_of_planes(self) -> np.ndarray:
         """Return the weight (planes, H) of each plane in each row of the blurry frame.

@@ -2,7 +2,7 @@
 
 The joint solution improves first estimates of the frames. The first estimates come from the formula
 "exposure", or from a network if --weights is given. The clip is a moving scene of three frames
-(tests/helpers/moving_scene.py). Each way to restore the clip runs once, for all tests.
+(tests/helpers/moving_scene.py). Each method restores the clip once, for all tests.
 
 What is tested: data/motion/joint/ has the solution, data/motion/joint_method.py the method.
 """
@@ -28,8 +28,8 @@ OPERATOR = "weights/operator.pth"
 # The exit code of a wrong command line or option file (OptionError).
 WRONG_OPTION = 2
 
-# Name of a way to restore the clip -> its arguments.
-WAYS = {
+# Name of a method that restores the clip -> its arguments.
+METHODS = {
     "tfp": ["--method", "tfp"],
     "exposure": ["--method", "exposure"],
     "joint": ["--method", "joint"],
@@ -51,7 +51,7 @@ def files_of(clip, out):
 
 
 class RestoredClip(NamedTuple):
-    """The clip, restored in one way."""
+    """The clip, restored by one method."""
 
     psnr: float  # mean of the frames, in dB
     psnr_y: float  # the same, of the luma only
@@ -61,10 +61,10 @@ class RestoredClip(NamedTuple):
 
 @pytest.fixture(scope="module")
 def restored_clips(clip, tmp_path_factory) -> dict[str, RestoredClip]:
-    """Give what each way restores: name of the way -> result."""
+    """Give the clip as each method restores it: name of the method -> result."""
     folder = tmp_path_factory.mktemp("restored")
     results = {}
-    for name, arguments in WAYS.items():
+    for name, arguments in METHODS.items():
         out = folder / name.replace(" ", "_")
         restore(*arguments, *files_of(clip, out))
         report = read_metrics(out)

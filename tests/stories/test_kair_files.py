@@ -57,7 +57,7 @@ NO_EFFECT = {f"{section}.{key}" for section, keys in KAIR_ONLY.items() for key i
 # ---- Reading the files ----
 
 
-def read(path: Path, *overrides: str) -> Any:
+def read_training_options(path: Path, *overrides: str) -> Any:
     """Return the options of a file as main_train_vrt.py reads them."""
     return main_train_vrt.read_options(["--opt", str(path), *overrides])
 
@@ -75,7 +75,7 @@ def test_the_files_of_kair_load_unchanged(tmp_path, name):
     assert not Path(SPYNET).exists()
     options = options_of(name)
 
-    found = read(write_file(tmp_path / f"{name}.json", options)).plain()
+    found = read_training_options(write_file(tmp_path / f"{name}.json", options)).plain()
 
     # val_partition is in NO_EFFECT, but some datasets of this project read it. So it must be
     # loaded.
@@ -85,7 +85,7 @@ def test_the_files_of_kair_load_unchanged(tmp_path, name):
             assert value_at(found, key) == value, key
 
 
-def prepare(folder: Path, number: str, **changes: Any) -> Path:
+def write_short_run(folder: Path, number: str, **changes: Any) -> Path:
     """Write the option file with this number for a short run, and its data. Return its path.
 
     The data and the network are small. The task is "run", and so is the folder of the results. No
@@ -102,7 +102,7 @@ def prepare(folder: Path, number: str, **changes: Any) -> Path:
 # ---- Training, resuming and testing ----
 
 
-def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
+def results_of_test(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
     """Run main_test_vrt.py. Return its metrics.json.
 
     arguments: additional arguments. By default the best checkpoint of the training is tested.
@@ -117,14 +117,14 @@ def train_resume_and_test(
 ) -> RankResult:
     """Train one step, resume for a second step, then test. Check the results of all three programs.
 
-    options: an option file that `prepare` wrote, for 2 steps with a validation after each step.
+    options: an option file of `write_short_run`, with 2 steps and a validation after each step.
     frames: number of restored frames of the two test clips. overrides: options of the command line.
 
     Return the run of the first step.
     """
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
-    tested = results(options.parent / "tested", options)
+    tested = results_of_test(options.parent / "tested", options)
 
     assert first.exit_codes == [0] * ranks, first.text
     assert second.exit_codes == [0] * ranks, second.text
@@ -175,7 +175,7 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
 
     A network with pa_frames 0 (no parallel warping) has no flow network, so there is no warning.
     """
-    times = 1 if read(options).netG.pa_frames else 0
+    times = 1 if read_training_options(options).netG.pa_frames else 0
     warning = (
         f"WARNING: netG.spynet_path: no file {SPYNET}; "
         "models/vrt/spynet_scenes.pth of this project stands in"
@@ -199,11 +199,11 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
     ],
 )
 def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
-    train_resume_and_test(prepare(tmp_path, number), frames)
+    train_resume_and_test(write_short_run(tmp_path, number), frames)
 
 
 def test_a_file_with_noise_trains_and_validates(tmp_path):
-    options = prepare(tmp_path, "008")
+    options = write_short_run(tmp_path, "008")
 
     run = train(options, "train.total_iter=1")
 
@@ -229,7 +229,7 @@ def assert_folders_are_taken_for_the_list(run: RankResult) -> None:
 
 
 def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tmp_path):
-    options = prepare(tmp_path, "006")
+    options = write_short_run(tmp_path, "006")
 
     run = train(options, list_of_clips("train"), "train.total_iter=1", "datasets.test={}", ranks=2)
 
@@ -242,7 +242,7 @@ def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tm
 # This test is slow, because `make test` does the same with other files, on one rank.
 @pytest.mark.slow
 def test_deblurring_on_two_ranks_trains_validates_resumes_and_is_tested(tmp_path):
-    options = prepare(tmp_path, "006")
+    options = write_short_run(tmp_path, "006")
 
     frames = 6  # of the two test clips
     run = train_resume_and_test(options, frames, list_of_clips("train"), ranks=2)
@@ -251,14 +251,14 @@ def test_deblurring_on_two_ranks_trains_validates_resumes_and_is_tested(tmp_path
 
 
 def test_a_list_of_clips_that_kair_does_not_have_is_refused(tmp_path):
-    run = train(prepare(tmp_path, "006"), list_of_clips("trian"))
+    run = train(write_short_run(tmp_path, "006"), list_of_clips("trian"))
 
     assert run.exit_codes == [WRONG_DATA]
     assert "cannot read the meta file" in run.text
 
 
 def test_weights_of_the_flow_that_kair_does_not_have_are_refused(tmp_path):
-    run = train(prepare(tmp_path, "006"), f"netG.spynet_path={SPYNET}.pht")
+    run = train(write_short_run(tmp_path, "006"), f"netG.spynet_path={SPYNET}.pht")
 
     assert run.exit_codes == [WRONG_OPTIONS]
     assert f"no file {SPYNET}.pht" in run.text
@@ -270,7 +270,7 @@ PUBLISHED = "002_VRT_videosr_bi_REDS_16frames.pth"
 
 
 def test_missing_published_weights_are_named_with_their_address(tmp_path):
-    run = train(prepare(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED}))
+    run = train(write_short_run(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED}))
 
     assert run.exit_codes == [WRONG_DATA]
     assert run.text.count("no such weights file") == 1, run.text
@@ -279,10 +279,10 @@ def test_missing_published_weights_are_named_with_their_address(tmp_path):
 
 
 def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
-    options = prepare(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED})
+    options = write_short_run(tmp_path, "003", **{"path.pretrained_netG": PUBLISHED})
     # The network of 002 has another number of deformable groups. File 003 has G_param_strict false,
     # so it may start from weights that do not fit everywhere.
-    net = define_G(read(options, "netG.deformable_groups=2"))
+    net = define_G(read_training_options(options, "netG.deformable_groups=2"))
     torch.save({"params": net.state_dict()}, tmp_path / PUBLISHED)
 
     run = train(options, "train.total_iter=1")
@@ -300,7 +300,7 @@ def test_frames_of_another_scale_than_the_network_are_named_before_the_first_ste
     # Give the sharp frames as blurry frames. The network expects blurry frames a quarter as large.
     gt = options_of("001")["datasets.train.dataroot_gt"]
 
-    run = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
+    run = train(write_short_run(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
 
     assert run.exit_codes == [WRONG_DATA]
     assert run.text.count("gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4") == 1
@@ -339,15 +339,15 @@ class InterpolatedClip(NamedTuple):
 def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
     """Give a clip of file 009 after a test with random weights."""
     folder = tmp_path_factory.mktemp("interpolated")
-    options = prepare(folder, "009")
-    opt = read(options)
+    options = write_short_run(folder, "009")
+    opt = read_training_options(options)
     net = define_G(opt).eval()
     # The last layer begins with zeros, and the output would simply be a mean of the input. So give
     # this layer random weights.
     torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
     weights = folder / "G.pth"
     torch.save({"params": net.state_dict()}, weights)
-    found = results(folder / "out", options, "--weights", str(weights))
+    found = results_of_test(folder / "out", options, "--weights", str(weights))
 
     name = "00001/0266"
     clip = Path(options_of_part(opt.datasets.test).dataroot_gt) / name
@@ -394,7 +394,7 @@ def septuplet_test(tmp_path):
     changes["datasets.test.dataroot_gt"] = "testsets/vimeo90k/gt"
     changes["datasets.test.dataroot_lq"] = "testsets/vimeo90k/lq"
     changes["datasets.test.temporal_scale"] = 1
-    options = prepare(tmp_path, "003", **changes)
+    options = write_short_run(tmp_path, "003", **changes)
     return options, save_weights(options, tmp_path / "G.pth")
 
 
@@ -404,7 +404,7 @@ def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_se
     options, weights = septuplet_test
 
     def scores(name: str, *overrides: str) -> dict[str, Any]:
-        found = results(tmp_path / name, options, "--weights", weights, *overrides)
+        found = results_of_test(tmp_path / name, options, "--weights", weights, *overrides)
         return found["clips"]["00002/0008"]["per_frame"]
 
     padded = scores("a", "datasets.test.pad_sequence=true")
@@ -425,28 +425,28 @@ WORKERS = "datasets.train.dataloader_num_workers"
 @pytest.fixture
 def totals(tmp_path):
     """Give file 006 with a batch of 8 and 1 loader process: in KAIR, totals of all GPUs."""
-    return prepare(tmp_path, "006", **{BATCH: 8})
+    return write_short_run(tmp_path, "006", **{BATCH: 8})
 
 
 def test_totals_of_kair_are_named_with_the_numbers_for_each_rank(totals):
-    assert f"{BATCH}=2 {WORKERS}=1" in read(totals).note_on_totals(ranks=4)
+    assert f"{BATCH}=2 {WORKERS}=1" in read_training_options(totals).note_on_totals(ranks=4)
 
 
 def test_one_rank_gets_no_note_on_totals(totals):
-    assert read(totals).note_on_totals(ranks=1) == ""
+    assert read_training_options(totals).note_on_totals(ranks=1) == ""
 
 
 def test_a_total_that_the_ranks_cannot_share_evenly_is_named(totals):
     message = "a batch of 8 cannot be divided evenly among 3 ranks"
-    assert message in read(totals).note_on_totals(ranks=3)
+    assert message in read_training_options(totals).note_on_totals(ranks=3)
 
 
 def test_a_number_from_the_command_line_is_no_total(totals):
-    note = read(totals, f"{WORKERS}=4").note_on_totals(ranks=4)
+    note = read_training_options(totals, f"{WORKERS}=4").note_on_totals(ranks=4)
 
     assert f"{BATCH}=2" in note
     assert WORKERS not in note
-    assert read(totals, f"{WORKERS}=4", f"{BATCH}=2").note_on_totals(ranks=4) == ""
+    assert read_training_options(totals, f"{WORKERS}=4", f"{BATCH}=2").note_on_totals(ranks=4) == ""
 
 
 def test_a_file_with_keys_of_older_versions_of_this_project_does_not_count_as_kairs(tmp_path):
@@ -459,7 +459,7 @@ def test_a_file_with_keys_of_older_versions_of_this_project_does_not_count_as_ka
 
     path = write_file(tmp_path / "options.json", without_keys_of_kair)
 
-    assert read(path).note_on_totals(ranks=4) == ""
+    assert read_training_options(path).note_on_totals(ranks=4) == ""
 
 
 def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
@@ -511,7 +511,7 @@ def test_a_network_and_datasets_for_different_tasks_are_refused(
     path = write_file(tmp_path / "options.json", shrink_options(options_of(number)))
 
     with pytest.raises(OptionError, match=message):
-        read(path, *overrides)
+        read_training_options(path, *overrides)
 
 
 # ---- Septuplets ----

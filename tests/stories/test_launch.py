@@ -50,11 +50,11 @@ from utils.dist.platforms import read_launch
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import DistError
 
-REFUSED = 2  # exit code of a program whose options or variables are wrong
-SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"  # the recipe of `make sample`
+EXIT_REFUSED = 2  # exit code of a program whose options or variables are wrong
+SAMPLE_OPTIONS = "options/vrt/000_train_vrt_sample_rgbspike.json"  # the recipe of `make sample`
 
 # A process that is not one of several ranks.
-SINGLE = LaunchInfo("single")
+SINGLE_PROCESS = LaunchInfo("single")
 
 # A rank on a platform, with the variables that PyTorch defines.
 PLATFORM = {
@@ -132,9 +132,11 @@ def on_slurm(master_addr="gpu003", master_port=15000 + 4567):
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        pytest.param({}, SINGLE, id="no variables"),
-        pytest.param({"WORLD_SIZE": "1", "RANK": "0"}, SINGLE, id="a world of one"),
-        pytest.param({"SLURM_NTASKS": "4"}, SINGLE, id="an allocation of SLURM, no task of srun"),
+        pytest.param({}, SINGLE_PROCESS, id="no variables"),
+        pytest.param({"WORLD_SIZE": "1", "RANK": "0"}, SINGLE_PROCESS, id="a world of one"),
+        pytest.param(
+            {"SLURM_NTASKS": "4"}, SINGLE_PROCESS, id="an allocation of SLURM, no task of srun"
+        ),
         pytest.param(
             {
                 **SLURM,
@@ -143,7 +145,7 @@ def on_slurm(master_addr="gpu003", master_port=15000 + 4567):
                 "WORLD_SIZE": "1",
                 "RANK": "0",
             },
-            SINGLE,
+            SINGLE_PROCESS,
             id="torchrun of one rank in the shell of an allocation",
         ),
         pytest.param(PLATFORM, on_platform(), id="platform"),
@@ -171,7 +173,9 @@ def on_slurm(master_addr="gpu003", master_port=15000 + 4567):
             id="a task that srun started from a batch script",
         ),
         pytest.param(
-            {**SLURM, "ENVIRONMENT": "BATCH", "WORLD_SIZE": "1"}, SINGLE, id="the batch script"
+            {**SLURM, "ENVIRONMENT": "BATCH", "WORLD_SIZE": "1"},
+            SINGLE_PROCESS,
+            id="the batch script",
         ),
     ],
 )
@@ -543,7 +547,7 @@ def test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known(e
 
 @pytest.mark.parametrize(("env", "_message"), INCOMPLETE)
 def test_a_process_with_a_world_size_of_1_is_the_only_process(env, _message):
-    assert read_launch(with_standard_names(env | {"WORLD_SIZE": "1"})) == SINGLE
+    assert read_launch(with_standard_names(env | {"WORLD_SIZE": "1"})) == SINGLE_PROCESS
 
 
 @pytest.mark.parametrize(
@@ -558,7 +562,7 @@ def test_a_process_with_a_world_size_of_1_is_the_only_process(env, _message):
     ],
 )
 def test_one_process_of_another_launcher_is_one_process(env):
-    assert read_launch(with_standard_names(env)) == SINGLE
+    assert read_launch(with_standard_names(env)) == SINGLE_PROCESS
 
 
 # ---- MPI, if it is installed ----
@@ -611,7 +615,7 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
     command = [*OPEN_MPI_RUN, *elsewhere, sys.executable, *two_steps]
     result = run_command(command, limit_s=60)
 
-    assert result.exit_codes == [REFUSED], result.text
+    assert result.exit_codes == [EXIT_REFUSED], result.text
     assert result.text.count("MASTER_ADDR is missing") == 1
 
 
@@ -759,7 +763,7 @@ def test_a_wrong_variable_is_named(read, env, message):
         read(env, gpu_count=GPU_COUNT)
 
     assert message in str(error.value)
-    assert error.value.exit_code == REFUSED
+    assert error.value.exit_code == EXIT_REFUSED
 
 
 def test_a_variable_that_is_not_set_is_named():
@@ -792,7 +796,9 @@ def start_launcher(env, *options):
 
     env: the variables of the platform. options: arguments after the option file.
     """
-    return run_command([ROOT / "launch_train.sh", "8", SAMPLE, *options], limit_s=10, env=env)
+    return run_command(
+        [ROOT / "launch_train.sh", "8", SAMPLE_OPTIONS, *options], limit_s=10, env=env
+    )
 
 
 # "canary" is a secret that must not appear in the output.
@@ -815,8 +821,8 @@ def start_launcher(env, *options):
 def test_the_launcher_refuses_and_suggests_a_command_without_the_secrets(given, shown):
     result = start_launcher(PLATFORM, *given)
 
-    assert result.exit_codes == [REFUSED]
-    assert f"do        python -u main_train_vrt.py --opt {SAMPLE}{shown}" in result.text
+    assert result.exit_codes == [EXIT_REFUSED]
+    assert f"do        python -u main_train_vrt.py --opt {SAMPLE_OPTIONS}{shown}" in result.text
     assert "canary" not in result.text
 
 
@@ -824,7 +830,7 @@ def test_the_launcher_suggests_one_command_to_a_platform_that_starts_each_rank()
     # PLATFORM has LOCAL_RANK, the number of a rank on its node. So this platform starts each rank.
     result = start_launcher(PLATFORM)
 
-    assert f"do        python -u main_train_vrt.py --opt {SAMPLE}" in result.text
+    assert f"do        python -u main_train_vrt.py --opt {SAMPLE_OPTIONS}" in result.text
     assert "NPROC_PER_NODE=8" not in result.text
 
 
@@ -832,8 +838,8 @@ def test_without_local_rank_the_launcher_suggests_a_command_for_ranks_and_one_fo
     # Without LOCAL_RANK the platform may start each rank, or one process for each node.
     result = start_launcher({**PLATFORM, "LOCAL_RANK": ""})
 
-    assert result.exit_codes == [REFUSED]
-    command = f"python -u main_train_vrt.py --opt {SAMPLE}\n"
+    assert result.exit_codes == [EXIT_REFUSED]
+    command = f"python -u main_train_vrt.py --opt {SAMPLE_OPTIONS}\n"
     assert f"do        {command}" in result.text
     assert f"NPROC_PER_NODE=8 {command}" in result.text
 
@@ -842,7 +848,7 @@ def test_without_local_rank_the_launcher_suggests_a_command_for_ranks_and_one_fo
 def test_the_launcher_needs_a_number_of_processes(count):
     result = run_command([ROOT / "launch_train.sh", count], limit_s=10)
 
-    assert result.exit_codes == [REFUSED]
+    assert result.exit_codes == [EXIT_REFUSED]
 
 
 # ---- The launchers start a `python` that prints its variables and arguments ----
@@ -887,7 +893,7 @@ def launch(env, count=1, *options):
 
     The `text` of the result has one line for each environment variable.
     """
-    command = [ROOT / "launch_train.sh", str(count), SAMPLE, *options]
+    command = [ROOT / "launch_train.sh", str(count), SAMPLE_OPTIONS, *options]
     return run_command(command, limit_s=20, env=env)
 
 
@@ -972,14 +978,16 @@ def test_one_rank_has_all_cores(results_of_launch, count, expected):
 def test_the_launcher_hands_its_arguments_to_the_program(results_of_launch, count, started):
     lines = results_of_launch[count].text.splitlines()
 
-    assert f"arguments {started} main_train_vrt.py --opt {SAMPLE} scale=1 task=a b" in lines
+    assert f"arguments {started} main_train_vrt.py --opt {SAMPLE_OPTIONS} scale=1 task=a b" in lines
 
 
 @pytest.mark.parametrize(
     ("given", "passed_on"),
     [
         pytest.param(
-            f"{SAMPLE} val.save_img=true", f"--opt {SAMPLE} val.save_img=true", id="option file"
+            f"{SAMPLE_OPTIONS} val.save_img=true",
+            f"--opt {SAMPLE_OPTIONS} val.save_img=true",
+            id="option file",
         ),
         pytest.param(
             "--weights my.pth --input in --output out",
@@ -1027,7 +1035,7 @@ def test_threads_wait_as_the_user_says_also_on_busy_cores(fake_python, busy_core
 
 def launch_in_bash(env, before=""):
     """Run launch_train.sh from a shell that first runs `before`. Return the text of both."""
-    command = f"{before}{ROOT}/launch_train.sh 1 {SAMPLE}"
+    command = f"{before}{ROOT}/launch_train.sh 1 {SAMPLE_OPTIONS}"
     return run_command(["bash", "-c", command], limit_s=20, env=env).text
 
 
@@ -1070,12 +1078,18 @@ def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_p
     # The caller's folder has an option file, data and a program with the same names as in the
     # repository. The launcher must use the option file and the data, but not the program.
     options = write_options(tmp_path).read_text()
-    mine = tmp_path / SAMPLE
+    mine = tmp_path / SAMPLE_OPTIONS
     mine.parent.mkdir(parents=True)
     relative = options.replace(f"{tmp_path}/", "").replace('"task": "run"', '"task": "mine"')
     mine.write_text(relative)
     (tmp_path / "main_train_vrt.py").write_text("raise SystemExit('not the program')")
-    command = [ROOT / "launch_train.sh", "1", SAMPLE, "datasets.test={}", "train.total_iter=1"]
+    command = [
+        ROOT / "launch_train.sh",
+        "1",
+        SAMPLE_OPTIONS,
+        "datasets.test={}",
+        "train.total_iter=1",
+    ]
 
     result = run_command(command, limit_s=120, env=forking_python(tmp_path), cwd=tmp_path)
 

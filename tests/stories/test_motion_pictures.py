@@ -101,14 +101,14 @@ def test_weights_that_follow_the_motion_show_it_too(clip, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "way",
+    "method",
     [
         pytest.param(["--weights", "weights/operator.pth"], id="operator"),
         pytest.param(["--method", "exposure"], id="formula"),
     ],
 )
-def test_a_method_that_uses_no_motion_shows_none(clip, tmp_path, way):
-    restore(*way, *words_for(clip, tmp_path / "out"))
+def test_a_method_that_uses_no_motion_shows_none(clip, tmp_path, method):
+    restore(*method, *words_for(clip, tmp_path / "out"))
 
     assert not (tmp_path / "out/pictures").exists()
     assert 'data-show="motion"' not in (tmp_path / "out/report.html").read_text(encoding="utf-8")

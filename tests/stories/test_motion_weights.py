@@ -27,8 +27,8 @@ from tests.helpers.moving_scene import Scene, with_clipped_sky
 from tests.helpers.weights_files import read_metrics, restore
 from utils.image import imread_rgb, imwrite_rgb
 
-MOTION = "weights/motion.pth"
-OPERATOR = "weights/operator.pth"
+MOTION_WEIGHTS = "weights/motion.pth"
+OPERATOR_WEIGHTS = "weights/operator.pth"
 # A scene that moves by 12 pixels in each exposure.
 MOVING = Scene(velocity=(11.0, -5.0))
 # The most that a clip may lose, in dB, where the motion or the model of the frame is wrong. This is
@@ -71,8 +71,8 @@ def gain_on(clip, folder) -> float:
 
     folder: gets the results.
     """
-    by_motion = restore_with(clip, folder / "motion", MOTION)
-    by_operator = restore_with(clip, folder / "operator", OPERATOR)
+    by_motion = restore_with(clip, folder / "motion", MOTION_WEIGHTS)
+    by_operator = restore_with(clip, folder / "operator", OPERATOR_WEIGHTS)
     return by_motion.psnr - by_operator.psnr
 
 
@@ -90,7 +90,7 @@ def moving_clip(tmp_path_factory):
 @pytest.fixture(scope="module")
 def restored_moving_clip(moving_clip, tmp_path_factory) -> RestoredClip:
     """Give the clip of MOVING, restored with motion.pth."""
-    return restore_with(moving_clip, tmp_path_factory.mktemp("restored") / "out", MOTION)
+    return restore_with(moving_clip, tmp_path_factory.mktemp("restored") / "out", MOTION_WEIGHTS)
 
 
 # ---- How well it restores ----
@@ -101,7 +101,7 @@ def test_a_clip_that_moves_is_sharper_than_by_the_operator(
 ):
     # Like `gain_on`, this test compares both weights. It takes the result of motion.pth from a
     # fixture, so that motion.pth restores this clip only once for all tests.
-    by_operator = restore_with(moving_clip, tmp_path, OPERATOR)
+    by_operator = restore_with(moving_clip, tmp_path, OPERATOR_WEIGHTS)
 
     assert restored_moving_clip.psnr > by_operator.psnr + 1  # dB
 
@@ -110,7 +110,7 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
     clip = Scene().write(tmp_path / "clip")
 
     # Nothing moves, so the blurry frames are sharp. Only noise and the rounding to 8 bits are left.
-    assert restore_with(clip, tmp_path / "out", MOTION).psnr > 42  # dB
+    assert restore_with(clip, tmp_path / "out", MOTION_WEIGHTS).psnr > 42  # dB
 
 
 # Spikes per plane at full light. 0.6 is the usual rate of a scene. At 0.1, a pixel in full light
@@ -163,7 +163,9 @@ def test_broken_spike_pixels_lose_hardly_anything(
         spikes[:, is_broken] = spikes_of_broken
         write_spikes(file, spikes, plane)
 
-    assert restore_with(clip, tmp_path / "out", MOTION).psnr > restored_moving_clip.psnr - 0.5  # dB
+    assert (
+        restore_with(clip, tmp_path / "out", MOTION_WEIGHTS).psnr > restored_moving_clip.psnr - 0.5
+    )  # dB
 
 
 @ODD_CLIP
@@ -219,8 +221,8 @@ def test_spike_pixels_smaller_than_the_pixels_of_the_frame_give_the_frames_of_th
     about = json.loads((clip / "spike/dataset.json").read_text())
     (clip / "spike/dataset.json").write_text(json.dumps(about | {"h": 192, "w": 192}))
 
-    by_motion = restore_with(clip, tmp_path / "motion", MOTION)
-    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR)
+    by_motion = restore_with(clip, tmp_path / "motion", MOTION_WEIGHTS)
+    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR_WEIGHTS)
 
     for file, other in zip(by_motion.frames, by_operator.frames, strict=True):
         assert_same_picture(file, other)
@@ -234,8 +236,8 @@ def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     # given as shares of the exposure, as weights/README.md says for short exposures.
     windows = "spike.representation.half_windows=[0.0465,0.14,0.28]"
 
-    by_motion = restore_with(clip, tmp_path / "motion", MOTION, windows)
-    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR, windows)
+    by_motion = restore_with(clip, tmp_path / "motion", MOTION_WEIGHTS, windows)
+    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR_WEIGHTS, windows)
 
     # So few planes say little about the motion, so the learned steps may do a little harm.
     assert by_motion.psnr > by_operator.psnr - 0.5  # dB
@@ -270,8 +272,8 @@ def test_a_clip_without_any_spike_stays_as_by_the_operator(moving_clip, tmp_path
         size = file.stat().st_size
         file.write_bytes(bytes(size))  # planes of zeros
 
-    by_motion = restore_with(dark, tmp_path / "motion", MOTION)
-    by_operator = restore_with(dark, tmp_path / "operator", OPERATOR)
+    by_motion = restore_with(dark, tmp_path / "motion", MOTION_WEIGHTS)
+    by_operator = restore_with(dark, tmp_path / "operator", OPERATOR_WEIGHTS)
 
     assert len(by_motion.frames) == MOVING.frames
     for file, other in zip(by_motion.frames, by_operator.frames, strict=True):
@@ -282,14 +284,14 @@ def test_a_clip_without_any_spike_stays_as_by_the_operator(moving_clip, tmp_path
 def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path, monkeypatch):
     # The clip has the texture, the motion and the spikes of MOVING, but its frame is higher.
     clip = replace(MOVING, size=(560, 96), frames=1).write(tmp_path / "clip")
-    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR)
-    whole = restore_with(clip, tmp_path / "whole", MOTION)
+    by_operator = restore_with(clip, tmp_path / "operator", OPERATOR_WEIGHTS)
+    whole = restore_with(clip, tmp_path / "whole", MOTION_WEIGHTS)
 
     # Usually only frames of more than 1,048,576 pixels are divided (MOST_PIXELS in
     # data/motion/bands.py). Now frames of more than 20,000 pixels are divided. This
     # frame has two bands of 344 rows.
     monkeypatch.setattr(restorer, "bands_of", partial(bands_of, most_pixels=20_000))
-    in_bands = restore_with(clip, tmp_path / "bands", MOTION)
+    in_bands = restore_with(clip, tmp_path / "bands", MOTION_WEIGHTS)
 
     assert whole.psnr > by_operator.psnr + 1  # dB, as for the small frames above
     assert in_bands.psnr == pytest.approx(whole.psnr, abs=0.1)  # dB
@@ -301,7 +303,7 @@ def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path
 def test_a_frame_does_not_depend_on_which_others_are_restored(
     restored_moving_clip, moving_clip, tmp_path
 ):
-    alone = restore_with(moving_clip, tmp_path, MOTION, "--center-frame-only")
+    alone = restore_with(moving_clip, tmp_path, MOTION_WEIGHTS, "--center-frame-only")
 
     [middle_alone] = alone.frames
     _, middle, _ = restored_moving_clip.frames
@@ -310,7 +312,7 @@ def test_a_frame_does_not_depend_on_which_others_are_restored(
 
 def test_the_report_names_the_learned_steps(restored_moving_clip):
     assert "motion" in restored_moving_clip.protocol
-    assert restored_moving_clip.protocol["weights"].startswith(MOTION)
+    assert restored_moving_clip.protocol["weights"].startswith(MOTION_WEIGHTS)
 
 
 def test_the_first_estimates_are_made_one_by_one(restored_moving_clip):
@@ -319,7 +321,7 @@ def test_the_first_estimates_are_made_one_by_one(restored_moving_clip):
 
 
 def test_tiles_of_several_frames_give_the_same_frames(restored_moving_clip, moving_clip, tmp_path):
-    in_tiles = restore_with(moving_clip, tmp_path, MOTION, "--tile", "3,256")
+    in_tiles = restore_with(moving_clip, tmp_path, MOTION_WEIGHTS, "--tile", "3,256")
 
     assert "tiles of 3 frames x 256 px" in in_tiles.protocol["tile"]
     for frame, frame_in_tiles in zip(restored_moving_clip.frames, in_tiles.frames, strict=True):
@@ -330,8 +332,8 @@ def test_the_joint_solution_begins_at_the_first_estimate_without_learned_steps(
     moving_clip, tmp_path
 ):
     # The first estimates of motion.pth are the frames of operator.pth.
-    from_motion = restore_with(moving_clip, tmp_path / "a", MOTION, "--method", "joint")
-    from_operator = restore_with(moving_clip, tmp_path / "b", OPERATOR, "--method", "joint")
+    from_motion = restore_with(moving_clip, tmp_path / "a", MOTION_WEIGHTS, "--method", "joint")
+    from_operator = restore_with(moving_clip, tmp_path / "b", OPERATOR_WEIGHTS, "--method", "joint")
 
     assert from_motion.psnr == from_operator.psnr
     assert "motion" not in from_motion.protocol

@@ -52,7 +52,7 @@ ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory):
+def clips_root(tmp_path_factory):
     """Give the root of two training clips (6 and 4 frames) and a test clip (5 frames).
 
     The green values of the frames begin with 0 in clip0, and with 47 in clip1.
@@ -89,12 +89,12 @@ def greens_in(item):
 # a number.
 
 
-def sample(root, epoch, index):
+def training_sample(root, epoch, index):
     """Return a sample of the training set of `build_clips`."""
     return build_clips(root)[(epoch, index)]
 
 
-def place_of(crop, frame):
+def corner_of(crop, frame):
     """Return (top, left) of a crop (3, CROP, CROP) in a frame (3, H, W), by its pixels."""
     _, height, width = frame.shape
     for top in range(height - CROP + 1):
@@ -105,24 +105,24 @@ def place_of(crop, frame):
 
 
 @pytest.mark.parametrize(("key", "channels"), [("lq", 3), ("spike", 2), ("gt", 3)])
-def test_a_sample_has_the_shapes_of_the_batch(clips, key, channels):
-    tensor = sample(clips, epoch=0, index=0)[key]
+def test_a_sample_has_the_shapes_of_the_batch(clips_root, key, channels):
+    tensor = training_sample(clips_root, epoch=0, index=0)[key]
 
     assert tensor.shape == (SAMPLE_FRAMES, channels, CROP, CROP)
     assert tensor.dtype == torch.float32
     assert tensor.min() >= 0
 
 
-def test_the_frames_of_a_sample_are_in_the_range_from_0_to_1(clips):
-    assert sample(clips, epoch=0, index=0)["lq"].max() <= 1
+def test_the_frames_of_a_sample_are_in_the_range_from_0_to_1(clips_root):
+    assert training_sample(clips_root, epoch=0, index=0)["lq"].max() <= 1
 
 
-def test_a_sample_says_its_clip_with_its_frame(clips):
-    assert sample(clips, epoch=0, index=0)["key"].startswith("clip0/00000")
+def test_a_sample_says_its_clip_with_its_frame(clips_root):
+    assert training_sample(clips_root, epoch=0, index=0)["key"].startswith("clip0/00000")
 
 
-def test_a_data_set_can_be_sent_to_loader_processes(clips):
-    dataset = build_clips(clips)
+def test_a_data_set_can_be_sent_to_loader_processes(clips_root):
+    dataset = build_clips(clips_root)
 
     received = pickle.loads(pickle.dumps(dataset))
 
@@ -146,16 +146,16 @@ def test_crops_of_frames_sharp_frames_and_spikes_agree_to_the_pixel(tmp_path, sc
             assert torch.allclose(lq, gt, atol=1e-3)
 
 
-def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips):
+def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips_root):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
-    whole = build_clips(clips, "test", spike=spike)[0]
+    whole = build_clips(clips_root, "test", spike=spike)[0]
     # Use the test clip also as a training set, in which a sample is a crop of a single frame.
-    frames = str(clips / "GOPRO_Large/test")
+    frames = str(clips_root / "GOPRO_Large/test")
     values = data_section(
-        clips,
+        clips_root,
         dataroot_gt=frames,
         dataroot_lq=frames,
-        dataroot_spike=str(clips / "GOPRO_Large_spike_seq/test"),
+        dataroot_spike=str(clips_root / "GOPRO_Large_spike_seq/test"),
         spike=spike,
         num_frame=1,
         gt_size=CROP,
@@ -164,7 +164,7 @@ def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips):
 
     for index in range(5):  # the frames of the clip
         item = crops[(0, index)]
-        top, left = place_of(item["lq"][0], whole["lq"][index])
+        top, left = corner_of(item["lq"][0], whole["lq"][index])
 
         expected = whole["spike"][index][:, top : top + CROP, left : left + CROP]
         assert torch.equal(item["spike"][0], expected)
@@ -255,11 +255,11 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
     ],
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
-def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, corner, turns):
+def test_a_seed_gives_the_draws_that_it_always_gave(clips_root, index, clip, frames, corner, turns):
     # An earlier version printed these draws. They must stay, because a resumed run must see the
     # samples that it would have seen without the interruption. The frames of samples 5, 8 and 9
     # would not fit into their clips. So the first frame of these samples is drawn at random.
-    draw = build_clips(clips, **ALL_TURNS, interval_list=[1, 2]).draw(index)
+    draw = build_clips(clips_root, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
     assert (draw.clip.name, draw.frames) == (clip, frames)
     assert (draw.aug.top, draw.aug.left) == corner
@@ -268,9 +268,9 @@ def test_a_seed_gives_the_draws_that_it_always_gave(clips, index, clip, frames, 
 
 
 @pytest.fixture
-def sample_of_eight_epochs(clips):
+def sample_of_eight_epochs(clips_root):
     """Give sample 0 of eight epochs. In some epochs its time is reversed."""
-    dataset = build_clips(clips, random_reverse=True)
+    dataset = build_clips(clips_root, random_reverse=True)
     return [dataset[(epoch, 0)] for epoch in range(8)]
 
 
@@ -295,9 +295,9 @@ def test_time_reversal_reverses_the_planes_within_the_frames(sample_of_eight_epo
         assert item["spike"][:, empty_half].max() == 0
 
 
-def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
-    first = build_clips(clips, **ALL_TURNS)
-    second = build_clips(clips, **ALL_TURNS)
+def test_a_sample_depends_on_seed_epoch_and_index_only(clips_root):
+    first = build_clips(clips_root, **ALL_TURNS)
+    second = build_clips(clips_root, **ALL_TURNS)
     second[(7, 3)]  # reading another sample before must have no influence
 
     for index in range(len(first)):
@@ -313,9 +313,9 @@ def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
         pytest.param(0, 2, "length", id="another index"),
     ],
 )
-def test_another_seed_epoch_or_index_gives_another_sample(clips, seed, epoch, index):
-    dataset = build_clips(clips, **ALL_TURNS)
-    other = build_clips(clips, seed=seed, **ALL_TURNS)
+def test_another_seed_epoch_or_index_gives_another_sample(clips_root, seed, epoch, index):
+    dataset = build_clips(clips_root, **ALL_TURNS)
+    other = build_clips(clips_root, seed=seed, **ALL_TURNS)
     if index == "length":
         index = len(dataset)
 
@@ -325,29 +325,29 @@ def test_another_seed_epoch_or_index_gives_another_sample(clips, seed, epoch, in
 # ---- Which frames a sample has ----
 
 
-def test_an_interval_skips_frames(clips):
-    dataset = build_clips(clips, interval_list=[2])
+def test_an_interval_skips_frames(clips_root):
+    dataset = build_clips(clips_root, interval_list=[2])
 
     for index in range(6):
         assert greens_in(dataset[(0, index)]) in ([0, 2, 4], [1, 3, 5])
 
 
-def test_a_short_clip_is_played_back_from_its_end(clips):
+def test_a_short_clip_is_played_back_from_its_end(clips_root):
     # Sample 6 is the first sample of clip1, which has the 4 frames 47 to 50.
-    item = build_clips(clips, num_frame=6)[(0, 6)]
+    item = build_clips(clips_root, num_frame=6)[(0, 6)]
 
     assert greens_in(item) == [47, 48, 49, 50, 49, 48]
 
 
-def test_a_short_clip_is_named_in_the_log(clips, caplog):
-    build_clips(clips, num_frame=6)
+def test_a_short_clip_is_named_in_the_log(clips_root, caplog):
+    build_clips(clips_root, num_frame=6)
 
     assert "1 clips have fewer than 6 frames" in caplog.text
     assert "clip1" in caplog.text
 
 
-def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips):
-    item = build_clips(clips, num_frame=6)[(0, 6)]
+def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips_root):
+    item = build_clips(clips_root, num_frame=6)[(0, 6)]
 
     first_half_has_spikes = [bool(planes[0].max() > 0) for planes in item["spike"]]
     assert first_half_has_spikes == [True, True, True, True, False, False]
@@ -356,8 +356,8 @@ def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips):
 # ---- A clip of a test ----
 
 
-def test_a_test_item_is_the_whole_clip(clips):
-    dataset = build_clips(clips, "test")
+def test_a_test_item_is_the_whole_clip(clips_root):
+    dataset = build_clips(clips_root, "test")
 
     item = dataset[0]
 
@@ -368,8 +368,8 @@ def test_a_test_item_is_the_whole_clip(clips):
     assert item["spike"].shape == (5, 2, 16, 24)
 
 
-def test_a_test_item_can_be_read_in_parts(clips):
-    dataset = build_clips(clips, "test")
+def test_a_test_item_can_be_read_in_parts(clips_root):
+    dataset = build_clips(clips_root, "test")
 
     part = dataset.read_frames(0, first=1, count=2)
 
@@ -378,14 +378,14 @@ def test_a_test_item_can_be_read_in_parts(clips):
         assert torch.equal(part[key], dataset[0][key][1:3])
 
 
-def test_a_test_may_take_only_the_first_frames(clips):
-    item = build_clips(clips, "test", num_frame=2)[0]
+def test_a_test_may_take_only_the_first_frames(clips_root):
+    item = build_clips(clips_root, "test", num_frame=2)[0]
 
     assert item["lq"].shape[0] == 2
 
 
-def test_a_test_may_have_no_sharp_frames(clips):
-    item = build_clips(clips, "test", dataroot_gt=None)[0]
+def test_a_test_may_have_no_sharp_frames(clips_root):
+    item = build_clips(clips_root, "test", dataroot_gt=None)[0]
 
     assert "gt" not in item
 
@@ -456,31 +456,31 @@ def spikes_of_test(root, **spike):
     return build_clips(root, "test", spike={**TFP_OF_5, **spike})[0]["spike"]
 
 
-def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips):
+def test_the_centre_of_the_data_is_the_plane_of_the_sharp_frame(clips_root):
     # A pixel of level 12, the largest level, fires in planes 0 ... 11. The window has 5 planes:
     #
     #     center          planes       spikes    rate
     #     12 (gt_plane)   10 ... 14    2         0.4
     #     5               3 ... 7      5         1
-    at_12 = spikes_of_test(clips)
-    at_5 = spikes_of_test(clips, center=5)
+    at_12 = spikes_of_test(clips_root)
+    at_5 = spikes_of_test(clips_root, center=5)
 
     # 0.45 lies above the rate 0.4, which is the largest rate of the first window.
     assert at_12.max() < 0.45 < at_5.max()
 
 
-def test_the_centre_may_be_the_middle_of_the_file(clips):
+def test_the_centre_may_be_the_middle_of_the_file(clips_root):
     # A file has 24 planes, so its middle is plane 12, which is gt_plane, too.
-    assert torch.equal(spikes_of_test(clips, center="file"), spikes_of_test(clips))
+    assert torch.equal(spikes_of_test(clips_root, center="file"), spikes_of_test(clips_root))
 
 
-def test_spikes_are_divided_by_the_rate_of_dataset_json(clips, tmp_path):
-    # Write the test clip of `clips` again, with the same spikes, but with a rate in dataset.json.
+def test_spikes_are_divided_by_the_rate_of_dataset_json(clips_root, tmp_path):
+    # Write the test clip again with the same spikes, but with another rate in dataset.json.
     write_clip(tmp_path, "clip9", split="test", frames=5, seed=9)
     write_info(tmp_path, rate=0.5)
 
-    # The rate of `clips` is 1. If the rate is 0.5, the same spikes mean twice the light.
-    assert torch.allclose(spikes_of_test(tmp_path), 2 * spikes_of_test(clips))
+    # The rate of `clips_root` is 1. If the rate is 0.5, the same spikes mean twice the light.
+    assert torch.allclose(spikes_of_test(tmp_path), 2 * spikes_of_test(clips_root))
 
 
 # The name GOPR0372_03_00 says that a blurry frame is the mean of 3 raw frames, with 8 planes each.
@@ -653,9 +653,9 @@ EPOCH = 1
 TOLERANCE = 0.2
 
 
-def test_another_spike_camera_does_not_change_the_frames(clips):
-    plain = build_clips(clips, **ALL_TURNS)
-    other = build_clips(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+def test_another_spike_camera_does_not_change_the_frames(clips_root):
+    plain = build_clips(clips_root, **ALL_TURNS)
+    other = build_clips(clips_root, camera=threshold_camera(2.0), **ALL_TURNS)
 
     for index in range(4):
         a = plain[(EPOCH, index)]
@@ -665,25 +665,25 @@ def test_another_spike_camera_does_not_change_the_frames(clips):
         assert a["key"] == b["key"]
 
 
-def test_twice_the_threshold_gives_half_the_spikes(clips):
-    plain = build_clips(clips, **ALL_TURNS)
-    other = build_clips(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+def test_twice_the_threshold_gives_half_the_spikes(clips_root):
+    plain = build_clips(clips_root, **ALL_TURNS)
+    other = build_clips(clips_root, camera=threshold_camera(2.0), **ALL_TURNS)
 
     for index in range(4):
         expected = mean_spikes(plain[(EPOCH, index)]) / 2
         assert mean_spikes(other[(EPOCH, index)]) == pytest.approx(expected, rel=TOLERANCE)
 
 
-def test_another_camera_is_the_same_each_time(clips):
-    other = build_clips(clips, camera=threshold_camera(2.0), **ALL_TURNS)
+def test_another_camera_is_the_same_each_time(clips_root):
+    other = build_clips(clips_root, camera=threshold_camera(2.0), **ALL_TURNS)
 
     for index in range(4):
         assert torch.equal(other[(EPOCH, index)]["spike"], other[(EPOCH, index)]["spike"])
 
 
-def test_a_known_rate_undoes_the_threshold(clips):
-    plain = build_clips(clips, **ALL_TURNS)
-    known = build_clips(clips, camera=threshold_camera(2.0, known_rate=True), **ALL_TURNS)
+def test_a_known_rate_undoes_the_threshold(clips_root):
+    plain = build_clips(clips_root, **ALL_TURNS)
+    known = build_clips(clips_root, camera=threshold_camera(2.0, known_rate=True), **ALL_TURNS)
 
     for index in range(4):
         expected = mean_spikes(plain[(EPOCH, index)])
@@ -715,8 +715,8 @@ def test_a_matched_rate_gives_the_brightness_of_the_frame_whatever_the_threshold
 # ---- Options that are refused ----
 
 
-def test_options_that_repeat_dataset_json_are_accepted(clips):
-    build_clips(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
+def test_options_that_repeat_dataset_json_are_accepted(clips_root):
+    build_clips(clips_root, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -749,14 +749,14 @@ def test_options_that_repeat_dataset_json_are_accepted(clips):
         ),
     ],
 )
-def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, message):
+def test_options_that_do_not_fit_the_data_are_refused(clips_root, changes, error, message):
     with pytest.raises(error, match=message):
-        build_clips(clips, **changes)
+        build_clips(clips_root, **changes)
 
 
-def test_a_training_section_is_no_section_for_testing(clips):
+def test_a_training_section_is_no_section_for_testing(clips_root):
     with pytest.raises(OptionError, match="a dataset for testing"):
-        build_dataset(data_section(clips, "train"), "test", seed=0)
+        build_dataset(data_section(clips_root, "train"), "test", seed=0)
 
 
 # Representations that ignore some keys of the section `spike`: "raw" gives the planes as they are,
@@ -779,11 +779,11 @@ SPREAD_TFP = {"type": "tfp", "half_window": 2, "num_bins": 3}
         pytest.param("context", 8, "voxel", id="context of voxels"),
     ],
 )
-def test_keys_without_effect_are_refused(clips, key, value, representation):
+def test_keys_without_effect_are_refused(clips_root, key, value, representation):
     spike = {"type": "dat", key: value, "representation": representation}
 
     with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
-        build_clips(clips, "test", spike=spike)
+        build_clips(clips_root, "test", spike=spike)
 
 
 @pytest.mark.parametrize(
@@ -793,11 +793,11 @@ def test_keys_without_effect_are_refused(clips, key, value, representation):
         pytest.param({"type": "dat", "representation": RAW}, id="raw planes"),
     ],
 )
-def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips, spike):
+def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips_root, spike):
     camera = {"type": "perturb", "threshold_prob": 1.0, "known_rate": True}
 
     with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
-        build_clips(clips, "test", spike=spike, camera=camera)
+        build_clips(clips_root, "test", spike=spike, camera=camera)
 
 
 # ---- The order of an epoch ----

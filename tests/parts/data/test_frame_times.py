@@ -60,13 +60,13 @@ from tests.helpers.weights_files import read_metrics, restore
 from utils.errors import DataError
 
 # How long frames last, in seconds.
-SHORT = Fraction(1, 60)
-LONG = Fraction(1, 15)
+SHORT_FRAME = Fraction(1, 60)
+LONG_FRAME = Fraction(1, 15)
 # Planes per second of the spike camera. So a short frame has 1440 / 60 = 24 planes, and a long
 # frame has 1440 / 15 = 96 planes.
-RATE = 1440
+PLANES_PER_S = 1440
 # The section `spike` for the spike files of these tests, which have no dataset.json.
-OPTIONS = {"type": "dat", "h": 48, "w": 64, "center": "file", "rate": 1.0, "light": "linear"}
+SPIKE_OPTIONS = {"type": "dat", "h": 48, "w": 64, "center": "file", "rate": 1.0, "light": "linear"}
 
 
 class Planes(NamedTuple):
@@ -76,7 +76,7 @@ class Planes(NamedTuple):
     count: int
 
 
-def planes_of(clip: DatasetClip) -> list[Planes]:
+def planes_of_frames(clip: DatasetClip) -> list[Planes]:
     """Return the planes that the program gives to each frame."""
     exposures = [exposure.own for exposure in clip.clip.exposures]
     return [Planes(exposure.first, exposure.count) for exposure in exposures]
@@ -89,11 +89,11 @@ def true_planes(lengths: Sequence[Fraction]) -> list[Planes]:
     """
     planes = []
     for start, length in zip(starts_of(lengths), lengths, strict=True):
-        planes.append(Planes(int(start * RATE), int(length * RATE)))
+        planes.append(Planes(int(start * PLANES_PER_S), int(length * PLANES_PER_S)))
     return planes
 
 
-def evenly(count: int, frames: int, first: int = 0) -> list[Planes]:
+def equal_shares(count: int, frames: int, first: int = 0) -> list[Planes]:
     """Return the planes of each frame if `frames` frames share `count` planes evenly.
 
     A frame begins at a whole plane, so counts may differ by 1. E.g. 242 planes and 4 frames: the
@@ -116,16 +116,16 @@ def write_empty_planes(path: Path, count: int) -> Path:
     return path
 
 
-def clip_of(frames: Path, spikes: Path, **options: Any) -> DatasetClip:
+def open_clip(frames: Path, spikes: Path, **options: Any) -> DatasetClip:
     """Return a user's clip. options: keys of the section `spike`."""
-    (clip,) = user_clips(frames, spikes, spike_options=OPTIONS | options)
+    (clip,) = user_clips(frames, spikes, spike_options=SPIKE_OPTIONS | options)
     return clip
 
 
-def refusal(frames: Path, spikes: Path, **options: Any) -> DataError:
+def error_of_clip(frames: Path, spikes: Path, **options: Any) -> DataError:
     """Return the error of a user's clip. options: keys of the section `spike`."""
     with pytest.raises(DataError) as error:
-        user_clips(frames, spikes, spike_options=OPTIONS | options)
+        user_clips(frames, spikes, spike_options=SPIKE_OPTIONS | options)
     return error.value
 
 
@@ -224,25 +224,27 @@ def film_with_spikes(
     frames = [picture(seed=number) for number in range(len(lengths))]
     write_film(folder / "f.mp4", frames, starts_of(lengths))
     if planes is None:
-        planes = int(sum(lengths) * RATE)
+        planes = int(sum(lengths) * PLANES_PER_S)
     return folder / "f.mp4", write_empty_planes(folder / "f.dat", planes)
 
 
 @pytest.mark.parametrize(
     "lengths",
     [
-        pytest.param([SHORT] * 6 + [LONG] * 6, id="slower"),
-        pytest.param([LONG] * 3 + [SHORT] * 3, id="faster"),
+        pytest.param([SHORT_FRAME] * 6 + [LONG_FRAME] * 6, id="slower"),
+        pytest.param([LONG_FRAME] * 3 + [SHORT_FRAME] * 3, id="faster"),
         # A film does not say how long its last frame lasts. The program assumes that the last frame
         # lasts as long as the frame before. So in each case the last two frames are equally long.
-        pytest.param([SHORT, LONG, SHORT, LONG, LONG], id="changing"),
-        pytest.param([SHORT * 2, SHORT * 3, SHORT * 5, SHORT * 5], id="many lengths"),
+        pytest.param([SHORT_FRAME, LONG_FRAME, SHORT_FRAME, LONG_FRAME, LONG_FRAME], id="changing"),
+        pytest.param(
+            [SHORT_FRAME * 2, SHORT_FRAME * 3, SHORT_FRAME * 5, SHORT_FRAME * 5], id="many lengths"
+        ),
     ],
 )
 def test_frames_of_a_film_have_the_planes_of_their_times(tmp_path, lengths):
-    clip = clip_of(*film_with_spikes(tmp_path, lengths))
+    clip = open_clip(*film_with_spikes(tmp_path, lengths))
 
-    assert planes_of(clip) == true_planes(lengths)
+    assert planes_of_frames(clip) == true_planes(lengths)
 
 
 # The planes of the spike file that belong to the film.
@@ -254,11 +256,11 @@ def test_frames_of_a_film_have_the_planes_of_their_times(tmp_path, lengths):
     ],
 )
 def test_frames_at_one_distance_share_the_planes_evenly(tmp_path, first, count):
-    files = film_with_spikes(tmp_path, [SHORT] * 12, planes=300)
+    files = film_with_spikes(tmp_path, [SHORT_FRAME] * 12, planes=300)
 
-    clip = clip_of(*files, first=first, count=count)
+    clip = open_clip(*files, first=first, count=count)
 
-    assert planes_of(clip) == evenly(count, frames=12, first=first)
+    assert planes_of_frames(clip) == equal_shares(count, frames=12, first=first)
 
 
 def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
@@ -269,13 +271,13 @@ def test_times_that_a_container_rounds_count_as_one_distance(tmp_path):
     # planes. So planes that follow from the times would differ from planes that are shared evenly.
     spikes = write_empty_planes(tmp_path / "f.dat", 454)
 
-    clip = clip_of(tmp_path / "f.mkv", spikes)
+    clip = open_clip(tmp_path / "f.mkv", spikes)
 
-    assert planes_of(clip) == evenly(454, frames=9)
+    assert planes_of_frames(clip) == equal_shares(454, frames=9)
 
 
 # How long the frames of `later_film` last: 0.25 s in all, 360 planes.
-LENGTHS_OF_LATER_FILM = [SHORT] * 3 + [LONG] * 3
+LENGTHS_OF_LATER_FILM = [SHORT_FRAME] * 3 + [LONG_FRAME] * 3
 
 
 def later_film(folder: Path) -> tuple[Path, Path]:
@@ -288,9 +290,9 @@ def later_film(folder: Path) -> tuple[Path, Path]:
 def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_path):
     film, spikes = later_film(tmp_path)
 
-    clip = clip_of(film, spikes)
+    clip = open_clip(film, spikes)
 
-    difference = np.array(planes_of(clip)) - np.array(true_planes(LENGTHS_OF_LATER_FILM))
+    difference = np.array(planes_of_frames(clip)) - np.array(true_planes(LENGTHS_OF_LATER_FILM))
     # Matroska rounds times to milliseconds, and the spike camera takes 1.44 planes in a
     # millisecond. So a start or a number of planes may be off by 2 planes.
     assert np.abs(difference).max() <= 2
@@ -302,7 +304,7 @@ def test_a_film_that_begins_later_is_as_long_as_its_frames_last(tmp_path):
     # The calibration says that the spike camera takes twice as many planes per second. Then the
     # planes last half as long as the film, so the clip is refused. The error says how long the film
     # is: 0.249 s instead of 0.25 s, because Matroska rounds to milliseconds.
-    error = refusal(film, spikes, calibration=write_clock(tmp_path, tick_hz=2 * RATE))
+    error = error_of_clip(film, spikes, calibration=write_clock(tmp_path, tick_hz=2 * PLANES_PER_S))
 
     assert "the film lasts 0.249 s, its planes 0.125 s" in error.what
 
@@ -318,7 +320,7 @@ def write_film_of_scene(folder: Path) -> list[Planes]:
     The scene moves. Each frame is the mean of the light of its planes. Its sharp frame is the light
     at the middle of these planes.
     """
-    lengths = [SHORT] * 6 + [LONG] * 6
+    lengths = [SHORT_FRAME] * 6 + [LONG_FRAME] * 6
     light = moving_scene(720)  # 6 x 24 + 6 x 96 planes
     all_planes = true_planes(lengths)
     frames = []
@@ -338,10 +340,10 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
     table = {"f": [[float(planes.first), float(planes.count)] for planes in all_planes]}
     files = ["--input", tmp_path / "f.mp4", "--spike", tmp_path / "f.dat", "--gt", tmp_path / "gt"]
     # "exposure" is a formula that needs no network: it computes the sharp frame from spikes.
-    how = ["--method", "exposure", "--spike-size", 48, 64, "spike.rate=1", "--save", "frames"]
+    flags = ["--method", "exposure", "--spike-size", 48, 64, "spike.rate=1", "--save", "frames"]
 
-    restore(*files, *how, "--output", tmp_path / "timed")
-    restore(*files, *how, "--output", tmp_path / "told", f"spike.exposure={json.dumps(table)}")
+    restore(*files, *flags, "--output", tmp_path / "timed")
+    restore(*files, *flags, "--output", tmp_path / "told", f"spike.exposure={json.dumps(table)}")
 
     by_times = read_metrics(tmp_path / "timed")["averages"]
     by_table = read_metrics(tmp_path / "told")["averages"]
@@ -388,14 +390,14 @@ LOST = [
 def test_the_other_frames_of_a_film_that_lacks_some_keep_their_planes(
     tmp_path, first, last, message
 ):
-    clip = clip_of(*write_lossy_film(tmp_path, first, last))
+    clip = open_clip(*write_lossy_film(tmp_path, first, last))
 
-    assert planes_of(clip) == planes_of_numbers(numbers_without(first, last))
+    assert planes_of_frames(clip) == planes_of_numbers(numbers_without(first, last))
 
 
 @pytest.mark.parametrize(("first", "last", "message"), LOST)
 def test_lost_frames_are_named(tmp_path, caplog, first, last, message):
-    clip_of(*write_lossy_film(tmp_path, first, last))
+    open_clip(*write_lossy_film(tmp_path, first, last))
 
     assert message in caplog.text
     assert "the planes of the missing frames are left out" in caplog.text
@@ -407,9 +409,9 @@ def test_the_lost_beginning_of_a_film_takes_its_planes_with_it(tmp_path, caplog)
     write_film_with_lost_packets(tmp_path / "f.ts", FRAMES, first=0, last=0, codec="libx265")
     spikes = write_empty_planes(tmp_path / "f.dat", 35 * PLANES_OF_FRAME)
 
-    clip = clip_of(tmp_path / "f.ts", spikes)
+    clip = open_clip(tmp_path / "f.ts", spikes)
 
-    assert planes_of(clip) == planes_of_numbers(range(5, 35))
+    assert planes_of_frames(clip) == planes_of_numbers(range(5, 35))
     assert "5 of 35 frames are missing: frames 0 to 4 at 0.040 s" in caplog.text
 
 
@@ -417,12 +419,12 @@ def test_the_lost_end_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
     write_cut_film(tmp_path / "f.mp4", FRAMES, share=0.6)
     spikes = write_empty_planes(tmp_path / "f.dat", FRAMES * PLANES_OF_FRAME)
 
-    clip = clip_of(tmp_path / "f.mp4", spikes)
+    clip = open_clip(tmp_path / "f.mp4", spikes)
 
     # About 0.6 x 36 = 22 frames are left. The exact number depends on the encoder.
     count = len(clip.stems)
     assert 5 < count < 30
-    assert planes_of(clip) == planes_of_numbers(range(count))
+    assert planes_of_frames(clip) == planes_of_numbers(range(count))
     lost = f"{FRAMES - count} of 36 frames are missing: frames {count} to 35"
     start_of_lost = count / 25  # in seconds, with 25 frames per second
     assert f"{lost} at {start_of_lost:.3f} s" in caplog.text
@@ -441,7 +443,7 @@ def test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused(tmp_path):
     for frame in range(FRAMES):
         write_empty_planes(tmp_path / f"each/{frame:02d}.dat", 24)
 
-    error = refusal(film, tmp_path / "each")
+    error = error_of_clip(film, tmp_path / "each")
 
     assert "2 of 36 frames are missing: frames 14 to 15 at 0.560 s" in error.what
     assert "beside it are 36 spike files" in error.what
@@ -451,7 +453,7 @@ def test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused(tmp_path):
 def test_one_period_for_a_film_that_lacks_frames_is_refused_with_a_table(tmp_path):
     files = write_lossy_film(tmp_path, first=14, last=15)
 
-    error = refusal(*files, exposure={"start": 0.0, "length": 40.0, "period": 40.0})
+    error = error_of_clip(*files, exposure={"start": 0.0, "length": 40.0, "period": 40.0})
 
     # The error proposes a row [first plane, number of planes] for each frame that is left.
     rows = [[40.0 * number, 40.0] for number in numbers_without(first=14, last=15)]
@@ -486,9 +488,9 @@ def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rat
     # 487 is no multiple of 20. So some frames get 24 planes, and other frames get 25.
     spikes = write_empty_planes(tmp_path / "f.dat", 487)
 
-    clip = clip_of(tmp_path / name, spikes)
+    clip = open_clip(tmp_path / name, spikes)
 
-    assert planes_of(clip) == evenly(487, frames=20)
+    assert planes_of_frames(clip) == equal_shares(487, frames=20)
     assert "missing" not in caplog.text
     assert "damaged" not in caplog.text
 
@@ -557,7 +559,7 @@ GAP = ["frame00", "frame01", "frame04", "frame05"]
 def test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct(
     tmp_path, names, message, exposures
 ):
-    error = refusal(*images_with_spikes(tmp_path, names))
+    error = error_of_clip(*images_with_spikes(tmp_path, names))
 
     assert message in error.what
     assert proposed_table(error) == {"frames": exposures}
@@ -576,7 +578,7 @@ def test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct(
     ],
 )
 def test_frames_whose_times_are_unknown_are_refused(tmp_path, names, message):
-    error = refusal(*images_with_spikes(tmp_path, names))
+    error = error_of_clip(*images_with_spikes(tmp_path, names))
 
     assert message in error.what
     assert "spike.exposure" in error.do
@@ -594,7 +596,7 @@ def test_the_first_five_gaps_are_named(tmp_path, gaps, more):
     # E.g. for 5 gaps, the names 0, 2, 4, 6, 8, 10 lack 5 of the 11 numbers from 0 to 10.
     every_second = [str(2 * number) for number in range(gaps + 1)]
 
-    message = refusal(*images_with_spikes(tmp_path, every_second)).what
+    message = error_of_clip(*images_with_spikes(tmp_path, every_second)).what
 
     named = "frame 1, frame 3, frame 5, frame 7, frame 9" + more
     assert message.endswith(f"{gaps} of {2 * gaps + 1} frames are missing: {named}")
@@ -602,11 +604,11 @@ def test_the_first_five_gaps_are_named(tmp_path, gaps, more):
 
 def test_the_proposed_exposures_are_accepted(tmp_path):
     files = images_with_spikes(tmp_path, GAP)
-    table = proposed_table(refusal(*files))
+    table = proposed_table(error_of_clip(*files))
 
-    clip = clip_of(*files, exposure=table)
+    clip = open_clip(*files, exposure=table)
 
-    assert planes_of(clip) == [(0, 40), (40, 40), (160, 40), (200, 40)]
+    assert planes_of_frames(clip) == [(0, 40), (40, 40), (160, 40), (200, 40)]
 
 
 @pytest.mark.parametrize(
@@ -621,23 +623,23 @@ def test_the_proposed_exposures_are_accepted(tmp_path):
     ],
 )
 def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
-    clip = clip_of(*images_with_spikes(tmp_path, names, planes=242))
+    clip = open_clip(*images_with_spikes(tmp_path, names, planes=242))
 
     # The frames begin at the planes 0, 60.5, 121 and 181.5, and end at 242. Starts are rounded
     # down.
-    assert planes_of(clip) == [(0, 60), (60, 61), (121, 60), (181, 61)]
+    assert planes_of_frames(clip) == [(0, 60), (60, 61), (121, 60), (181, 61)]
 
 
 def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
-    clip = clip_of(*images_with_spikes(tmp_path, ["10000", "11000", "12000"]))
+    clip = open_clip(*images_with_spikes(tmp_path, ["10000", "11000", "12000"]))
 
     # The names tell a film of 1000 frames per second. No frame is missing, and 3 frames share 240
     # planes.
-    assert planes_of(clip) == [(0, 80), (80, 80), (160, 80)]
+    assert planes_of_frames(clip) == [(0, 80), (80, 80), (160, 80)]
 
 
 def test_numbers_less_than_a_thousand_apart_count_frames(tmp_path):
-    message = refusal(*images_with_spikes(tmp_path, ["10000", "10999", "11998"])).what
+    message = error_of_clip(*images_with_spikes(tmp_path, ["10000", "10999", "11998"])).what
 
     # 10000 to 11998 are 1999 numbers, but only three frames are present.
     assert "1996 of 1999 frames are missing: frames 10001 to 10998" in message
@@ -649,9 +651,9 @@ def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
     # 1 ms.
     stamps = ["1000000", "1030000", "1070000", "1100000"]
 
-    clip = clip_of(*images_with_spikes(tmp_path, stamps, planes=130))
+    clip = open_clip(*images_with_spikes(tmp_path, stamps, planes=130))
 
-    assert planes_of(clip) == [(0, 30), (30, 40), (70, 30), (100, 30)]
+    assert planes_of_frames(clip) == [(0, 30), (30, 40), (70, 30), (100, 30)]
 
 
 # A single frame needs no time, so its name may have no number.
@@ -659,16 +661,16 @@ def test_stamps_at_changing_distances_give_planes_by_time(tmp_path):
 def test_one_frame_takes_one_exposure(tmp_path, name):
     files = images_with_spikes(tmp_path, [name])
 
-    clip = clip_of(*files, exposure={"start": 3.0, "length": 20.0, "period": 30.5})
+    clip = open_clip(*files, exposure={"start": 3.0, "length": 20.0, "period": 30.5})
 
-    assert planes_of(clip) == [(3, 20)]
+    assert planes_of_frames(clip) == [(3, 20)]
 
 
 @pytest.mark.parametrize("name", ["7", "alone"])
 def test_one_frame_takes_all_planes_of_its_file(tmp_path, name):
-    clip = clip_of(*images_with_spikes(tmp_path, [name]))
+    clip = open_clip(*images_with_spikes(tmp_path, [name]))
 
-    assert planes_of(clip) == [(0, 240)]
+    assert planes_of_frames(clip) == [(0, 240)]
 
 
 def test_missing_numbers_are_named_if_the_spikes_have_a_file_for_each_frame(tmp_path, caplog):
@@ -676,7 +678,7 @@ def test_missing_numbers_are_named_if_the_spikes_have_a_file_for_each_frame(tmp_
     for name in GAP:
         write_empty_planes(tmp_path / f"each/{name}.dat", 24)
 
-    user_clips(frames, tmp_path / "each", spike_options=OPTIONS)
+    user_clips(frames, tmp_path / "each", spike_options=SPIKE_OPTIONS)
 
     assert "2 of 6 frames are missing: frames 2 to 3" in caplog.text
 
@@ -687,7 +689,7 @@ def test_missing_numbers_are_named_if_the_spikes_have_a_file_for_each_frame(tmp_
 def test_one_period_for_frames_with_a_gap_is_refused_with_a_table(tmp_path):
     files = images_with_spikes(tmp_path, GAP)
 
-    error = refusal(*files, exposure={"start": 3.0, "length": 20.0, "period": 30.5})
+    error = error_of_clip(*files, exposure={"start": 3.0, "length": 20.0, "period": 30.5})
 
     # The proposed exposure of frame n begins at plane 3 + 30.5 n, and has 20 planes. The frames 0,
     # 1, 4 and 5 are present.
@@ -697,9 +699,9 @@ def test_one_period_for_frames_with_a_gap_is_refused_with_a_table(tmp_path):
 
 
 def test_one_period_for_a_film_of_changing_rate_is_refused_with_a_table(tmp_path):
-    files = film_with_spikes(tmp_path, [SHORT] * 4 + [LONG] * 2)
+    files = film_with_spikes(tmp_path, [SHORT_FRAME] * 4 + [LONG_FRAME] * 2)
 
-    error = refusal(*files, exposure={"start": 0.0, "length": 24.0, "period": 24.0})
+    error = error_of_clip(*files, exposure={"start": 0.0, "length": 24.0, "period": 24.0})
 
     # The film has four short frames and two long frames. A short frame lasts one period, and a
     # long frame lasts four periods. So the frames begin at these periods.
@@ -713,16 +715,18 @@ def test_one_period_may_begin_at_any_time(tmp_path):
         write_png(tmp_path / f"in/{stem}.png", np.zeros(SIZE))
     spikes = write_empty_planes(tmp_path / "all.dat", 96)
 
-    clip = clip_of(tmp_path / "in", spikes, exposure={"start": 0.0, "length": 20.0, "period": 24.0})
+    clip = open_clip(
+        tmp_path / "in", spikes, exposure={"start": 0.0, "length": 20.0, "period": 24.0}
+    )
 
-    assert planes_of(clip) == [(0, 20), (24, 20), (48, 20), (72, 20)]
+    assert planes_of_frames(clip) == [(0, 20), (24, 20), (48, 20), (72, 20)]
 
 
 def test_a_table_of_other_frames_than_are_there_is_refused(tmp_path):
     files = images_with_spikes(tmp_path, GAP)
     rows = [[40.0 * number, 40.0] for number in range(6)]
 
-    error = refusal(*files, exposure={"frames": rows})
+    error = error_of_clip(*files, exposure={"frames": rows})
 
     assert "lists 6 frames" in error.what
     assert "frames 2 to 3" in error.what
@@ -738,7 +742,7 @@ def test_several_clips_are_refused_at_once(tmp_path):
         shutil.move(frames, tmp_path / "in" / clip)
         shutil.move(spikes, tmp_path / f"sp/{clip}.dat")
 
-    error = refusal(tmp_path / "in", tmp_path / "sp")
+    error = error_of_clip(tmp_path / "in", tmp_path / "sp")
 
     assert list(proposed_table(error)) == ["a", "b"]
     assert "clip a" in error.what
@@ -768,21 +772,21 @@ def write_clock(folder: Path, tick_hz: float) -> str:
 @pytest.mark.parametrize(
     ("tick_hz", "seconds"),
     [
-        pytest.param(RATE * 2, "0.167", id="too fast"),
-        pytest.param(RATE / 2, "0.667", id="too slow"),
+        pytest.param(PLANES_PER_S * 2, "0.167", id="too fast"),
+        pytest.param(PLANES_PER_S / 2, "0.667", id="too slow"),
     ],
 )
 def test_clocks_of_two_cameras_that_contradict_are_refused(tmp_path, tick_hz, seconds):
-    files = film_with_spikes(tmp_path, [SHORT] * 4 + [LONG] * 4)
+    files = film_with_spikes(tmp_path, [SHORT_FRAME] * 4 + [LONG_FRAME] * 4)
 
-    error = refusal(*files, calibration=write_clock(tmp_path, tick_hz))
+    error = error_of_clip(*files, calibration=write_clock(tmp_path, tick_hz))
 
     assert f"the film lasts 0.333 s, its planes {seconds} s" in error.what
 
 
 # 4 frames of 1/60 s and 4 frames of 4/60 s. The film lasts for 20/60 = 0.333 s, and its last frame
 # begins at 16/60 = 0.267 s.
-ENDS_WITH_A_LONG_FRAME = [SHORT] * 4 + [LONG] * 4
+ENDS_WITH_A_LONG_FRAME = [SHORT_FRAME] * 4 + [LONG_FRAME] * 4
 # Number of planes of the spike file of this film: 0.333 s x 1440 planes per second.
 PLANES_OF_LONG_END = 480
 
@@ -794,10 +798,10 @@ def test_clocks_may_differ_by_a_frame(tmp_path, seconds):
     files = film_with_spikes(tmp_path, ENDS_WITH_A_LONG_FRAME)
     planes_per_second = PLANES_OF_LONG_END / seconds
 
-    clip = clip_of(*files, calibration=write_clock(tmp_path, planes_per_second))
+    clip = open_clip(*files, calibration=write_clock(tmp_path, planes_per_second))
 
     # The film says that the second frame begins at 1/60 s.
-    second_frame = planes_of(clip)[1]
+    second_frame = planes_of_frames(clip)[1]
     assert second_frame.first == int(planes_per_second / 60)
 
 
@@ -806,30 +810,34 @@ def test_clocks_may_not_differ_by_more_than_a_frame(tmp_path, seconds):
     files = film_with_spikes(tmp_path, ENDS_WITH_A_LONG_FRAME)
     planes_per_second = PLANES_OF_LONG_END / seconds
 
-    error = refusal(*files, calibration=write_clock(tmp_path, planes_per_second))
+    error = error_of_clip(*files, calibration=write_clock(tmp_path, planes_per_second))
 
     assert "the film lasts 0.333 s" in error.what
 
 
 def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_path):
     # Without this clock, the last frame would last as long as the frame before: SHORT.
-    lengths = [LONG, LONG, SHORT, LONG]
+    lengths = [LONG_FRAME, LONG_FRAME, SHORT_FRAME, LONG_FRAME]
     files = film_with_spikes(tmp_path, lengths)
 
-    clip = clip_of(*files, calibration=write_clock(tmp_path, RATE))
+    clip = open_clip(*files, calibration=write_clock(tmp_path, PLANES_PER_S))
 
-    assert planes_of(clip) == true_planes(lengths)
+    assert planes_of_frames(clip) == true_planes(lengths)
 
 
 def test_the_last_frame_lasts_no_longer_than_the_longest_frame(tmp_path):
     # The last frame begins at 4/60 s, and the planes last for 7/60 s. So the last frame could last
     # 3/60 s, but the longest frame before it lasts 2/60 s.
-    planes = int(7 * SHORT * RATE)
-    files = film_with_spikes(tmp_path, [SHORT, 2 * SHORT, SHORT, SHORT], planes)
+    planes = int(7 * SHORT_FRAME * PLANES_PER_S)
+    files = film_with_spikes(
+        tmp_path, [SHORT_FRAME, 2 * SHORT_FRAME, SHORT_FRAME, SHORT_FRAME], planes
+    )
 
-    last_frame = planes_of(clip_of(*files, calibration=write_clock(tmp_path, RATE)))[-1]
+    last_frame = planes_of_frames(
+        open_clip(*files, calibration=write_clock(tmp_path, PLANES_PER_S))
+    )[-1]
 
-    assert last_frame.count == 2 * SHORT * RATE
+    assert last_frame.count == 2 * SHORT_FRAME * PLANES_PER_S
 
 
 # ---- The order of frames ----
@@ -861,7 +869,7 @@ def write_in_random_order(folder: Path, stems: list[str]) -> None:
 def test_images_are_sorted_by_the_numbers_in_their_names(tmp_path, stems):
     write_in_random_order(tmp_path, stems)
 
-    clip = clip_of(tmp_path / "in", tmp_path / "spikes")
+    clip = open_clip(tmp_path / "in", tmp_path / "spikes")
 
     assert list(clip.stems) == stems
     for number in range(len(stems)):
@@ -873,10 +881,10 @@ def test_images_are_sorted_by_the_numbers_in_their_names(tmp_path, stems):
 @pytest.mark.parametrize("stems", NAMES_BY_VALUE)
 def test_spike_files_of_a_film_are_sorted_by_the_numbers_in_their_names(tmp_path, stems):
     write_in_random_order(tmp_path, stems)
-    lengths = [SHORT] * len(stems)
+    lengths = [SHORT_FRAME] * len(stems)
     write_film(tmp_path / "f.mp4", [picture(*SIZE)] * len(stems), starts_of(lengths))
 
-    clip = clip_of(tmp_path / "f.mp4", tmp_path / "spikes")
+    clip = open_clip(tmp_path / "f.mp4", tmp_path / "spikes")
 
     assert [Path(path).stem for path in clip.clip.spike] == stems
 
@@ -937,7 +945,7 @@ def test_numbers_behind_a_text_that_are_out_of_order_by_value_tell_no_times(
 ):
     spikes = write_empty_planes(tmp_path / "all.dat", 144)
 
-    error = refusal(seconds_behind_a_text, spikes)
+    error = error_of_clip(seconds_behind_a_text, spikes)
 
     assert "another order by value" in str(error)
 
@@ -1016,7 +1024,7 @@ def test_the_folder_of_a_clip_is_one_clip(tmp_path):
             write_png(folder / kind / f"{frame:02d}.png", np.full(SIZE, 20 * frame))
         write_empty_planes(folder / f"spike/{frame:02d}.dat", 24)
 
-    (clip,) = user_clips(folder, folder, folder, spike_options=OPTIONS)
+    (clip,) = user_clips(folder, folder, folder, spike_options=SPIKE_OPTIONS)
 
     assert clip.name == "take 3"
     assert len(clip.stems) == 3
@@ -1037,7 +1045,7 @@ def test_a_root_may_have_a_folder_for_each_kind_of_file(tmp_path, is_root_given)
     spike = tmp_path if is_root_given else tmp_path / "spike"
     gt = tmp_path if is_root_given else tmp_path / "sharp"
 
-    clips = user_clips(tmp_path, spike, gt, spike_options=OPTIONS)
+    clips = user_clips(tmp_path, spike, gt, spike_options=SPIKE_OPTIONS)
 
     assert [clip.name for clip in clips] == ["a", "b"]
     for clip in clips:
@@ -1049,7 +1057,7 @@ def test_a_folder_with_one_spike_file_for_all_frames_is_told_from_the_file_itsel
     frames, _ = images_with_spikes(tmp_path, ["0", "1", "2", "3"])
     write_empty_planes(tmp_path / "only/all.dat", 96)
 
-    error = refusal(frames, tmp_path / "only")
+    error = error_of_clip(frames, tmp_path / "only")
 
     assert "one spike file for 4 frames" in error.what
     advice = f"--spike {tmp_path}/only/all.dat treats it as the recording of the whole clip"

@@ -1,9 +1,10 @@
 """Several sharp instants of each exposure: files, samples, the network, the test program.
 
-A blurry frame shows a whole exposure. An instant is the sharp frame of one moment in it, so K
-instants of a frame are a short slow-motion film. In the clips of these tests, the green value of a
-picture says which instant it is, counted from 1. The spikes of a frame are all in the first half of
-its exposure. `write_clip` (tests/helpers/clip_files.py) writes these clips.
+A blurry frame shows a whole exposure. An instant is the sharp frame of one moment in it, so the
+instants of a frame are a short slow-motion film. In the clips of these tests, each frame has three
+instants. The green value of a picture says which instant it is, counted from 1. The spikes of a
+frame are all in the first half of its exposure. `write_clip` (tests/helpers/clip_files.py) writes
+these clips.
 """
 
 import json
@@ -35,7 +36,7 @@ from utils.image import imread_rgb
 from utils.video.reader import VideoReader
 
 # Instants of a frame. The middle one is the sharp frame of clips without instants.
-K = 3
+INSTANTS = 3
 # Exit codes of a refusal: an option must be changed, or the data do not fit.
 CHANGE_OPTIONS = 2
 DATA_DO_NOT_FIT = 3
@@ -43,11 +44,11 @@ DATA_DO_NOT_FIT = 3
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory) -> Path:
-    """Give a folder with two training clips, of 4 and 2 frames, with K instants of each frame."""
+    """Give a folder with two training clips, of 4 and 2 frames, with three instants each."""
     root = tmp_path_factory.mktemp("clips")
-    write_clip(root, "clip0", frames=4, instants=K)
+    write_clip(root, "clip0", frames=4, instants=INSTANTS)
     # This clip is shorter than a sample of 3 frames, so it is played back and forth.
-    write_clip(root, "clip1", frames=2, first=47, seed=1, instants=K)
+    write_clip(root, "clip1", frames=2, first=47, seed=1, instants=INSTANTS)
     write_info(root)
     return root
 
@@ -71,7 +72,7 @@ def build(root: Path, **changes: Any) -> Any:
 class SampleFrame(NamedTuple):
     """A frame of a sample."""
 
-    instants: Tensor  # (K, RGB, H, W), values of 8 bits
+    instants: Tensor  # (INSTANTS, RGB, H, W), values of 8 bits
     lq: Tensor  # the blurry frame, (RGB, H, W), values of 8 bits
     is_reversed: bool  # whether time runs backwards within the exposure
 
@@ -92,7 +93,7 @@ def sample_frames(samples) -> list[SampleFrame]:
     """Give the frames of all samples."""
     frames = []
     for sample in samples:
-        instants = (sample["gt_instants"].unflatten(1, (K, 3)) * 255).round().int()
+        instants = (sample["gt_instants"].unflatten(1, (INSTANTS, 3)) * 255).round().int()
         lq = (sample["lq"] * 255).round().int()
         for number in range(3):
             # Channel 0 counts the spikes in the first half of the exposure, and channel 1 counts
@@ -191,7 +192,7 @@ def test_other_files_beside_the_instants_are_left_alone(clips, tmp_path):
 
     first_clip = build(tmp_path / "clips").clips[0]
 
-    assert first_clip.instants == K
+    assert first_clip.instants == INSTANTS
 
 
 def test_instants_without_the_folder_of_their_middle_frames_are_refused(clips):
@@ -229,7 +230,12 @@ class BrighterWithTime(nn.Module):
 def test_flip_seq_averages_each_instant_with_the_same_instant_in_reversed_time():
     lq = torch.rand(1, 4, 3, 16, 16)
     spike = torch.ones(1, 4, 1, 16, 16)
-    options = {"least_size": (8, 8), "stride": 8, "window_size": (2, 8, 8), "out_instants": K}
+    options = {
+        "least_size": (8, 8),
+        "stride": 8,
+        "window_size": (2, 8, 8),
+        "out_instants": INSTANTS,
+    }
     net = BrighterWithTime()
 
     forwards = restore_clip(net, lq, spike, **options)
@@ -248,7 +254,7 @@ def test_flip_seq_averages_each_instant_with_the_same_instant_in_reversed_time()
 def home(tmp_path_factory) -> Path:
     """Give a folder with test clips with instants, an option file, and random weights."""
     folder = tmp_path_factory.mktemp("home")
-    options = write_options(folder, instants=K, netG=network_section(out_instants=K))
+    options = write_options(folder, instants=INSTANTS, netG=network_section(out_instants=INSTANTS))
     values = json.loads(options.read_text())
     for split in ("train", "test"):
         values["datasets"][split]["dataroot_gt_instants"] = str(folder / "GOPRO_Large" / split)
@@ -275,11 +281,11 @@ def test_the_slow_film_shows_every_instant_at_the_rate_of_usual_films(tested_fol
     film = VideoReader(tested_folder / "test1_slowmotion.mp4")
 
     # Clip test1 has 3 frames.
-    assert film.num_frames == 3 * K
+    assert film.num_frames == 3 * INSTANTS
     assert film.fps == 25
 
 
-@pytest.mark.parametrize("instant", range(K))
+@pytest.mark.parametrize("instant", range(INSTANTS))
 def test_the_slow_film_shows_the_saved_instants(tested_folder, instant):
     film = VideoReader(tested_folder / "test1_slowmotion.mp4")
 
@@ -287,11 +293,11 @@ def test_the_slow_film_shows_the_saved_instants(tested_folder, instant):
 
     # Frame 2 has the instants 6, 7 and 8 of the film. A film is compressed, so its values differ
     # from the picture by some of the 255 levels.
-    shown = film.read(2 * K + instant).astype(int)
+    shown = film.read(2 * INSTANTS + instant).astype(int)
     assert np.abs(shown - saved).mean() < 8
 
 
-@pytest.mark.parametrize("instant", range(K))
+@pytest.mark.parametrize("instant", range(INSTANTS))
 def test_an_instant_has_the_score_of_its_saved_picture(home, tested_folder, instant):
     restored = imread_rgb(tested_folder / f"instants/test1/000002_{instant}.png")
     truth = imread_rgb(home / f"GOPRO_Large/test/test1/instants/000002_{instant}.png")
@@ -312,7 +318,7 @@ def test_the_saved_frame_is_the_middle_instant(tested_folder):
 def test_the_table_has_the_mean_of_each_instant(tested_folder):
     averages = read_metrics(tested_folder)["averages"]
 
-    means = ", ".join(f"{averages[f'instant {number}']['psnr']:.2f}" for number in range(K))
+    means = ", ".join(f"{averages[f'instant {number}']['psnr']:.2f}" for number in range(INSTANTS))
     table = (tested_folder / "table.txt").read_text()
     assert f"PSNR dB of the instants, mean over clips: {means}" in table
 
@@ -332,7 +338,7 @@ def exact_averages(home) -> dict[str, Any]:
     return read_metrics(home / "exact")["averages"]
 
 
-@pytest.mark.parametrize("instant", range(K))
+@pytest.mark.parametrize("instant", range(INSTANTS))
 def test_the_scores_of_exact_values_differ_a_little(tested_folder, exact_averages, instant):
     rounded = read_metrics(tested_folder)["averages"][f"instant {instant}"]["psnr"]
     exact = exact_averages[f"instant {instant}"]["psnr"]
@@ -376,6 +382,6 @@ def test_training_compares_every_instant(home):
     result = train(home / "options.json", "train.total_iter=2", "debug.every=1")
 
     assert result.exit_codes == [0], result.text
-    # debug.every prints the shape of the truth: 9 channels, the colours of K instants.
+    # debug.every prints the shape of the truth: 9 channels, the colours of 3 instants.
     assert "gt (1, 2, 9, 32, 32)" in result.text
     assert history(home / "options.json")["val/psnr"]

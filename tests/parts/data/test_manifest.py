@@ -66,7 +66,7 @@ def root(tmp_path):
     return write_clips(tmp_path, "clip0", "clip1", first=47)
 
 
-def complaint(root: Path, **changes: Any) -> str:
+def error_of_data(root: Path, **changes: Any) -> str:
     """Return the text of the error that a data set raises. changes: keys of its section."""
     with pytest.raises(DataError) as error:
         build_clips(root, **changes)
@@ -81,7 +81,7 @@ def sample_of(dataset: Any, number: int, epoch: int = 0) -> dict[str, Any]:
     return dataset[(epoch, number)]
 
 
-def folder(root: Path, kind: str, clip: str = "clip0") -> Path:
+def clip_folder(root: Path, kind: str, clip: str = "clip0") -> Path:
     """Return the folder of a clip. kind: name of the folder, "blur", "sharp" or "spike"."""
     base = "GOPRO_Large_spike_seq" if kind == "spike" else "GOPRO_Large"
     return root / base / "train" / clip / kind
@@ -91,7 +91,7 @@ def of_all_kinds(root: Path, pattern: str, clip: str = "clip0") -> list[Path]:
     """Return the blurry frames, sharp frames and spike files of a clip that match `pattern`."""
     paths: list[Path] = []
     for kind in ("blur", "sharp", "spike"):
-        paths += folder(root, kind, clip).glob(pattern)
+        paths += clip_folder(root, kind, clip).glob(pattern)
     return paths
 
 
@@ -133,7 +133,7 @@ def test_published_and_regrouped_folders_give_the_same_samples(root, regrouped_r
 def root_of_two_blurs(root) -> Path:
     """Give a root as in the GoPro data set: each clip has the folders blur and blur_gamma."""
     for clip in ("clip0", "clip1"):
-        shutil.copytree(folder(root, "blur", clip), folder(root, "blur_gamma", clip))
+        shutil.copytree(clip_folder(root, "blur", clip), clip_folder(root, "blur_gamma", clip))
     return root
 
 
@@ -153,7 +153,7 @@ def test_other_files_are_ignored(root):
     # These are files that a Mac (.DS_Store, ._*) and a user (notes.txt) leave behind.
     for kind in ("blur", "spike"):
         for name in (".DS_Store", "._000047.png", "notes.txt"):
-            (folder(root, kind) / name).write_bytes(b"x")
+            (clip_folder(root, kind) / name).write_bytes(b"x")
     (root / "GOPRO_Large/train/.cache").mkdir()
 
     clips = build_clips(root).clips
@@ -193,7 +193,7 @@ def test_clips_in_nested_folders_have_both_names(root_of_nested_clips):
 def test_a_missing_folder_of_nested_clips_is_named_with_both_names(root_of_nested_clips):
     shutil.rmtree(root_of_nested_clips.root / "GOPRO_Large_spike_seq/train/00001/0002")
 
-    message = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
+    message = error_of_data(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
     assert "1 problem " in message  # with a blank, because "1 problems" would be wrong
     assert "00001/0002 | spike has no folder" in message
@@ -202,7 +202,7 @@ def test_a_missing_folder_of_nested_clips_is_named_with_both_names(root_of_neste
 def test_a_folder_of_files_is_a_clip(root_of_nested_clips):
     (root_of_nested_clips.lq / "00002" / "notes.txt").write_bytes(b"x")
 
-    message = complaint(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
+    message = error_of_data(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
     # A folder with any file in it is taken for a clip, not for a folder of clips. notes.txt makes
     # 00002 a clip, but it is no frame.
@@ -269,13 +269,13 @@ def test_a_gap_is_looked_for_in_the_order_of_numbers(tmp_path):
         path.unlink()
 
     # In alphabetical order, frame_11 would follow frame_1 and not frame_9.
-    assert "clip2 | frame numbers jump at frame_9-frame_11" in complaint(tmp_path)
+    assert "clip2 | frame numbers jump at frame_9-frame_11" in error_of_data(tmp_path)
 
 
 def test_a_root_without_clips_is_refused(root):
     (root / "empty").mkdir()
 
-    assert "holds no clip" in complaint(root, dataroot_gt=str(root / "empty"))
+    assert "holds no clip" in error_of_data(root, dataroot_gt=str(root / "empty"))
 
 
 def test_the_error_of_a_root_with_one_spike_file_per_clip_says_what_to_do(root):
@@ -285,7 +285,7 @@ def test_the_error_of_a_root_with_one_spike_file_per_clip_says_what_to_do(root):
     # The size of a plane is given, because this folder has no dataset.json. Any center would do.
     spike = {"type": "dat", "h": 8, "w": 12, "center": 1}
 
-    message = complaint(root, dataroot_spike=str(root / "empty"), spike=spike)
+    message = error_of_data(root, dataroot_spike=str(root / "empty"), spike=spike)
 
     assert "holds no clip, but 2 files (200.dat, 203.dat)" in message
     assert "give spike.exposure" in message
@@ -306,21 +306,21 @@ def write_meta(root: Path, text: str) -> dict[str, Any]:
 
 
 def test_a_meta_file_that_lists_more_frames_than_there_are_is_an_error(root):
-    message = complaint(root, **write_meta(root, "clip0 9 0 000047"))
+    message = error_of_data(root, **write_meta(root, "clip0 9 0 000047"))
 
     # Frames 47 to 55 are listed, but the clip has only frames 47 to 52.
     assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in message
 
 
 def test_a_meta_file_that_lists_a_clip_that_is_not_there_is_an_error(root):
-    message = complaint(root, **write_meta(root, "clip5 1 0 000000"))
+    message = error_of_data(root, **write_meta(root, "clip5 1 0 000000"))
 
     assert "clip5 | lq has no folder" in message
     assert f"remove the clips from the meta list {root}/meta.txt" in message
 
 
 def test_a_meta_file_that_is_not_there_is_an_error(root):
-    message = complaint(root, meta_info_file=str(root / "none.txt"))
+    message = error_of_data(root, meta_info_file=str(root / "none.txt"))
 
     assert "cannot read the meta file" in message
 
@@ -355,7 +355,7 @@ def test_a_listed_frame_that_is_missing_gets_a_name_in_the_form_of_the_present_f
     # The clip has 6 frames, 48 to 53. The changed line lists 7 frames, so frame 54 is missing.
     one_more_frame = line.replace(" 5 ", " 7 ")
 
-    message = complaint(tmp_path, **write_meta(tmp_path, one_more_frame))
+    message = error_of_data(tmp_path, **write_meta(tmp_path, one_more_frame))
 
     assert f"clip0 | lq lacks 1 of 7 frames: {template.format(54)}.png" in message
 
@@ -365,7 +365,7 @@ def test_names_of_frames_must_follow_a_given_template(tmp_path, line):
     write_clips(tmp_path, "clip0", "clip1", first=48)
     rename_frames(tmp_path, "{}")
 
-    message = complaint(tmp_path, filename_tmpl="06d", **write_meta(tmp_path, line))
+    message = error_of_data(tmp_path, filename_tmpl="06d", **write_meta(tmp_path, line))
 
     assert "do not follow filename_tmpl '06d': 48, 49" in message
 
@@ -397,7 +397,7 @@ def test_a_meta_file_of_basicsr_lists_frames_from_0_on(tmp_path):
 def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, text, message):
     write_clips(tmp_path, "clip0")
 
-    assert message in complaint(tmp_path, **write_meta(tmp_path, text))
+    assert message in error_of_data(tmp_path, **write_meta(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, tex
     ],
 )
 def test_numbers_of_a_list_that_no_clip_has_are_refused(root, line):
-    message = complaint(root, **write_meta(root, line))
+    message = error_of_data(root, **write_meta(root, line))
 
     assert "line 1 is " in message
     # The message does not repeat a number of 5000 digits.
@@ -460,7 +460,7 @@ def copy_file(path: Path, name: str) -> None:
 
 def write_first_frame(root: Path, content: bytes) -> None:
     """Replace the first blurry frame of clip0 by a file with this content."""
-    (folder(root, "blur") / "000047.png").write_bytes(content)
+    (clip_folder(root, "blur") / "000047.png").write_bytes(content)
 
 
 # Each of the next functions damages the data set below `root` in the way that its name says.
@@ -471,7 +471,7 @@ def nothing(root):
 
 
 def two_files_of_a_number(root):
-    copy_file(folder(root, "blur") / "000050.png", "50.png")
+    copy_file(clip_folder(root, "blur") / "000050.png", "50.png")
 
 
 def name_with_a_line_break(root):
@@ -479,7 +479,7 @@ def name_with_a_line_break(root):
 
 
 def link_without_target(root):
-    (folder(root, "blur") / "000053.png").symlink_to(root / "nowhere.png")
+    (clip_folder(root, "blur") / "000053.png").symlink_to(root / "nowhere.png")
 
 
 def another_scale(root):
@@ -487,11 +487,11 @@ def another_scale(root):
 
 
 def no_spikes_of_a_clip(root):
-    shutil.rmtree(folder(root, "spike").parent)
+    shutil.rmtree(clip_folder(root, "spike").parent)
 
 
 def spikes_without_a_frame(root):
-    copy_file(folder(root, "spike") / "000052.dat", "000053.dat")
+    copy_file(clip_folder(root, "spike") / "000052.dat", "000053.dat")
 
 
 def png_of_16_x_20_pixels():
@@ -518,7 +518,7 @@ def gap(root):
 
 
 def no_blurry_frames(root):
-    shutil.rmtree(folder(root, "blur"))
+    shutil.rmtree(clip_folder(root, "blur"))
 
 
 def forty_empty_clips(root):
@@ -532,7 +532,7 @@ def no_sharp_plane(root):
 
 
 def a_byte_too_many(root):
-    path = folder(root, "spike") / "000049.dat"
+    path = clip_folder(root, "spike") / "000049.dat"
     path.write_bytes(path.read_bytes() + b"\0")
 
 
@@ -615,7 +615,7 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
     build_clips(root)  # without the fault, nothing is raised
     fault.make(root)
 
-    message = complaint(root, **(fault.options or {}))
+    message = error_of_data(root, **(fault.options or {}))
 
     for text in fault.texts:
         assert text in message
@@ -631,7 +631,7 @@ LAST = "000052"
 
 def write_planes(root: Path, stem: str, planes: int) -> None:
     """Replace a spike file of clip0 by one with this number of planes."""
-    path = folder(root, "spike") / f"{stem}.dat"
+    path = clip_folder(root, "spike") / f"{stem}.dat"
     any_byte = b"\1"
     path.write_bytes(any_byte * (PLANE_BYTES * planes))
 
@@ -681,7 +681,7 @@ def test_another_number_of_planes_within_a_clip_is_refused(root, stem, interpola
         write_info(root, recipe={"interpolate": interpolate})
     write_planes(root, stem, planes)
 
-    message = complaint(root, spike=VOXEL)
+    message = error_of_data(root, spike=VOXEL)
 
     found = f"has {planes} planes ({planes * PLANE_BYTES} bytes)"
     expected = f"expected {PLANES} ({PLANES * PLANE_BYTES} bytes)"
@@ -765,7 +765,7 @@ ALL_TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory) -> tuple[Path, Path]:
+def two_roots(tmp_path_factory) -> tuple[Path, Path]:
     """Give two roots that differ in everything in which several roots may differ:
 
                                    first root     second root
@@ -786,7 +786,7 @@ def roots(tmp_path_factory) -> tuple[Path, Path]:
         # probability of 0.3.
         for frame in range(4):
             random_values = np.random.default_rng([seed, frame]).random((40, 8, 10))
-            path = folder(two, "spike", clip) / f"{frame:06d}.dat"
+            path = clip_folder(two, "spike", clip) / f"{frame:06d}.dat"
             write_dat(path, (random_values < 0.3).astype(np.uint8))
     write_info(two, h=8, w=10, planes=40, gt_plane=20, rate=0.5, light="display")
     return one, two
@@ -809,9 +809,9 @@ def section_of_roots(roots: Sequence[Path], split: str = "train", **changes: Any
 
 
 @pytest.fixture(scope="module")
-def joined_set(roots):
+def joined_set(two_roots):
     """Give the training set of both roots."""
-    return set_for_training(section_of_roots(roots, **ALL_TURNS), seed=3)
+    return set_for_training(section_of_roots(two_roots, **ALL_TURNS), seed=3)
 
 
 def test_with_several_roots_the_name_of_a_clip_has_the_number_of_its_root(joined_set):
@@ -823,8 +823,8 @@ def test_several_roots_have_the_samples_of_each(joined_set):
     assert len(joined_set) == 2 * 6 + 3 * 4
 
 
-def test_with_several_roots_a_sample_stays_as_in_its_own_root(roots, joined_set):
-    sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in roots]
+def test_with_several_roots_a_sample_stays_as_in_its_own_root(two_roots, joined_set):
+    sets_of_one_root = [build_clips(root, seed=3, spike=TFP, **ALL_TURNS) for root in two_roots]
 
     epoch = 1  # any epoch would do
     # Sample numbers beyond the epoch are allowed. They are new draws of the same frames.
@@ -861,9 +861,9 @@ def test_each_root_keeps_its_own_camera(joined_set, clip_name, rate, pixels_of_s
     assert clip.planes[0] == planes
 
 
-def test_batches_of_several_roots_have_one_shape(roots):
+def test_batches_of_several_roots_have_one_shape(two_roots):
     values = resolve_section(
-        section_of_roots(roots, dataloader_batch_size=4, dataloader_num_workers=0)
+        section_of_roots(two_roots, dataloader_batch_size=4, dataloader_num_workers=0)
     )
     loader = TrainLoader(set_for_training(values), values, accumulation_steps=1, seed=0)
 
@@ -921,8 +921,8 @@ def first_frames_of_epochs(dataset: Any) -> list[list[Frame]]:
 
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
-def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
-    dataset = set_for_training(section_of_roots(roots, dataroot_share=share))
+def test_shares_say_how_many_samples_each_root_gives(two_roots, share, counts):
+    dataset = set_for_training(section_of_roots(two_roots, dataroot_share=share))
 
     for first_frames in first_frames_of_epochs(dataset):
         found = Counter(frame.root_number for frame in first_frames)
@@ -930,8 +930,8 @@ def test_shares_say_how_many_samples_each_root_gives(roots, share, counts):
 
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
-def test_all_frames_of_a_root_come_equally_often(roots, share, counts):
-    dataset = set_for_training(section_of_roots(roots, dataroot_share=share))
+def test_all_frames_of_a_root_come_equally_often(two_roots, share, counts):
+    dataset = set_for_training(section_of_roots(two_roots, dataroot_share=share))
 
     times_used: Counter[Frame] = Counter()
     for first_frames in first_frames_of_epochs(dataset):
@@ -949,9 +949,9 @@ def test_all_frames_of_a_root_come_equally_often(roots, share, counts):
 
 
 @pytest.mark.parametrize(("share", "counts"), SHARES)
-def test_shares_give_the_same_samples_each_time(roots, share, counts):
-    first = set_for_training(section_of_roots(roots, dataroot_share=share))
-    second = set_for_training(section_of_roots(roots, dataroot_share=share))
+def test_shares_give_the_same_samples_each_time(two_roots, share, counts):
+    first = set_for_training(section_of_roots(two_roots, dataroot_share=share))
+    second = set_for_training(section_of_roots(two_roots, dataroot_share=share))
 
     # The comparison of any sample of any epoch would do. This is sample 7 of epoch 2.
     assert equal_samples(sample_of(first, 7, epoch=2), sample_of(second, 7, epoch=2))
@@ -962,33 +962,35 @@ def sample_names(roots: Sequence[Path], **changes: Any) -> Any:
     return set_for_training(section_of_roots(roots, **changes)).sample_names()
 
 
-def test_a_resumed_run_sees_the_same_roots_with_the_same_shares(roots):
-    assert sample_names(roots, dataroot_share=[1, 3]) == sample_names(roots, dataroot_share=[1, 3])
+def test_a_resumed_run_sees_the_same_roots_with_the_same_shares(two_roots):
+    assert sample_names(two_roots, dataroot_share=[1, 3]) == sample_names(
+        two_roots, dataroot_share=[1, 3]
+    )
 
 
-def test_a_resumed_run_sees_other_roots_or_shares(roots):
-    first_root, second_root = roots
+def test_a_resumed_run_sees_other_roots_or_shares(two_roots):
+    first_root, second_root = two_roots
 
     names = {
-        tuple(sample_names(roots)),
+        tuple(sample_names(two_roots)),
         tuple(sample_names([second_root, first_root])),
-        tuple(sample_names(roots, dataroot_share=[1, 3])),
-        tuple(sample_names(roots, dataroot_share=[1, 2])),
+        tuple(sample_names(two_roots, dataroot_share=[1, 3])),
+        tuple(sample_names(two_roots, dataroot_share=[1, 2])),
     }
 
     assert len(names) == 4  # all differ
 
 
-def test_a_list_that_lacks_the_folder_of_a_root_is_refused(roots):
-    values = section_of_roots(roots)
+def test_a_list_that_lacks_the_folder_of_a_root_is_refused(two_roots):
+    values = section_of_roots(two_roots)
     values["dataroot_lq"] = values["dataroot_lq"][:1]
 
     with pytest.raises(OptionError, match="dataroot_lq has 1, dataroot_spike has 2"):
         set_for_training(values)
 
 
-def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
-    values = section_of_roots(roots)
+def test_a_single_folder_beside_lists_of_folders_is_refused(two_roots):
+    values = section_of_roots(two_roots)
     values["dataroot_gt"] = values["dataroot_gt"][0]
 
     with pytest.raises(OptionError, match="dataroot_gt is a single folder"):
@@ -1005,20 +1007,20 @@ def test_a_single_folder_beside_lists_of_folders_is_refused(roots):
         pytest.param([1.0, 1e-4], r"gives \[24, 0\] samples", id="share of less than a sample"),
     ],
 )
-def test_shares_that_do_not_match_the_roots_are_refused(roots, shares, message):
+def test_shares_that_do_not_match_the_roots_are_refused(two_roots, shares, message):
     with pytest.raises(OptionError, match=message):
-        set_for_training(section_of_roots(roots, dataroot_share=shares))
+        set_for_training(section_of_roots(two_roots, dataroot_share=shares))
 
 
-def test_roots_of_different_scales_are_refused(roots, tmp_path):
+def test_roots_of_different_scales_are_refused(two_roots, tmp_path):
     write_clips(tmp_path, "large", scale=2)
 
     with pytest.raises(DataError, match="scale 2 and 0 sharp instants in clip 1/large, scale 1"):
-        set_for_training(section_of_roots([roots[0], tmp_path]))
+        set_for_training(section_of_roots([two_roots[0], tmp_path]))
 
 
-def test_the_check_knows_every_root(roots, tmp_path, capsys):
-    code = clip_files.doctor_of_data(tmp_path, train=section_of_roots(roots))
+def test_the_check_knows_every_root(two_roots, tmp_path, capsys):
+    code = clip_files.doctor_of_data(tmp_path, train=section_of_roots(two_roots))
 
     assert code == 0  # no problem was found
     output = capsys.readouterr().out
@@ -1026,17 +1028,17 @@ def test_the_check_knows_every_root(roots, tmp_path, capsys):
     assert "train 1: 3 clips, 12 frames of 32 x 40" in output
 
 
-def test_a_training_set_for_testing_is_refused_by_the_check(roots, tmp_path, capsys):
+def test_a_training_set_for_testing_is_refused_by_the_check(two_roots, tmp_path, capsys):
     # The section is a section for training, but it stands in datasets.test.
-    clip_files.doctor_of_data(tmp_path, test=section_of_roots(roots))
+    clip_files.doctor_of_data(tmp_path, test=section_of_roots(two_roots))
 
     assert "a dataset for testing: " in capsys.readouterr().err
 
 
-def test_a_training_type_in_datasets_test_is_named_before_missing_keys(roots, tmp_path, capsys):
+def test_a_training_type_in_datasets_test_is_named_before_missing_keys(two_roots, tmp_path, capsys):
     # Only a training set needs num_frame. In datasets.test the fault is the type, so the message
     # must name the type and not the missing key.
-    values = section_of_roots(roots)
+    values = section_of_roots(two_roots)
     del values["num_frame"]
 
     clip_files.doctor_of_data(tmp_path, test=values)
@@ -1046,8 +1048,8 @@ def test_a_training_type_in_datasets_test_is_named_before_missing_keys(roots, tm
     assert "num_frame" not in message
 
 
-def test_a_cache_knows_every_root(roots, tmp_path):
-    values = section_of_roots(roots)
+def test_a_cache_knows_every_root(two_roots, tmp_path):
+    values = section_of_roots(two_roots)
     plain = set_for_training(values)
 
     in_cache = set_for_training(add_cache(values, tmp_path / "cache"))
@@ -1056,8 +1058,8 @@ def test_a_cache_knows_every_root(roots, tmp_path):
         assert equal_samples(sample_of(plain, number), sample_of(in_cache, number))
 
 
-def test_pictures_of_every_root_are_kept_in_memory(roots):
-    values = section_of_roots(roots)
+def test_pictures_of_every_root_are_kept_in_memory(two_roots):
+    values = section_of_roots(two_roots)
     plain = set_for_training(values | {"cache_data": False})
 
     kept = set_for_training(values | {"cache_data": True})
@@ -1076,15 +1078,15 @@ def section_for_testing(roots: Sequence[Path]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def tested_clips(roots):
+def tested_clips(two_roots):
     """Give the five clips of a test on both roots: two of the first, three of the second."""
-    return set_for_testing(section_for_testing(roots)).readers()
+    return set_for_testing(section_for_testing(two_roots)).readers()
 
 
 @pytest.fixture(scope="module")
-def clips_of_second_root(roots):
+def clips_of_second_root(two_roots):
     """Give the three clips of a test on only the second root."""
-    _, second_root = roots
+    _, second_root = two_roots
     return set_for_testing(section_for_testing([second_root])).readers()
 
 
@@ -1110,10 +1112,10 @@ def test_a_tested_clip_is_the_same_as_in_a_test_of_its_root_alone(
 
 
 @pytest.fixture(scope="module")
-def cached_clip(roots, tmp_path_factory):
+def cached_clip(two_roots, tmp_path_factory):
     """Give the fourth clip of a test on both roots, read from a cache."""
     cache = tmp_path_factory.mktemp("cache")
-    clips = set_for_testing(add_cache(section_for_testing(roots), cache)).readers()
+    clips = set_for_testing(add_cache(section_for_testing(two_roots), cache)).readers()
     return clips[3]
 
 
@@ -1130,8 +1132,8 @@ def test_a_tested_clip_has_another_digest_in_a_cache(tested_clips, cached_clip):
 # with the weights.
 
 
-def test_spike_data_has_what_several_roots_have_in_common(roots):
-    known = resolve_section(section_of_roots(roots)).spike_data
+def test_spike_data_has_what_several_roots_have_in_common(two_roots):
+    known = resolve_section(section_of_roots(two_roots)).spike_data
 
     assert known == {
         # "match": the reader divides the spikes of each root by the rate of the root.
@@ -1145,9 +1147,9 @@ def test_spike_data_has_what_several_roots_have_in_common(roots):
     }
 
 
-def test_spike_data_of_equal_roots_is_that_of_a_single_root(roots):
-    twice = resolve_section(section_of_roots((roots[0], roots[0])))
-    once = resolve_section(data_section(roots[0], spike=TFP))
+def test_spike_data_of_equal_roots_is_that_of_a_single_root(two_roots):
+    twice = resolve_section(section_of_roots((two_roots[0], two_roots[0])))
+    once = resolve_section(data_section(two_roots[0], spike=TFP))
 
     assert twice.spike_data == once.spike_data
 

@@ -37,8 +37,8 @@ def write_turned(path, image, orientation):
     """
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
-    how = WRITING[path.suffix[1:]]
-    Image.fromarray(image).save(path, exif=exif, **how)
+    save_options = WRITING[path.suffix[1:]]
+    Image.fromarray(image).save(path, exif=exif, **save_options)
     with Image.open(path) as stored:
         return np.asarray(ImageOps.exif_transpose(stored).convert("RGB"))
 

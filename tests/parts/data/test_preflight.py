@@ -50,7 +50,7 @@ def root(tmp_path):
     return write_clips(tmp_path, "clip0", "clip1")
 
 
-def run_check(root, **changes):
+def check_training_data(root, **changes):
     """Run the check of a training on the data of `root`. changes: keys of datasets.train."""
     train = data_section(root, **changes)
     datasets = DatasetsOptions(
@@ -59,10 +59,10 @@ def run_check(root, **changes):
     preflight(datasets, root / "experiments/.preflight")
 
 
-def complaint(root, **changes):
+def error_of_check(root, **changes):
     """Run the check of a training, which must refuse the data. Return the text of the error."""
     with pytest.raises(DataError) as error:
-        run_check(root, **changes)
+        check_training_data(root, **changes)
     return str(error.value)
 
 
@@ -73,13 +73,13 @@ def log_of_check(root, caplog):
 
     def run(**changes):
         caplog.clear()
-        run_check(root, **changes)
+        check_training_data(root, **changes)
         return caplog.text
 
     return run
 
 
-def frame(root, name="blur/000003.png", clip="clip0"):
+def training_picture(root, name="blur/000003.png", clip="clip0"):
     """Return the path of a picture of a training clip."""
     return root / TRAIN / clip / name
 
@@ -106,7 +106,7 @@ def test_sound_data_are_not_read_again(log_of_check):
 def test_data_are_read_again_if_options_change(root, log_of_check):
     log_of_check()
 
-    assert "do not follow filename_tmpl" in complaint(root, filename_tmpl="08d")
+    assert "do not follow filename_tmpl" in error_of_check(root, filename_tmpl="08d")
 
 
 def test_data_are_read_again_if_the_stored_result_is_damaged(root, log_of_check):
@@ -119,12 +119,12 @@ def test_data_are_read_again_if_the_stored_result_is_damaged(root, log_of_check)
 
 def test_data_with_problems_are_read_again(root, log_of_check):
     log_of_check()
-    cut_short(frame(root))
+    cut_short(training_picture(root))
 
     # The first check finds the changed file. A result with problems is not stored. So the second
     # check reads the files again, and finds the problem again.
     for _ in range(2):
-        assert "is cut short" in complaint(root)
+        assert "is cut short" in error_of_check(root)
 
 
 def test_a_cache_of_files_that_have_changed_since_is_refused(root, log_of_check):
@@ -132,8 +132,8 @@ def test_a_cache_of_files_that_have_changed_since_is_refused(root, log_of_check)
 
     assert "data train: 2 cached clips" in log_of_check(io_backend=backend)
 
-    os.utime(frame(root), (1, 1))  # gives it another time of change
-    assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
+    os.utime(training_picture(root), (1, 1))  # gives it another time of change
+    assert "the clip cache does not fit the data" in error_of_check(root, io_backend=backend)
 
 
 def test_the_progress_of_the_check_counts_every_file(root):
@@ -164,7 +164,7 @@ def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
 
     assert code == 3
     # The doctor and the check of a training both name both problems.
-    for message in (capsys.readouterr().err, complaint(root, **wrong)):
+    for message in (capsys.readouterr().err, error_of_check(root, **wrong)):
         assert str(root / "nowhere") in message
         assert "clip9 | lq lacks 1 of 6 frames" in message
 
@@ -184,27 +184,27 @@ def flip_bits(content):
 
 @pytest.mark.parametrize("damage", [enlarge_in_header, flip_bits])
 def test_a_picture_with_damaged_content_is_found_by_decoding(root, damage):
-    content = bytearray(frame(root).read_bytes())
+    content = bytearray(training_picture(root).read_bytes())
     damage(content)
-    frame(root).write_bytes(content)
+    training_picture(root).write_bytes(content)
 
     (problem,) = check_clips(data_section(root), decode=True).problems
 
     assert "cannot read image" in str(problem)
-    assert problem.where == str(frame(root))
+    assert problem.where == str(training_picture(root))
 
 
 def test_flipped_bits_are_not_found_without_decoding(root):
-    content = bytearray(frame(root).read_bytes())
+    content = bytearray(training_picture(root).read_bytes())
     flip_bits(content)
-    frame(root).write_bytes(content)
+    training_picture(root).write_bytes(content)
 
     # The usual check reads only headers and lengths. Decoding is an option, because it takes long.
     assert check_clips(data_section(root)).problems == []
 
 
 def test_a_clip_with_a_picture_that_cannot_be_decoded_is_still_counted(root):
-    first = frame(root, "sharp/000000.png")
+    first = training_picture(root, "sharp/000000.png")
     cut_short(first)
 
     report = check_clips(data_section(root), decode=True)
@@ -218,8 +218,8 @@ def root_with_odd_pictures(root):
     """Give `root` with the clips 011, 020 and 100. Clip 100 has a grey and a 16-bit picture."""
     for number in ("011", "020", "100"):
         write_clip(root, number, seed=int(number))
-    deep = frame(root, "sharp/000000.png", "100")
-    grey = frame(root, "blur/000000.png", "100")
+    deep = training_picture(root, "sharp/000000.png", "100")
+    grey = training_picture(root, "blur/000000.png", "100")
     # 255 x 257 = 65535 is the largest number of 16 bits. So white stays white.
     cv2.imwrite(str(deep), read_picture(deep).astype(np.uint16) * 257)
     cv2.imwrite(str(grey), read_picture(grey, cv2.IMREAD_GRAYSCALE))
@@ -241,13 +241,13 @@ def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
         caplog.clear()
         # REDS4 is a list of four clips of the data set REDS, which papers use for tests: 000, 011,
         # 015 and 020. This root has two of them, 011 and 020.
-        run_check(root, **without_spikes, val_partition="REDS4")
+        check_training_data(root, **without_spikes, val_partition="REDS4")
 
         warnings = [
             record.getMessage() for record in caplog.records if record.levelname == "WARNING"
         ]
-        grey = frame(root, "blur/000000.png", "100")
-        deep = frame(root, "sharp/000000.png", "100")
+        grey = training_picture(root, "blur/000000.png", "100")
+        deep = training_picture(root, "sharp/000000.png", "100")
         assert warnings == [
             "data train: val_partition: 2 of 5 clips are left out, 011, 020: KAIR trains on them; "
             f"to do the same, set val_partition to null  [{root}/GOPRO_Large/train]",
@@ -278,7 +278,7 @@ def test_the_last_line_of_the_doctor_counts_its_warnings(root, capfd):
 
 
 def test_spikes_that_do_not_look_upside_down_are_no_warning(root, caplog):
-    run_check(root)
+    check_training_data(root)
 
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
@@ -470,7 +470,7 @@ COPIES = "copies of the blurry ones"
 
 
 def test_sharp_frames_that_are_the_blurry_ones_are_refused(root):
-    message = complaint(root, lq_folder="sharp")
+    message = error_of_check(root, lq_folder="sharp")
 
     assert message.count(SAME_FILES) == 2  # one for each clip
     assert "correct dataroot_gt, dataroot_lq or lq_folder (sharp)" in message
@@ -482,7 +482,7 @@ def test_sharp_frames_behind_a_link_to_the_blurry_ones_are_refused(root):
         shutil.rmtree(sharp)
         sharp.symlink_to("blur")
 
-    assert complaint(root).count(SAME_FILES) == 2
+    assert error_of_check(root).count(SAME_FILES) == 2
 
 
 def test_one_root_without_folders_for_blurry_and_sharp_frames_is_refused(root):
@@ -490,7 +490,7 @@ def test_one_root_without_folders_for_blurry_and_sharp_frames_is_refused(root):
     for clip in ("clip0", "clip1"):
         shutil.copytree(root / TRAIN / clip / "blur", flat / clip)
 
-    message = complaint(root, dataroot_lq=str(flat), dataroot_gt=str(flat))
+    message = error_of_check(root, dataroot_lq=str(flat), dataroot_gt=str(flat))
 
     assert message.count(SAME_FILES) == 2
 
@@ -597,7 +597,7 @@ def test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant(
     root = root_of_kinds
     spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
 
-    message = complaint(root, spike=spike, **{key: wrong.format(root=root)})
+    message = error_of_check(root, spike=spike, **{key: wrong.format(root=root)})
 
     assert advice.format(root=root) in message
 
@@ -608,7 +608,7 @@ def test_spikes_that_count_from_another_number_are_one_problem(root):
     for number in reversed(range(6)):
         (folder / f"{number:06d}.dat").rename(folder / f"{number + 1:06d}.dat")
 
-    message = complaint(root)
+    message = error_of_check(root)
 
     assert "1 problem " in message
     assert "spike counts from 000001, lq from 000000" in message
@@ -620,7 +620,7 @@ def test_names_with_another_text_are_one_problem(root):
     for path in sorted(folder.iterdir()):
         path.rename(folder / f"gt_{path.name}")
 
-    message = complaint(root)
+    message = error_of_check(root)
 
     assert "1 problem " in message
     assert "gt has the name gt_000000 where lq has 000000" in message
@@ -631,7 +631,7 @@ def test_one_spike_file_for_several_frames_asks_for_exposures(root):
     for number in range(1, 6):
         (folder / f"{number:06d}.dat").unlink()
 
-    assert "restore the other spike files, or give spike.exposure" in complaint(root)
+    assert "restore the other spike files, or give spike.exposure" in error_of_check(root)
 
 
 @pytest.mark.parametrize(
@@ -649,9 +649,9 @@ def test_a_missing_frame_is_named_as_its_neighbours_are(tmp_path, first, missing
         for path in sorted(folder.iterdir()):
             number = first + int(path.stem)
             path.rename(path.with_stem(str(number)))
-    frame(tmp_path, f"blur/{missing}", "c").unlink()
+    training_picture(tmp_path, f"blur/{missing}", "c").unlink()
 
-    message = complaint(tmp_path)
+    message = error_of_check(tmp_path)
 
     assert f"lq lacks 1 of 5 frames: {missing}\n" in message
     assert "every frame with its lq, gt and spike file; docs/data_format.md" in message
@@ -675,7 +675,7 @@ def test_home_and_variables_in_paths_are_replaced(root, monkeypatch, log_of_chec
     [("$NO_SUCH/train", "set the variable $NO_SUCH"), ("~nobody_here/x", "no user ~nobody_here")],
 )
 def test_a_variable_without_a_value_is_named(root, path, message):
-    assert message in complaint(root, dataroot_lq=path)
+    assert message in error_of_check(root, dataroot_lq=path)
 
 
 def test_an_index_beyond_the_last_clip_is_refused(root):

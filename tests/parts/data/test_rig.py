@@ -39,7 +39,7 @@ PLANES = 16
 RATE = 0.9
 
 
-def scene(planes=3 * PLANES, step=0.0, seed=0):
+def moving_light(planes=3 * PLANES, step=0.0, seed=0):
     """Return light (planes, H, W, 3) that moves by `step` pixels per plane to the left."""
     height, width = RGB
     rng = np.random.default_rng(seed)
@@ -83,7 +83,7 @@ def firing_rates(rig, lights):
 
 
 def test_a_perfect_spike_camera_integrates_the_light_of_each_pixel():
-    lights = scene(step=0.5)
+    lights = moving_light(step=0.5)
 
     _, spikes = record(Rig(), lights)
 
@@ -95,7 +95,7 @@ def test_a_perfect_spike_camera_integrates_the_light_of_each_pixel():
 
 
 def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
-    lights = scene(step=0.5)
+    lights = moving_light(step=0.5)
 
     blurry, _ = record(Rig(), lights)
 
@@ -113,7 +113,7 @@ def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
 def test_with_the_true_calibration_spikes_and_frame_show_the_same_place():
     mix = (0.3, 0.5, 0.2)  # how strongly the spike camera sees red, green and blue
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97, mix=mix)
-    lights = scene(30 * PLANES)  # with many planes, the rates have little noise
+    lights = moving_light(30 * PLANES)  # with many planes, the rates have little noise
     rates = firing_rates(rig, lights).astype(np.float32)  # (h, w)
     geometry = SpikeGeometry(*SPIKE)
     calibrated = CalibratedGrid(rig.calibration(SPIKE, RGB), geometry, path="no file")
@@ -168,14 +168,14 @@ def test_the_calibration_moves_the_middle_of_a_plane_by_the_shift():
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97)
     x, y = middle_of(SPIKE)
 
-    place = rig.calibration(SPIKE, RGB).to_rgb() @ [x, y, 1]
+    rgb_pixel = rig.calibration(SPIKE, RGB).to_rgb() @ [x, y, 1]
 
     frame_x, frame_y = middle_of(RGB)
-    assert place[:2] == pytest.approx([frame_x + 3, frame_y - 2])
+    assert rgb_pixel[:2] == pytest.approx([frame_x + 3, frame_y - 2])
 
 
 def test_parallax_changes_what_the_spike_camera_sees():
-    lights = scene(8 * PLANES)
+    lights = moving_light(8 * PLANES)
 
     change = firing_rates(Rig(parallax=6.0), lights) - firing_rates(Rig(), lights)
 
@@ -255,7 +255,7 @@ def test_an_exposure_that_rolls_beyond_its_frame_is_refused():
 
 
 def test_the_blur_of_a_lens_weakens_edges():
-    lights = scene(8 * PLANES)
+    lights = moving_light(8 * PLANES)
 
     sharp = firing_rates(Rig(), lights)
     soft = firing_rates(Rig(lens_blur=1.5), lights)
@@ -273,7 +273,7 @@ def test_the_blur_of_a_lens_weakens_edges():
 def test_stuck_pixels_are_as_many_as_asked(rate_of_pixel, share):
     rig = Rig(dead=0.1, hot=0.05, light="display", dark_rate=0.02, dark_spread=0.5)
 
-    rates = firing_rates(rig, scene(8 * PLANES))
+    rates = firing_rates(rig, moving_light(8 * PLANES))
 
     # Each of 1280 pixels is dead with the probability 0.1. So the standard deviation of the share
     # is sqrt(0.1 x 0.9 / 1280) = 0.0084. The tolerance 0.03 is 3.6 standard deviations.
@@ -347,7 +347,7 @@ def test_a_random_rig_is_within_its_ranges():
 def test_a_named_rig_records_a_frame_with_spikes(name):
     rig = Rig.of_flag(name, np.random.default_rng(0))
 
-    blurry, spikes = record(rig, scene(PLANES))
+    blurry, spikes = record(rig, moving_light(PLANES))
 
     assert blurry.shape == (1, *RGB, 3)
     # Here the named rigs have 0.02 to 0.3 spikes per plane and pixel.

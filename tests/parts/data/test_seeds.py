@@ -51,9 +51,9 @@ def test_a_seed_gives_its_scene():
     rng = np.random.default_rng(0)
     scene = PhotoScene(picture, side=60, count=3, planes=20, crop=32, rng=rng)
 
-    # The mean way from plane 10 to plane 50, over all pixels: the background and both pieces.
-    way = scene.shifts(plane=10, other=50).mean(axis=(0, 1))
-    assert way == pytest.approx([3.59747, 2.23950], abs=1e-4)
+    # The mean shift from plane 10 to plane 50, over all pixels: the background and both pieces.
+    mean_shift = scene.shifts(plane=10, other=50).mean(axis=(0, 1))
+    assert mean_shift == pytest.approx([3.59747, 2.23950], abs=1e-4)
     # The mean light of the first plane, and of plane 30.
     lights = list(scene.lights())
     assert lights[0].mean() == pytest.approx(0.0781938, abs=1e-5)

@@ -113,8 +113,8 @@ def restored_psnr(
     clip = home / "rgb" / name
     spikes = home / "spikes" / (spikes_of or name) / "spike"
     files = ["--input", clip / "blur", "--spike", spikes, "--gt", clip / "sharp", "--output", out]
-    how = ["--method", "exposure", "--save", "comparison", f"spike.calibration={calibration}"]
-    assert main_test_vrt.main([str(word) for word in [*files, *how]]) == 0
+    flags = ["--method", "exposure", "--save", "comparison", f"spike.calibration={calibration}"]
+    assert main_test_vrt.main([str(word) for word in [*files, *flags]]) == 0
     return json.loads((out / "metrics.json").read_text())["clips"][name]["restored"]["psnr"]
 
 

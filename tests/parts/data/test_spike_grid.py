@@ -175,8 +175,8 @@ def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
             u = PLANE[1] - 1 - u
         if mirror in ("rows", "both"):
             v = PLANE[0] - 1 - v
-        place = PERSPECTIVE @ [u, v, 1]
-        assert place[:2] / place[2] == pytest.approx([column, row], abs=1e-4)
+        rgb_pixel = PERSPECTIVE @ [u, v, 1]
+        assert rgb_pixel[:2] / rgb_pixel[2] == pytest.approx([column, row], abs=1e-4)
 
 
 # ---- What the spike camera does not see ----
@@ -314,9 +314,9 @@ def test_a_run_of_an_older_version_finds_the_digest_of_its_calibration():
 
 def test_the_matrix_of_a_mirrored_calibration_begins_at_the_other_side():
     # Column 0 of the upright picture is column 11 of the mirrored picture, which has 12 columns.
-    place = saved_calibration().to_rgb() @ [0, 0, 1]
+    rgb_pixel = saved_calibration().to_rgb() @ [0, 0, 1]
 
-    assert place.tolist() == [1.5 * 11 + 3, -2, 1]
+    assert rgb_pixel.tolist() == [1.5 * 11 + 3, -2, 1]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from data.spike.simulate import IntegrateAndFire
 TO_DISPLAY = 1 / 2.2
 
 
-def stream(
+def random_planes(
     planes: int = 24, height: int = 6, width: int = 5, seed: int = 0, density: float = 0.3
 ) -> np.ndarray:
     """Return random planes (T, h, w) uint8. density: the share of ones."""
@@ -60,12 +60,12 @@ def stream(
     return (values < density).astype(np.uint8)
 
 
-def mean_of(spikes: np.ndarray, first: int, last: int) -> np.ndarray:
+def mean_of_planes(spikes: np.ndarray, first: int, last: int) -> np.ndarray:
     """Return the mean (h, w) of the planes `first` to `last`, both included."""
     return spikes[first : last + 1].mean(axis=0)
 
 
-def zeros(planes: int, pixels: int = 1) -> np.ndarray:
+def empty_planes(planes: int, pixels: int = 1) -> np.ndarray:
     """Return planes (T, 1, pixels) uint8 without a spike."""
     return np.zeros((planes, 1, pixels), np.uint8)
 
@@ -184,43 +184,43 @@ def test_a_stream_too_short_or_options_that_contradict_one_another_are_refused(
     name, center, options, words
 ):
     with pytest.raises(ValueError, match=words):
-        represent(name, stream(planes=24), center=center, **options)
+        represent(name, random_planes(planes=24), center=center, **options)
 
 
 # ---- tfp: the mean of the planes in a window ----
 
 
 def test_tfp_is_the_mean_of_the_planes_around_each_centre():
-    spikes = stream()
+    spikes = random_planes()
 
     found = represent("tfp", spikes, center=12, half_window=3, offsets=[-4, 0, 4])
 
     assert found.dtype == np.float32
     # The windows have 3 planes on each side of planes 8, 12 and 16.
     windows = [
-        mean_of(spikes, first=5, last=11),
-        mean_of(spikes, first=9, last=15),
-        mean_of(spikes, first=13, last=19),
+        mean_of_planes(spikes, first=5, last=11),
+        mean_of_planes(spikes, first=9, last=15),
+        mean_of_planes(spikes, first=13, last=19),
     ]
     assert np.allclose(found, windows)
 
 
 def test_tfp_near_the_begin_is_the_mean_of_the_present_planes():
-    spikes = stream()
+    spikes = random_planes()
 
     found = represent("tfp", spikes, center=1, half_window=5)
 
     # The window would begin at plane -4, 5 planes before plane 1. Planes below 0 are missing.
-    assert np.allclose(found, [mean_of(spikes, first=0, last=6)])
+    assert np.allclose(found, [mean_of_planes(spikes, first=0, last=6)])
 
 
 def test_tfp_near_the_end_is_the_mean_of_the_present_planes():
-    spikes = stream(planes=24)
+    spikes = random_planes(planes=24)
 
     found = represent("tfp", spikes, center=23, half_window=5)
 
     # The window would end at plane 28, 5 planes after plane 23. Planes after 23 are missing.
-    assert np.allclose(found, [mean_of(spikes, first=18, last=23)])
+    assert np.allclose(found, [mean_of_planes(spikes, first=18, last=23)])
 
 
 def test_tfp_counts_more_planes_than_fit_into_a_byte():
@@ -263,7 +263,7 @@ def test_the_formula_of_s_vrt_gives_the_published_middles(planes):
 # 20 planes from each edge of the file to a middle.
 @pytest.mark.parametrize("planes", [56, 88, 104, 49, 97, 40])
 def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt(planes):
-    spikes = stream(planes=planes)
+    spikes = random_planes(planes=planes)
     half = HALF_WINDOW_OF_S_VRT
 
     found = represent("tfp", spikes, center=planes // 2, rate=0.5, half_window=half, num_bins=4)
@@ -272,14 +272,14 @@ def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt(planes):
     # window ends with the last plane.
     means = []
     for middle in middles_of_s_vrt(planes):
-        means.append(mean_of(spikes, first=middle - half, last=middle + half))
+        means.append(mean_of_planes(spikes, first=middle - half, last=middle + half))
     # A pixel in full light fires in half of the planes, so the light is twice the mean.
     assert np.allclose(found, 2 * np.stack(means), atol=1e-6)
 
 
 @pytest.mark.parametrize("planes", [56, 88, 104, 49, 97, 40])
 def test_tfp_spread_over_the_file_is_exact_in_reverse(planes):
-    spikes = stream(planes=planes)
+    spikes = random_planes(planes=planes)
     options: dict[str, Any] = {"rate": 0.5, "half_window": HALF_WINDOW_OF_S_VRT, "num_bins": 4}
 
     forward = represent("tfp", spikes, center=planes // 2, **options)
@@ -299,7 +299,7 @@ def test_tfp_spread_over_the_file_says_which_options_have_no_effect():
 
 
 def test_voxel_bins_count_every_plane_once():
-    spikes = stream(planes=23)
+    spikes = random_planes(planes=23)
 
     found = represent("voxel", spikes, center=11, num_bins=4)
 
@@ -310,7 +310,7 @@ def test_voxel_bins_count_every_plane_once():
 
 
 def test_a_voxel_bin_that_ends_within_a_plane_has_a_part_of_it():
-    spikes = stream(planes=23)
+    spikes = random_planes(planes=23)
 
     found = represent("voxel", spikes, center=11, num_bins=4)
 
@@ -322,7 +322,7 @@ def test_a_voxel_bin_that_ends_within_a_plane_has_a_part_of_it():
 def test_voxel_bins_lie_around_the_centre():
     # A file of Spk-GoPro has 56 planes for an exposure. The largest span with its centre at plane
     # 24 is planes 0 to 48. Planes 49 to 55 are not used.
-    spikes = stream(planes=56)
+    spikes = random_planes(planes=56)
 
     found = represent("voxel", spikes, center=24, num_bins=7)
 
@@ -332,16 +332,16 @@ def test_voxel_bins_lie_around_the_centre():
 
 
 def test_one_voxel_bin_is_the_mean_of_the_planes_around_the_centre():
-    spikes = stream(planes=56)
+    spikes = random_planes(planes=56)
 
     found = represent("voxel", spikes, center=40, num_bins=1)
 
     # 15 planes follow plane 40, so the bin has planes 25 to 55.
-    assert np.allclose(found, [mean_of(spikes, first=25, last=55)])
+    assert np.allclose(found, [mean_of_planes(spikes, first=25, last=55)])
 
 
 def test_voxel_bins_around_the_middle_of_an_even_stream_are_the_whole_stream():
-    spikes = stream(planes=56)
+    spikes = random_planes(planes=56)
 
     # The middle of 56 planes lies between planes 27 and 28.
     found = represent("voxel", spikes, center=27.5, num_bins=8)
@@ -377,7 +377,7 @@ def tfi_by_definition(spikes: np.ndarray, center: int, half_window: int) -> np.n
 # one. After the last plane no spike could follow.
 @pytest.mark.parametrize("center", [0, 1, 11, 22])
 def test_tfi_is_one_over_the_interval_around_the_centre(center):
-    spikes = stream(density=0.2)
+    spikes = random_planes(density=0.2)
     spikes[0, 0, 0] = 1  # a spike in plane 0 counts like any other
 
     found = represent("tfi", spikes, center=center, half_window=8)[0]
@@ -429,7 +429,7 @@ SYNAPSE: dict[str, Any] = {"tau_d": 4.0, "tau_f": 15.0, "utilisation": 0.2}
 
 
 def test_tfstp_solves_the_equations_of_the_synapse():
-    spikes = stream(planes=60, density=0.25)
+    spikes = random_planes(planes=60, density=0.25)
 
     found = represent("tfstp", spikes, center=49, **SYNAPSE)[0]
 
@@ -440,7 +440,7 @@ def test_tfstp_solves_the_equations_of_the_synapse():
 
 
 def test_tfstp_does_not_depend_on_planes_after_the_centre():
-    spikes = stream(planes=60, density=0.25)
+    spikes = random_planes(planes=60, density=0.25)
     changed = spikes.copy()
     changed[50:] = 1 - changed[50:]  # 0 becomes 1, and 1 becomes 0
 
@@ -457,7 +457,7 @@ def regular_trains():
     Pixel 0 has a spike every 4 planes, pixel 1 every 40 planes. Pixel 2 has one spike, and pixel 3
     has none.
     """
-    spikes = zeros(100, pixels=4)
+    spikes = empty_planes(100, pixels=4)
     spikes[::4, 0, 0] = 1
     spikes[3::40, 0, 1] = 1
     spikes[50, 0, 2] = 1
@@ -494,7 +494,7 @@ def test_tfstp_averages_the_jitter_of_a_sensor_that_tfi_keeps():
 
 @pytest.mark.parametrize("interval", [2, 4, 10])
 def test_tfstp_has_the_rate_of_a_pixel_at_its_second_spike(interval):
-    spikes = zeros(interval + 1)
+    spikes = empty_planes(interval + 1)
     spikes[[0, interval]] = 1
 
     found = represent("tfstp", spikes, center=interval)
@@ -526,7 +526,7 @@ def moving_edge(rate: float, planes: int = 161) -> tuple[np.ndarray, np.ndarray]
 @pytest.fixture
 def stream_with_dark_pixels():
     """Give 41 planes in which pixel (0, 0) fires once, and the other pixels of row 0 never fire."""
-    spikes = stream(planes=41, density=0.4)
+    spikes = random_planes(planes=41, density=0.4)
     spikes[:, 0] = 0
     spikes[3, 0, 0] = 1
     return spikes
@@ -540,7 +540,9 @@ def test_exposure_rates_are_the_mean_light_of_the_windows(stream_with_dark_pixel
     # The windows have 4 and 15 planes on each side of plane 20: planes 16 to 24, and planes 5 to
     # 35.
     light = plane_light(spikes)
-    assert np.allclose(rates, [mean_of(light, first=16, last=24), mean_of(light, first=5, last=35)])
+    assert np.allclose(
+        rates, [mean_of_planes(light, first=16, last=24), mean_of_planes(light, first=5, last=35)]
+    )
 
 
 def test_the_exposure_has_as_many_planes_on_both_sides_as_the_shorter_side(stream_with_dark_pixels):
@@ -550,7 +552,7 @@ def test_the_exposure_has_as_many_planes_on_both_sides_as_the_shorter_side(strea
 
     # Plane 0 does not count. So there are 11 planes before plane 12 (planes 1 to 11), and 28 planes
     # after it. The exposure has 11 planes on each side, as many as the shorter side.
-    assert np.allclose(long, mean_of(plane_light(spikes), first=1, last=23))
+    assert np.allclose(long, mean_of_planes(plane_light(spikes), first=1, last=23))
 
 
 def test_one_spike_shows_no_change_of_light(stream_with_dark_pixels):
@@ -669,7 +671,7 @@ def test_relative_light_of_a_sensor_of_display_values_is_the_ratio_as_it_is():
     ],
 )
 def test_windows_may_be_shares_of_the_exposure(planes, half_windows):
-    spikes = stream(planes)
+    spikes = random_planes(planes)
     shares = [0.0465, 0.14, 0.28]
 
     found = represent("relative", spikes, center=planes // 2, half_windows=shares)
@@ -682,7 +684,7 @@ def test_windows_may_be_shares_of_the_exposure(planes, half_windows):
 def test_parts_of_relative_light_show_when_the_light_changed():
     # The pixel fires every 4 planes until plane 40, and every 2 planes from plane 42 on. So the
     # light is twice as strong in the second half.
-    spikes = zeros(81)
+    spikes = empty_planes(81)
     spikes[:41:4] = 1
     spikes[42::2] = 1
 
@@ -706,7 +708,7 @@ def steady_pixels():
 
     They have a spike every 3 planes, every 7 planes, in every plane, one spike, and none.
     """
-    spikes = zeros(60, pixels=5)
+    spikes = empty_planes(60, pixels=5)
     spikes[1::3, 0, 0] = 1
     spikes[4::7, 0, 1] = 1
     spikes[:, 0, 2] = 1
@@ -755,7 +757,7 @@ def test_a_pixel_with_more_spikes_has_more_confidence(steady_pixels):
     ],
 )
 def test_rate_with_gamma_scales_what_is_proportional_to_light(name, options):
-    spikes = stream()
+    spikes = random_planes()
 
     found = represent(name, spikes, center=12, rate=0.6, gamma=2.2, **options)
 
@@ -767,7 +769,7 @@ def test_rate_with_gamma_scales_what_is_proportional_to_light(name, options):
 # Raw planes are bits and no light. So the options rate and gamma, which scale light, do not change
 # them.
 def test_rate_with_gamma_leaves_raw_planes_as_they_are():
-    spikes = stream()
+    spikes = random_planes()
 
     found = represent("raw", spikes, center=12, rate=0.6, gamma=2.2, window=5)
 
@@ -789,7 +791,7 @@ def test_rate_with_gamma_leaves_raw_planes_as_they_are():
     ],
 )
 def test_encoding25_spreads_its_windows_over_the_file(planes, middles):
-    spikes = stream(planes=planes)
+    spikes = random_planes(planes=planes)
 
     found = represent("encoding25", spikes, center=planes // 2, num_windows=4)
 
@@ -800,7 +802,7 @@ def test_encoding25_spreads_its_windows_over_the_file(planes, middles):
 
 @pytest.mark.parametrize("planes", [56, 88])
 def test_encoding25_keeps_the_spacing_of_its_windows_if_it_is_given(planes):
-    spikes = stream(planes=planes)
+    spikes = random_planes(planes=planes)
     center = planes // 2
 
     found = represent("encoding25", spikes, center=center, num_windows=2, spacing=10)
@@ -813,7 +815,7 @@ def test_encoding25_keeps_the_spacing_of_its_windows_if_it_is_given(planes):
 
 
 def test_encoding25_repeats_the_outer_planes_of_a_short_file_if_asked():
-    spikes = stream(planes=20)
+    spikes = random_planes(planes=20)
 
     found = represent("encoding25", spikes, center=10, pad="edge")
 
@@ -825,7 +827,7 @@ def test_encoding25_repeats_the_outer_planes_of_a_short_file_if_asked():
 
 
 def test_encoding25_pads_a_short_file_by_zeros_if_asked():
-    spikes = stream(planes=20)
+    spikes = random_planes(planes=20)
 
     found = represent("encoding25", spikes, center=10, pad="zero")
 
@@ -891,7 +893,7 @@ def representations(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 )
 def test_cropping_before_representing_equals_cropping_after(data, chosen, seed, density):
     name, options = chosen
-    planes = stream(31, 7, 9, seed, density)  # 15 planes on each side of plane 15
+    planes = random_planes(31, 7, 9, seed, density)  # 15 planes on each side of plane 15
     top = data.draw(st.integers(0, 6))
     left = data.draw(st.integers(0, 8))
     height = data.draw(st.integers(1, 7 - top))
@@ -961,7 +963,7 @@ def assert_equal_or_both_none(found: np.ndarray | None, expected: np.ndarray | N
 def streams_with_center(draw: st.DrawFn) -> tuple[np.ndarray, float]:
     """Draw planes (T, 4, 5), and a centre: a plane, or an instant between two planes."""
     count = draw(st.integers(12, 60))
-    planes = stream(
+    planes = random_planes(
         count,
         height=4,
         width=5,

@@ -88,7 +88,7 @@ def write_noise(root, part=slice(None), **info):
     return root
 
 
-def build(root, **spike):
+def open_test_set(root, **spike):
     """Return the test set of a root. spike: keys of the section `spike`."""
     values = {"type": "dat", "resize": "nearest", "center": "file", "representation": "voxel"}
     return build_test_set(data_section(root, "test", spike=values | spike))
@@ -99,7 +99,7 @@ def build_test_set(values):
     return build_dataset(values, "test", seed=0)
 
 
-def channels(dataset, clip=0, reverse=False):
+def spike_channels(dataset, clip=0, reverse=False):
     """Return the spike channels (FRAMES, C, H, W) of a clip. reverse: in reversed time."""
     return dataset.read_frames(clip, first=0, count=FRAMES, reverse=reverse)["spike"]
 
@@ -112,7 +112,7 @@ def one_per_spike_pixel(rgb_pixels):
 def have_equal_channels(a, b, reverse=False):
     """Return whether two test sets have the same spike channels in both clips."""
     for clip in range(len(CLIPS)):
-        if not torch.equal(channels(a, clip, reverse), channels(b, clip, reverse)):
+        if not torch.equal(spike_channels(a, clip, reverse), spike_channels(b, clip, reverse)):
             return False
     return True
 
@@ -140,18 +140,18 @@ def test_a_window_gives_the_same_channels_as_files_of_these_planes(
     whole = write_noise(tmp_path / "whole", gt_plane=12)
     cut = write_noise(tmp_path / "cut", slice(5, 20), planes=15, gt_plane=7)
 
-    window = build(whole, first=5, count=15, center=center, representation=representation)
+    window = open_test_set(whole, first=5, count=15, center=center, representation=representation)
 
-    expected = build(cut, center=center_in_cut, representation=representation)
+    expected = open_test_set(cut, center=center_in_cut, representation=representation)
     assert have_equal_channels(window, expected, reverse)
 
 
 def test_bins_around_the_middle_come_in_the_opposite_order_in_reverse(tmp_path):
     root = write_noise(tmp_path)
-    window = build(root, first=5, count=15, representation=VOXEL_OF_3)
+    window = open_test_set(root, first=5, count=15, representation=VOXEL_OF_3)
 
-    forward = channels(window)[1]
-    backward = channels(window, reverse=True)[1]
+    forward = spike_channels(window)[1]
+    backward = spike_channels(window, reverse=True)[1]
 
     assert torch.equal(backward, forward.flip(0))
 
@@ -167,15 +167,17 @@ def test_bins_around_the_middle_come_in_the_opposite_order_in_reverse(tmp_path):
 def test_a_window_reaches_to_the_last_plane(tmp_path, first, count):
     root = write_noise(tmp_path)
 
-    dataset = build(root, first=first, count=count, representation={"type": "voxel", "num_bins": 1})
+    dataset = open_test_set(
+        root, first=first, count=count, representation={"type": "voxel", "num_bins": 1}
+    )
 
     frame = 2
-    found = one_per_spike_pixel(channels(dataset)[frame, 0])
+    found = one_per_spike_pixel(spike_channels(dataset)[frame, 0])
     assert np.allclose(found, noise_planes(frame)[first : first + count].mean(axis=0))
 
 
 def test_a_window_without_a_count_reaches_to_the_end(tmp_path):
-    dataset = build(write_noise(tmp_path), first=20)
+    dataset = open_test_set(write_noise(tmp_path), first=20)
 
     assert dataset.clips[0].exposures[0].own.count == 4  # planes 20 to 23
 
@@ -191,7 +193,7 @@ def test_a_window_beyond_the_file_is_refused_with_all_clips(tmp_path, first, cou
     root = write_noise(tmp_path)
 
     with pytest.raises(DataError) as error:
-        build(root, first=first, count=count)
+        open_test_set(root, first=first, count=count)
 
     text = str(error.value)
     assert f"frame 0 of clip a/0 {message}" in text
@@ -204,7 +206,7 @@ def test_a_sharp_frame_outside_of_the_window_is_refused(tmp_path):
     root = write_noise(tmp_path)
 
     with pytest.raises(DataError, match="12 is outside of 13 to 22"):
-        build(root, first=13, count=10, center="gt")
+        open_test_set(root, first=13, count=10, center="gt")
 
 
 @pytest.fixture
@@ -217,12 +219,12 @@ def shorter_last_file(tmp_path):
 
 
 def test_the_last_file_of_a_clip_may_be_shorter_if_it_has_the_window(shorter_last_file):
-    assert len(build(shorter_last_file, first=2, count=18).clips) == 2
+    assert len(open_test_set(shorter_last_file, first=2, count=18).clips) == 2
 
 
 def test_the_last_file_of_a_clip_must_have_the_window(shorter_last_file):
     with pytest.raises(DataError, match=r"needs planes 3 to 20.*has 20 planes"):
-        build(shorter_last_file, first=3, count=18)
+        open_test_set(shorter_last_file, first=3, count=18)
 
 
 # ---- One file per clip: exposure ----
@@ -235,17 +237,18 @@ FIRSTS = [7, 38, 70, 101]
 EXPOSURE = {"start": START, "length": PLANES, "period": PERIOD}
 # Each exposure begins one plane later, at plane 8 + 31.4 i. So the last exposure would have planes
 # 102 to 125, but the file ends with plane 124.
-TOO_LATE = EXPOSURE | {"start": START + 1}
+EXPOSURE_PAST_THE_END = EXPOSURE | {"start": START + 1}
 # Exposures without a gap: frame i begins at plane 24 i.
-EVEN = {"start": 0, "length": PLANES, "period": PLANES}
+EXPOSURE_WITHOUT_GAPS = {"start": 0, "length": PLANES, "period": PLANES}
 
 
-def join(root, place, firsts=FIRSTS, planes=None):
-    """Join the files of each clip to one file.
+def join_spike_files(root, joined_name, firsts=FIRSTS, planes=None):
+    """Join the spike files of each clip to one file.
 
     Between the exposures, all values are 1. So a frame that gets a wrong plane has other channels.
 
-    place: path of the file, e.g. "{clip}/spike/long.dat". firsts: first plane of each exposure.
+    joined_name: path of the new file, e.g. "{clip}/spike/long.dat".
+    firsts: the first plane of each exposure.
     planes: number of planes of the file. None: the file ends with the last exposure.
     """
     for clip in CLIPS:
@@ -254,21 +257,22 @@ def join(root, place, firsts=FIRSTS, planes=None):
         for first, path in zip(firsts, files, strict=True):
             stream[first : first + PLANES] = read_spikes(path, PLANE)
             path.unlink()
-        write_spikes(root / "GOPRO_Large_spike_seq/test" / place.format(clip=clip), stream, PLANE)
+        name = joined_name.format(clip=clip)
+        write_spikes(root / "GOPRO_Large_spike_seq/test" / name, stream, PLANE)
         is_empty = not list(spike_folder(root, clip).iterdir())
         if is_empty:
             spike_folder(root, clip).rmdir()
 
 
-PLACES = ["{clip}/spike/long.dat", "{clip}/capture.npz"]
+NAMES_OF_JOINED_FILES = ["{clip}/spike/long.dat", "{clip}/capture.npz"]
 
 
-@pytest.fixture(params=PLACES, ids=["in the folder of spikes", "beside the frames"])
+@pytest.fixture(params=NAMES_OF_JOINED_FILES, ids=["in the folder of spikes", "beside the frames"])
 def joined_files(request, tmp_path):
     """Give the roots of clips with one file per frame, and of the same clips with one file each."""
     parts = write_noise(tmp_path / "parts")
     joined = write_noise(tmp_path / "joined")
-    join(joined, request.param)
+    join_spike_files(joined, request.param)
     return parts, joined
 
 
@@ -279,9 +283,9 @@ def test_one_file_per_clip_gives_the_same_channels_as_one_file_per_frame(
 ):
     parts, joined = joined_files
 
-    found = build(joined, center=center, exposure=EXPOSURE)
+    found = open_test_set(joined, center=center, exposure=EXPOSURE)
 
-    assert have_equal_channels(found, build(parts, center=center), reverse)
+    assert have_equal_channels(found, open_test_set(parts, center=center), reverse)
 
 
 @pytest.mark.parametrize("is_file", [False, True], ids=["in the options", "in a file"])
@@ -290,15 +294,21 @@ def test_exposures_may_be_a_table_of_clips(joined_files, tmp_path, is_file):
     table = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
     (tmp_path / "table.json").write_text(json.dumps(table))
 
-    found = build(joined, center=3, exposure=str(tmp_path / "table.json") if is_file else table)
+    found = open_test_set(
+        joined, center=3, exposure=str(tmp_path / "table.json") if is_file else table
+    )
 
-    assert have_equal_channels(found, build(parts, center=3))
+    assert have_equal_channels(found, open_test_set(parts, center=3))
 
 
-@pytest.mark.parametrize(("place", "warnings"), [(PLACES[0], 0), (PLACES[1], 1)])
-def test_a_format_that_can_only_be_read_from_the_start_is_warned_of(tmp_path, place, warnings):
+@pytest.mark.parametrize(
+    ("joined_name", "warnings"), [(NAMES_OF_JOINED_FILES[0], 0), (NAMES_OF_JOINED_FILES[1], 1)]
+)
+def test_a_format_that_can_only_be_read_from_the_start_is_warned_of(
+    tmp_path, joined_name, warnings
+):
     root = write_noise(tmp_path)
-    join(root, place)
+    join_spike_files(root, joined_name)
 
     report = check_clips(data_section(root, "test", spike={"type": "dat", "exposure": EXPOSURE}))
 
@@ -315,7 +325,7 @@ class CachedFiles:
 
     def __init__(self, folder):
         self.root = write_noise(folder)
-        join(self.root, "{clip}/spike/long.npy")
+        join_spike_files(self.root, "{clip}/spike/long.npy")
         self.cache = folder / "cache"
         spike = AT_PLANE_3 | {"exposure": EXPOSURE}
         self.backend = add_cache(data_section(self.root, "test", spike=spike), self.cache)[
@@ -335,7 +345,7 @@ def cached_files(tmp_path):
 
 
 def test_a_cache_of_one_file_per_clip_gives_the_same_channels(cached_files, tmp_path):
-    expected = build(write_noise(tmp_path / "parts"), center=3)
+    expected = open_test_set(write_noise(tmp_path / "parts"), center=3)
 
     assert have_equal_channels(cached_files.build(exposure=EXPOSURE), expected)
 
@@ -353,7 +363,7 @@ def test_a_cache_of_one_file_per_clip_is_refused_for_files_per_frame(cached_file
 
 def test_exposures_beyond_the_file_are_refused_in_a_cache(cached_files):
     with pytest.raises(DataError, match="frame 3 of clip a/0 needs planes 102 to 125"):
-        cached_files.build(exposure=TOO_LATE)
+        cached_files.build(exposure=EXPOSURE_PAST_THE_END)
 
 
 # ---- Planes around an exposure: context ----
@@ -390,8 +400,8 @@ def expected_with_context(frame, context, reverse):
 def test_context_of_a_file_per_frame_is_in_the_files_beside(tmp_path, context, reverse):
     root = write_noise(tmp_path)
 
-    found = channels(
-        build(root, center=11, representation=RELATIVE, context=context), reverse=reverse
+    found = spike_channels(
+        open_test_set(root, center=11, representation=RELATIVE, context=context), reverse=reverse
     )
 
     # A frame reads only one neighbouring file on each side. Such a file has 24 planes, so a context
@@ -406,10 +416,12 @@ def test_context_of_a_file_per_frame_is_in_the_files_beside(tmp_path, context, r
 @pytest.mark.parametrize("context", [5, 40])
 def test_context_of_one_file_is_around_the_exposure(tmp_path, context, reverse):
     root = write_noise(tmp_path)
-    join(root, "{clip}/spike/long.npy", range(0, FRAMES * PLANES, PLANES))
-    dataset = build(root, center=11, representation=RELATIVE, context=context, exposure=EVEN)
+    join_spike_files(root, "{clip}/spike/long.npy", range(0, FRAMES * PLANES, PLANES))
+    dataset = open_test_set(
+        root, center=11, representation=RELATIVE, context=context, exposure=EXPOSURE_WITHOUT_GAPS
+    )
 
-    found = channels(dataset, reverse=reverse)
+    found = spike_channels(dataset, reverse=reverse)
 
     for frame in range(FRAMES):
         expected = expected_with_context(frame, context, reverse)
@@ -420,10 +432,12 @@ def test_context_of_one_file_is_around_the_exposure(tmp_path, context, reverse):
 def test_context_changes_the_intervals_at_the_ends_of_an_exposure(tmp_path, context):
     root = write_noise(tmp_path)
 
-    with_context = build(root, center=11, representation=RELATIVE, context=context)
-    without = build(root, center=11, representation=RELATIVE)
+    with_context = open_test_set(root, center=11, representation=RELATIVE, context=context)
+    without = open_test_set(root, center=11, representation=RELATIVE)
 
-    assert not torch.equal(channels(with_context, reverse=True), channels(without, reverse=True))
+    assert not torch.equal(
+        spike_channels(with_context, reverse=True), spike_channels(without, reverse=True)
+    )
 
 
 CONTEXT_OF_30 = {
@@ -440,14 +454,14 @@ def with_context(tmp_path):
     """Give clips, and the channels of clip a/0 with a context of 30 planes."""
     root = write_noise(tmp_path)
     dataset = build_test_set(data_section(root, "test", spike=CONTEXT_OF_30))
-    return root, channels(dataset, clip=0)
+    return root, spike_channels(dataset, clip=0)
 
 
 def test_context_is_the_same_from_a_cache(with_context, tmp_path):
     root, expected = with_context
     values = add_cache(data_section(root, "test", spike=CONTEXT_OF_30), tmp_path / "cache")
 
-    found = channels(build_test_set(values), clip=0)
+    found = spike_channels(build_test_set(values), clip=0)
 
     assert torch.equal(found, expected)
 
@@ -504,8 +518,10 @@ def files_beside_folders(tmp_path):
 
 
 def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
-    dataset = build(
-        files_beside_folders, exposure=EVEN, representation={"type": "raw", "window": 1}
+    dataset = open_test_set(
+        files_beside_folders,
+        exposure=EXPOSURE_WITHOUT_GAPS,
+        representation={"type": "raw", "window": 1},
     )
 
     # Look at the second frame of clip "two". Its only channel is plane 12, the middle of its 24
@@ -516,7 +532,9 @@ def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
 
 
 def test_the_check_of_the_data_knows_files_beside_the_folders(files_beside_folders):
-    test = data_section(files_beside_folders, "test", spike={"type": "dat", "exposure": EVEN})
+    test = data_section(
+        files_beside_folders, "test", spike={"type": "dat", "exposure": EXPOSURE_WITHOUT_GAPS}
+    )
 
     assert doctor_of_data(files_beside_folders, test=test) == 0
 
@@ -544,7 +562,7 @@ def test_half_a_plane_is_rounded_up():
 def one_file(tmp_path):
     """Give clips with one file each."""
     root = write_noise(tmp_path)
-    join(root, "{clip}/spike/long.dat")
+    join_spike_files(root, "{clip}/spike/long.dat")
     return root
 
 
@@ -552,7 +570,7 @@ def one_file(tmp_path):
     ("exposure", "message"),
     [
         pytest.param(
-            TOO_LATE,
+            EXPOSURE_PAST_THE_END,
             "frame 3 of clip a/1 needs planes 102 to 125 .*the file has 125 planes",
             id="starts one plane too late",
         ),
@@ -571,21 +589,21 @@ def one_file(tmp_path):
 )
 def test_exposures_outside_of_the_file_name_clip_frame_or_planes(one_file, exposure, message):
     with pytest.raises(DataError, match=message) as error:
-        build(one_file, exposure=exposure)
+        open_test_set(one_file, exposure=exposure)
 
     assert "spike.exposure" in error.value.do
 
 
 def test_one_file_without_exposures_is_refused(one_file):
     with pytest.raises(DataError, match=r"one spike file for 4 frames: spike\.exposure would say"):
-        build(one_file)
+        open_test_set(one_file)
 
 
 def test_two_files_with_exposures_are_refused(one_file):
     write_spikes(spike_folder(one_file, "a/0") / "second.dat", noise_planes(0), PLANE)
 
     with pytest.raises(DataError, match=r"2 spike files: .*with spike\.exposure a clip has one"):
-        build(one_file, exposure=EXPOSURE)
+        open_test_set(one_file, exposure=EXPOSURE)
 
 
 @pytest.mark.parametrize(
@@ -656,7 +674,7 @@ def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_pa
         write_spikes(tmp_path / place, together, PLANE)
         spikes = tmp_path / place
     else:
-        join(root, "{clip}/spike/long.dat")
+        join_spike_files(root, "{clip}/spike/long.dat")
         spikes = folder / "long.dat" if place == "file" else folder
 
     found = channels_of_user(frames, spikes, options)
@@ -685,7 +703,7 @@ def test_a_users_window_counts_the_planes_of_each_file(tmp_path):
 
 def test_exposures_beyond_a_users_file_are_refused(one_file):
     frames = one_file / "GOPRO_Large/test/a/0/blur"
-    options = WITH_SIZE | {"exposure": TOO_LATE}
+    options = WITH_SIZE | {"exposure": EXPOSURE_PAST_THE_END}
 
     with pytest.raises(DataError, match="frame 3 of clip 0 needs planes 102 to 125 "):
         user_clips(frames, spike_folder(one_file, "a/0"), spike_options=options)
@@ -714,10 +732,12 @@ def channels_with_offset(root, offset):
     """
     write_noise(root)
     firsts = [first + round(offset) for first in FIRSTS]
-    join(root, "{clip}/spike/long.dat", firsts, planes=160)
+    join_spike_files(root, "{clip}/spike/long.dat", firsts, planes=160)
     path = calibration(root / "calibration.json", offset)
-    dataset = build(root, exposure=EXPOSURE, calibration=path, resize="bilinear", center="gt")
-    return channels(dataset)
+    dataset = open_test_set(
+        root, exposure=EXPOSURE, calibration=path, resize="bilinear", center="gt"
+    )
+    return spike_channels(dataset)
 
 
 @pytest.mark.parametrize("offset", [2.8, -3.0])
@@ -736,9 +756,11 @@ def test_the_time_offset_moves_the_middle_of_whole_files(tmp_path, offset, cente
     none = calibration(root / "none.json", 0)
     moved = calibration(root / "moved.json", offset)
 
-    found = build(root, first=1, calibration=moved, representation=RAW_OF_3)
+    found = open_test_set(root, first=1, calibration=moved, representation=RAW_OF_3)
 
-    expected = build(root, first=1, calibration=none, center=center, representation=RAW_OF_3)
+    expected = open_test_set(
+        root, first=1, calibration=none, center=center, representation=RAW_OF_3
+    )
     assert have_equal_channels(found, expected)
 
 
@@ -747,7 +769,7 @@ def test_a_time_offset_that_leaves_the_sharp_frame_out_is_refused(tmp_path):
     late = calibration(root / "late.json", 14)
 
     with pytest.raises(DataError, match=r"plane of the sharp frame 11\.5 is outside of 0 to 9"):
-        build(root, calibration=late, representation=RAW_OF_3)
+        open_test_set(root, calibration=late, representation=RAW_OF_3)
 
 
 def test_a_time_offset_that_moves_a_window_out_of_the_file_is_refused(tmp_path):
@@ -756,7 +778,7 @@ def test_a_time_offset_that_moves_a_window_out_of_the_file_is_refused(tmp_path):
 
     message = r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"
     with pytest.raises(DataError, match=message):
-        build(root, calibration=late, count=24, representation=RAW_OF_3)
+        open_test_set(root, calibration=late, count=24, representation=RAW_OF_3)
 
 
 @pytest.mark.parametrize("offset", [5, -5])

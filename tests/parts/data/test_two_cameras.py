@@ -47,29 +47,28 @@ PLANES = 48  # number of planes of a frame
 RATE = 0.6
 
 
-# The true position of the second camera relative to the RGB camera. In the names of these tests, a
-# place is the matrix of such a position.
+# The true position of the second camera relative to the RGB camera.
 TRUE_TURN = 2.0  # degrees
 TRUE_SHIFT = (2.4, -1.3)  # along x and along y, in pixels of a frame
 
 
-def place(
+def position_matrix(
     turn: float = TRUE_TURN, scale: float = 1.37, shift: tuple[float, float] = TRUE_SHIFT
 ) -> np.ndarray:
-    """Return a place of the second camera, as the matrix (3, 3) from spike pixels to frame pixels.
+    """Return the matrix (3, 3) from spike pixels to frame pixels, for a position of the camera.
 
-    scale: frame pixels per spike pixel. Without arguments this is the true place.
+    scale: frame pixels per spike pixel. Without arguments this is the true position.
     """
     return similarity(turn, scale, PLANE, FRAME, shift)
 
 
 def shifted_along_x(pixels: float) -> np.ndarray:
-    """Return the true place, shifted along x by this number of frame pixels."""
+    """Return the true matrix, shifted along x by this number of frame pixels."""
     x, y = TRUE_SHIFT
-    return place(shift=(x + pixels, y))
+    return position_matrix(shift=(x + pixels, y))
 
 
-TRUTH = place()
+TRUE_MATRIX = position_matrix()
 # Keys of the section `spike` with the size of the planes of the second camera.
 SECOND = {"h": 30, "w": 40}
 # Keys of the section `spike` for channels that are means of planes.
@@ -82,11 +81,11 @@ MEAN = {
 
 
 def write_frames(
-    root: Path, split: str, clip: str, frames: int, seed: int, second: np.ndarray = TRUTH
+    root: Path, split: str, clip: str, frames: int, seed: int, second: np.ndarray = TRUE_MATRIX
 ) -> None:
     """Write a clip: RGB frames, spikes of the second camera, and spikes of the camera "same".
 
-    second: the place of the second camera.
+    second: the matrix of the second camera.
     """
     without_change = np.eye(3)
     for number in range(frames):
@@ -102,7 +101,7 @@ def write_frames(
             imwrite_rgb(root / "rgb" / split / clip / folder / f"{number:06d}.png", picture)
 
 
-def save(path: Path, matrix: np.ndarray, **keys: Any) -> str:
+def write_calibration(path: Path, matrix: np.ndarray, **keys: Any) -> str:
     """Save a calibration. keys: additional fields. Return its path as a text."""
     fields: dict[str, Any] = {"spike_size": list(PLANE), "rgb_size": list(FRAME)}
     fields |= keys
@@ -118,11 +117,11 @@ def home(tmp_path_factory) -> Path:
     write_frames(root, "train", "a", frames=3, seed=0)
     write_frames(root, "train", "b", frames=3, seed=1)
     write_frames(root, "test", "c", frames=3, seed=2)
-    save(root / "true.json", TRUTH)
+    write_calibration(root / "true.json", TRUE_MATRIX)
     return root
 
 
-def section(root: Path, split: str, kind: str = "second", **spike: Any) -> dict[str, Any]:
+def camera_section(root: Path, split: str, kind: str = "second", **spike: Any) -> dict[str, Any]:
     """Return a section of `datasets`.
 
     kind: the camera, "second" or "same". spike: keys of its section `spike` to replace.
@@ -143,9 +142,9 @@ def section(root: Path, split: str, kind: str = "second", **spike: Any) -> dict[
     return values | {"dataset_type": "TrainDatasetRGBSpike"} | crops
 
 
-def build(root: Path, split: str, kind: str = "second", **spike: Any) -> Any:
-    """Return the data set of `section`."""
-    return build_dataset(section(root, split, kind, **spike), split, seed=0)
+def build_set(root: Path, split: str, kind: str = "second", **spike: Any) -> Any:
+    """Return the data set of `camera_section`."""
+    return build_dataset(camera_section(root, split, kind, **spike), split, seed=0)
 
 
 # ---- Channels ----
@@ -164,16 +163,16 @@ def error_with(home) -> Callable[[str], float]:
     The error is the difference from the channels of the camera "same", in the region of a frame
     that the second camera sees. Channels are between 0 and RATE.
     """
-    region = build(home, "test").clips[0].grid.region
+    region = build_set(home, "test").clips[0].grid.region
 
     def in_region(channels: torch.Tensor) -> torch.Tensor:
         rows, columns = region.slices
         return channels[:, rows, columns]
 
-    ideal = in_region(mean_channels(build(home, "test", "same")))
+    ideal = in_region(mean_channels(build_set(home, "test", "same")))
 
     def error(calibration: str) -> float:
-        found = in_region(mean_channels(build(home, "test", calibration=calibration)))
+        found = in_region(mean_channels(build_set(home, "test", calibration=calibration)))
         return float((found - ideal).abs().mean())
 
     return error
@@ -188,13 +187,13 @@ def test_the_channels_equal_the_channels_of_a_camera_behind_the_same_lens(home, 
 @pytest.mark.parametrize(
     ("matrix", "keys"),
     [
-        pytest.param(TRUTH, {"mirror": "columns"}, id="mirrored"),
-        pytest.param(place(turn=TRUE_TURN - 8), {}, id="turned by 8 degrees more"),
+        pytest.param(TRUE_MATRIX, {"mirror": "columns"}, id="mirrored"),
+        pytest.param(position_matrix(turn=TRUE_TURN - 8), {}, id="turned by 8 degrees more"),
         pytest.param(shifted_along_x(5), {}, id="shifted by 5 pixels more"),
     ],
 )
 def test_with_a_wrong_calibration_the_channels_differ(tmp_path, error_with, matrix, keys):
-    wrong = save(tmp_path / "wrong.json", matrix, **keys)
+    wrong = write_calibration(tmp_path / "wrong.json", matrix, **keys)
 
     # The errors are 0.071 (mirrored), 0.020 (turned) and 0.031 (shifted). With the true calibration
     # the error is 0.008, and the limit is twice this error.
@@ -204,8 +203,8 @@ def test_with_a_wrong_calibration_the_channels_differ(tmp_path, error_with, matr
 @pytest.mark.parametrize("kind", ["second", "same"])
 def test_rate_match_divides_the_channels_by_the_rate_of_the_camera(home, kind):
     # "match" means that the program finds the rate from frames and spikes.
-    matched = build(home, "test", kind, rate="match")[0]["spike"]
-    given = build(home, "test", kind, rate=1.0)[0]["spike"]
+    matched = build_set(home, "test", kind, rate="match")[0]["spike"]
+    given = build_set(home, "test", kind, rate=1.0)[0]["spike"]
 
     factor = (matched / given)[given > 0].median()
     # The measured rate is the true rate but for the noise of the spikes.
@@ -216,7 +215,7 @@ def test_rate_match_divides_the_channels_by_the_rate_of_the_camera(home, kind):
 
 
 def test_samples_lie_where_both_cameras_look(home):
-    dataset = build(home, "train")
+    dataset = build_set(home, "train")
 
     epoch = 0
     for number in range(len(dataset)):
@@ -231,9 +230,11 @@ def test_samples_lie_where_both_cameras_look(home):
 
 
 def test_samples_are_the_same_from_a_cache(home):
-    dataset = build(home, "train")
+    dataset = build_set(home, "train")
 
-    from_cache = build_dataset(add_cache(section(home, "train"), home / "cache"), "train", seed=0)
+    from_cache = build_dataset(
+        add_cache(camera_section(home, "train"), home / "cache"), "train", seed=0
+    )
 
     epoch = 0
     for number in range(len(dataset)):
@@ -243,7 +244,7 @@ def test_samples_are_the_same_from_a_cache(home):
 def test_crops_that_are_larger_than_what_both_cameras_see_are_refused(home):
     # A spike plane covers 30 x 1.37 = 41 rows of a frame, because a spike pixel is 1.37 frame
     # pixels high. So crops of 44 rows are too large.
-    too_large = section(home, "train") | {"gt_size": 44}
+    too_large = camera_section(home, "train") | {"gt_size": 44}
 
     with pytest.raises(DataError, match="what the spike camera sees"):
         build_dataset(too_large, "train", seed=0)
@@ -252,30 +253,31 @@ def test_crops_that_are_larger_than_what_both_cameras_see_are_refused(home):
 def test_a_changed_note_in_a_calibration_does_not_change_the_names_of_the_samples(home, tmp_path):
     # A resumed run compares the names. `made` is a note, which has no effect on a sample.
     file = tmp_path / "calibration.json"
-    save(file, TRUTH, made={"by": "hand"})
-    names = build(home, "train", calibration=str(file)).sample_names()
+    write_calibration(file, TRUE_MATRIX, made={"by": "hand"})
+    names = build_set(home, "train", calibration=str(file)).sample_names()
 
-    save(file, TRUTH, made={"by": "someone else"})
+    write_calibration(file, TRUE_MATRIX, made={"by": "someone else"})
 
-    assert build(home, "train", calibration=str(file)).sample_names() == names
+    assert build_set(home, "train", calibration=str(file)).sample_names() == names
 
 
 def test_another_calibration_under_the_same_name_changes_the_names_of_the_samples(home, tmp_path):
     # Another calibration gives other crops. A resumed run must notice this.
     file = tmp_path / "calibration.json"
-    save(file, TRUTH)
-    names = build(home, "train", calibration=str(file)).sample_names()
+    write_calibration(file, TRUE_MATRIX)
+    names = build_set(home, "train", calibration=str(file)).sample_names()
 
     # The scale along x becomes larger by a thousandth.
-    save(file, TRUTH @ np.diag([1.001, 1, 1]))
+    write_calibration(file, TRUE_MATRIX @ np.diag([1.001, 1, 1]))
 
-    assert build(home, "train", calibration=str(file)).sample_names() != names
+    assert build_set(home, "train", calibration=str(file)).sample_names() != names
 
 
 # ---- The check of the data ----
 #
-# `home` has the test clip c, whose spikes were recorded from the true place, TRUTH. A calibration
-# says where the program assumes the spike pixels. `save` writes a calibration for any `place`.
+# `home` has the test clip c, whose spikes were recorded with the matrix TRUE_MATRIX. A calibration
+# says which matrix the program assumes. The tests write calibrations with the true matrix and with
+# wrong ones.
 
 
 @pytest.fixture
@@ -287,7 +289,7 @@ def check(home, tmp_path, caplog) -> Callable[..., str]:
     caplog.set_level(logging.INFO)
 
     def run(root: Path = home, **spike: Any) -> str:
-        datasets = DatasetsOptions(test=resolve_section(section(root, "test", **spike)))
+        datasets = DatasetsOptions(test=resolve_section(camera_section(root, "test", **spike)))
         preflight(datasets, tmp_path / "runs")
         return caplog.text
 
@@ -303,7 +305,7 @@ def test_the_check_finds_no_fault_with_the_true_calibration(check):
 
 def test_the_check_sees_spikes_of_another_place(check, tmp_path):
     # The calibration says that the second camera is turned by 180 degrees more than it is.
-    turned = save(tmp_path / "turned.json", place(turn=TRUE_TURN + 180))
+    turned = write_calibration(tmp_path / "turned.json", position_matrix(turn=TRUE_TURN + 180))
 
     assert "do not resemble the frame" in check(calibration=turned)
 
@@ -316,10 +318,10 @@ def test_the_check_sees_spikes_that_are_upside_down(check):
 def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(check, tmp_path):
     # A spike pixel is 2.4 frame pixels wide. So a plane of 30 x 40 spike pixels covers 30 * 2.4 =
     # 72 rows and 40 * 2.4 = 96 columns. A frame has only 45 rows and 80 columns.
-    near = place(scale=2.4)
+    near = position_matrix(scale=2.4)
     write_frames(tmp_path / "near", "test", "c", frames=1, seed=7, second=near)
 
-    message = check(tmp_path / "near", calibration=save(tmp_path / "near.json", near))
+    message = check(tmp_path / "near", calibration=write_calibration(tmp_path / "near.json", near))
 
     assert "resemble" not in message
     assert "upside" not in message
@@ -327,7 +329,7 @@ def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(che
 
 
 def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_path):
-    large = save(tmp_path / "large.json", TRUTH, rgb_size=[90, 160])
+    large = write_calibration(tmp_path / "large.json", TRUE_MATRIX, rgb_size=[90, 160])
 
     expected = r"lq is 45 x 80, spike\.calibration was made for frames of 90 x 160"
     with pytest.raises(DataError, match=expected):
@@ -336,7 +338,7 @@ def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_p
 
 # ---- The size of a plane ----
 #
-# `section` gives the options of a data set, `build` makes the data set from them, and
+# `camera_section` gives the options of a data set, `build_set` makes the data set from them, and
 # `build_dataset` makes it from options that a test has changed.
 
 # Keys of the section `spike` without the size of a plane.
@@ -344,13 +346,13 @@ NO_SIZE: dict[str, Any] = {"h": None, "w": None}
 
 
 def test_the_size_of_a_plane_may_come_from_the_calibration(home, tmp_path, capsys):
-    without_size = section(home, "test", **NO_SIZE)
+    without_size = camera_section(home, "test", **NO_SIZE)
 
     code = doctor_of_data(tmp_path, test=without_size)
 
     assert code == 0, capsys.readouterr().err
     found = build_dataset(without_size, "test", seed=0)[0]["spike"]
-    assert torch.equal(found, build(home, "test")[0]["spike"])
+    assert torch.equal(found, build_set(home, "test")[0]["spike"])
 
 
 @pytest.mark.parametrize(
@@ -365,14 +367,14 @@ def test_the_size_of_a_plane_may_come_from_the_calibration(home, tmp_path, capsy
 def test_a_size_that_contradicts_the_calibration_is_refused(home, sizes, found):
     expected = f"the calibration was made for spike planes of 30 x 40, these are {found}"
     with pytest.raises(DataError, match=expected):
-        build(home, "test", **sizes)
+        build_set(home, "test", **sizes)
 
 
 def test_a_dataset_json_that_contradicts_the_calibration_is_refused(home, tmp_path):
     spikes = tmp_path / "second"
     shutil.copytree(home / "second", spikes)
     (spikes / "dataset.json").write_text('{"format": 1, "h": 15, "w": 80}')
-    values = section(home, "test", **NO_SIZE) | {"dataroot_spike": str(spikes / "test")}
+    values = camera_section(home, "test", **NO_SIZE) | {"dataroot_spike": str(spikes / "test")}
 
     with pytest.raises(DataError, match="spike planes of 30 x 40, these are 15 x 80"):
         build_dataset(values, "test", seed=0)
@@ -380,18 +382,18 @@ def test_a_dataset_json_that_contradicts_the_calibration_is_refused(home, tmp_pa
 
 def test_a_calibration_that_is_yet_to_be_found_says_no_size(home):
     with pytest.raises(OptionError, match=r"spike\.h is missing") as error:
-        build(home, "test", calibration="auto", **NO_SIZE)
+        build_set(home, "test", calibration="auto", **NO_SIZE)
 
     assert "spike.calibration" in error.value.expected
 
 
 def test_a_user_s_own_spikes_need_no_size_beside_a_calibration(home, tmp_path):
     files = ["--input", home / "rgb/test/c/blur", "--spike", home / "second/test/c/spike"]
-    how = ["--method", "exposure", f"spike.calibration={home / 'true.json'}", "spike.rate=1"]
+    flags = ["--method", "exposure", f"spike.calibration={home / 'true.json'}", "spike.rate=1"]
     by_frames = ["--save", "frames", "--output"]
 
-    restore(*files, *how, *by_frames, tmp_path / "without")
-    restore(*files, *how, "--spike-size", 30, 40, *by_frames, tmp_path / "with")
+    restore(*files, *flags, *by_frames, tmp_path / "without")
+    restore(*files, *flags, "--spike-size", 30, 40, *by_frames, tmp_path / "with")
 
     without = tmp_path / "without/c/000001.png"
     with_size = tmp_path / "with/c/000001.png"
@@ -415,8 +417,8 @@ def training(home, tmp_path_factory) -> Training:
     # The simulated changes of a spike camera must work with a calibration, too. So switch them on.
     camera = {"type": "perturb", "threshold_prob": 1.0, "drop_prob": 1.0}
     datasets = {
-        "train": section(home, "train") | LOADER | {"camera": camera},
-        "test": section(home, "test"),
+        "train": camera_section(home, "train") | LOADER | {"camera": camera},
+        "test": camera_section(home, "test"),
     }
     options = write_options(tmp_path_factory.mktemp("trained"), datasets=datasets)
     at_the_end = ("train.checkpoint_test=2", "train.checkpoint_save=2")
@@ -437,7 +439,7 @@ def test_a_training_says_what_the_second_camera_sees(training):
 def test_weights_hold_the_calibration_of_their_training(training):
     stored = not_none(read_saved(training.weights).spike_data)["calibration"]
 
-    assert stored["matrix"] == TRUTH[:2].tolist()
+    assert stored["matrix"] == TRUE_MATRIX[:2].tolist()
     assert stored["spike_size"] == [30, 40]
 
 
@@ -501,7 +503,7 @@ def test_a_user_without_a_calibration_is_told_to_give_one(open_clip):
 
 def test_a_calibration_with_which_the_camera_sees_little_of_a_frame_is_refused(open_clip, tmp_path):
     # The camera is shifted by 45 pixels, more than half of the 80 pixels of a frame.
-    far = save(tmp_path / "far.json", place(shift=(45, 0)))
+    far = write_calibration(tmp_path / "far.json", position_matrix(shift=(45, 0)))
 
     with pytest.raises(DataError, match="sees only"):
         open_clip(calibration=far)
@@ -510,13 +512,13 @@ def test_a_calibration_with_which_the_camera_sees_little_of_a_frame_is_refused(o
 def test_a_user_s_clip_has_the_channels_of_the_test_clip(home, open_clip):
     clip = open_clip(calibration=str(home / "true.json"))
 
-    channels_of_clip = build(home, "test")[0]["spike"]
+    channels_of_clip = build_set(home, "test")[0]["spike"]
     assert torch.equal(clip.frame(1)["spike"], channels_of_clip[1])
 
 
 def test_another_calibration_changes_the_digest_of_a_user_s_clip(home, open_clip, tmp_path):
     clip = open_clip(calibration=str(home / "true.json"))
 
-    other = open_clip(calibration=save(tmp_path / "other.json", TRUTH * 1.01))
+    other = open_clip(calibration=write_calibration(tmp_path / "other.json", TRUE_MATRIX * 1.01))
 
     assert other.digest() != clip.digest()

@@ -23,52 +23,52 @@ from tests.helpers.small_vrt import SMALL
 from utils.errors import DataError, OptionError
 
 # Spike channels of a frame.
-S = 4
+SPIKE_CHANNELS = 4
 # The smallest operator with parameters.
 SMALL_OPERATOR = {"features": 8, "layers": 1}
 
 
-def operator(section, spike_channels=S):
+def build_operator(section, spike_channels=SPIKE_CHANNELS):
     """Return the operator of a section `netG.fusion`: a name, or a dict with a type."""
     return FUSIONS.build(section, "netG.fusion", spike_channels=spike_channels)
 
 
-def exposure(spike_channels=S, **options):
+def small_exposure(spike_channels=SPIKE_CHANNELS, **options):
     """Return a small operator "exposure"."""
-    return operator({"type": "exposure", **SMALL_OPERATOR, **options}, spike_channels)
+    return build_operator({"type": "exposure", **SMALL_OPERATOR, **options}, spike_channels)
 
 
-def network(**options):
+def small_network(**options):
     """Return a small VRT with spikes. Untrained, it returns its base exactly."""
-    return VRT(**SMALL, spike_channels=S, **options)
+    return VRT(**SMALL, spike_channels=SPIKE_CHANNELS, **options)
 
 
-def clip(size=32):
+def random_clip(size=32):
     """Return random frames (1, 3, 3, size, size) and spike channels (1, 3, S, size, size)."""
     torch.manual_seed(0)
-    return torch.rand(1, 3, 3, size, size), torch.rand(1, 3, S, size, size)
+    return torch.rand(1, 3, 3, size, size), torch.rand(1, 3, SPIKE_CHANNELS, size, size)
 
 
 # ---- What the network sees ----
 
 
 def test_concat_shows_the_network_every_channel():
-    rgb, spike = clip()
+    rgb, spike = random_clip()
 
-    seen = operator("concat").on_input(rgb, spike)
+    seen = build_operator("concat").on_input(rgb, spike)
 
     assert torch.equal(seen, torch.cat((rgb, spike), 2))
 
 
 @pytest.mark.parametrize("name", ["none", "concat"])
 def test_an_operator_that_learns_nothing_has_no_parameters(name):
-    assert not operator(name).state_dict()
+    assert not build_operator(name).state_dict()
 
 
 def test_gated_starts_almost_closed():
-    rgb, spike = clip()
+    rgb, spike = random_clip()
 
-    change = operator("gated").on_input(rgb, spike) - rgb
+    change = build_operator("gated").on_input(rgb, spike) - rgb
 
     # At the start the gate is sigmoid(-4) = 0.018. It multiplies the correction, which depends on
     # random weights in an untrained network. The largest product here is 0.011. If the gate was
@@ -77,10 +77,10 @@ def test_gated_starts_almost_closed():
 
 
 def test_gated_starts_open_if_told():
-    rgb, spike = clip()
+    rgb, spike = random_clip()
 
-    closed = operator("gated").on_input(rgb, spike) - rgb
-    opened = operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb
+    closed = build_operator("gated").on_input(rgb, spike) - rgb
+    opened = build_operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb
 
     # sigmoid(0) = 0.5 is 28 times as much as sigmoid(-4). The limit is only 5 times as much,
     # because the two operators draw different weights for their corrections.
@@ -91,7 +91,7 @@ def test_gated_starts_open_if_told():
 # network sees. If it is None, the operator counts the channels. "gated" uses the spikes to change
 # the frames, so its network sees 3 channels.
 WITH_SPIKES = [
-    pytest.param("concat", 3 + S, id="concat, channels given"),
+    pytest.param("concat", 3 + SPIKE_CHANNELS, id="concat, channels given"),
     pytest.param("concat", None, id="concat"),
     pytest.param("gated", 3, id="gated, channels given"),
     pytest.param("gated", None, id="gated"),
@@ -100,16 +100,16 @@ WITH_SPIKES = [
 
 @pytest.mark.parametrize(("section", "in_chans"), WITH_SPIKES)
 def test_an_untrained_network_with_spikes_returns_its_frames(section, in_chans):
-    rgb, spike = clip()
-    net = network(in_chans=in_chans, fusion=section)
+    rgb, spike = random_clip()
+    net = small_network(in_chans=in_chans, fusion=section)
 
     assert torch.equal(net(rgb, spike), rgb)
 
 
 @pytest.mark.parametrize(("section", "in_chans"), WITH_SPIKES)
 def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
-    rgb, _ = clip()
-    net = network(in_chans=in_chans, fusion=section)
+    rgb, _ = random_clip()
+    net = small_network(in_chans=in_chans, fusion=section)
 
     with pytest.raises(DataError, match="no spike tensor"):
         net(rgb)
@@ -117,16 +117,16 @@ def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
 
 @pytest.mark.parametrize(("section", "in_chans"), WITH_SPIKES)
 def test_a_network_with_spikes_refuses_another_number_of_channels(section, in_chans):
-    rgb, spike = clip()
+    rgb, spike = random_clip()
     two_channels = spike[:, :, :2]
-    net = network(in_chans=in_chans, fusion=section)
+    net = small_network(in_chans=in_chans, fusion=section)
 
     with pytest.raises(DataError, match="S = 4"):
         net(rgb, two_channels)
 
 
 def test_a_network_without_fusion_ignores_spikes():
-    rgb, spike = clip()
+    rgb, spike = random_clip()
     net = VRT(**SMALL).eval()
     net.conv_last.weight.data.normal_()  # 0 in an untrained network, which returns its frames
 
@@ -139,8 +139,8 @@ def test_a_network_without_fusion_ignores_spikes():
 @pytest.mark.parametrize("base", ["blurry", "fused"])
 @pytest.mark.parametrize("name", ["gated", "exposure"])
 def test_spikes_reach_the_output(name, base):
-    rgb, spike = clip()
-    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
+    rgb, spike = random_clip()
+    net = small_network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
     net.conv_last.weight.data.normal_()
     other_spike = spike.flip(2)  # the channels in the opposite order
 
@@ -153,8 +153,8 @@ def test_spikes_reach_the_output(name, base):
 @pytest.mark.parametrize("base", ["blurry", "fused"])
 @pytest.mark.parametrize("name", ["gated", "exposure"])
 def test_gradients_reach_the_operator(name, base):
-    rgb, spike = clip()
-    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
+    rgb, spike = random_clip()
+    net = small_network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
     net.conv_last.weight.data.normal_()
 
     net(rgb, spike).square().mean().backward()
@@ -165,16 +165,16 @@ def test_gradients_reach_the_operator(name, base):
 
 @pytest.mark.parametrize("name", ["gated", "exposure"])
 def test_the_untrained_network_on_the_blurry_base_returns_the_blurry_frames(name):
-    rgb, spike = clip()
-    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": "blurry"})
+    rgb, spike = random_clip()
+    net = small_network(fusion={"type": name, **SMALL_OPERATOR, "base": "blurry"})
 
     assert torch.equal(net(rgb, spike), rgb)
 
 
 @pytest.mark.parametrize("name", ["gated", "exposure"])
 def test_the_untrained_network_on_the_fused_base_returns_the_fused_frames(name):
-    rgb, spike = clip()
-    net = network(fusion={"type": name, **SMALL_OPERATOR, "base": "fused"})
+    rgb, spike = random_clip()
+    net = small_network(fusion={"type": name, **SMALL_OPERATOR, "base": "fused"})
 
     restored = net(rgb, spike)
 
@@ -187,7 +187,7 @@ def test_the_untrained_network_on_the_fused_base_returns_the_fused_frames(name):
 
 @pytest.fixture
 def grey_estimates():
-    """Give grey frames, spike channels, and the S images between which `exposure` chooses.
+    """Give grey frames, spike channels, and the S images between which `small_exposure` chooses.
 
     The last spike channel is the confidence. All others are ratios: the light around the sharp
     instant, divided by the mean light of the exposure. So S channels have S - 1 ratios, and there
@@ -196,7 +196,7 @@ def grey_estimates():
     Spikes have no colour, so a ratio is the ratio of grey values. Only in a grey frame, each colour
     changes by this ratio. Therefore the frames here are grey.
     """
-    rgb, channels = clip()
+    rgb, channels = random_clip()
     rgb = rgb[:, :, :1].expand_as(rgb)
     # The channels are random in [0, 1]. Times 3, some ratios make the frame darker, some brighter.
     ratios = 3 * channels[:, :, :-1]
@@ -208,13 +208,13 @@ def grey_estimates():
     return rgb, spike, images
 
 
-def set_constant_weights(operator_exposure, values):
+def set_constant_weights(operator, values):
     """Let the softmax of `values` be the weights of the images, for any frames and spikes.
 
     The layer `weight` of the operator computes the values from frames and spikes. If its matrix is
     zero, its result is its bias.
     """
-    layer = operator_exposure.weight
+    layer = operator.weight
     layer.weight.data.zero_()
     layer.bias.data = torch.as_tensor(values)
 
@@ -222,9 +222,9 @@ def set_constant_weights(operator_exposure, values):
 @pytest.fixture
 def constant_weights():
     """Give an operator "exposure" whose weights do not depend on frames and spikes."""
-    operator_exposure = exposure()
-    set_constant_weights(operator_exposure, [0.0] * S)
-    return operator_exposure
+    operator = small_exposure()
+    set_constant_weights(operator, [0.0] * SPIKE_CHANNELS)
+    return operator
 
 
 def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
@@ -234,15 +234,15 @@ def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
 
     fused = constant_weights.on_input(rgb, spike)
 
-    assert torch.allclose(fused, sum(images) / S, atol=1e-6)
+    assert torch.allclose(fused, sum(images) / SPIKE_CHANNELS, atol=1e-6)
 
 
-@pytest.mark.parametrize("index", range(S))
+@pytest.mark.parametrize("index", range(SPIKE_CHANNELS))
 def test_exposure_can_choose_each_of_its_images(grey_estimates, constant_weights, index):
     rgb, spike, images = grey_estimates
     # The weights are the softmax of these values. An image with the value 50 gets a weight of
     # nearly 1, and images with the value 0 get a weight of nearly 0.
-    set_constant_weights(constant_weights, 50 * torch.eye(S)[index])
+    set_constant_weights(constant_weights, 50 * torch.eye(SPIKE_CHANNELS)[index])
 
     fused = constant_weights.on_input(rgb, spike)
 
@@ -255,7 +255,7 @@ def chosen_estimate(rgb, ratio, **options):
     The spike channels are this ratio, a second ratio, and the confidence. With estimates=1, the
     operator makes an image only of the first ratio.
     """
-    net = exposure(spike_channels=3, estimates=1, **options)
+    net = small_exposure(spike_channels=3, estimates=1, **options)
     # The softmax of 0 (the frame) and 50 (the estimate) is nearly (0, 1): only the estimate counts.
     set_constant_weights(net, [0.0, 50.0])
     second_ratio = 2 * ratio
@@ -336,8 +336,8 @@ def test_exposure_fits_colours_in_windows_of_this_radius_only(radius):
 
 
 def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames():
-    rgb, _ = clip()
-    net = exposure()
+    rgb, _ = random_clip()
+    net = small_exposure()
     exact = net.colour_changes(rgb.flatten(0, 1))
 
     with torch.autocast("cpu", torch.bfloat16):
@@ -347,10 +347,10 @@ def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames()
 
 
 def test_exposure_under_autocast_gives_frames_in_float32():
-    rgb, spike = clip()
+    rgb, spike = random_clip()
 
     with torch.autocast("cpu", torch.bfloat16):
-        fused = exposure().on_input(rgb, spike)
+        fused = small_exposure().on_input(rgb, spike)
 
     assert fused.dtype == torch.float32
 
@@ -384,14 +384,14 @@ def test_exposure_under_autocast_gives_frames_in_float32():
         pytest.param("exposure", 0, "no spike channels", id="exposure without spikes"),
         pytest.param(
             {"type": "exposure", "colour_radius": 0},
-            S,
+            SPIKE_CHANNELS,
             r"colour_radius is 0\n(.*\n)*.*int >= 1",
             id="a value out of its range",
         ),
-        pytest.param("gatd", S, "'gatd'", id="an unknown operator"),
+        pytest.param("gatd", SPIKE_CHANNELS, "'gatd'", id="an unknown operator"),
         pytest.param(
             {"type": "gated", "feature": 3},
-            S,
+            SPIKE_CHANNELS,
             r"unknown option netG\.fusion\.feature",
             id="an unknown option",
         ),
@@ -434,15 +434,15 @@ class EverywhereFusion(Fusion):
 @pytest.fixture
 def everywhere():
     """Give an operator that has acted in a network, and the frames that the network restored."""
-    rgb, spike = clip()
-    net = network(fusion="everywhere").eval()
+    rgb, spike = random_clip()
+    net = small_network(fusion="everywhere").eval()
     with torch.no_grad():
         restored = net(rgb, spike)
     return net.fusion, restored
 
 
 def test_an_operator_acts_on_the_input_as_on_the_base(everywhere):
-    rgb, spike = clip()
+    rgb, spike = random_clip()
     _, restored = everywhere
 
     # An untrained network returns its base. Here the base, from `on_base`, is the result of

@@ -7,7 +7,7 @@ fall towards the borders of a tile.
 The networks here are simple functions whose results are known, and a small convolution. A clip is
 given to them as to a VRT (tests/helpers/tensor_clip.py): at least 2 frames of at least 64 x 64
 pixels, with sides in multiples of 8 pixels. The files tests/data/golden/tile_*.npz have recordings:
-inputs of the published code with the function `StandIn`, and its results.
+inputs of the published code with the function `RampNet`, and its results.
 
 Options of tiles:
 
@@ -37,7 +37,7 @@ GOLDEN = sorted((Path(__file__).resolve().parents[2] / "data" / "golden").glob("
 # ---- Networks and clips ----
 
 
-class StandIn(nn.Module):
+class RampNet(nn.Module):
     """The function with which the published tiling code was recorded.
 
     The function adds a ramp along the rows, the columns and the frames of a tile. So a wrong place
@@ -73,7 +73,7 @@ class LocalNet(nn.Module):
         return lq + self.last(features).transpose(1, 2)
 
 
-class Net(nn.Module):
+class FunctionNet(nn.Module):
     """A network that calls a function."""
 
     def __init__(self, forward):
@@ -108,7 +108,7 @@ def test_published_tiling_is_reproduced(path):
     frames_overlap, size_overlap, _ = config["tile_overlap"]
 
     out = restore_clip(
-        StandIn(config["scale"]),
+        RampNet(config["scale"]),
         torch.from_numpy(recording["input"]),
         num_frame_testing=frames,
         num_frame_overlapping=frames_overlap,
@@ -153,7 +153,7 @@ def test_a_tile_that_covers_the_clip_equals_no_tiling(blend):
 def test_any_frame_count_with_any_size_comes_back_as_it_went_in(
     frames, size, tile_frames, tile_size
 ):
-    net = StandIn()
+    net = RampNet()
 
     out = restore_clip(
         net,
@@ -188,7 +188,7 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
     # 7 frames must be added.
     lq = torch.arange(3.0)[None, :, None, None, None].expand(1, 3, 3, 64, 64)
 
-    out = restore_clip(Net(note_frames), lq, window_size=(10, 8, 8))
+    out = restore_clip(FunctionNet(note_frames), lq, window_size=(10, 8, 8))
 
     assert seen == [[0, 1, 2, 2, 1, 0, 0, 1, 2, 2]]
     torch.testing.assert_close(out, lq)
@@ -205,8 +205,8 @@ def restore_in_tiles(net, batch_tiles, blend):
 
 @pytest.mark.parametrize("blend", BLENDS)
 def test_tiles_that_run_together_give_what_they_give_alone(blend):
-    alone = restore_in_tiles(StandIn(), batch_tiles=1, blend=blend)
-    together = restore_in_tiles(StandIn(), batch_tiles=4, blend=blend)
+    alone = restore_in_tiles(RampNet(), batch_tiles=1, blend=blend)
+    together = restore_in_tiles(RampNet(), batch_tiles=4, blend=blend)
 
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
 
@@ -222,7 +222,7 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
     ],
 )
 def test_as_many_tiles_run_together_as_asked(blend, batch_tiles, batch_sizes):
-    net = StandIn()
+    net = RampNet()
 
     restore_in_tiles(net, batch_tiles, blend)
 
@@ -239,7 +239,7 @@ def test_the_blend_of_agreeing_tiles_is_exact(scale, overlap, blend):
     lq = random_clip(1, 5, 3, 21, 26)
 
     out = restore_clip(
-        Net(lambda x: enlarge(x, scale)),
+        FunctionNet(lambda x: enlarge(x, scale)),
         lq,
         num_frame_testing=3,
         num_frame_overlapping=min(overlap, 2),  # must be less than the 3 frames of a tile
@@ -267,7 +267,7 @@ def test_smooth_seams_are_smaller_than_hard_ones():
     def largest_step(blend):
         """Return the largest difference of neighbouring pixels."""
         out = restore_clip(
-            Net(brighten), lq, size_patch_testing=32, size_patch_overlapping=16, blend=blend
+            FunctionNet(brighten), lq, size_patch_testing=32, size_patch_overlapping=16, blend=blend
         )
         return out.diff(dim=-1).abs().max()
 
@@ -285,7 +285,7 @@ def test_spikes_are_cut_with_the_same_tile():
     spike = torch.cat((lq + 1, lq), dim=2)
 
     out = restore_clip(
-        Net(lambda x, spike: spike[:, :, :3] - x),
+        FunctionNet(lambda x, spike: spike[:, :, :3] - x),
         lq,
         spike,
         spike,
@@ -310,7 +310,7 @@ class FlippedClip:
         forward_spikes = torch.zeros(1, 4, 2, 64, 64)
         backward_spikes = torch.ones(1, 4, 2, 64, 64)
         self.restored = restore_clip(
-            Net(self.add_number),
+            FunctionNet(self.add_number),
             self.lq,
             forward_spikes,
             backward_spikes,
@@ -429,7 +429,7 @@ def network_with_limit(most_pixels):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return x
 
-    return Net(forward)
+    return FunctionNet(forward)
 
 
 class ClipInMemory:
@@ -485,7 +485,7 @@ def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
 def test_another_error_of_the_network_is_passed_on():
     # A tile has 64 or more columns. So its product with a 3 x 3 matrix is an error, which is not
     # about memory.
-    wrong_shapes = Net(lambda x: x @ torch.ones(3, 3))
+    wrong_shapes = FunctionNet(lambda x: x @ torch.ones(3, 3))
 
     with pytest.raises(RuntimeError, match="shapes"):
         restore_large(wrong_shapes, may_halve=True)

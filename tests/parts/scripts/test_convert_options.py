@@ -43,10 +43,10 @@ from utils.options.models import Options
 
 PUBLISHED = ROOT / "tests/data/options/svrt_006.json"
 # Exit code if the program refuses the file or an argument, which the user must change.
-REFUSED = 2
+EXIT_REFUSED = 2
 # A person changes these keys to train on small data with a small network, as the tests do. Every
 # other key stays as it is.
-SMALL = {
+SMALL_TRAINING = {
     "netG.img_size": [2, 32, 32],
     "netG.window_size": [2, 4, 4],
     "netG.depths": [1] * 11,
@@ -84,16 +84,16 @@ def write_data(root: Path) -> None:
 
     Each frame has its own file of spikes. A file of the training clips has 56 or 88 planes.
     """
-    how: dict[str, Any] = {
+    clip_arguments: dict[str, Any] = {
         "frames": FRAMES,
         "h": SPIKE_SIDE,
         "w": SPIKE_SIDE,
         "first": FIRST_FRAME,
         "regrouped": True,  # blurry and sharp frames in the two folders that S-VRT names
     }
-    write_clip(root, "GOPR0001_07_00", planes=56, **how)
-    write_clip(root, "GOPR0002_11_00", planes=88, **how)
-    write_clip(root, "GOPR0003_07_01", split="test", planes=56, **how)
+    write_clip(root, "GOPR0001_07_00", planes=56, **clip_arguments)
+    write_clip(root, "GOPR0002_11_00", planes=88, **clip_arguments)
+    write_clip(root, "GOPR0003_07_01", split="test", planes=56, **clip_arguments)
     # A line has the name of a clip, its number of frames, its shape (0: not given) and the number
     # of its first frame.
     lines = [f"{clip} {FRAMES} 0 {FIRST_FRAME}\n" for clip in ("GOPR0001_07_00", "GOPR0002_11_00")]
@@ -271,7 +271,7 @@ def test_lists_stay_in_one_line(conversion):
 
 
 def test_the_converted_file_trains_on_data_of_its_layout(conversion):
-    overrides = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in SMALL_TRAINING.items()]
 
     result = train(conversion.out, *overrides, limit_s=300)
 
@@ -582,7 +582,7 @@ def test_a_file_with_problems_is_not_converted(with_problems, tmp_path):
 
     code = main([str(with_problems), "--out", str(out)])
 
-    assert code == REFUSED
+    assert code == EXIT_REFUSED
     assert not out.exists()
 
 
@@ -657,7 +657,7 @@ def test_what_is_no_option_file_is_refused(tmp_path, capsys, name, text):
 
     code, out = convert(tmp_path / name)
 
-    assert code == REFUSED
+    assert code == EXIT_REFUSED
     assert not out.exists()
     assert "OptionError" in capsys.readouterr().err
 
@@ -671,7 +671,7 @@ def test_pyyaml_is_asked_for_if_it_is_missing(tmp_path, capsys, monkeypatch):
 
     code, _ = convert(tmp_path / "svrt.yml")
 
-    assert code == REFUSED
+    assert code == EXIT_REFUSED
     assert "pip install pyyaml" in capsys.readouterr().err
 
 
@@ -705,7 +705,7 @@ def test_misspelt_keys_of_a_file_of_kair_are_named(tmp_path, capsys):
     code, _ = convert(path)
 
     printed = capsys.readouterr().err
-    assert code == REFUSED
+    assert code == EXIT_REFUSED
     for key in misspelt:
         assert key in printed
 
@@ -715,7 +715,7 @@ def test_another_ending_of_the_new_file_is_refused(tmp_path, capsys):
 
     code = main([str(path), "--out", str(tmp_path / "converted.txt")])
 
-    assert code == REFUSED
+    assert code == EXIT_REFUSED
     assert "another ending" in capsys.readouterr().err
 
 
@@ -724,6 +724,6 @@ def test_no_file_is_overwritten(tmp_path, capsys):
 
     code, out = convert(write_svrt(tmp_path))
 
-    assert code == REFUSED
+    assert code == EXIT_REFUSED
     assert out.read_text() == "mine"
     assert "no file is overwritten" in capsys.readouterr().err

@@ -101,8 +101,8 @@ def with_instants(raw_once, tmp_path_factory):
     The spikes have the rate 0.9, spikes per plane at full light, so tests can compute the light.
     """
     out = tmp_path_factory.mktemp("with_instants") / "out"
-    how = ("--rate", 0.9, "--instants", 3)
-    assert prepare("--source", raw_once, "--out", out, *how) == 0
+    flags = ("--rate", 0.9, "--instants", 3)
+    assert prepare("--source", raw_once, "--out", out, *flags) == 0
     return out
 
 
@@ -913,8 +913,8 @@ def faultless(tmp_path_factory):
     root = tmp_path_factory.mktemp("faultless")
     write_folder(root / "videos/video", moving_frames(count=12, step=2.0))
     sizes = ("--side", 32, "--crop", 24, "--frames", 4, "--planes", 96)
-    how = ("--rig", FAULTLESS_RIG, *sizes, "--average", 2, "--clips", 1)
-    assert prepare("--source", root / "videos", "--out", root / "out", *how) == 0
+    flags = ("--rig", FAULTLESS_RIG, *sizes, "--average", 2, "--clips", 1)
+    assert prepare("--source", root / "videos", "--out", root / "out", *flags) == 0
     return root / "out"
 
 

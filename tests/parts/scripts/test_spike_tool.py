@@ -40,11 +40,11 @@ SIZE = ("--size", 250, 400)
 BYTES_OF_PLANE = 250 * 400 // 8
 # The arguments for the size and the brightness of the published stream. The brightness is explained
 # in tests/parts/data/test_published_streams.py.
-CAMERA = (*SIZE, "--rate", 0.6, "--light", "display")
+STREAM_FLAGS = (*SIZE, "--rate", 0.6, "--light", "display")
 # The exponent between the values of a picture and the light that it shows.
 GAMMA = 2.2
 # Pixels between two pictures that stand side by side.
-GAP = 2
+GAP_PX = 2
 
 
 # ---- The command line ----
@@ -84,7 +84,7 @@ def published_stream(tmp_path_factory):
     return path
 
 
-def scene(h, w):
+def smooth_light(h, w):
     """Return light (h, w) in [0, 1], smooth, darker at the bottom."""
     noise = np.random.default_rng(0).random((h, w)).astype(np.float32)
     clouds = cv2.GaussianBlur(noise, (0, 0), 4)
@@ -94,12 +94,12 @@ def scene(h, w):
 
 
 def write_scene(path, h, w, planes, geometry=None):
-    """Write spikes of `scene`: 0.5 spikes per plane where the scene is 1.
+    """Write spikes of `smooth_light`: 0.5 spikes per plane where the scene is 1.
 
     geometry: layout of the file. None: the usual layout, with the bottom row first.
     """
     rng = np.random.default_rng(0)
-    spikes = IntegrateAndFire(h, w, rate=0.5, rng=rng).run([scene(h, w)] * planes)
+    spikes = IntegrateAndFire(h, w, rate=0.5, rng=rng).run([smooth_light(h, w)] * planes)
     write_spikes(path, spikes, geometry or SpikeGeometry(h, w))
 
 
@@ -124,7 +124,7 @@ def expected_picture(path, method, plane, **options):
 # ---- info: the size of a plane ----
 
 
-def info(capsys, *arguments):
+def output_of_info(capsys, *arguments):
     """Run `spike_tool.py info`, and return its output."""
     assert run_spike_tool("info", *arguments) == 0
     return capsys.readouterr().out
@@ -155,7 +155,7 @@ def test_info_takes_the_size_from_dataset_json(tmp_path, capsys):
     write_clips(tmp_path, "clip0")
     path = tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
 
-    assert "8 x 12      24" in info(capsys, path)
+    assert "8 x 12      24" in output_of_info(capsys, path)
 
 
 def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_path, capsys):
@@ -164,7 +164,7 @@ def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_pat
     fired = [np.floor((plane + 1) * light) > np.floor(plane * light) for plane in range(2)]
     (tmp_path / "a.dat").write_bytes(bytes_of_sps100(np.stack(fired)))
 
-    output = info(capsys, tmp_path / "a.dat")
+    output = output_of_info(capsys, tmp_path / "a.dat")
 
     assert "1000 x 1000 (SPS100)       2" in output
     # A line of this camera has 1000 pixels and two words of 12 bits, so 1024 bits. But 1000 x 1024
@@ -176,7 +176,7 @@ def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_pat
 def output_of_unknown_camera(tmp_path, capsys):
     """Give the output of `info` for 56 planes of 125 x 200: the bytes of 14 planes of 250 x 400."""
     write_scene(tmp_path / "a.dat", h=125, w=200, planes=56)
-    return info(capsys, tmp_path / "a.dat")
+    return output_of_info(capsys, tmp_path / "a.dat")
 
 
 def test_info_derives_a_size_of_no_known_camera_from_the_length(output_of_unknown_camera):
@@ -202,9 +202,9 @@ def test_info_names_other_sizes_that_fit(output_of_unknown_camera):
 
 def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=120, w=200, planes=60)
-    write_grey(tmp_path / "frame.png", scene(h=240, w=400))
+    write_grey(tmp_path / "frame.png", smooth_light(h=240, w=400))
 
-    output = info(capsys, tmp_path / "a.dat", "--picture", tmp_path / "frame.png")
+    output = output_of_info(capsys, tmp_path / "a.dat", "--picture", tmp_path / "frame.png")
 
     assert "most likely 120 x 200" in output
     assert "tried: the sizes of the shape of the picture, 240 x 400" in output
@@ -226,7 +226,7 @@ def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
 def test_info_names_no_size_if_two_are_as_good(tmp_path, capsys):
     write_scene(tmp_path / "two.dat", h=64, w=64, planes=100)
 
-    output = info(capsys, tmp_path / "two.dat")
+    output = output_of_info(capsys, tmp_path / "two.dat")
 
     assert "the size is not clear: it may be 64 x 64 or 32 x 64" in output
     assert "most likely" not in output
@@ -237,7 +237,7 @@ def test_info_names_no_size_if_none_gives_a_picture(tmp_path, capsys):
     noise = np.random.default_rng(0).integers(0, 256, 4 * BYTES_OF_PLANE, np.uint8)
     (tmp_path / "noise.dat").write_bytes(noise.tobytes())
 
-    output = info(capsys, tmp_path / "noise.dat")
+    output = output_of_info(capsys, tmp_path / "noise.dat")
 
     assert "the size is not clear: none of them gives an image without doubt" in output
     assert "most likely" not in output
@@ -309,13 +309,13 @@ def test_info_finds_the_bit_order(tmp_path, published_stream, capsys):
     big = SpikeGeometry(height=250, width=400, bit_order="big")
     write_spikes(tmp_path / "big.bin", consecutive(published_stream), big)
 
-    output = info(capsys, tmp_path / "big.bin", *SIZE)
+    output = output_of_info(capsys, tmp_path / "big.bin", *SIZE)
 
     assert "bit order big: the most significant bit is the first pixel" in output
 
 
 def test_info_describes_a_published_file(published_stream, capsys):
-    output = info(capsys, published_stream)
+    output = output_of_info(capsys, published_stream)
 
     # The output has a table. This row has the size of a plane, and the number of planes.
     assert "250 x 400      42" in output
@@ -325,7 +325,7 @@ def test_info_describes_a_published_file(published_stream, capsys):
 def test_info_describes_an_array(tmp_path, published_stream, capsys):
     write_spikes(tmp_path / "a.npz", consecutive(published_stream), PLANE)
 
-    assert "an array (16, 250, 400)" in info(capsys, tmp_path / "a.npz")
+    assert "an array (16, 250, 400)" in output_of_info(capsys, tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("command", ["info", "convert"])
@@ -345,23 +345,25 @@ def test_an_array_with_its_planes_last_is_named(tmp_path, capsys, command):
 
 @pytest.mark.parametrize("light", ["linear", "display"])
 def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
-    # The spikes are the same in both cases: they integrate the values of `scene` at rate 0.5. Only
-    # a picture of the same scene can tell whether these values are light or display values. So the
-    # two cases have different pictures.
+    # Both cases have the same spikes, which integrate the values of `smooth_light` at rate 0.5.
+    # Only a picture of the same scene can tell whether these values are light or display values. So
+    # the two cases have different pictures.
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
-    integrated = scene(h=64, w=64)
+    integrated = smooth_light(h=64, w=64)
     if light == "display":
-        # The values of `scene` are display values, and a picture has display values, too.
+        # The values of `smooth_light` are display values, and a picture has display values, too.
         values = integrated
     else:
-        # The values of `scene` are light. A picture shows light as light ** (1 / GAMMA).
+        # The values of `smooth_light` are light. A picture shows light as light ** (1 / GAMMA).
         values = integrated ** (1 / GAMMA)
     # As with a real pair of cameras, a frame has more pixels than a plane: twice as many rows and
     # columns.
     frame = values.repeat(2, axis=0).repeat(2, axis=1)
     write_grey(tmp_path / "a.png", frame)
 
-    output = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png")
+    output = output_of_info(
+        capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png"
+    )
 
     assert f'"light": "{light}", "rate": 0.5' in output
 
@@ -370,7 +372,9 @@ def test_info_says_that_a_flat_picture_does_not_show_the_light(tmp_path, capsys)
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=100)
     write_grey(tmp_path / "flat.png", np.full((64, 64), 0.5))
 
-    output = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "flat.png")
+    output = output_of_info(
+        capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "flat.png"
+    )
 
     assert "does not show which light" in output
 
@@ -381,7 +385,9 @@ def test_info_proposes_no_light_by_the_picture_of_another_scene(tmp_path, capsys
     ramp = np.linspace(1, 0.2, 64, dtype=np.float32)[None]
     write_grey(tmp_path / "other.png", np.repeat(ramp, 64, axis=0))
 
-    output = info(capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "other.png")
+    output = output_of_info(
+        capsys, tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "other.png"
+    )
 
     assert '"light"' not in output
     assert "does not resemble the spikes" in output
@@ -490,13 +496,13 @@ def test_a_full_disk_names_the_output(tmp_path, with_head, capsys):
 
 
 def test_simulated_spikes_give_the_picture_back(tmp_path):
-    write_grey(tmp_path / "a.png", scene(h=32, w=48) ** (1 / GAMMA))
+    write_grey(tmp_path / "a.png", smooth_light(h=32, w=48) ** (1 / GAMMA))
     options = ("--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8)
 
     assert run_spike_tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
 
     light = read_spikes(tmp_path / "a.dat", SpikeGeometry(height=16, width=24)).mean(axis=0) / 0.8
-    light_of_picture = cv2.resize(scene(h=32, w=48), (24, 16), interpolation=cv2.INTER_AREA)
+    light_of_picture = cv2.resize(smooth_light(h=32, w=48), (24, 16), interpolation=cv2.INTER_AREA)
     # With 200 planes, the error of the rate is at most 1 / 200. The light is the rate divided by
     # 0.8, so its error is at most 1 / 200 / 0.8 = 0.006. The rest of the error is the rounding of
     # the picture.
@@ -554,7 +560,7 @@ def test_a_long_stream_is_never_whole_in_memory(tmp_path):
 
 @pytest.fixture(params=[True, False], ids=["bottom row first", "top row first"])
 def clip_of_scene(request, tmp_path):
-    """Give a spike file of `scene` whose dataset.json tells the order of its rows."""
+    """Give a spike file of `smooth_light` whose dataset.json tells the order of its rows."""
     folder = tmp_path / "GOPRO_Large_spike_seq" / "train" / "clip0" / "spike"
     folder.mkdir(parents=True)
     geometry = SpikeGeometry(height=64, width=64, flipud=request.param)
@@ -590,9 +596,11 @@ def test_view_refuses_to_write_a_video(tmp_path, clip_of_scene, capsys):
 def played_video(published_stream, tmp_path_factory):
     """Give a video of the planes 2, 5, 8 and 11 beside their reconstruction."""
     out = tmp_path_factory.mktemp("played") / "a.mp4"
-    how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
+    flags = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
     method = ("--method", "tfi", "method.half_window=9")
-    assert run_spike_tool("play", published_stream, *CAMERA, *how, "--out", out, *method) == 0
+    assert (
+        run_spike_tool("play", published_stream, *STREAM_FLAGS, *flags, "--out", out, *method) == 0
+    )
     return frames_of(out)
 
 
@@ -601,9 +609,12 @@ FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
 
 
 def test_play_prints_the_planes_and_the_speed(published_stream, tmp_path, capsys):
-    how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
+    flags = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
 
-    assert run_spike_tool("play", published_stream, *CAMERA, *how, "--out", tmp_path / "a.mp4") == 0
+    assert (
+        run_spike_tool("play", published_stream, *STREAM_FLAGS, *flags, "--out", tmp_path / "a.mp4")
+        == 0
+    )
 
     output = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in output
@@ -614,7 +625,7 @@ def test_play_prints_the_planes_and_the_speed(published_stream, tmp_path, capsys
 
 def test_play_makes_a_frame_of_every_third_plane(played_video):
     assert len(played_video) == 4
-    assert played_video[0].shape == (LABEL + 250, 400 + GAP + 400)
+    assert played_video[0].shape == (LABEL + 250, 400 + GAP_PX + 400)
 
 
 @pytest.mark.parametrize(("number", "plane"), FRAMES)
@@ -635,7 +646,7 @@ def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(
 def test_the_right_half_of_a_video_is_the_reconstruction(
     published_stream, played_video, number, plane
 ):
-    picture = played_video[number][LABEL:, 400 + GAP :]
+    picture = played_video[number][LABEL:, 400 + GAP_PX :]
 
     expected = expected_picture(published_stream, "tfi", plane, half_window=9)
     # Compression changes smooth pictures by 1.4 to 1.6 grey levels on average. The limit is twice
@@ -664,7 +675,7 @@ def test_play_ends_with_the_last_plane_of_the_method(published_stream, tmp_path,
 
     assert (
         run_spike_tool(
-            "play", published_stream, *CAMERA, "--first", 39, "--out", out, "--method", method
+            "play", published_stream, *STREAM_FLAGS, "--first", 39, "--out", out, "--method", method
         )
         == 0
     )
@@ -684,9 +695,9 @@ def test_recon_has_each_method_that_needs_no_frame():
 @pytest.mark.parametrize("method", GREY_METHODS)
 def test_recon_is_the_registered_representation(published_stream, tmp_path, method):
     out = tmp_path / "a.png"
-    how = ("--method", method, "--planes", 21, "--out", out)
+    flags = ("--method", method, "--planes", 21, "--out", out)
 
-    assert run_spike_tool("recon", published_stream, *CAMERA, *how) == 0
+    assert run_spike_tool("recon", published_stream, *STREAM_FLAGS, *flags) == 0
 
     picture = imread_rgb(out)
     assert picture.shape == (250, 400, 3)
@@ -702,7 +713,7 @@ def folder_of_pictures(published_stream, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reconstructed")
     for out in ("folder", "a.png", "a.mp4"):
         arguments = ("--planes", 30, 0, 15, "--out", folder / out)
-        assert run_spike_tool("recon", published_stream, *CAMERA, *arguments) == 0
+        assert run_spike_tool("recon", published_stream, *STREAM_FLAGS, *arguments) == 0
     return folder
 
 
@@ -731,7 +742,7 @@ def test_recon_writes_a_folder_with_a_picture_of_each_plane(published_stream, fo
 def test_recon_writes_a_strip_of_the_planes(folder_of_pictures, number, name):
     strip = imread_rgb(folder_of_pictures / "a.png")[LABEL:]
 
-    left = number * (400 + GAP)
+    left = number * (400 + GAP_PX)
     assert np.array_equal(
         strip[:, left : left + 400], imread_rgb(folder_of_pictures / "folder" / name)
     )
@@ -765,7 +776,7 @@ def test_wrong_arguments_are_named_before_anything_is_written(
     out = ("--out", tmp_path / output)
 
     # --out comes before the other arguments, because `method.half_windw=3` must come last.
-    assert run_spike_tool(command, published_stream, *CAMERA, *out, *arguments) == 2
+    assert run_spike_tool(command, published_stream, *STREAM_FLAGS, *out, *arguments) == 2
 
     message = capsys.readouterr().err
     assert words in message, message
@@ -781,7 +792,7 @@ def test_nothing_is_written_into_the_repository_by_default(published_stream, tmp
     before = sorted(ROOT.iterdir())
 
     for command, arguments in COMMANDS:
-        call = ("scripts/spike_tool.py", command, published_stream, *CAMERA, *arguments)
+        call = ("scripts/spike_tool.py", command, published_stream, *STREAM_FLAGS, *arguments)
         # The program runs in the repository.
         result = run_ranks(1, *map(str, call), env={"TMPDIR": str(folder)})
         assert result.exit_codes == [0], result.text
@@ -796,7 +807,7 @@ def default_outputs(published_stream, tmp_path, monkeypatch):
     """Give an empty folder in which all commands have written without --out."""
     monkeypatch.chdir(tmp_path)
     for command, arguments in COMMANDS:
-        assert run_spike_tool(command, published_stream, *CAMERA, *arguments) == 0
+        assert run_spike_tool(command, published_stream, *STREAM_FLAGS, *arguments) == 0
     return tmp_path
 
 
@@ -809,7 +820,7 @@ def test_outputs_have_names_by_default(published_stream, default_outputs):
 
 @pytest.mark.usefixtures("default_outputs")
 def test_an_output_with_a_default_name_is_not_overwritten(published_stream, capsys):
-    assert run_spike_tool("view", published_stream, *CAMERA) == 2
+    assert run_spike_tool("view", published_stream, *STREAM_FLAGS) == 2
 
     assert "exists already" in capsys.readouterr().err
 

@@ -72,7 +72,7 @@ def health(tmp_path):
     return health_of(read_options(["--opt", str(write_options(tmp_path))]))
 
 
-def warnings(caplog) -> list[str]:
+def logged_warnings(caplog) -> list[str]:
     """Return the warnings that were logged."""
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -89,7 +89,7 @@ def test_outliers_of_the_gradient_norm_are_healthy(health, caplog):
     health.judge_log_line([measures_of_rank()], HEALTHY_NORMS)
     health.judge_log_line([measures_of_rank()], HEALTHY_NORMS)
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 def test_an_exploding_gradient_norm_is_named_once(health, caplog):
@@ -99,7 +99,7 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
     for _ in range(3):
         health.judge_log_line([measures_of_rank()], LARGE_NORMS)
 
-    (message,) = warnings(caplog)
+    (message,) = logged_warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in message
     assert "train.G_optimizer_lr (now 0.001), or set train.G_optimizer_clipgrad=2" in message
 
@@ -110,7 +110,7 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
     health.judge_log_line([measures_of_rank()], [1.0] * 1000)
     health.judge_log_line([measures_of_rank()], [35.0] * 1000)
 
-    (message,) = warnings(caplog)
+    (message,) = logged_warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 1000 steps, 1 before" in message
 
 
@@ -127,13 +127,13 @@ def validate(health, psnrs, losses):
 def test_two_falls_of_psnr_are_healthy_if_it_rises_again(health, caplog):
     validate(health, [30.0, 30.5, 30.45, 30.4, 30.6], [0.5, 0.4, 0.3, 0.2, 0.2])
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 def test_psnr_that_falls_while_the_loss_rises_is_no_overfitting(health, caplog):
     validate(health, [30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 def test_psnr_that_falls_while_the_loss_falls_is_named_once(health, caplog):
@@ -141,7 +141,7 @@ def test_psnr_that_falls_while_the_loss_falls_is_named_once(health, caplog):
     validate(health, [30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])
     validate(health, [30.1, 30.0, 29.9], [0.4, 0.3, 0.2])
 
-    (message,) = warnings(caplog)
+    (message,) = logged_warnings(caplog)
     assert "30.30 > 30.20 > 30.10 > 30.00 dB, loss 0.4000 to 0.3000" in message
     assert "checkpoint_best.pth" in message
 
@@ -154,7 +154,7 @@ def test_memory_that_is_94_percent_full_is_healthy(health, caplog):
 
     health.judge_log_line([measures_of_rank(memory=well_used)] * 2, [])
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def warnings_of_full_memory(health, caplog):
     health.judge_log_line([measures_of_rank(), full], [])
     health.judge_log_line([measures_of_rank(), full], [])
     # There are two warnings in all: one for the GPU and one for the host.
-    gpu, host = warnings(caplog)
+    gpu, host = logged_warnings(caplog)
     return {"GPU": gpu, "host": host}
 
 
@@ -204,7 +204,7 @@ def test_a_disk_with_room_for_the_next_saves_is_healthy(run_on_small_disk, caplo
     # next test says so.
     health_of(run_on_small_disk, total_iter=50).judge_save(30)
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk, caplog):
@@ -214,7 +214,7 @@ def test_a_disk_without_room_for_the_next_saves_is_named_once(run_on_small_disk,
     health.judge_save(30)
 
     # The run still makes (300 - 30) / 10 = 27 saves.
-    (message,) = warnings(caplog)
+    (message,) = logged_warnings(caplog)
     assert "room for 3 more saves of 0.002 GB, the run makes 27" in message
     assert "train.checkpoint_save (now 10)" in message
 
@@ -240,7 +240,7 @@ def test_the_first_window_of_a_process_is_not_judged(health, caplog):
     log_windows(health, 2, {}, {"data_s": 4.0})
 
     # Only the last two windows count, and a warning needs three bad windows in a row.
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 def test_small_differences_between_ranks_are_healthy(health, caplog):
@@ -249,7 +249,7 @@ def test_small_differences_between_ranks_are_healthy(health, caplog):
     # of the 5 s of a window, which is 0.5 s.
     log_windows(health, 10, {}, {"forward_s": 0.9, "data_s": 0.4})
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 def test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy(health, caplog):
@@ -257,7 +257,7 @@ def test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy(health, caplog):
     # delay of 0.23 s is less than 5 % of the window, which has 5 s.
     log_windows(health, 10, {}, {"data_s": 0.33})
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 def test_two_bad_windows_are_healthy_if_the_next_is_good(health, caplog):
@@ -266,7 +266,7 @@ def test_two_bad_windows_are_healthy_if_the_next_is_good(health, caplog):
     log_windows(health, 2, {}, SLOW_RANK)
     log_windows(health, 1, {}, {})
 
-    assert warnings(caplog) == []
+    assert logged_warnings(caplog) == []
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def warnings_of_slow_rank(health, caplog):
     log_windows(health, 4, {}, {}, SLOW_RANK)
     # The first window is not judged. The fourth window is the third bad one in a row, and gives
     # both warnings. The fifth window is bad, too, but each warning comes only once.
-    wait, slow = warnings(caplog)
+    wait, slow = logged_warnings(caplog)
     return {"wait": wait, "slow": slow}
 
 
@@ -298,14 +298,14 @@ def test_ranks_that_share_their_cores_are_counted_in_the_advice(health, caplog):
 
     log_windows(health, 4, waiting, waiting)
 
-    (message,) = warnings(caplog)
+    (message,) = logged_warnings(caplog)
     assert "(a rank has 2 CPU cores)" in message
 
 
 def test_cores_that_a_rank_has_for_itself_are_counted_in_the_advice(health, caplog):
     log_windows(health, 4, {"data_s": 2.0, "cores": range(4)}, {"cores": range(4, 8)})
 
-    wait = warnings(caplog)[0]
+    wait = logged_warnings(caplog)[0]
     assert "(a rank has 4 CPU cores)" in wait
 
 
@@ -478,8 +478,8 @@ def warnings_of_restoring(home, spikes, out, capfd, method, side):
     """
     frames = home / "GOPRO_Large/train/clip0/blur"
     files = f"--input {frames} --spike {spikes} --output {out} --save frames"
-    how = f"--method {method} --spike-size {side} {side} spike.rate=0.6"
-    assert main_test_vrt.main(f"{files} {how}".split()) == 0
+    flags = f"--method {method} --spike-size {side} {side} spike.rate=0.6"
+    assert main_test_vrt.main(f"{files} {flags}".split()) == 0
     lines = capfd.readouterr().out.splitlines()
     return [line for line in lines if "do not show the same" in line]
 
@@ -545,10 +545,10 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 
     # The rate may be at its floor in the last tenth of a run, which is the last 100 steps here.
     if floor is not None and floor < 900:
-        (message,) = warnings(caplog)
+        (message,) = logged_warnings(caplog)
         assert "stretch train.G_scheduler_" in message
     else:
-        assert warnings(caplog) == []
+        assert logged_warnings(caplog) == []
 
 
 # ---- Real runs ----

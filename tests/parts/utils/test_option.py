@@ -93,7 +93,7 @@ TEXT = """{
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def option_file(tmp_path: Path) -> Path:
     """Give the path of an option file with TEXT, which the test may change."""
     path = tmp_path / "trial.json"
     path.write_text(TEXT)
@@ -105,8 +105,11 @@ def load(path: Path, *overrides: str) -> Options:
     return load_options(path, overrides, PARTS)
 
 
-def refusal(path: Path, *overrides: str) -> str:
-    """Return the text of the error with which options are refused."""
+def error_text(path: Path, *overrides: str) -> str:
+    """Return the text of the error with which the options of a file are refused.
+
+    overrides: "section.key=value", as on the command line.
+    """
     with pytest.raises(OptionError) as error:
         load(path, *overrides)
     return str(error.value)
@@ -115,14 +118,14 @@ def refusal(path: Path, *overrides: str) -> str:
 # ---- Reading ----
 
 
-def test_a_url_is_no_comment(file):
-    opt = load(file)
+def test_a_url_is_no_comment(option_file):
+    opt = load(option_file)
 
     assert opt.path.root == "http://host//runs"
 
 
-def test_keys_that_the_file_leaves_out_have_their_defaults(file):
-    opt = load(file)
+def test_keys_that_the_file_leaves_out_have_their_defaults(option_file):
+    opt = load(option_file)
 
     data = options_of_part(opt.datasets.train)
     assert opt.path.resume == "auto"
@@ -131,8 +134,8 @@ def test_keys_that_the_file_leaves_out_have_their_defaults(file):
     assert opt.train.G_optimizer_betas == [0.9, 0.99]
 
 
-def test_the_keys_of_a_chosen_part_are_read(file):
-    opt = load(file)
+def test_the_keys_of_a_chosen_part_are_read(option_file):
+    opt = load(option_file)
 
     train = options_of_part(opt.train)
     assert train.G_charbonnier_eps == 1e-6
@@ -144,54 +147,54 @@ def test_the_keys_of_a_chosen_part_are_read(file):
     }
 
 
-def test_the_folder_of_a_run_has_the_name_of_its_task(file):
-    opt = load(file)
+def test_the_folder_of_a_run_has_the_name_of_its_task(option_file):
+    opt = load(option_file)
 
     assert opt.folder == Path("http://host//runs") / "trial"
 
 
-def test_options_know_their_file(file):
-    assert load(file).opt_path == str(file)
+def test_options_know_their_file(option_file):
+    assert load(option_file).opt_path == str(option_file)
 
 
-def test_an_override_is_json_if_it_can_be(file):
-    opt = load(file, "train.G_optimizer_betas=[0.5, 0.6]", "train.amp.enable=true")
+def test_an_override_is_json_if_it_can_be(option_file):
+    opt = load(option_file, "train.G_optimizer_betas=[0.5, 0.6]", "train.amp.enable=true")
 
     assert opt.train.G_optimizer_betas == [0.5, 0.6]
     assert opt.train.amp.plain() == {"enable": True, "dtype": "auto"}
 
 
-def test_another_override_is_a_text(file):
-    assert load(file, "path.root=x").path.root == "x"
+def test_another_override_is_a_text(option_file):
+    assert load(option_file, "path.root=x").path.root == "x"
 
 
 @pytest.mark.parametrize("override", ["netG.fusion=none", "netG.fusion.type=none"])
-def test_an_override_may_name_a_part(file, override):
-    assert load(file, override).netG.plain()["fusion"] == {"type": "none"}
+def test_an_override_may_name_a_part(option_file, override):
+    assert load(option_file, override).netG.plain()["fusion"] == {"type": "none"}
 
 
-def test_an_override_may_set_a_key_of_a_part_that_another_override_names(file):
-    net = load(file, "netG.fusion=gated", "netG.fusion.features=3").netG
+def test_an_override_may_set_a_key_of_a_part_that_another_override_names(option_file):
+    net = load(option_file, "netG.fusion=gated", "netG.fusion.features=3").netG
 
     assert net.plain()["fusion"]["features"] == 3
 
 
-def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(file):
-    train = load(file, "train.G_lossfn_type=l1").train
+def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(option_file):
+    train = load(option_file, "train.G_lossfn_type=l1").train
 
     assert not hasattr(train, "G_charbonnier_eps")
 
 
-def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_dropped(file):
-    train = options_of_part(load(file, "datasets.train.dataset_type=rgb").datasets.train)
+def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_dropped(option_file):
+    train = options_of_part(load(option_file, "datasets.train.dataset_type=rgb").datasets.train)
 
     assert not hasattr(train, "spike")
     assert train.dataroot_gt == "there"
     assert train.dataloader_batch_size == 2
 
 
-def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(file):
-    message = refusal(file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}")
+def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(option_file):
+    message = error_text(option_file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}")
 
     assert "datasets.train.spike" in message
 
@@ -313,11 +316,11 @@ WRONG_FILES = [
     ("before", "after", "texts"),
     [pytest.param(*case, id=name) for name, *case in WRONG_FILES],
 )
-def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after, texts):
+def test_a_wrong_file_is_refused_with_place_key_and_nearest(option_file, before, after, texts):
     assert TEXT.count(before) == 1
-    file.write_text(TEXT.replace(before, after))
+    option_file.write_text(TEXT.replace(before, after))
 
-    message = refusal(file)
+    message = error_text(option_file)
 
     for text in [*texts, "trial.json"]:
         assert text in message
@@ -341,22 +344,22 @@ def text_with(end: str) -> str:
     return TEXT.rstrip().removesuffix("}").rstrip() + end
 
 
-def test_objects_in_a_list_may_have_the_same_keys(file):
-    file.write_text(text_with(OBJECTS_IN_LISTS))
+def test_objects_in_a_list_may_have_the_same_keys(option_file):
+    option_file.write_text(text_with(OBJECTS_IN_LISTS))
 
-    assert len(load(file).logging.writers) == 4
+    assert len(load(option_file).logging.writers) == 4
 
 
-def test_a_key_given_twice_in_an_object_of_a_list_is_refused(file):
+def test_a_key_given_twice_in_an_object_of_a_list_is_refused(option_file):
     twice = OBJECTS_IN_LISTS.replace('"more": { "n": 1 }', '"more": { "n": 1, "n": 2 }')
-    file.write_text(text_with(twice))
+    option_file.write_text(text_with(twice))
 
-    assert "logging.writers.2.more.n is given twice" in refusal(file)
+    assert "logging.writers.2.more.n is given twice" in error_text(option_file)
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_an_error_in_an_object_of_a_list_names_its_own_line(file, index):
-    file.write_text(text_with(OBJECTS_IN_LISTS))
+def test_an_error_in_an_object_of_a_list_names_its_own_line(option_file, index):
+    option_file.write_text(text_with(OBJECTS_IN_LISTS))
     key = f"logging.writers.{index}.type"
     # TEXT has 20 lines. In line 20, "logging" replaces the last "}". Writer 0 is in line 21, writer
     # 1 in line 22, and so on.
@@ -366,7 +369,7 @@ def test_an_error_in_an_object_of_a_list_names_its_own_line(file, index):
         raise OptionError("no such writer", key, "a writer", "do")
 
     with pytest.raises(OptionError, match=rf"line {line}\n"):
-        load_options(file, [], PARTS, [check])
+        load_options(option_file, [], PARTS, [check])
 
 
 # A case: its name, the overrides, and words of the error.
@@ -437,68 +440,68 @@ WRONG_OVERRIDES = [
     ("overrides", "texts"),
     [pytest.param(*case, id=name) for name, *case in WRONG_OVERRIDES],
 )
-def test_a_wrong_override_is_refused(file, overrides, texts):
-    message = refusal(file, *overrides)
+def test_a_wrong_override_is_refused(option_file, overrides, texts):
+    message = error_text(option_file, *overrides)
 
     for text in texts:
         assert text in message
 
 
-def test_an_error_of_a_check_of_the_caller_gets_the_line_of_its_key(file):
+def test_an_error_of_a_check_of_the_caller_gets_the_line_of_its_key(option_file):
     def check(opt: Options) -> None:
         raise OptionError("too wide", "netG.width", "4", "do")
 
     # The file does not give the key `width`, which has its default. So the error names the line of
     # its section netG, line 13.
     with pytest.raises(OptionError, match=r"trial\.json, line 13 \(netG\.width\)"):
-        load_options(file, [], PARTS, [check])
+        load_options(option_file, [], PARTS, [check])
 
 
 @pytest.mark.parametrize("character", ["\0", "\\u0000"], ids=["itself", "escaped"])
-def test_a_file_with_the_character_nul_is_refused(file, character):
-    file.write_text(TEXT.replace('"trial"', f'"tri{character}al"'))
+def test_a_file_with_the_character_nul_is_refused(option_file, character):
+    option_file.write_text(TEXT.replace('"trial"', f'"tri{character}al"'))
 
-    assert "holds the character NUL" in refusal(file)
+    assert "holds the character NUL" in error_text(option_file)
 
 
 @pytest.mark.parametrize("content", ["[1]", "3", "null"])
-def test_a_file_that_holds_no_object_is_refused(file, content):
-    file.write_text(content)
+def test_a_file_that_holds_no_object_is_refused(option_file, content):
+    option_file.write_text(content)
 
-    assert "the option file holds no object" in refusal(file)
+    assert "the option file holds no object" in error_text(option_file)
 
 
 # A program whose argument is an option file. It prints the error with which the file is refused.
 PRINT_REFUSAL = """
 import sys
-from tests.parts.utils.test_option import refusal
-print(ascii(refusal(sys.argv[1])))
+from tests.parts.utils.test_option import error_text
+print(ascii(error_text(sys.argv[1])))
 """
 
 
-def test_a_task_that_the_locale_cannot_write_is_refused(file):
+def test_a_task_that_the_locale_cannot_write_is_refused(option_file):
     # The task becomes the name of a folder, so the locale must have its characters. Here the task
     # is "défi", and ASCII has no é.
-    file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
+    option_file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
-    ended = run_command([sys.executable, "-c", PRINT_REFUSAL, file], env=ascii_only)
+    ended = run_command([sys.executable, "-c", PRINT_REFUSAL, option_file], env=ascii_only)
 
     # `run_command` returns a list of exit codes, as for several ranks. Here it has one item.
     assert ended.exit_codes == [0], ended.text
     assert "in the locale's encoding, ascii" in ended.text
 
 
-def test_a_task_that_the_locale_can_write_is_taken(file):
-    file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
+def test_a_task_that_the_locale_can_write_is_taken(option_file):
+    option_file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
 
-    assert load(file).task == "d\u00e9fi"
+    assert load(option_file).task == "d\u00e9fi"
 
 
 # ---- A file that is based on another ----
 
 
-def test_keys_that_a_file_lacks_are_taken_from_its_base(file, tmp_path):
+def test_keys_that_a_file_lacks_are_taken_from_its_base(option_file, tmp_path):
     child = tmp_path / "child.json"
     child.write_text(
         '{"base": "trial.json", "task": "child", '
@@ -516,39 +519,39 @@ def test_keys_that_a_file_lacks_are_taken_from_its_base(file, tmp_path):
     assert opt.train.checkpoint_print == 5
 
 
-@pytest.mark.usefixtures("file")
+@pytest.mark.usefixtures("option_file")
 def test_a_base_that_has_a_base_is_refused(tmp_path):
     (tmp_path / "child.json").write_text('{"base": "trial.json", "task": "child"}')
     grandchild = tmp_path / "grandchild.json"
     grandchild.write_text('{"base": "child.json", "task": "x"}')
 
-    assert "a base has a base" in refusal(grandchild)
+    assert "a base has a base" in error_text(grandchild)
 
 
-def test_a_missing_base_is_refused_with_the_nearest_file(file, tmp_path):
+def test_a_missing_base_is_refused_with_the_nearest_file(option_file, tmp_path):
     child = tmp_path / "child.json"
     # "trail" is "trial" with a typing error.
     child.write_text('{"base": "trail.json", "task": "x"}')
 
-    assert f"the nearest is {file}" in refusal(child)
+    assert f"the nearest is {option_file}" in error_text(child)
 
 
-def test_a_missing_option_file_is_refused_with_the_nearest_file(file, tmp_path):
-    # `file` is trial.json; "trail" is a typing error.
-    assert str(file) in refusal(tmp_path / "trail.json")
+def test_a_missing_option_file_is_refused_with_the_nearest_file(option_file, tmp_path):
+    # `option_file` is trial.json; "trail" is a typing error.
+    assert str(option_file) in error_text(tmp_path / "trail.json")
 
 
 # ---- Secrets ----
 
 
-def test_the_program_itself_gets_a_secret(file):
-    opt = load(file, "logging.wandb_api_key=canary0123")
+def test_the_program_itself_gets_a_secret(option_file):
+    opt = load(option_file, "logging.wandb_api_key=canary0123")
 
     assert opt.logging.wandb_api_key == "canary0123"
 
 
-def test_saved_options_hold_no_secret(file, tmp_path):
-    opt = load(file, "logging.wandb_api_key=canary0123")
+def test_saved_options_hold_no_secret(option_file, tmp_path):
+    opt = load(option_file, "logging.wandb_api_key=canary0123")
 
     saved = opt.save(tmp_path / "options")
 
@@ -567,10 +570,10 @@ def test_a_secret_is_found_in_a_nested_list():
         pytest.param('logging={"wandb_tokne": "123456"}', id="a key within JSON"),
     ],
 )
-def test_a_message_hides_a_secret_but_names_its_key(file, override):
+def test_a_message_hides_a_secret_but_names_its_key(option_file, override):
     # The second override is correct. The message lists all overrides, so it must hide the secret in
     # this list, too.
-    message = refusal(file, override, "train.total_iter=1")
+    message = error_text(option_file, override, "train.total_iter=1")
 
     assert "123456" not in message
     assert "***" in message
@@ -772,24 +775,24 @@ def test_a_wrong_value_of_a_marked_secret_is_refused_without_the_value():
 # ---- Saved options ----
 
 
-def test_saved_options_can_be_run_again(file, tmp_path):
-    opt = load(file)
+def test_saved_options_can_be_run_again(option_file, tmp_path):
+    opt = load(option_file)
 
     again = load(opt.save(tmp_path / "options"))
 
     assert again.plain() == opt.plain()
 
 
-def test_plain_options_can_be_written_as_json(file):
-    assert json.dumps(load(file).plain())
+def test_plain_options_can_be_written_as_json(option_file):
+    assert json.dumps(load(option_file).plain())
 
 
-def test_a_secret_does_not_change_the_digest_of_options(file):
-    assert load(file).digest() == load(file, "logging.wandb_api_key=k").digest()
+def test_a_secret_does_not_change_the_digest_of_options(option_file):
+    assert load(option_file).digest() == load(option_file, "logging.wandb_api_key=k").digest()
 
 
-def test_another_value_changes_the_digest_of_options(file):
-    assert load(file).digest() != load(file, "train.total_iter=3").digest()
+def test_another_value_changes_the_digest_of_options(option_file):
+    assert load(option_file).digest() != load(option_file, "train.total_iter=3").digest()
 
 
 # ---- The samples of a step on any number of ranks ----
@@ -936,8 +939,8 @@ def test_the_error_of_a_misplaced_key_type_names_no_place_because_each_part_has_
     assert "x.fusion" not in caught.value.do
 
 
-def test_the_right_place_of_a_key_may_be_two_sections_deeper(file):
-    message = refusal(file, "features=4")
+def test_the_right_place_of_a_key_may_be_two_sections_deeper(option_file):
+    message = error_text(option_file, "features=4")
 
     assert "move it into the object netG.fusion, as netG.fusion.features" in message
 

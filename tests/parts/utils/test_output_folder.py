@@ -41,7 +41,7 @@ WITH_AND_WITHOUT_OVERWRITE = pytest.mark.parametrize(
     "overwrite", [False, True], ids=["kept", "overwrite"]
 )
 # The error about files that are not ours. The names of the files follow.
-NOT_OURS = "no test of this program made"
+ABOUT_FOREIGN_FILES = "no test of this program made"
 # Exit code if the user must change an option: give another --output, or add --overwrite.
 EXIT_CHANGE_OPTIONS = 2
 # Exit code if the user must move or rename files, because they are not ours, or because two results
@@ -180,7 +180,7 @@ def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, ou
     text, code = refusal_message(capfd, *scoring_command(home, clip, out))
 
     assert code == EXIT_MOVE_FILES
-    assert f"{NOT_OURS}: clip1" in text
+    assert f"{ABOUT_FOREIGN_FILES}: clip1" in text
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_results_whose_run_json_is_gone_are_not_taken_over(finished_command, out
     text, code = refusal_message(capfd, *finished_command)
 
     assert code == EXIT_MOVE_FILES
-    assert NOT_OURS in text
+    assert ABOUT_FOREIGN_FILES in text
     # The advice is to give another folder, or the folder of the earlier test, which has a run.json.
     assert "which has a run.json" in text
 
@@ -352,7 +352,7 @@ def test_two_results_of_one_name_are_refused_before_any_is_written(
 VIDEOS = ("video", "comparison")
 
 
-def claim(
+def begin_test(
     folder: Path,
     clip: str,
     overwrite: bool = False,
@@ -379,11 +379,11 @@ def videos_in(folder: Path) -> list[str]:
 
 
 def test_a_clip_does_not_replace_the_results_of_an_earlier_clip(tmp_path):
-    claim(tmp_path, "x")  # it writes x.mp4 and x_comparison.mp4
-    claim(tmp_path, "y")
+    begin_test(tmp_path, "x")  # it writes x.mp4 and x_comparison.mp4
+    begin_test(tmp_path, "y")
 
     with pytest.raises(DataError, match=r"the name x_comparison\.mp4") as error:
-        claim(tmp_path, "x_comparison")
+        begin_test(tmp_path, "x_comparison")
 
     assert "clip x, which is there already" in str(error.value)
 
@@ -407,43 +407,43 @@ def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"theirs")
 
-    with pytest.raises(DataError, match=f"{NOT_OURS}: {shown}"):
-        claim(tmp_path, "x", overwrite)
+    with pytest.raises(DataError, match=f"{ABOUT_FOREIGN_FILES}: {shown}"):
+        begin_test(tmp_path, "x", overwrite)
 
     assert not (tmp_path / "run.json").exists()
 
 
 @WITH_AND_WITHOUT_OVERWRITE
 def test_a_video_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path, overwrite):
-    claim(tmp_path, "x")
+    begin_test(tmp_path, "x")
     (tmp_path / "mine.mp4").write_bytes(b"theirs")
 
-    with pytest.raises(DataError, match=rf"{NOT_OURS}: mine\.mp4"):
-        claim(tmp_path, "mine", overwrite)
+    with pytest.raises(DataError, match=rf"{ABOUT_FOREIGN_FILES}: mine\.mp4"):
+        begin_test(tmp_path, "mine", overwrite)
 
     assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"
 
 
 def test_a_frame_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
-    # By default, `claim` is for a test that saves only videos. So this test has not written
+    # By default, `begin_test` is for a test that saves only videos. So this test has not written
     # x/0.png.
-    claim(tmp_path, "x")
+    begin_test(tmp_path, "x")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "0.png").write_bytes(b"theirs")
 
-    with pytest.raises(DataError, match=rf"{NOT_OURS}: x/0\.png"):
-        claim(tmp_path, "x", overwrite=True, save=("frames",))
+    with pytest.raises(DataError, match=rf"{ABOUT_FOREIGN_FILES}: x/0\.png"):
+        begin_test(tmp_path, "x", overwrite=True, save=("frames",))
 
     assert (tmp_path / "x" / "0.png").read_bytes() == b"theirs"
 
 
 def test_overwrite_leaves_a_file_of_the_user_that_no_test_would_write(tmp_path):
-    claim(tmp_path, "x")
+    begin_test(tmp_path, "x")
     (tmp_path / "mine.mp4").write_bytes(b"theirs")
 
     # Give this test other settings. With the same settings, it would continue the first test, and
     # overwrite nothing.
-    claim(tmp_path, "x", overwrite=True, settings={"other": 1})
+    begin_test(tmp_path, "x", overwrite=True, settings={"other": 1})
 
     assert names_of_files(tmp_path) == {"mine.mp4", "run.json"}
     assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"
@@ -467,8 +467,8 @@ def test_a_damaged_run_json_marks_no_folder_as_ours(tmp_path, content):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "0.png").write_bytes(b"theirs")
 
-    with pytest.raises(DataError, match=NOT_OURS):
-        claim(tmp_path, "x", overwrite=True, save=("frames",))
+    with pytest.raises(DataError, match=ABOUT_FOREIGN_FILES):
+        begin_test(tmp_path, "x", overwrite=True, save=("frames",))
 
 
 # ---- Results beside a training run --------------------------------------------------------------
@@ -485,7 +485,7 @@ def test_the_folder_of_a_training_run_is_refused_for_results(tmp_path, overwrite
     claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=False)
 
     with pytest.raises(OptionError, match="--output is the folder of a training run"):
-        claim(tmp_path, "x", overwrite)
+        begin_test(tmp_path, "x", overwrite)
 
     assert (tmp_path / MARK).is_file()
 
@@ -493,20 +493,20 @@ def test_the_folder_of_a_training_run_is_refused_for_results(tmp_path, overwrite
 def test_a_folder_within_the_folder_of_a_training_run_may_hold_results(tmp_path):
     claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=False)
 
-    claim(tmp_path / "test", "x")
+    begin_test(tmp_path / "test", "x")
 
     assert (tmp_path / "test" / RESULTS).is_file()
 
 
 def test_the_folder_of_results_is_refused_for_a_training_run(tmp_path):
-    claim(tmp_path, "x")
+    begin_test(tmp_path, "x")
 
     with pytest.raises(OptionError, match="holds the results of a test"):
         claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=False)
 
 
 def test_a_training_run_whose_checkpoints_lie_beside_results_goes_on(tmp_path):
-    claim(tmp_path, "x")
+    begin_test(tmp_path, "x")
 
     # `is_ours` is true if the folder has checkpoints of this run, so the run made the folder.
     claim_run_folder(tmp_path, FILES_OF_RUN, is_ours=True)
@@ -581,11 +581,11 @@ def test_overwrite_removes_nothing_through_a_link(overwriting_command, out, tmp_
 
 
 def test_overwrite_removes_what_a_killed_test_has_written(tmp_path):
-    claim(tmp_path, "x")
+    begin_test(tmp_path, "x")
     (tmp_path / "x.mp4").write_bytes(b"ours")
     (tmp_path / "x_comparison.mp4").write_bytes(b"ours")
 
-    claim(tmp_path, "y", overwrite=True)
+    begin_test(tmp_path, "y", overwrite=True)
 
     assert videos_in(tmp_path) == []
 
@@ -593,14 +593,14 @@ def test_overwrite_removes_what_a_killed_test_has_written(tmp_path):
 def test_overwrite_removes_what_a_test_of_an_earlier_version_saved(tmp_path):
     # Earlier versions did not list their files in run.json. Only the setting `save` shows that the
     # test wrote a video, but no comparison. So x_comparison.mp4 must be a file of the user.
-    claim(tmp_path, "x", settings={"save": ["video"]})
+    begin_test(tmp_path, "x", settings={"save": ["video"]})
     about = json.loads((tmp_path / RESULTS).read_text())
     del about["files"]
     (tmp_path / RESULTS).write_text(json.dumps(about))
     (tmp_path / "x.mp4").write_bytes(b"ours")
     (tmp_path / "x_comparison.mp4").write_bytes(b"theirs")
 
-    claim(tmp_path, "y", overwrite=True)
+    begin_test(tmp_path, "y", overwrite=True)
 
     assert videos_in(tmp_path) == ["x_comparison.mp4"]
 

@@ -12,22 +12,23 @@ from tests.helpers.made_exposures import ALIGNED, exposure_with
 # ---- How many groups there are ----
 
 
-def motion_over(way: float) -> Motion:
-    """Return a motion by `way` pixels to the right within an exposure of 40 planes."""
+def motion_over(distance: float) -> Motion:
+    """Return a motion by `distance` pixels to the right within an exposure of 40 planes."""
     times = np.array([-20.0, 0.0, 20.0])  # planes after the sharp instant
     shifts = np.zeros((3, 16, 16, 2), np.float32)
-    shifts[0, ..., 0] = -way / 2  # x, at the begin of the exposure
-    shifts[2, ..., 0] = way / 2  # x, at its end
+    shifts[0, ..., 0] = -distance / 2  # x, at the begin of the exposure
+    shifts[2, ..., 0] = distance / 2  # x, at its end
     no_errors = np.zeros((3, 16, 16), np.float32)
     return Motion(times, shifts, no_errors)
 
 
-# way: how far each pixel moves in the exposure, in pixels. spikes: spikes of each pixel in the
-# exposure; 30 are good light, and 3 are dim light. In good light a pixel may move by 1.25 pixels
-# from one group to the next, and in dim light by 2.5 pixels. At least 6 groups are made, and at
-# most 20 are allowed here.
+# distance: how far each pixel moves during the exposure, in pixels.
+# spikes: spikes of each pixel during the exposure. 30 spikes are good light, and 3 are dim light.
+#
+# In good light a pixel may move by 1.25 pixels from one group to the next, and in dim light by 2.5
+# pixels. At least 6 groups are made, and this test allows at most 20.
 @pytest.mark.parametrize(
-    ("way", "spikes", "groups"),
+    ("distance", "spikes", "groups"),
     [
         pytest.param(0, 30, 6, id="still: the least number"),
         pytest.param(10, 30, 8, id="slow: 10 / 1.25"),
@@ -36,8 +37,8 @@ def motion_over(way: float) -> Motion:
         pytest.param(20, 3, 8, id="dim: 20 / 2.5"),
     ],
 )
-def test_a_faster_motion_gets_more_groups(way, spikes, groups):
-    assert group_count(exposure_with(spikes), motion_over(way), most_groups=20) == groups
+def test_a_faster_motion_gets_more_groups(distance, spikes, groups):
+    assert group_count(exposure_with(spikes), motion_over(distance), most_groups=20) == groups
 
 
 def test_the_solver_limits_the_groups_of_a_still_scene_too():
