@@ -476,6 +476,22 @@ def test_a_process_of_a_platform_stands_for_its_node(env, address):
     assert f"{found['PET_MASTER_ADDR']}:{found['PET_MASTER_PORT']}" == address
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(SKYPILOT | {"SKYPILOT_NODE_IPS": "fe80::1\nfe80::2"}, id="plain"),
+        pytest.param(SAGEMAKER | {"SM_HOSTS": '["fe80::1","fe80::2"]'}, id="JSON"),
+        # Brackets divide the address from the number of processes that follows it.
+        pytest.param(TENCENT | {"NODE_IP_SLOT_LIST": "[fe80::1]:8,[fe80::2]:8"}, id="brackets"),
+    ],
+)
+def test_an_ipv6_address_in_a_list_of_hosts_is_not_cut_at_a_colon(env):
+    named = with_standard_names(env, gpu_count=8)
+
+    assert named["MASTER_ADDR"] == "fe80::1"
+    assert named["WORLD_SIZE"] == "2"
+
+
 def test_a_node_starts_no_more_ranks_than_it_sees_gpus():
     # SageMaker says that a host has 8 GPUs, but CUDA_VISIBLE_DEVICES leaves only 2 of them.
     found = node_variables(with_standard_names(SAGEMAKER, gpu_count=2), gpu_count=2)

@@ -28,23 +28,34 @@ NOWHERE = var("")
 
 
 def items(text: str) -> list[str]:
-    """Split a list of hosts, or of other items.
+    """Split a list of hosts, or of other items. A number of processes after a host is left out.
 
-    The list is in JSON, or divided by commas, blanks or lines: '["a", "b"]', "a,b", "a b". Of
-    "a:8,b:8" (hosts with their numbers of processes) the hosts are returned.
+    The list is in JSON, or divided by commas, blanks or lines:
+
+        '["a", "b"]'               ->  ["a", "b"]
+        "a:8,b:8"                  ->  ["a", "b"]
+        "fe80::1 fe80::2"          ->  ["fe80::1", "fe80::2"]
+        "[fe80::1]:8,[fe80::2]:8"  ->  ["fe80::1", "fe80::2"]
     """
-    if text.startswith("["):
+    # A colon outside of quotes in the first item: the list begins with an IPv6 address in brackets.
+    begins_with_address = re.match(r'\[[^\s,"\]]*:', text) is not None
+    if text.startswith("[") and not begins_with_address:
         try:
             all_items = [str(item) for item in json.loads(text)]
         except ValueError:  # no JSON
             all_items = []
     else:
         all_items = re.split(r"[,\s]+", text.strip())
-    hosts = []
-    for item in all_items:
-        if item:  # an empty text has the item ""
-            hosts.append(item.partition(":")[0])  # "a:8" -> "a"
-    return hosts
+    return [_host_of(item) for item in all_items if item]  # an empty text has the item ""
+
+
+def _host_of(item: str) -> str:
+    """Return an item of a list without its number of processes, e.g. "a:8" -> "a"."""
+    if item.startswith("["):  # e.g. "[fe80::1]:8"
+        return item[1:].partition("]")[0]
+    if item.count(":") > 1:  # an IPv6 address without brackets: all its colons belong to it
+        return item
+    return item.partition(":")[0]
 
 
 def first_of(name: str) -> Cell:
