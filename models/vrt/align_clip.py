@@ -1,7 +1,7 @@
 """Align the neighbours of each frame of a clip to this frame, on both sides.
 
-`align_clip` finds the later and the earlier neighbours of each frame, and their flows. A
-`DeformAlign` (deform_align.py) gets them, for some frames at a time, and aligns the neighbours.
+`align_clip` selects the later and the earlier neighbours of each frame, and their flows. A
+`DeformAlign` (deform_align.py) then aligns the neighbours, for some frames at a time.
 
 Letters: B clips, N frames, C channels, H x W pixels.
 
@@ -62,8 +62,8 @@ def _neighbours(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the neighbours of all targets, and the flows to them, for each distance 1, 2, ...
 
-    If a neighbour lies outside the clip, it is a frame of zeros with a flow of zero. E.g. 4 frames,
-    later neighbours:
+    A neighbour outside the clip is a frame of zeros with a flow of zero. E.g. the later neighbours
+    in a clip of 4 frames:
 
         targets                  0   1   2
         sources at distance 1    1   2   3
@@ -77,15 +77,15 @@ def _neighbours(
     source_flows = []
     for distance, flow in enumerate(flows, start=1):
         source = frames[distance:] if is_later else frames[: n - distance]
-        missing = distance - 1
+        missing = distance - 1  # targets whose neighbour lies outside the clip
         sources.append(_with_zeros(source, missing, is_behind=is_later))
         source_flows.append(_with_zeros(flow, missing, is_behind=is_later))
     return sources, source_flows
 
 
 # Most pixels in one batch of a deformable convolution on a CPU. (A GPU takes all frames at once.)
-# Larger batches would not fit the cache, smaller batches would need more calls. Another number also
-# changes the last bits of the gradients of the weights, which are summed batch by batch.
+# Larger batches would not fit the cache, and smaller batches would need more calls. Another number
+# also changes the last bits of the gradients of weights, which are summed batch by batch.
 MOST_PIXELS_ON_CPU = 1024
 
 
@@ -102,16 +102,16 @@ def _align_targets(
     count, b, _, h, w = targets.shape
     targets_at_a_time = count
     if in_cpu_form(targets):
-        # At least one target, even if it has more pixels.
-        targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // (b * h * w))
+        pixels_of_target = b * h * w
+        targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // pixels_of_target)
     results = []
     for first in range(0, count, targets_at_a_time):
-        batch = slice(first, first + targets_at_a_time)
-        # Join the targets and the clips to one batch: (targets, B, ...) -> (targets B, ...).
-        some_sources = [source[batch].flatten(0, 1) for source in sources]
-        some_flows = [flow[batch].flatten(0, 1) for flow in flows]
-        some_targets = targets[batch].flatten(0, 1)
-        results.append(module(some_sources, some_targets, some_flows))
+        in_batch = slice(first, first + targets_at_a_time)
+        # The targets of all clips are one batch: (targets, B, ...) -> (targets B, ...).
+        batch_sources = [source[in_batch].flatten(0, 1) for source in sources]
+        batch_flows = [flow[in_batch].flatten(0, 1) for flow in flows]
+        batch_targets = targets[in_batch].flatten(0, 1)
+        results.append(module(batch_sources, batch_targets, batch_flows))
     return torch.cat(results).view(targets.shape)
 
 

@@ -48,9 +48,9 @@ def build_stage_8(design: Design, drop_rates: list[list[float]]) -> nn.ModuleLis
     drop_rates: result of `Design.drop_rates`.
     """
     dims = design.embed_dims
-    # The linear layer leads from the width of stage 7 to the width of stage 8. nn.Identity has the
-    # index 0, so that the norm and the linear layer have their names in the released weights:
-    # stage8.0.1 and stage8.0.2.
+    # The linear layer leads from the width of stage 7 to the width of stage 8. nn.Identity takes
+    # the index 0, so that the norm and the linear layer have their published names, stage8.0.1 and
+    # stage8.0.2.
     to_width = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
     layers = nn.ModuleList([to_width])
     single_frame = (1, *design.window[1:])  # a window within one frame, for indep_reconsts
@@ -77,10 +77,10 @@ def build_upsampling(upscale: int) -> nn.Sequential:
     if upscale == 3:
         factors = [3]
     else:
-        powers = upscale.bit_length() - 1  # e.g. 4 is 100 in binary, 3 bits: 2 powers
-        factors = [2] * powers
+        exponent = upscale.bit_length() - 1  # e.g. 2 for 4 = 2^2, which is 100 in binary
+        factors = [2] * exponent
     # In the released weights the convolutions have the names 0, 5, 10, ... The layers between them
-    # have no weights, so their names are free. The slope 0.1 is the published one.
+    # have no weights, so their names are free. The slope 0.1 is as published.
     layers = nn.Sequential()
     conv_name = 0
     for factor in factors:

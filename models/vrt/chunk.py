@@ -1,7 +1,9 @@
-"""Which tokens are computed together: a chunk, and the spans of windows in it.
+"""Describe which tokens are computed together: a chunk, and the spans of windows in it.
 
-What must stay: what the fields mean, because all computations of a block rely on their meaning.
-Free to change: new fields may be added.
+windows.py makes the chunks of a block, and gated_mlp.py makes its own.
+
+What must stay: the meaning of the fields, because all computations of a block rely on it. Free to
+change: new fields may be added. Tests: test_windows.py and test_block.py in tests/parts/models.
 """
 
 from dataclasses import dataclass
@@ -10,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 
-# eq=False: two spans are equal only if they are one object. regions.mask_table uses spans as keys
-# of a cache, and a tensor such as `mask` cannot be compared or hashed by value.
+# eq=False: a span is equal only to itself. regions.mask_table uses spans as keys of a cache, and
+# the tensor `mask` could not be compared by value there.
 @dataclass(frozen=True, eq=False)
 class Span:
     """The windows start ... stop - 1 of a chunk, which share one mask."""
@@ -47,25 +49,25 @@ class Chunk:
     of consecutive tokens: rows and results are the same slice, and there are no spans.
     """
 
-    # The index of the token at each position, window after window, (positions,) int64. At padding
-    # it is 0. In a chunk of `GatedMlp` it is a slice. The type is Any, because each caller uses
-    # only tensors or only slices.
+    # The index of the token at each position, window after window, 0 at padding: (positions,)
+    # int64. A slice in a chunk of `GatedMlp`. The type is Any, because each caller uses only
+    # tensors or only slices.
     rows: Any
-    # The indices of the tokens, without padding, in the order of `rows`, (tokens,) int64. In a
-    # chunk of `GatedMlp` it is the same slice.
+    # The indices of the tokens, without padding, in the order of `rows`: (tokens,) int64. The same
+    # slice in a chunk of `GatedMlp`.
     results: Any
     # True at padding, (positions, 1). None: no position is padding.
     padding: Tensor | None = None
     # The positions that hold a token, (tokens,) int64. None: every position holds a token.
     kept: Tensor | None = None
-    # The windows of the chunk, in order, as runs of windows with the same mask (`Span`, above).
+    # Ranges of windows with the same mask, in order. Together they are all windows of the chunk.
     spans: tuple[Span, ...] = ()
 
     @property
     def positions_per_window(self) -> int:
         """Return T, the number of positions in a window, padding included.
 
-        A chunk of `GatedMlp` has no windows, so it has no such number.
+        It is not defined for a chunk of `GatedMlp`, which has no windows.
         """
         window_count = self.spans[-1].stop  # the last span ends with the last window
         return len(self.rows) // window_count

@@ -1,7 +1,7 @@
 """Say how many tokens or windows are computed at a time: the size of a chunk.
 
-On a CPU a chunk is so small that its tensors stay in the cache. On a GPU it is so large that the
-GPU is busy. Larger chunks need more memory, smaller chunks need more calls.
+On a CPU a chunk is small enough for its tensors to stay in the cache. On a GPU it is large enough
+to keep the GPU busy. Larger chunks need more memory, smaller chunks need more calls.
 
 What must stay: all numbers. Gradients are summed chunk by chunk, so another size changes the last
 bits of a training, and existing runs would not resume exactly. No test notices this.
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from models.vrt.forms import attention_has_kernel, has_kernels, in_cpu_form
 
-# Tokens of a chunk on a CPU. The widest intermediate tensor of a chunk should fit the last-level
-# cache: e.g. 2048 tokens x 360 channels x 4 bytes are 3 MB.
+# Tokens of a chunk on a CPU. Its widest intermediate tensor should fit the last-level cache, e.g.
+# 2048 tokens x 360 channels x 4 bytes = 3 MB.
 CPU_TOKENS = 2048
 # Tokens of a chunk on a GPU without our kernels, 131,072. E.g. with 360 channels of 2 bytes, each
 # intermediate tensor of a chunk takes 94 MB.
-GPU_TOKENS = 1 << 17
+GPU_TOKENS = 2**17
 # With our kernels a chunk is 4 times as large, because the kernels need no memory per window.
-# Fewer chunks need fewer launches: a step of eight clips on an H200 took 2.4 s in place of 3.4 s.
+# Fewer chunks need fewer launches: a step of eight clips on an H200 took 2.4 s instead of 3.4 s.
 FACTOR_WITH_KERNELS = 4
 
 
@@ -32,9 +32,9 @@ def most_tokens(x: Tensor) -> int:
     return GPU_TOKENS
 
 
-# On a GPU torch's attention writes one bias gradient per window. The bias gradients of a chunk take
-# at most this number of bytes, 537 MB. So a chunk has fewer windows if the windows are large.
-MOST_BYTES_OF_BIAS_GRADIENTS = 1 << 29
+# On a GPU torch's attention writes one bias gradient per window. The bias gradients of a chunk may
+# take this number of bytes, 537 MB, so a chunk of large windows has fewer of them.
+MOST_BYTES_OF_BIAS_GRADIENTS = 2**29
 
 
 def most_windows(x: Tensor, window: tuple[int, int, int], heads: int) -> int:
@@ -46,15 +46,14 @@ def most_windows(x: Tensor, window: tuple[int, int, int], heads: int) -> int:
     """
     tokens_of_window = 1
     for length, window_length in zip(x.shape[1:4], window, strict=True):
-        # A window that is larger than the clip is as large as the clip.
-        tokens_of_window *= min(length, window_length)
+        tokens_of_window *= min(length, window_length)  # a window is never larger than the clip
 
     windows = most_tokens(x) // tokens_of_window
     if not in_cpu_form(x) and not has_kernel(x, tokens_of_window, heads):
         # torch's attention writes one bias gradient (heads, T, T) per window of T tokens.
         bias_bytes = heads * tokens_of_window**2 * x.element_size()
         windows = min(windows, MOST_BYTES_OF_BIAS_GRADIENTS // bias_bytes)
-    return max(1, windows)  # a chunk has a window, even if the window exceeds a limit
+    return max(1, windows)  # at least one window, even if it exceeds a limit
 
 
 def has_kernel(x: Tensor, tokens: int, heads: int) -> bool:

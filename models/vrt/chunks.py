@@ -44,7 +44,7 @@ class InChunks(torch.autograd.Function):
     Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
     work.names. Each weight is an argument, because autograd finds no tensors within other objects.
 
-    What happens to a chunk. `take` and `put` read and write some tokens of a tensor (rows.py).
+    What happens to a chunk (`take` and `put` read and write some tokens of a tensor, rows.py):
 
         forward     1. x         take          ->  tokens of the chunk
                     2. tokens    work.hidden   ->  y, h
@@ -78,8 +78,8 @@ class InChunks(torch.autograd.Function):
             w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
 
-        # Record on the tape only if x needs a gradient. If only weights need a gradient, backward
-        # computes the attention again.
+        # The tape records only if x needs a gradient. If only weights need one, backward computes
+        # the attention again.
         has_backward = ctx.needs_input_grad[0]
         tape = tape_of_forward(work.has_own_attention, work.keeps_attention, x.dtype, has_backward)
 
@@ -93,8 +93,8 @@ class InChunks(torch.autograd.Function):
         #     results   6   0 1    the tokens to write
         #     kept      0   2 3    the positions of the results among the rows, for backward
         for sample, chunk, factors in work.pieces(samples):
-            # The taken tokens have no name here, so that they are freed before the last layer.
-            # `hidden` returns the residual y and the input h of fc2.
+            # The result of `take` gets no name, so that it is freed before the last layer. `hidden`
+            # returns the residual y and the input h of fc2.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
                 branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), factors.mlp)
@@ -134,9 +134,9 @@ class InChunks(torch.autograd.Function):
         needs_gradient = ctx.needs_input_grad[2:]  # of the weights, without x and work
         sums = _zeros_for_gradients(weights, needs_gradient)
 
-        # Step 2 below computes the gradients of fc2 and its bias, without a graph. Autograd
-        # computes the gradients of all other weights. So these weights become leaves of the graph
-        # of each chunk, i.e. tensors whose gradients autograd can return.
+        # Step 2 below computes the gradients of fc2 and its bias by hand. Autograd computes the
+        # gradients of all other weights, so these weights become leaves of each chunk's graph, i.e.
+        # tensors whose gradients autograd can return.
         names_with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w = _as_leaves(weights, names_with_graph, x.dtype)
 
@@ -147,9 +147,9 @@ class InChunks(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
 
-            # 2. Compute the gradients of y, of h and of fc2 by hand: the table above. grad_y is G,
-            # grad_branch is factor G.
-            outputs: list[Tensor] = []  # y and h, without the one that is None
+            # 2. Compute the gradients of y, of h and of fc2 by hand, with the table above. grad_y
+            # is G, and grad_branch is factor G.
+            outputs: list[Tensor] = []  # those of y and h that are not None
             gradients: list[Tensor] = []  # the gradient of each output
             grad_y = take(grad[sample], chunk.results)
             if y is not None:
@@ -163,8 +163,8 @@ class InChunks(torch.autograd.Function):
                 del grad_branch  # frees it before step 3
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
-            # This frees what the graph has saved, so do not retain the graph. While the next chunk
-            # is computed, the variables tokens, y, h, ... still keep the tensors of this chunk.
+            # This frees the tensors that the graph has saved, so do not pass retain_graph. Only the
+            # variables tokens, y, h, ... keep their tensors until the next chunk replaces them.
             inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):
@@ -183,7 +183,7 @@ def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> di
     """Return zeros to sum the gradients of weights in, for each weight that needs a gradient.
 
     A frozen weight needs no gradient. The sums have the dtype of the weights, usually float32, even
-    if the tokens have bfloat16. In bfloat16 a sum over many chunks would lose its small terms.
+    if the tokens are bfloat16: in bfloat16 a sum over many chunks would lose its small terms.
 
     needs_gradient: whether each weight needs a gradient, in the order of `weights`.
     """
@@ -197,8 +197,7 @@ def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> di
 def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
     """Return detached weights in `dtype`.
 
-    They are detached from the graph of the network, because otherwise the backward pass of a chunk
-    would go on into the layers before the block.
+    They are detached, so that the backward pass of a chunk ends at them.
 
     names_with_graph: names of the weights that need gradients from autograd.
     """
@@ -226,11 +225,11 @@ def _through_graph(
 ) -> tuple[Any, ...]:
     """Run backward from the outputs, with their gradients, and return the gradients of the inputs.
 
-    The gradient of an input is None if the outputs do not depend on this input.
+    The gradient of an input is None if the outputs do not depend on it.
 
-    torch.autograd.grad(outputs, inputs, gradients) does the same. But if gradients are given, it
-    imports sympy, which takes a quarter of a second in each process. So `Seed` makes one scalar of
-    the outputs, and the backward pass of the scalar gives each output its gradient.
+    torch.autograd.grad(outputs, inputs, gradients) does the same, but with given gradients it
+    imports sympy, which takes a quarter of a second in each process. So `Seed` makes a scalar whose
+    backward pass gives each output its gradient.
     """
     with torch.enable_grad():
         seed: Any = Seed.apply(*outputs, *gradients)

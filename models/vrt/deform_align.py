@@ -39,8 +39,8 @@ class DeformAlign(nn.Module):
     each sample it estimates a correction of the flow, and a factor (mask). Then the sources are
     sampled at the corrected positions.
 
-    dim: channels of a frame. deformable_groups: number of offset groups. The channels of a group
-        have the same offsets.
+    dim: channels of a frame.
+    deformable_groups: number of offset groups. The channels of a group have the same offsets.
     sources: number of source frames that are aligned to a target. An output channel sees all
         channels of one source, and no channel of another source. E.g. dim 120, 2 sources, 16 offset
         groups:
@@ -64,8 +64,8 @@ class DeformAlign(nn.Module):
         self.max_residual = max_residual
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
-        # The range of the initial weights, as published. torch's convolutions begin with the same
-        # range, 1 / sqrt(inputs of an output). Here an output has 9 dim inputs.
+        # The range of the initial weights, as published. It is also the range of torch's
+        # convolutions, 1 / sqrt(numbers that an output reads). Here an output reads 9 dim numbers.
         limit = 1.0 / math.sqrt(9 * dim)
         nn.init.uniform_(self.weight, -limit, limit)
 
@@ -84,8 +84,8 @@ class DeformAlign(nn.Module):
             nn.LeakyReLU(0.1, inplace=True),
             nn.Conv2d(dim, outputs, kernel_size=3, padding=1),
         )
-        # The last layer begins with zeros. So at first the corrections are tanh(0) = 0, i.e. the
-        # offsets are the flow, and the factors are sigmoid(0) = 0.5.
+        # The last layer begins with zeros. So at first the corrections are tanh(0) = 0, which means
+        # that the offsets are the flow, and the factors are sigmoid(0) = 0.5.
         last_layer: Any = self.conv_offset[-1]
         nn.init.zeros_(last_layer.weight)
         nn.init.zeros_(last_layer.bias)
@@ -97,8 +97,8 @@ class DeformAlign(nn.Module):
         flows: for each source the flow that warps it to the target, (n, 2, h, w).
         """
         # There are two steps: `_run_conv_net`, and `_sample_sources`, the deformable convolution.
-        # They take each source and each flow as an argument of its own, because
-        # `recompute_in_backward` finds no tensors within lists. Backward recomputes:
+        # Each source and each flow is an argument of its own, because `recompute_in_backward` finds
+        # no tensors within lists. Backward recomputes:
         #
         #     under torch.compile   nothing
         #     on a CPU              the second step. Its samples are nine times as large as the

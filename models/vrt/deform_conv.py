@@ -92,11 +92,9 @@ def _deform_conv_by_sampling(
     columns = _columns(x, offset, mask)  # (n, c, 9, h w)
 
     # The convolution is a matrix product for each weight group. A weight group reads c/k channels
-    # with nine taps each, and makes c'/k channels. So the matrices (k, c'/k, 9 c/k) are multiplied
-    # by the columns (n, k, 9 c/k, h w). All n images use the same matrices (broadcasting).
-    #
-    # Weights and columns are float32 (both float64 in a float64 network). Under autocast, @
-    # converts both.
+    # with nine taps each, and makes c'/k channels. So the matrices are (k, c'/k, 9 c/k), and the
+    # columns (n, k, 9 c/k, h w). All n images use the same matrices (broadcasting). Both tensors
+    # are float32 (float64 in a float64 network), and under autocast @ converts both.
     weight_groups = c // weight.shape[1]  # k
     outputs_of_group = len(weight) // weight_groups  # c'/k
     matrices = weight.view(weight_groups, outputs_of_group, -1)
@@ -112,11 +110,11 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     """
     n, _, h, w = x.shape
     groups = mask.shape[1] // TAPS  # g
-    # A product of tensors of two dtypes takes five times as long, so convert the mask first.
+    # Convert the mask first, because a product of tensors of two dtypes takes five times as long.
     mask = mask.to(offset.dtype)
 
-    # grid_sample makes one output image of each input image. An offset group needs nine output
-    # images, one for each tap, h rows each. So stack them into one output image of 9 h rows.
+    # grid_sample makes one output image of each input image, but an offset group needs nine, one
+    # for each tap. So the output image has 9 h rows: nine images of h rows, one below the other.
     images = x.reshape(n * groups, -1, h, w).to(offset.dtype)  # (n g, c/g, h, w)
     grid = _sampling_grid(offset, groups)  # (n g, 9 h, w, 2)
     samples = nn.functional.grid_sample(images, grid, align_corners=True)  # (n g, c/g, 9 h, w)
@@ -152,8 +150,7 @@ def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
     return grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
 
 
-# 32 results: training and validation together have a few sizes of frames, each at four scales. With
-# fewer, results would be computed again. With more, memory would hold results that nobody needs.
+# 32 results: training and validation together have a few sizes of frames, each at four scales.
 @lru_cache(maxsize=32)
 # The tensors are saved for backward. torch does not save tensors that are made in inference mode,
 # so this mode is off here.

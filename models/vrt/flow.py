@@ -1,4 +1,4 @@
-"""The optical flows of a clip, between all neighbours, and the input that is aligned along them.
+"""The optical flows between the frames of a clip, and the input that is aligned along them.
 
     estimate_flows    the flows between frames that are 1, 2, ... frames apart
     aligned_input     joins each frame and its two warped neighbours, as channels
@@ -11,7 +11,7 @@ at x = 13 in frame 1:
     0>1   read at x = 10 of frame 0, it is +3. It warps frame 1 to frame 0: a backward flow
     1>0   read at x = 13 of frame 1, it is -3. It warps frame 0 to frame 1: a forward flow
 
-The names "backward" and "forward" are the direction of time in which the flow warps a frame. The
+A flow is called "backward" or "forward" by the direction in time in which it warps a frame. The
 flow itself leads in the other direction.
 
 What must stay:
@@ -52,19 +52,18 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     distance: distance of the farthest neighbour, in frames. Flows of all distances from 1 to this
         distance are returned.
 
-    SpyNet runs once, on a batch of all pairs of adjacent frames in both directions. It builds the
-    pyramid of each frame once. The flows between frames that are further apart follow from the
-    flows of adjacent frames.
+    SpyNet estimates only the flows between adjacent frames, in both directions as one batch. The
+    flows between frames that are further apart follow from these.
     """
     b, n, _, height, width = frames.shape
-    levels = []
+    levels = []  # the pyramid of each frame is built once, although a frame is in several pairs
     for level in spynet.pyramid(frames.flatten(0, 1)):
         levels.append(level.view(b, n, *level.shape[1:]))  # (B, N, 3, h, w)
     references, neighbours = _adjacent_pairs(levels)
     flows: Flows = []
-    for both in spynet.estimate(references, neighbours, (height, width)):
-        # (B, N - 1, 2, h, w) each, for adjacent frames.
-        backward, forward = both.view(2, b, n - 1, *both.shape[1:])
+    for both_directions in spynet.estimate(references, neighbours, (height, width)):
+        by_direction = both_directions.view(2, b, n - 1, *both_directions.shape[1:])
+        backward, forward = by_direction  # (B, N - 1, 2, h, w) each
         flows.append(_extended(backward, forward, distance))
     return flows
 
@@ -81,8 +80,8 @@ def _adjacent_pairs(levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
     levels: the pyramid, (B, N, 3, h, w) each. Returns tensors (2 B (N - 1), 3, h, w).
     """
-    # Autograd sums the gradients of a frame in the order of these slices. Another order changes the
-    # last bits. So do not join the loops, and do not reuse a slice.
+    # Autograd sums the gradients of a frame in the order of these slices, and another order changes
+    # the last bits. So do not join the two loops, and do not reuse a slice.
     references = []
     for level in levels:
         first = level[:, :-1]  # the first frame of each pair, (B, N - 1, 3, h, w)
@@ -103,8 +102,8 @@ def _extended(backward: Tensor, forward: Tensor, distance: int) -> FlowsOfLevel:
 
     backward, forward: (B, N - 1, 2, h, w).
 
-    Each turn of the loop extends the flows by one frame. E.g. 0>2 is 0>1 plus 1>2, read at the
-    pixel to which 0>1 leads. For 4 frames:
+    Each round of the loop extends the flows by one frame. E.g. 0>2 is 0>1 plus 1>2, where 1>2 is
+    read at the pixel to which 0>1 leads. For 4 frames:
 
         distance    backward         forward
         1           0>1  1>2  2>3    1>0  2>1  3>2
@@ -114,7 +113,7 @@ def _extended(backward: Tensor, forward: Tensor, distance: int) -> FlowsOfLevel:
     far_backward = [backward]
     far_forward = [forward]
     for reach in range(1, distance):
-        # From distance `reach` to the next. The comments show reach 1 of the example.
+        # From distance `reach` to reach + 1. The comments show the example for reach 1.
         extendable = far_backward[-1][:, :-1]  # 0>1 1>2, not 2>3: frame 3 is the last one
         next_flow = backward[:, reach:]  # 1>2 2>3
         far_backward.append(_chain(extendable, next_flow))  # 0>2 1>3
@@ -135,8 +134,8 @@ def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
 
     frames: (B, N, C, H, W). backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
 
-    Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C), the frame before (4C). A
-    neighbour outside the clip is zero.
+    Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C) and the frame before (4C).
+    A neighbour outside the clip is zero.
     """
     b, n, c, height, width = frames.shape
     # Both directions are one batch: the next frames first, then the frames before.

@@ -1,15 +1,16 @@
 """Choose the form of each computation for a device.
 
-No other file of the network asks for the kind of a device. A layer can have several forms:
+This is the only file of the network that distinguishes kinds of devices. A layer can have several
+forms:
 
     the CPU form        on a CPU: small chunks that stay in the cache, and our own attention
     our kernels         in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100),
                         if Triton compiles there, but not under torch.compile
     torch's operators   in all other cases, e.g. for windows of a size that our kernels do not take
 
-The log says once which form runs. If torch's operators run, the log says why.
+The log says once which form runs, and if torch's operators run, why.
 
-What must stay: all forms compute the same function, up to rounding, and the same gradients.
+What must stay: all forms compute the same function and the same gradients, up to rounding.
 test_a_step_gives_the_numbers_of_the_plain_form compares them. Free to change: which device uses
 which form. For a new kind of device, look at each constant below and at `fused_attention`.
 
@@ -34,26 +35,24 @@ logger = logging.getLogger(__name__)
 # The option netG.kernels: "auto" runs layers chunk by chunk, "plain" as a whole under autograd.
 Kernels = Literal["auto", "plain"]
 
-# Each of the next four names lists device types, as in torch.device.type.
-# Device types that use the CPU form.
-CPU_FORM = ("cpu",)
-# Device types that our kernels are written for.
-KERNEL_DEVICES = ("cuda",)
-# Device types that use torchvision's deformable convolution. On mps (GPUs of Apple), torchvision
-# 0.23 has the forward pass of this convolution, but no backward pass.
+# The next four constants list device types, as in torch.device.type.
+CPU_FORM = ("cpu",)  # use the CPU form
+KERNEL_DEVICES = ("cuda",)  # our kernels are written for these
+# Use torchvision's deformable convolution. On mps (GPUs of Apple), torchvision 0.23 has only the
+# forward pass of this convolution.
 DEFORM_CONV = ("cuda",)
-# Device types whose grid_sample lacks padding_mode "border".
-NO_BORDER_PADDING = ("mps",)
+NO_BORDER_PADDING = ("mps",)  # their grid_sample lacks padding_mode "border"
+
 # Dtypes in which our kernels compute.
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 # Compute capability of the oldest GPU on which our kernels run: 8.0, which is Ampere.
 OLDEST_CAPABILITY = (8, 0)
-# torch's fused attention on a GPU takes heads whose size in bytes is a multiple of this number. For
-# other heads torch uses a slow form, e.g. for 20 channels in bfloat16, which are 40 bytes. The slow
-# form writes the T x T matrix of each window of T tokens in float32.
+# torch's fused attention on a GPU takes heads whose size in bytes is a multiple of this number,
+# e.g. 24 channels in bfloat16, 48 bytes. For other heads, e.g. of 20 channels, torch uses a slow
+# form, which writes the T x T matrix of each window of T tokens in float32.
 HEAD_BYTES = {"cuda": 16}
-# Kinds of torch's attention that may run on a GPU. cuDNN's kind is left out, because its gradients
-# are reported to be NaN for windows of 64 tokens with a mask.
+# Backends of torch's attention that may run on a GPU. cuDNN is left out, because its gradients are
+# reported to be NaN for windows of 64 tokens with a mask.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -81,19 +80,19 @@ def lacks_border_padding(x: Tensor) -> bool:
 
 
 def head_multiple(x: Tensor) -> int:
-    """Return a number m: torch's fused attention takes heads of m, 2 m, 3 m, ... channels.
+    """Return the number m, if torch's fused attention takes heads of m, 2 m, 3 m, ... channels.
 
-    E.g. 8 in bfloat16 on a GPU, because 8 channels are 16 bytes (HEAD_BYTES). 1 means that a head
-    may have any number of channels.
+    E.g. 8 in bfloat16 on a GPU, because 8 channels are 16 bytes (HEAD_BYTES), and 1 if a head may
+    have any number of channels.
     """
     multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)
     return max(1, multiple_in_bytes // x.element_size())
 
 
 def fused_attention(x: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which torch's attention uses only the kinds of BACKENDS.
+    """Return a context in which torch's attention uses only BACKENDS on a GPU.
 
-    The gradients of these kinds are correct. On a CPU the context changes nothing.
+    On other devices the context changes nothing.
 
     x: a tensor on the device.
     """
@@ -104,16 +103,16 @@ def fused_attention(x: Tensor) -> AbstractContextManager[None]:
 
 def log_device(device: torch.device) -> None:
     """Log in one line on which device the network computes, and which operations are replaced."""
-    # With several processes a note says how they exchange data, e.g. "ranks exchange by nccl".
+    # With several processes, a note says how they exchange data, e.g. "ranks exchange by nccl".
     process_count = utils_dist.get_world_size()
     notes = devices.notes(device, process_count, stand_ins(device))
     logger.info("device: %s", "; ".join([devices.name(device), *notes]))
 
 
 def stand_ins(device: torch.device) -> list[str]:
-    """Return what runs in another form than on NVIDIA's GPUs, one sentence per operation.
+    """Return a sentence for each operation that runs in a different form than on an NVIDIA GPU.
 
-    Returns [] for a CPU, because there the CPU form is the normal form.
+    Returns [] for a CPU, where the CPU form is the normal form.
     """
     if device.type == "cpu":
         return []
@@ -169,12 +168,12 @@ def _reason_against(device: torch.device) -> str:
         from models.vrt.row_kernels import layer_norm
     except ImportError as e:
         return f"Triton is missing ({e})"
-    # Try the smallest kernel, because only a compilation shows whether Triton works here.
+    # Run the smallest kernel, because only a compilation shows whether Triton works here.
     ones: Any = torch.ones(1, 16, device=device)
     try:
         layer_norm.layer_norm(ones.half(), weight=ones[0], bias=ones[0], eps=1e-5)
-    except Exception as e:  # a missing C compiler, a driver that is too old, ...
+    except Exception as e:  # e.g. no C compiler, or a driver that is too old
         lines = str(e).strip().splitlines()
-        cause = lines[-1] if lines else type(e).__name__  # the last line says most
+        cause = lines[-1] if lines else type(e).__name__  # the last line is the most specific
         return f"Triton does not compile here ({cause})"
     return ""

@@ -4,8 +4,8 @@ The MLP is the GEGLU of Shazeer (2020). The GELU is the exact function with erf,
 approximation with tanh. There are two users:
 
     Block       calls `geglu` for each of its chunks
-    Stage       its last layer, which joins the aligned neighbours, is a `GatedMlp`. The layer is
-                computed in chunks of tokens (chunks.InChunks), or as a whole under autograd
+    Stage       joins the aligned neighbours by a `GatedMlp`, its last layer. This layer is computed
+                in chunks of tokens (chunks.InChunks), or as a whole under autograd
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -51,7 +51,7 @@ def geglu(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
     value = F.linear(u, w["fc12"], w["fc12_bias"])
     if gate.requires_grad:
         return gate * value
-    return gate.mul_(value)  # in place: without a graph nobody needs `gate`
+    return gate.mul_(value)  # in place, because without a graph nobody needs `gate` afterwards
 
 
 class GatedMlp(nn.Module):
@@ -96,19 +96,18 @@ class GatedMlp(nn.Module):
     def _in_chunks(self, x: Tensor, w: Weights) -> Tensor:
         """Compute the MLP chunk by chunk: (..., inputs) -> (..., outputs). w: the weights by name.
 
-        The MLP computes each token separately, so a chunk is any slice of consecutive tokens. For a
-        chunk, the tokens `rows` are read, and the tokens `results` are written. Here both are the
-        same slice.
+        The MLP computes each token separately, so a chunk can be any slice of consecutive tokens.
+        It reads the tokens `rows` and writes the tokens `results`, which are the same slice here.
         """
         tokens = x.to(compute_dtype(x)).flatten(0, -2)  # (tokens, inputs)
         tokens_at_a_time = most_tokens(tokens)
         chunks = []
         for first in range(0, len(tokens), tokens_at_a_time):
-            slice_of_tokens = slice(first, first + tokens_at_a_time)
-            chunks.append(Chunk(rows=slice_of_tokens, results=slice_of_tokens))
+            in_chunk = slice(first, first + tokens_at_a_time)
+            chunks.append(Chunk(rows=in_chunk, results=in_chunk))
         work = Work(_hidden_of_mlp, chunks, names=tuple(w))
-        # `InChunks` takes (samples, tokens, channels). The chunks above count through the tokens of
-        # all samples, so give `InChunks` all tokens as one sample.
+        # `InChunks` takes (samples, tokens, channels). The chunks count through the tokens of all
+        # samples, so pass all tokens as one sample.
         as_one_sample = tokens[None]  # (1, tokens, inputs)
         # No autocast, because `tokens` already has the dtype of autocast.
         with torch.autocast(x.device.type, enabled=False):
@@ -130,10 +129,10 @@ class GatedMlp(nn.Module):
 def _hidden_of_mlp(
     tokens: Tensor, chunk: Chunk, factors: Factors, w: Weights, tape: Tape | None
 ) -> tuple[None, Tensor]:
-    """Return (None, hidden layer): the function `hidden` of the `Work` of a GatedMlp (work.py).
+    """Return (None, hidden layer). This is the function `hidden` of the `Work` of a GatedMlp.
 
     `InChunks` calls it for each chunk, and then computes the last linear layer, fc2. None is the
-    residual, which a GatedMlp does not have. chunk, factors and tape are arguments of each
-    `hidden`, and are not used here.
+    residual, which a GatedMlp does not have. Every `hidden` gets the arguments chunk, factors and
+    tape (work.py). They are not used here.
     """
     return None, geglu(tokens, w, is_plain=False)

@@ -42,17 +42,17 @@ def layer_norm(
 
     Mean and variance are computed in float32, or in float64 if x is float64.
 
-    is_plain: True for torch's operator in any case. False: our Triton kernel computes if it takes x
-        (`has_kernels`), else torch's operator.
+    is_plain: True for torch's operator. False for our Triton kernel if it takes x (`has_kernels`),
+        and otherwise torch's operator.
     """
     if not is_plain and has_kernels(x):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt.row_kernels import layer_norm as kernel
 
         return kernel.layer_norm(x, weight, bias, eps)
-    # Convert weight and bias to the dtype of x, e.g. from float32 to bfloat16. On a CPU they keep
-    # float32, because there torch sums their gradients in the dtype that they have. In bfloat16
-    # these sums would be wrong by 40 %.
+    # Convert weight and bias to the dtype of x, e.g. from float32 to bfloat16. On a CPU they stay
+    # float32, because there torch sums their gradients in the dtype of weight and bias, and sums in
+    # bfloat16 would be wrong by 40 %.
     if not in_cpu_form(x):
         weight = weight.to(x.dtype)
         bias = bias.to(x.dtype)
@@ -62,8 +62,8 @@ def layer_norm(
 class LayerNorm(nn.LayerNorm):
     """Layer norm over the last axis. Under autocast its result has the dtype of autocast.
 
-    On a GPU, torch's own layer norm returns float32 under autocast. Then the sums of the residual
-    branches would be float32, and each linear layer would have to convert its input.
+    On a GPU, torch's own layer norm returns float32 under autocast. The sums of the residual
+    branches would then be float32, too, and each linear layer would have to convert its input.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -95,8 +95,8 @@ def tf32(is_on: bool) -> Generator[None]:
     """
     matmul = torch.backends.cuda.matmul
     value: str | bool
-    # torch has an old and a new setting for TF32. A program may use only one of them. torch 2.8 has
-    # only the old setting (`allow_tf32`). Later versions warn if a program uses the old setting.
+    # torch has an old setting for TF32 (`allow_tf32`) and a new one, and a program may use only one
+    # of them. torch 2.8 has only the old setting. Later versions warn about it.
     if hasattr(torch.backends.cudnn, "conv"):
         settings = (torch.backends.cudnn.conv, matmul)
         key = "fp32_precision"

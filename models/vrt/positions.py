@@ -21,15 +21,16 @@ from utils.errors import CheckpointError
 
 # 16 results: a network has a few windows, e.g. one for each kind of stage.
 @lru_cache(maxsize=16)
-# The index is saved for backward, and must not be a tensor of inference mode.
+# The index is saved for backward. torch does not save tensors that are made in inference mode, so
+# this mode is off here.
 @torch.inference_mode(False)
 def relative_position_index(window: Triple) -> Tensor:
     """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
 
     The table has one row for each offset (time, height, width) between two tokens. Along an axis of
-    n tokens the offsets are 1 - n ... n - 1. Add n - 1, so that they count from 0. The offset in
-    width changes fastest from row to row, then height, then time. This order is part of the
-    published weights.
+    n tokens the offsets are -(n - 1) ... n - 1, and adding n - 1 makes them count from 0. From row
+    to row the offset in width changes fastest, then in height, then in time. This order is part of
+    the published weights.
 
     E.g. a window of 6 x 8 x 8: a token and itself have the offset (0, 0, 0), which is (5, 7, 7)
     counted from 0. There are 15 offsets along height and width, so the row is
@@ -38,8 +39,8 @@ def relative_position_index(window: Triple) -> Tensor:
     The tensor is cached and shared by all networks of the process: do not modify it.
     """
     frames, height, width = window
-    # Always on the CPU. If the default device is "meta", whose tensors have no numbers, the cache
-    # would keep a tensor without numbers.
+    # Always on the CPU: if the default device were "meta", whose tensors hold no numbers, the cache
+    # would keep an empty tensor.
     axes = [torch.arange(length, device="cpu") for length in window]
     grid = torch.meshgrid(*axes, indexing="ij")  # three tensors (frames, height, width)
     points = torch.stack(grid).flatten(1)  # (3, T): time, row and column of each token
@@ -77,11 +78,10 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
 
     The first half of the channels describes the row, the second half the column. Rows and columns
     are counted from 1 and scaled to (0, 2 pi]. Within a half, sine and cosine of one frequency
-    alternate. The table is part of the published network: change nothing here.
+    alternate. The table is part of the published network, so its numbers must stay.
     """
     half = channels // 2
-    # Always on the CPU. The default device may be "meta", where each operation takes torch a
-    # millisecond.
+    # Always on the CPU: if the default device were "meta", each operation would take a millisecond.
     frequency_number = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...
     divisor = 10000.0 ** (2 * frequency_number / half)
     tables = []  # of the rows, of the columns

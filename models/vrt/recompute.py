@@ -23,16 +23,16 @@ def recompute_in_backward(
 
     Backward computes the function again, with the same autocast settings.
 
-    function: the function to call. It must draw no random numbers, because the second run would
+    function: the function to call. It must not draw random numbers, because the second run would
         draw other numbers.
-    weights: the tensors that the function uses besides `args`. Name all of them: a tensor that is
-        missing here gets no gradient, and there is no error.
+    weights: all tensors that the function uses besides `args`. A tensor that is missing here gets
+        no gradient, and there is no error.
     when: whether to recompute. If false, autograd keeps the intermediate tensors.
     """
     if not when or not torch.is_grad_enabled():
         return function(*args)
-    # torch's own `checkpoint` imports the compiler, which takes two seconds in each process. So use
-    # it only if torch.compile is at work and has imported the compiler already.
+    # torch's own `checkpoint` imports the compiler, which takes two seconds in each process. Under
+    # torch.compile the compiler is imported already.
     if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return RecomputeInBackward.apply(function, len(args), *args, *weights)
@@ -51,9 +51,9 @@ class RecomputeInBackward(torch.autograd.Function):
         ctx.function = function
         ctx.count = count
         device_type = tensors[0].device.type
-        # The settings of autocast, for both runs. The cache of autocast is off, because it would
-        # keep each converted weight in memory until after backward. The second run could not use
-        # these weights: autograd is off in this method, so they have no graph.
+        # The settings of autocast, for both runs. The cache of autocast would keep each converted
+        # weight in memory until after backward, and the second run could not use these weights:
+        # autograd is off in this method, so they have no graph. So the cache is off.
         ctx.autocast = {
             "device_type": device_type,
             "dtype": torch.get_autocast_dtype(device_type),
@@ -68,25 +68,23 @@ class RecomputeInBackward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        # Which of the tensors need a gradient. Skip the two arguments before them, function and
-        # count.
+        # Whether each tensor needs a gradient. The first two arguments are function and count.
         needs_gradient = ctx.needs_input_grad[2:]
 
-        # The second run makes a graph of its own. This graph must end at the arguments, and must
-        # not lead into the earlier layers. So give the function detached arguments. The weights are
-        # not detached, because the function reads them itself, e.g. self.weight.
+        # The second run makes a graph of its own, which must end at the arguments and not lead on
+        # into earlier layers. So the arguments are detached. The weights are not, because the
+        # function reads them itself, e.g. self.weight.
         args = []
         for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
             args.append(tensor.detach().requires_grad_(is_needed))
         weights = saved[ctx.count :]
         inputs = [*args, *weights]
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
-            # `Seed` makes a scalar from which backward starts. The output of the function gets no
-            # name, so that it is freed early.
+            # The scalar from which backward starts. The output of the function gets no name, so
+            # that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
-        # Ask autograd only for the needed gradients, and put each gradient at the index of its
-        # tensor. The other gradients are None.
+        # Ask autograd only for the gradients that are needed. All others are None.
         indices = [index for index, is_needed in enumerate(needs_gradient) if is_needed]
         inputs_with_gradient = [inputs[index] for index in indices]
         needed_gradients = torch.autograd.grad(seed, inputs_with_gradient, allow_unused=True)
@@ -114,6 +112,7 @@ class Seed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, _: Tensor) -> tuple[Tensor | None, ...]:
-        # One result for each argument of forward. The given gradients are data, so they get none.
+        # One gradient for each argument of forward: the outputs, then the given gradients, which
+        # need none.
         nothing = [None] * len(ctx.gradients)
         return (*ctx.gradients, *nothing)

@@ -24,13 +24,13 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     least 2 frames of 64 x 64 pixels.
     """
     _, window_height, window_width = design.window
-    # pa_frames 0 chooses the published network for interpolation. After stage 8, this network joins
-    # the features of all frames, and makes the new frames from them.
+    # pa_frames 0 chooses the published network for interpolation, which makes new frames from the
+    # features of all frames together.
     interpolates = design.pa_frames == 0
 
-    # Mutual attention adds a table of positions, whose size is a whole window. So a whole window
-    # must fit into the frame, in each stage that has mutual attention. E.g. stage 4 halves height
-    # and width three times (scale 8). So with a window of 8 x 8, the input needs 64 x 64 pixels.
+    # Mutual attention adds a table of positions of the size of a window. So a whole window must fit
+    # into the frame, in each stage that has mutual attention. E.g. in stage 4 the frame is 8 times
+    # smaller than the input, so a window of 8 x 8 needs an input of 64 x 64 pixels.
     largest_scale = 0  # the largest scale of a stage with mutual attention; 0: there is none
     for entry, scale in enumerate(STAGE_SCALES):
         if design.mutual_depth(entry) > 0:

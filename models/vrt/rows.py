@@ -1,7 +1,7 @@
-"""Select rows of a tensor, and write rows into a tensor.
+"""Read rows of a tensor, and write rows into a tensor.
 
-What must stay: `take` gives the gradient of x[rows] if no row is named twice. The tests of a block,
-tests/parts/models/test_block.py, compare gradients. Free to change: everything else.
+What must stay: `take` gives the gradient of x[rows] if no row is named twice.
+tests/parts/models/test_block.py compares gradients. Free to change: everything else.
 """
 
 from typing import Any
@@ -13,13 +13,12 @@ from torch import Tensor
 def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
     """Return x[rows], or x itself if `rows` is None.
 
-    torch's own gradient of x[rows] adds up the gradients of a row that `rows` names twice. This is
-    slow, even if `rows` names no row twice. The gradient here only copies rows, and is many times
-    faster.
+    torch's own gradient of x[rows] is slow, because it allows for rows that are named twice and
+    adds up their gradients. The gradient here only copies rows, which is many times faster.
 
     So if a gradient is needed, `rows` must name each row at most once. The fields `results` and
-    `kept` of a chunk do so. Its field `rows` names row 0 again at each padding. (chunks.py passes
-    `rows` only where no gradient is needed.)
+    `kept` of a chunk do so. The field `rows` of a chunk does not, because it names row 0 at each
+    padding, and chunks.py passes it only where no gradient is needed.
     """
     if rows is None:
         return x

@@ -32,9 +32,9 @@ class SpyNet(nn.Module):
     """SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017).
 
     At each of six scales, coarsest first, a small conv net takes the reference frame, the neighbour
-    warped by the flow so far, and the flow so far. The conv net returns a correction of this flow.
-    The flows of the four finest scales are used: full resolution, 1/2, 1/4 and 1/8, because the
-    stages of VRT have these resolutions.
+    warped by the flow so far, and this flow itself. It returns a correction of the flow. The flows
+    of the four finest scales are used, because the stages of VRT have these resolutions: 1, 1/2,
+    1/4 and 1/8.
     """
 
     mean: Tensor
@@ -59,10 +59,13 @@ class SpyNet(nn.Module):
     def pyramid(self, frames: Tensor) -> list[Tensor]:
         """Return the normalised frames at six scales, coarsest first, (n, 3, h / s, w / s) each.
 
+        s is 32, 16, 8, 4, 2, 1, and h, w are the sides of the frames, rounded up to multiples of
+        32.
+
         frames: (n, 3 or 1, h, w) in [0, 1]. A gray frame counts for all three colours.
         """
-        # The sides are halved five times and must stay whole numbers. So enlarge the frames to
-        # multiples of 32, e.g. 180 -> 192.
+        # The sides are halved five times and must stay whole numbers, so enlarge the frames to
+        # multiples of 32, e.g. from 180 to 192 rows.
         height, width = frames.shape[-2:]
         full_height = math.ceil(height / 32) * 32
         full_width = math.ceil(width / 32) * 32

@@ -46,8 +46,8 @@ class Stage(nn.Module):
     deformable_groups: groups of channels that are sampled at the same shifted positions.
     scale: height of the network's input, divided by the height in this stage (1, 2, 4 or 8).
 
-    The attributes are names in the released weights. The layers are built in the order that decides
-    their random initial weights.
+    What must stay: the attributes, which are names in the released weights, and the order in which
+    the layers are built, which decides their random initial weights.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Stage(nn.Module):
         )
         self.linear1 = nn.Linear(dim, dim)
 
-        # Both groups take their probabilities from the beginning of `drop_path`, as in the
-        # published network. E.g. with 6 blocks of mutual attention and 2 blocks of self attention,
-        # the first group uses the entries 0 ... 5, and the second group the entries 0 and 1. The
+        # As in the published network, both groups take their probabilities from the beginning of
+        # `drop_path`. E.g. with 6 blocks of mutual attention and 2 blocks of self attention, the
+        # first group uses the entries 0 ... 5, the second group the entries 0 and 1, and the
         # entries 6 and 7 are not used.
         self_depth = depth - mutual_depth
         self.residual_group2 = BlockGroup(
@@ -90,9 +90,8 @@ class Stage(nn.Module):
 
         self.aligns = pa_frames > 0
         if self.aligns:
-            # Offsets differ from the flow by at most 10 pixels of the network's input, i.e. by
+            # An offset differs from the flow by at most 10 pixels of the network's input, i.e. by
             # 10 / scale pixels of this stage. The published weights were trained with this limit.
-            # pa_deform and pa_fuse are names in the published weights.
             on_either_side = pa_frames // 2
             most_pixels = 10.0 / scale
             self.pa_deform = DeformAlign(dim, deformable_groups, on_either_side, most_pixels)
@@ -195,7 +194,7 @@ class BlockGroup(nn.Sequential):
         **block: Any,
     ) -> None:
         super().__init__()
-        # A shifted window covers parts of several windows of the block before. So information
+        # A shifted window covers parts of several windows of the block before, so that information
         # passes from window to window.
         frames, height, width = window
         half_window = (frames // 2, height // 2, width // 2)

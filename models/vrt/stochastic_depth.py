@@ -7,7 +7,7 @@ so that the mean over many steps does not change. E.g. probability 0.2: factors 
     draw_drop      draws the factors of a step
     Drop           the factors of a step, per token for a GPU, or per sample for a CPU
     Factors        the two factors of a chunk, by name. A chunk is a group of windows that are
-                   computed together (chunk.py).
+                   computed together (chunk.py)
     is_dropped     whether a branch is skipped
     scale_branch   multiplies a branch by its factor
 
@@ -36,9 +36,9 @@ class Factors(NamedTuple):
 def draw_drop(x: Tensor, probability: float) -> "Drop":
     """Draw which branches of a block to drop, for each sample of x (B, ...).
 
-    The draws come from torch's default generator. ModelVRT seeds this generator from
-    (manual_seed, step, rank) before each step. A generator of our own would not be enough, because
-    torch's layers draw from the default generator, e.g. nn.Dropout in a network that a user adds.
+    The draws come from torch's default generator, which ModelVRT seeds from (manual_seed, step,
+    rank) before each step. A generator of our own would not be enough, because layers of torch draw
+    from the default generator, too, e.g. nn.Dropout in a network that a user adds.
     """
     # At least float32, because 1 / (1 - probability) in bfloat16 would be wrong by 0.2 %.
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -80,8 +80,8 @@ class Drop:
 def is_dropped(factor: Any) -> bool:
     """Say whether a branch is skipped: whether its factor is the number 0.
 
-    If the factor is a tensor, the branch is never skipped, because reading the tensor would make
-    the CPU wait for the GPU.
+    A branch whose factor is a tensor is never skipped, because reading the tensor would make the
+    CPU wait for the GPU.
     """
     return isinstance(factor, float) and factor == 0.0
 

@@ -1,8 +1,8 @@
 """The tape: results of our attention for CPUs, from the forward pass to the backward pass.
 
 A layer that runs chunk by chunk (chunks.py) keeps only its input, and computes each chunk again in
-backward. Computing attention again would take much time, and its output takes little memory. So
-forward records the output on a tape, and backward plays it back.
+backward. The attention is an exception, because it takes much time and its output takes little
+memory. So forward records the output on a tape, and backward plays it back.
 
 What must stay: the backward pass visits the chunks in the order of the forward pass. The results
 have no names, so only their order says to which chunk they belong.
@@ -26,7 +26,7 @@ class Tape:
     is_recording: bool
     # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
     recorded: list[Tensor] = field(default_factory=list)
-    # In the backward pass: the recorded results, which are read in order. None: there are none, so
+    # In the backward pass: an iterator over the recorded results. None: nothing was recorded, so
     # the results are computed again.
     playback: Iterator[Tensor] | None = None
     # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
@@ -39,7 +39,7 @@ def tape_of_forward(
 ) -> Tape | None:
     """Return the tape for a forward pass, or None if torch's attention is used.
 
-    If the layer can use our attention for CPUs:
+    The attention of a layer with has_own_attention:
 
         with a backward pass                    ours, because it can keep its results
         without a backward pass, bfloat16       ours, because it is faster

@@ -17,8 +17,8 @@ E.g. 7 tokens along the width, windows of 4, a shift of 2, and -1 for a position
 After a shift, the last window along an axis holds tokens from both ends of the clip, here 6 and 0.
 Tokens from different ends must not attend to each other, so this window has a mask.
 
-The result is a tuple of `Chunk` (chunk.py): the numbers of the tokens that are computed together,
-and their spans. A `Span` is a run of windows that have the same mask.
+The result is a tuple of `Chunk` (chunk.py). A chunk has the numbers of the tokens that are computed
+together, and spans: a `Span` is a range of successive windows with the same mask.
 
 Letters: T, the number of tokens in a window.
 
@@ -30,8 +30,8 @@ What must stay, and which test notices (in tests/parts/models):
                                                         last bits of the sums of gradients, so
                                                         existing runs would not resume exactly
 
-The chunks depend only on sizes. They are cached, and all blocks and networks of the process share
-them. So do not modify a chunk. Free to change: how the numbers are computed.
+The chunks depend only on sizes. They are cached and shared by all blocks and networks of the
+process, so do not modify a chunk. Free to change: how the numbers are computed.
 """
 
 import itertools
@@ -45,8 +45,9 @@ from torch import Tensor
 
 from models.vrt.chunk import Chunk, Span
 
-# Added to the logits of pairs of tokens that must not attend to each other. It is not -inf, because
-# the published weights were trained with this value.
+# Added to the logit of two tokens that must not attend to each other. It is not -inf, because the
+# published weights were trained with this value. attention/kernels/parts.py has it, too: change
+# both together.
 MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
 
@@ -74,14 +75,12 @@ def window_chunks(
     batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
     most: largest number of windows in a chunk. None: one chunk holds all windows.
 
-    Windows are sorted by mask, so that the windows with one mask are one span. There are at most
-    2 x 2 x 2 masks, because along each of three axes a window is the last one or not. Each token is
-    in exactly one window.
+    Each token is in exactly one window. The windows are sorted by mask, so that the windows with
+    the same mask are one span. There are at most 2 x 2 x 2 masks: along each of the three axes a
+    window is the last one, or it is not.
     """
-    # No window is longer than the clip. E.g. for 4 frames, a window of 6 frames becomes 4.
     window, shift = _fit_to_clip(size, window, shift)
-    # Token numbers, (windows along D, along H, along W, T).
-    windows_of_clip = _partition(size, window, shift)
+    windows_of_clip = _partition(size, window, shift)  # (windows along D, along H, along W, T)
     tokens_of_clip = math.prod(size)
     windows, spans = _sorted_by_mask(windows_of_clip, window, shift, batch, tokens_of_clip, device)
 
@@ -93,7 +92,7 @@ def window_chunks(
     for first in range(0, len(windows), most):
         numbers = windows[first : first + most]
         spans_of_chunk = _cut_spans(spans, first, len(numbers))
-        chunks.append(_chunk(numbers.flatten(), spans_of_chunk, has_padding, device))
+        chunks.append(_make_chunk(numbers.flatten(), spans_of_chunk, has_padding, device))
     return tuple(chunks)
 
 
@@ -116,7 +115,7 @@ def _fit_to_clip(size: Triple, window: Triple, shift: Triple) -> tuple[Triple, T
 
 
 def _triple(sizes: list[int]) -> Triple:
-    """Return a list of three numbers as a tuple, so that a type checker knows their number."""
+    """Return a list of three numbers as a tuple, so that the type checker knows its length."""
     frames, height, width = sizes
     return frames, height, width
 
@@ -141,7 +140,7 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
     numbers = torch.full(padded_size, -1)
     numbers[:frames, :height, :width] = torch.arange(math.prod(size)).view(size)
 
-    # Shift.
+    # Shift. A negative number rolls towards the beginning of an axis.
     backwards = [-tokens for tokens in shift]
     numbers = numbers.roll(backwards, dims=(0, 1, 2))
 
@@ -196,7 +195,7 @@ class _WindowRange(NamedTuple):
 
     first: int
     end: int
-    # Number of tokens at the end of each window that come from the other end of the clip.
+    # How many tokens at the end of each window come from the other end of the clip.
     wrapped: int
 
 
@@ -208,10 +207,10 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
     What must stay: the order of the groups. It decides the order of sums, and so the last bits of
     every training result.
 
-    Along a shifted axis, only the last window needs a mask. So a shifted axis is divided into two
-    ranges: all windows but the last, and the last window. An axis without a shift is one range.
-    Each combination of ranges is a group. E.g. a shift along height and width, but not along time,
-    and 2 x 3 x 3 windows:
+    Only the last window along a shifted axis needs a mask. So a shifted axis is divided into two
+    ranges, all windows but the last and the last window, and an axis without a shift is one range.
+    Each combination of ranges is a group. E.g. 2 x 3 x 3 windows with a shift along height and
+    width, but not along time:
 
         range in time   in height   in width   windows   mask
         0 ... 1         0 ... 1     0 ... 1    8         none
@@ -235,8 +234,7 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
             in_width.first : in_width.end,
         ]
         numbers = numbers.reshape(-1, windows_of_clip.shape[3])  # (windows, T)
-        # If an axis has only one window, the range "all but the last" is empty.
-        if len(numbers):
+        if len(numbers) > 0:  # "all but the last" is empty if an axis has only one window
             wrapped = (in_time.wrapped, in_height.wrapped, in_width.wrapped)
             yield _Group(numbers, _mask(window, wrapped))
 
@@ -251,22 +249,22 @@ def _mask(window: Triple, wrapped: tuple[int, ...]) -> Tensor | None:
     """
     if not any(wrapped):
         return None
-    # Divide the window into regions, and give each region a number. Tokens of one region may attend
-    # to each other. Each axis with wrapped tokens doubles the number of regions. E.g. one axis of 4
-    # tokens, of which 2 are wrapped: 0 0 1 1. If 1 of 3 rows is wrapped, too:
+    # Number the regions of the window: only tokens of the same region may attend to each other.
+    # Each axis with wrapped tokens doubles the number of regions. E.g. a row of 4 tokens, of which
+    # 2 are wrapped: 0 0 1 1. If 1 of 3 rows is wrapped, too:
     #
     #     0 0 1 1
     #     0 0 1 1
     #     2 2 3 3
     region = torch.zeros(window, dtype=torch.long)
     for axis, wrapped_count in enumerate(wrapped):
-        if wrapped_count:
+        if wrapped_count > 0:
             length = window[axis]
             is_wrapped = (torch.arange(length) >= length - wrapped_count).long()  # 0 or 1
-            shape = [1, 1, 1]  # of a table along only this axis, e.g. (1, 4, 1)
-            shape[axis] = length
+            along_axis = [1, 1, 1]  # a shape that has a length only along this axis, e.g. (1, 4, 1)
+            along_axis[axis] = length
             # Double the numbers, and add 1 where this axis is wrapped.
-            region = 2 * region + is_wrapped.view(shape)
+            region = 2 * region + is_wrapped.view(along_axis)
     region = region.flatten()  # (T,)
     is_same_region = region[:, None] == region[None, :]  # (T, T)
     return torch.where(is_same_region, 0.0, MASKED)
@@ -292,13 +290,13 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
 def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
     """Return the spans of a chunk, which has the windows first ... first + count - 1.
 
-    Span(start, stop) has the windows start ... stop - 1. In the result, the windows are counted
-    from the first window of the chunk. E.g. Span(0, 6) and Span(6, 10), with first=4 and count=4,
-    give Span(0, 2) and Span(2, 4).
+    The result counts the windows from the first window of the chunk. E.g. the windows 0 ... 5 and
+    6 ... 9 are spans, and the chunk has the windows 4 ... 7: Span(0, 6) and Span(6, 10), with
+    first=4 and count=4, give Span(0, 2) and Span(2, 4).
     """
     spans_of_chunk = []
     for span in spans:
-        # A span may begin before the chunk and end after it. Only its part in the chunk counts.
+        # A span may begin before the chunk and end after it: take only the part in the chunk.
         start = max(span.start - first, 0)
         stop = min(span.stop - first, count)
         if start < stop:  # the span has a window of the chunk
@@ -306,13 +304,13 @@ def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
     return tuple(spans_of_chunk)
 
 
-def _chunk(
+def _make_chunk(
     numbers: Tensor, spans: tuple[Span, ...], has_padding: bool, device: torch.device
 ) -> Chunk:
-    """Return the chunk of windows with these token numbers, which are -1 at padding.
+    """Make the chunk of windows with these token numbers, (positions,), -1 at padding.
 
-    See the example of `Chunk` for its fields. If the clip has padding anywhere, each of its chunks
-    has the tensors `padding` and `kept`.
+    `Chunk` has an example of its fields. If a clip has padding anywhere, all its chunks have the
+    tensors `padding` and `kept`, also the chunks without padding.
     """
     if not has_padding:
         rows = numbers.to(device)

@@ -1,17 +1,17 @@
 """Our own attention for CPUs, with gradients: softmax(scale q k^T + bias + mask) v.
 
-Forward saves the output and one number for each query, the log-sum-exp of its logits. It saves no
-T x T matrices. Backward computes these again, a few windows at a time (a round), so that they stay
-in the cache:
+Forward saves the output and one number per query, the log-sum-exp of its logits, but no T x T
+matrix. Backward computes these matrices again for a few windows at a time (a round), so that they
+stay in the cache:
 
     cpu_forward.py      the output and the log-sum-exp
     cpu_gradients.py    the gradients of one round
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
-What must stay: the order of the calls (see `CpuAttention`). The order of the rounds must stay, too,
-because the gradient of the bias is summed round by round. test_block.py in tests/parts/models
-notices a wrong gradient, but not a change of the last bits.
+What must stay: the order of the calls (see `CpuAttention`), and the order of the rounds, because
+the gradient of the bias is summed round by round. tests/parts/models/test_block.py notices a wrong
+gradient, but not a change of its last bits.
 """
 
 import torch
@@ -31,11 +31,11 @@ class CpuAttention(torch.autograd.Function):
     its forward pass builds no graph. Its backward pass calls forward again, with a graph, and then
     backward. A `Tape` carries the results to the second call, so that they are not computed twice:
 
-        recorded   the results of each call, in the order of the calls
-        playback   in the second pass, the recorded results, read in the same order
+        recorded   the results of the first calls, in the order of the calls
+        playback   the same results, read by the second calls
         offsets    sums of bias and mask, for later calls with the same mask
 
-    The results have no names. So the second calls must come in the order of the first calls.
+    The results have no names, so the second calls must have the order of the first calls.
     """
 
     @staticmethod
@@ -59,7 +59,7 @@ class CpuAttention(torch.autograd.Function):
         # What is added to the logits of each round, (windows * heads, T, T), or None.
         offset = _offset_of_round(q, bias, mask, tape)
         if tape.playback is not None:
-            # The second call: the results are on the tape, in the order of `recorded` below.
+            # The second call. Read the results in the order in which they were recorded (below).
             out = next(tape.playback)  # (n, heads, T, hd)
             log_sums = next(tape.playback)  # (n, heads, T, 1)
         else:
@@ -76,8 +76,8 @@ class CpuAttention(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Compute the gradients of qkv and of the bias, round by round.
 
-        The gradient of the bias is the sum of the gradients of the logits over all windows. It is
-        float32 at least, because it is a long sum.
+        The gradient of the bias is the gradient of the logits, summed over all windows. It is at
+        least float32, because the sum is long.
 
         grad: the gradient of the output, (n, heads, T, hd).
         """
@@ -88,12 +88,13 @@ class CpuAttention(torch.autograd.Function):
         round_size = windows_at_once(q)
         precise_dtype = log_sums.dtype  # float32 or float64
 
-        # Memory for the results. grad_q, grad_k and grad_v are views of grad_qkv: writing to them
-        # fills grad_qkv. With `mutual`, grad_q is no view: it is put into grad_qkv at the end.
+        # grad_q, grad_k and grad_v are views of grad_qkv, so writing to them fills grad_qkv. With
+        # `mutual`, grad_q is a copy, which is put into grad_qkv at the end.
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
-        # Memory for the T x T matrices of a round. Each round overwrites it.
+        # Memory for the two T x T matrices of a round, P and X (cpu_gradients.py). Each round
+        # overwrites it.
         p_memory, x_memory = q.new_empty(2, min(round_size, n) * heads, t, t)
 
         wide = append_two_channels(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
@@ -101,7 +102,7 @@ class CpuAttention(torch.autograd.Function):
             in_round = slice(first, first + round_size)
             windows_in_round = min(round_size, n - first)  # the last round may have fewer windows
             batch = windows_in_round * heads
-            # `gradients_of_round` cuts `offset` to the windows of the round itself.
+            # `offset` is for a full round. `gradients_of_round` takes only the part that it needs.
             gradients = gradients_of_round(
                 wide.windows(in_round),
                 offset,
@@ -129,26 +130,26 @@ def _offset_of_round(
 ) -> Tensor | None:
     """Return the sum of bias and mask, times log2(e), repeated for each window of a round.
 
-    It is repeated because `logits` adds it to the products of all windows in one call (baddbmm).
+    One call (baddbmm in `logits`) adds it to the products of all windows, so it is repeated.
 
     q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
+
     Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: a
     round has 7 windows, so (42, 128, 128).
 
-    The sum is computed once for all chunks with this mask. Its key on the tape is the address of
-    the mask in memory. No other mask gets this address during the step, because the list of chunks
-    keeps the mask.
+    The sum is computed once for all chunks with this mask, and kept on the tape. Its key is the
+    address of the mask in memory. No other mask gets this address during the step, because the list
+    of chunks keeps the mask alive.
     """
     address_of_mask = None if mask is None else mask.data_ptr()
     # Self attention has a bias, mutual attention has none. There is one tape for both.
     key = (bias is None, address_of_mask)
     if key not in tape.offsets:
-        added = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
-        if added is not None:
+        offset = logit_offset(bias, mask, q.dtype, factor=LOG2_E)  # (1, heads or 1, T, T)
+        if offset is not None:
             round_size = windows_at_once(q)
             heads = q.shape[1]
-            # Repeat it for each window and head of a round.
-            added = added.expand(round_size, heads, *added.shape[2:])  # (windows, heads, T, T)
-            added = added.flatten(0, 1)  # (windows * heads, T, T)
-        tape.offsets[key] = added
+            offset = offset.expand(round_size, heads, *offset.shape[2:])  # (windows, heads, T, T)
+            offset = offset.flatten(0, 1)  # (windows * heads, T, T)
+        tape.offsets[key] = offset
     return tape.offsets[key]

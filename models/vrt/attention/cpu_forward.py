@@ -1,9 +1,9 @@
 """The forward pass of our own attention for CPUs: softmax(scale q k^T + bias + mask) v.
 
 This pass computes a few windows at a time (a round), so that their T x T matrices stay in the cache
-of a core. It computes 2^x instead of e^x, because exp2 is faster. So the logits are multiplied by
-log2(e). For each query it also returns the log-sum-exp, log2(sum over the keys of 2^logit), which
-the backward pass (cpu_gradients.py) needs to compute the weights of the attention again.
+of a core. It computes e^x as 2^(x log2(e)), because exp2 is faster than exp. So the logits here are
+multiplied by log2(e). For each query it also returns the log-sum-exp, log2(sum over the keys of
+2^logit). With it the backward pass (cpu_gradients.py) computes the weights of the attention again.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
@@ -35,15 +35,15 @@ def cpu_attention(
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
     """
-    # Subtracting the largest logit takes one more pass over the T x T matrices. So subtract it only
-    # if a sum is too large or too small without it.
+    # A softmax usually subtracts the largest logit of each row. That takes one more pass over the
+    # T x T matrices, so do it only if a sum is too large or too small without it.
     sums = _weighted_sums(q, k, v, offset, scale, subtracts=False)
     if not _are_exact(sums.of_rows):
         sums = _weighted_sums(q, k, v, offset, scale, subtracts=True)
     out = (sums.of_values / sums.of_rows).transpose(2, 3)  # (n, heads, T, hd)
     precise_dtype = torch.promote_types(q.dtype, torch.float32)
     log_sums = sums.of_rows.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
-    # Add what was subtracted from the logits.
+    # `largest` is what was subtracted from the logits, or 0.
     return out, log_sums.add_(sums.largest)
 
 
@@ -61,9 +61,9 @@ def _weighted_sums(
     """Compute P v and the sums of the rows of P, a few windows at a time.
 
     P v has only hd columns, and a product with few columns is slow. So P v is computed transposed,
-    as v^T P^T: transposing v costs less. A row of ones below v^T gives the sums of the rows of P in
-    the same product. E.g. tokens a, b, c (T = 3) of hd = 2 channels, where a1 and a2 are the
-    channels of the value of token a:
+    as v^T P^T, because transposing v costs less. A row of ones below v^T gives the sums of the rows
+    of P in the same product. E.g. tokens a, b, c (T = 3) of hd = 2 channels, where a1 and a2 are
+    the channels of the value of token a:
 
         a1 b1 c1                         first channel of P v, for each query
         a2 b2 c2   x   P^T (3 x 3)   =   second channel of P v
@@ -99,13 +99,14 @@ def _weighted_sums(
 def _are_exact(row_sums: Tensor) -> bool:
     """Say whether all sums of rows of P are far from underflow and overflow.
 
-    Near underflow a sum loses bits, and beyond the range of its dtype it is 0, Inf or NaN. A sum is
-    exact between 1 / limit and limit, where limit is the root of the largest number, e.g. 2e19 for
-    float32. With a much larger limit, sums that have lost bits would count as exact.
+    Near underflow a sum loses bits, and beyond the range of its dtype it is 0, Inf or NaN. A sum
+    counts as exact between 1 / limit and limit, where limit is the square root of the largest
+    number, e.g. 2e19 for float32. With a much larger limit, sums that have lost bits would count as
+    exact.
     """
     limit = torch.finfo(row_sums.dtype).max ** 0.5
     least, most = row_sums.aminmax()
-    # NaN fails each comparison, so it does not count as exact.
+    # A comparison with NaN is false, so NaN does not count as exact.
     return bool(1 / limit < least and most < limit)
 
 
@@ -116,7 +117,7 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
     """
     # baddbmm computes beta * added + alpha * q k^T.
     if offset is None:
-        added = out  # baddbmm needs a tensor; with beta 0 it ignores the content
+        added = out  # any tensor of this shape, because baddbmm ignores its content if beta is 0
         beta = 0
     else:
         added = offset[: len(q)]
@@ -124,8 +125,8 @@ def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tenso
     return torch.baddbmm(added, q, k.transpose(1, 2), beta=beta, alpha=scale, out=out)
 
 
-# Most bytes of the T x T matrices of a round, 3 MB. More would not fit the cache of a CPU core.
-# Less would need more calls.
+# Most bytes of the T x T matrices of a round, 3 MB. More would not fit the cache of a CPU core, and
+# fewer would need more calls.
 CORE_BYTES = 3_000_000
 
 
@@ -136,4 +137,4 @@ def windows_at_once(q: Tensor) -> int:
     """
     heads, t = q.shape[1:3]
     bytes_of_window = heads * t * t * q.element_size()
-    return max(1, CORE_BYTES // bytes_of_window)  # one window, even if it is larger
+    return max(1, CORE_BYTES // bytes_of_window)  # at least one window, even if it is larger

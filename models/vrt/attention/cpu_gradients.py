@@ -7,18 +7,21 @@ With the weights P = softmax(logits), the output O = P v, and the gradient G of 
     gradient of q         scale X k
     gradient of k         scale X^T q
 
-P is computed again: P = 2^(scale log2(e) q k^T + offset - log-sum-exp). The offset is bias and mask
-times log2(e), and the log-sum-exp comes from the forward pass.
+A * B is the product number by number, and A B the matrix product. P is computed again:
 
-A number is subtracted from each row of two T x T matrices: the log-sum-exp, and sum(G * O).
-`append_two_channels` widens q, k, v and G, so that the matrix products subtract the numbers.
-Otherwise each subtraction would be one more pass over a T x T matrix.
+    P = 2^(scale log2(e) q k^T + offset - log-sum-exp)
+
+The offset is bias and mask times log2(e), and the log-sum-exp comes from the forward pass.
+
+From each row of a T x T matrix a number is subtracted: the log-sum-exp from the logits, and
+sum(G * O) from G v^T. `append_two_channels` widens q, k, v and G, so that the matrix products
+subtract these numbers. Otherwise each subtraction would be one more pass over the matrix.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
 What must stay: the gradients, which tests/parts/models/test_block.py compares. The order of the
 operations must stay, too, because another order changes the last bits of a training. No test
-notices the order.
+notices another order.
 """
 
 from typing import NamedTuple
@@ -64,7 +67,7 @@ class WideTensors(NamedTuple):
 def append_two_channels(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
 ) -> WideTensors:
-    """Append two channels each: minus the subtracted numbers to q and G, and ones to k and v.
+    """Append two channels to each: the negative of what is subtracted to q and G, ones to k and v.
 
     q, k, v: (n, heads, T, hd). grad: G, and out: O, of the same shape.
     log_sums: the log-sum-exp of each row, (n, heads, T, 1).
@@ -88,8 +91,8 @@ def _with_column(x: Tensor, column: Tensor) -> Tensor:
 
     The first channel is the number, rounded to the dtype of x. The second channel is what the
     rounding has lost. E.g. bfloat16 has 8 significant bits, so 5.03 becomes 5.03125 and -0.00125.
-    With only the first channel the weights P would be wrong by up to 2 %, because P is 2 to the
-    power of this number.
+    With the first channel alone the weights P would be wrong by up to 2 %, because the number is an
+    exponent of P.
 
     column: the numbers, (n, heads, T, 1), float32 or float64.
     """
@@ -126,8 +129,8 @@ def gradients_of_round(
     # additional channels subtract the log-sum-exp.
     p = logits(wide.q, wide.k, offset, scale * LOG2_E, out=p_memory).exp2_()
 
-    # Gradient of v: P^T G = (G^T P)^T. The right side transposes the thin matrix G, which costs
-    # less than transposing P. The product here is still transposed: (windows * heads, hd, T).
+    # Gradient of v: P^T G = (G^T P)^T. Transposing the thin matrix G costs less than transposing P.
+    # Here the product is still transposed, (windows * heads, hd, T).
     g_transposed = wide.g[..., :hd].transpose(1, 2).contiguous()
     grad_v_transposed = torch.bmm(g_transposed, p)
 
@@ -135,7 +138,7 @@ def gradients_of_round(
     # additional channels subtract the sum. The product with P is in place.
     x = torch.bmm(wide.g, wide.v.transpose(1, 2), out=x_memory).mul_(p)
 
-    # Gradient of k: scale X^T q = scale (q^T X)^T. Again the thin matrix is transposed.
+    # Gradient of k: scale X^T q = scale (q^T X)^T. Again only the thin matrix is transposed.
     q_transposed = wide.q[..., :hd].transpose(1, 2).contiguous()
     grad_k_transposed = torch.bmm(q_transposed, x).mul_(scale)
 

@@ -11,10 +11,10 @@ windows and heads of these sizes (kernels/tiles.py). The kernels are in the fold
     several_passes.py   backward for larger windows
     launches.py         how many programs of each kernel run
 
-The kernels replace torch's attention. torch needs q, k and v in three tensors, and heads whose
-channels are a multiple of 8. It writes one gradient of the bias per window. Our kernels read q, k
-and v from the one tensor that the linear layer has written. So nothing is transposed, split, padded
-or copied. One launch computes all windows of a call, although they have different masks.
+The kernels replace torch's attention, which needs q, k and v in three tensors, and heads whose
+channels are a multiple of 8, and which writes one gradient of the bias per window. Our kernels read
+q, k and v from the single tensor that the linear layer has written, so nothing is transposed,
+split, padded or copied. One launch computes all windows of a call, even if their masks differ.
 
 What must stay: the results up to rounding, which tests/parts/models/test_triton.py compares with
 float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU. test_cuda.py does
@@ -52,8 +52,8 @@ def window_attention(
     frames_of_window = 2 if mutual else 1
     tokens = qkv.shape[1] // frames_of_window
     region_row, regions = mask_table(spans, tokens, mutual, qkv.device)
-    # The kernels compute addresses in qkv. With another layout they would read wrong numbers
-    # without an error.
+    # The kernels compute addresses in qkv. With another layout they would read wrong numbers, and
+    # there would be no error.
     qkv = qkv.contiguous()
     return GpuAttention.apply(qkv, bias, region_row, regions, scale, mutual)
 
@@ -134,9 +134,11 @@ def _with_even_rows(grad: Tensor) -> Tensor:
     """Return the gradient (windows, tokens, channels) with its rows at equal distances in memory.
 
     A row is the channels of a token, side by side. The kernels need the same distance from each row
-    to the next row, also between two windows. Only a gradient with another layout is copied.
+    to the next, also from the last row of a window to the first row of the next window. Only a
+    gradient with another layout is copied.
     """
-    is_even = grad.stride(0) == grad.shape[1] * grad.stride(1)
-    if grad.stride(2) == 1 and is_even:
+    has_whole_rows = grad.stride(2) == 1
+    has_even_rows = grad.stride(0) == grad.shape[1] * grad.stride(1)
+    if has_whole_rows and has_even_rows:
         return grad
     return grad.contiguous()

@@ -9,8 +9,8 @@ In mutual attention the two frames of a window attend to each other: the queries
 the keys and values of the other frame.
 
 What must stay: the results, which tests/parts/models/test_block.py and test_vrt_modules.py compare.
-The views that `heads_of` returns must stay views, because CpuAttention.backward writes to them.
-Free to change: how the axes are moved.
+`heads_of` must return views, because CpuAttention.backward writes to them. Free to change: how the
+axes are moved.
 """
 
 import torch
@@ -20,19 +20,21 @@ from torch import Tensor
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Unpack q, k, v from packed heads (n, T, 3, heads, hd). Each is (n, heads, T, hd).
 
-    The results are views of qkv, so writing to q, k or v writes to qkv. CpuAttention.backward uses
-    this: it passes empty memory as qkv, and writes the gradients to the results.
+    The results are views of qkv. CpuAttention.backward passes empty memory as qkv, and fills it by
+    writing the gradients to q, k and v.
 
-    With `mutual`, each of the two frames becomes a window, (2 n, heads, T / 2, hd). q is a copy in
-    this case and no view, because it holds the queries of the other frame.
+    With `mutual`, each of the two frames becomes a window, so the results are
+    (2 n, heads, T / 2, hd). In this case q is a copy, because the queries of the two frames are
+    swapped.
     """
     if not mutual:
         heads_first = qkv.transpose(1, 3)  # (n, heads, 3, T, hd)
         q, k, v = heads_first.unbind(2)
         return q, k, v
     by_frame = qkv.unflatten(1, (2, -1))  # (n, 2, T / 2, 3, heads, hd)
-    q, k, v = by_frame.transpose(2, 4).unbind(3)  # (n, 2, heads, T / 2, hd) each
-    q_of_other_frame = q.flip(1)  # swaps the two frames (axis 1)
+    heads_first = by_frame.transpose(2, 4)  # (n, 2, heads, 3, T / 2, hd)
+    q, k, v = heads_first.unbind(3)  # (n, 2, heads, T / 2, hd) each
+    q_of_other_frame = q.flip(1)  # swaps the two frames
     return q_of_other_frame.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
@@ -45,9 +47,9 @@ def put_gradients_of_swapped_queries(grad_q: Tensor, grad_qkv: Tensor) -> None:
     the gradients of the queries of frame 0, and so on.
     """
     by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
-    queries = grad_qkv[:, :, 0]  # (n, T, heads, hd): a view, the gradients of q
-    queries = queries.unflatten(1, (2, -1))  # (n, 2, T / 2, heads, hd)
-    queries[:] = by_frame.transpose(2, 3)
+    memory = grad_qkv[:, :, 0]  # (n, T, heads, hd): a view of the gradients of q
+    memory = memory.unflatten(1, (2, -1))  # (n, 2, T / 2, heads, hd), still a view
+    memory[:] = by_frame.transpose(2, 3)
 
 
 def logit_offset(
@@ -55,9 +57,9 @@ def logit_offset(
 ) -> Tensor | None:
     """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
 
-    bias: (heads, T, T) or None. mask: (T, T) or None. dtype: dtype of the result, which is the
-    dtype of q. factor: log2(e) for our attention for CPUs, which computes 2^x in place of e^x.
-    Otherwise 1.
+    bias: (heads, T, T) or None. mask: (T, T) or None.
+    dtype: dtype of the result, which is the dtype of q.
+    factor: log2(e) for our attention for CPUs, which computes 2^x instead of e^x. Otherwise 1.
 
     Returns None if bias and mask are both None.
     """

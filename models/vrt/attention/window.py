@@ -3,9 +3,9 @@
 `window_attention` is what a block calls. It chooses among three forms of the same computation:
 
     our kernels     gpu.py, on GPUs and for windows that `attention_has_kernel` accepts
+    our CPU form    cpu.py, on CPUs, if the caller gives a tape (tape.py). The tape keeps the output
+                    for backward, and backward computes the T x T matrices again
     torch's form    `attend`, on every device
-    our own form    cpu.py, on CPUs, if the caller gives a tape (a store of results, tape.py). It
-                    keeps the output for backward. Backward computes the T x T matrices again
 
 Letters: n windows, T tokens in a window, hd channels of a head. In mutual attention, the two frames
 of a window attend to each other, and `attend` gets each frame as a window of T / 2 tokens. The
@@ -41,7 +41,7 @@ def window_attention(
     bias: (heads, T, T), added to the logits, or None.
     spans: ranges of the n windows. The windows of a span have the same mask.
     mutual: whether the attention is between the two frames of a window. Then `bias` is None.
-    tape: where `CpuAttention` keeps its results. None: `CpuAttention` is not used.
+    tape: where `CpuAttention` keeps its results, or None if it is not used.
     is_plain: whether torch's attention is used on every device.
 
     Returns (n, T, heads * hd).
@@ -49,14 +49,14 @@ def window_attention(
     all_tokens = qkv.shape[1]  # of both frames, if the attention is mutual
     channels = qkv.shape[4]
     t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
-    # A tape belongs to our own form for CPUs.
+    # A tape means that our CPU form is wanted.
     if not is_plain and tape is None and attention_has_kernel(qkv, t, channels):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt.attention import gpu
 
         return gpu.window_attention(qkv, bias, spans, scale, mutual)
 
-    # Compute span by span. Use `split` and no slices: for each slice, autograd would make a
+    # Compute span by span. `split` and not slices, because for each slice autograd would allocate a
     # gradient of the size of the whole qkv.
     results = []
     lengths = [span.stop - span.start for span in spans]
@@ -70,16 +70,16 @@ def window_attention(
             q, k, v = heads_of(qkv_of_span, mutual)
             out = attend(q, k, v, scale, bias, mask)
         out = out.transpose(1, 2)  # (n, heads, T, hd) -> (n, T, heads, hd)
-        # With `mutual`, out is (2 n, T / 2, heads, hd), with one entry for each frame. The two
-        # frames of a window follow each other, so this joins them to (n, T, heads * hd).
+        # With `mutual`, out is (2 n, T / 2, heads, hd). The two frames of a window follow each
+        # other, so `reshape` joins them to a window of T tokens.
         results.append(out.reshape(len(qkv_of_span), all_tokens, -1))
     if len(results) == 1:  # saves a copy
         return results[0]
     return torch.cat(results)
 
 
-# Most windows times heads in one call of torch's attention. torch starts a thread block for each of
-# them along one axis of the GPU's grid, and an axis has at most 65,535 blocks.
+# Most windows times heads in one call of torch's attention. torch starts a thread block for each
+# head of each window, along an axis of the GPU's grid that has at most 65,535 blocks.
 MOST_HEADS = 65_535
 
 
@@ -92,9 +92,9 @@ def attend(
     """
     added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape
-    # torch's fused kernels take only heads of certain widths, so add channels of zeros. They change
-    # no logit, because `scale` is the factor for the width without padding.
-    padding = -channels % head_multiple(q)  # e.g. 20 channels, multiples of 8: 4
+    # torch's fused kernels take only heads of certain widths, so add channels of zeros. They do not
+    # change the logits, because `scale` is given and does not depend on the width.
+    padding = -channels % head_multiple(q)  # e.g. 4, from 20 channels to a multiple of 8
     if padding:
         q = F.pad(q, (0, padding))
         k = F.pad(k, (0, padding))

@@ -4,8 +4,8 @@
 change the result least.
 
 What must stay: each line is accepted on the command line, and makes the step smaller.
-tests/parts/models/test_memory_advice.py has the lines. Free to change: the texts, and which changes
-are proposed.
+tests/parts/models/test_memory_advice.py checks the lines. Free to change: the texts, and which
+changes are proposed.
 """
 
 import torch
@@ -45,8 +45,8 @@ def out_of_memory_error(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against "
             "fragmentation"
         )
-    # The lines are printed below one another. `SpikeVRTError.__str__` begins a text after 12
-    # characters ("  do        ").
+    # The lines are printed below one another, indented like the text of `SpikeVRTError.__str__`,
+    # which begins after 12 characters ("  do        ").
     indent = " " * 12
     return SpikeVRTError(
         what=f"out of memory on rank {utils_dist.get_rank()}{peak}",
@@ -66,20 +66,18 @@ def suggest_changes(
 
     data: datasets.train, or None in a notebook without datasets. spec: what the network requires.
     """
-    # Mixed precision changes the numbers a little.
-    mixed_precision = "" if train.amp.enable else "train.amp.enable=true"
-    lines = [
+    changes = [
         _fewer_clips_at_a_time(train, data),
         _checkpointing_everywhere(netG),
-        mixed_precision,
+        "" if train.amp.enable else "train.amp.enable=true",  # changes the numbers a little
         _smaller_crops(data, spec),
         _one_frame_less(data, spec),
     ]
-    return [line for line in lines if line]  # "" is a change that is not possible
+    return [change for change in changes if change]  # "": this change is not possible
 
 
 def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> str:
-    """Return the options of a smaller batch and more micro-batches, or "" for one clip.
+    """Return the options for a smaller batch and more micro-batches, or "" for a batch of one clip.
 
     The product of both numbers stays, so the step stays the same. E.g. a batch of 9 clips becomes 3
     clips, with three times the number of micro-batches.
@@ -87,8 +85,8 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
     batch = 1 if data is None else data.dataloader_batch_size
     if batch <= 1:
         return ""
-    # Take the largest number that divides the batch and is at most its half. E.g. 9: 4 does not
-    # divide 9, 3 does.
+    # The largest divisor of the batch that is at most half of it. E.g. 3 for a batch of 9, because
+    # 4 does not divide 9.
     fewer = batch // 2
     while batch % fewer != 0:
         fewer -= 1
@@ -101,10 +99,10 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
 
 
 def _checkpointing_everywhere(netG: Section) -> str:
-    """Return the options with which backward recomputes every branch, or "" if they are set.
+    """Return the options with which backward recomputes every branch, or "" if it does already.
 
     The results stay the same, but a step takes more time. A branch is the attention or the MLP of a
-    block of VRT. The options of another network lack these keys, so the result is "" for them.
+    block of VRT. For another network the result is "", because its options lack these keys.
     """
     keys = []
     for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
@@ -124,7 +122,7 @@ def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
     """
     side = getattr(data, "gt_size", 0) // spec.scale  # side of the input, in pixels; 0 if unknown
     smaller_side = side * 3 // 4
-    smaller_side = smaller_side // spec.multiple * spec.multiple  # rounded down to a multiple
+    smaller_side -= smaller_side % spec.multiple
     if smaller_side < max(spec.least_size):
         return ""
     return f"datasets.train.gt_size={smaller_side * spec.scale}"

@@ -1,13 +1,14 @@
 """The branches that backward may recompute: what each saves in memory, and what work it takes.
 
 A branch is the attention or the MLP of a block, or the MLP at the end of a stage (Stage.pa_fuse).
-Its owner has a flag that says whether backward recomputes it. The bytes of a branch are measured:
-what autograd saves in addition if the flag is cleared. The work is counted from the sizes.
+Its owner, the block or the MLP, has a flag that says whether backward recomputes the branch. The
+bytes of a branch are measured: they are what autograd saves in addition if the flag is cleared. The
+work is computed from the sizes.
 
 What must stay: the results depend only on sizes, and not on the rank or on chance, because all
 ranks must recompute the same branches. No test notices this. tests/parts/models/test_fit_memory.py
 compares the count of bytes with the bytes that a step allocates. Free to change: how the work is
-counted, because only the ratios between branches matter.
+computed, because only the ratios between branches matter.
 """
 
 import math

@@ -1,11 +1,12 @@
 """Fit a training step to a memory budget: netG.checkpoint "auto".
 
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
-in backward. This is called checkpointing: it saves memory and costs time. `fit_memory` chooses
-which branches are computed again. It begins with all branches, and counts what a step then needs
-(count.py). Then it goes through the branches, and begins with the branch of the most work per byte.
-If the estimate of the peak stays within the budget, the tensors of the branch are kept, and the
-branch is not computed again.
+in backward, which is called checkpointing: it saves memory and costs time. `fit_memory` chooses
+which branches are computed again:
+
+    1. Let backward recompute all branches, and count what a step then needs (count.py).
+    2. Go through the branches, those with the most work per byte first. Keep the tensors of a
+       branch, instead of recomputing it, if the estimate of the peak stays within the budget.
 
 What must stay: the choice does not depend on the rank or on chance, because all ranks must
 recompute the same branches. Free to change: which branches are chosen. Recomputing changes no
@@ -29,8 +30,8 @@ GB = 1e9
 # Weight, gradient and the two moments of Adam: four numbers of 4 bytes, float32.
 BYTES_PER_PARAMETER = 16
 # The estimate is the count of tensors times this factor, because the count may be up to 10 % too
-# small: it leaves out workspaces and fragmentation (docs/benchmarks/net_details.md). With a larger
-# factor, more would be recomputed than needed. With a smaller factor, a step may not fit.
+# small: it leaves out workspaces and fragmentation (docs/benchmarks/net_details.md). A larger
+# factor would recompute more than needed. With a smaller factor a step may not fit.
 MARGIN = 1.1
 
 
@@ -76,11 +77,11 @@ def _keep_branches(
 ) -> None:
     """Stop recomputing branches, one after the other, as long as a step fits the budget.
 
-    Begin with the branch for which a byte of memory saves the most work. If the step needs more
-    than the budget without recomputing this branch, recompute it after all, and try the next
-    branch, which may be smaller.
+    Begin with the branch for which a byte of memory saves the most work. If the step does not fit
+    the budget without recomputing a branch, recompute it after all, and try the next branch, which
+    may be smaller.
 
-    bytes_with_present_flags: function that estimates what a step needs. budget: bytes.
+    bytes_with_present_flags: function that estimates what a step needs. budget: in bytes.
     """
 
     def work_per_byte(branch: Branch) -> float:
@@ -101,9 +102,9 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
     # `fit_memory` computes need = MARGIN * (parameter_bytes + activations). Solved for activations:
     activations = need / MARGIN - parameter_bytes
     room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
-    # The fraction of the present activations that would fit, or 0 if the parameters alone take more
-    # than the budget. Activations grow with the area of a crop. So the side of the crop must shrink
-    # by the square root of the fraction.
+    # The share of the activations that would fit, or 0 if the parameters alone exceed the budget.
+    # Activations grow with the area of a crop, so the side of the crop must shrink by the square
+    # root of the share.
     share = max(0.0, room_for_activations / activations)
     logger.warning(
         "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
@@ -125,7 +126,7 @@ def _activations(uses: list[MemoryUse]) -> Activations:
 
     In the backward pass of a module, three things are in memory: what all modules up to this module
     have saved, what recomputing its branches adds, and what the pass itself allocates (transient).
-    E.g. two blocks, each with one branch of 10 MB. The second branch is recomputed. In MB:
+    E.g. two blocks, each with one branch of 10 MB, of which the second is recomputed. In MB:
 
         module           saved   branches kept so far   recomputed   in all
         block 1              5                     10            0       15

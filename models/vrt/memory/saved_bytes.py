@@ -15,13 +15,14 @@ from torch import Tensor, nn
 def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
     """Count what autograd saves for backward within this context.
 
-    Yields a dictionary that fills up: address of a storage -> its bytes. A storage that several
-    tensors share counts once. Parameters and buffers of the network do not count.
+    Yields a dictionary that fills up within the context: address of a storage -> its bytes. A
+    storage that several tensors share counts once. Parameters and buffers of the network do not
+    count.
     """
     tensors_of_net = (*net.parameters(), *net.buffers())
     addresses_of_net = {tensor.untyped_storage().data_ptr() for tensor in tensors_of_net}
     sizes: dict[int, int] = {}
-    alive: list[Tensor] = []  # keeps the tensors, so that no second tensor gets their addresses
+    alive: list[Tensor] = []  # keeps the tensors, so that no other tensor gets their addresses
 
     def pack(tensor: Tensor) -> Tensor:
         # torch calls this for each tensor that it saves, and keeps what it returns.

@@ -29,13 +29,13 @@ def block_transient(block: Block, x: Tensor) -> int:
     largest_chunk = max(block.plan(x), key=lambda chunk: len(chunk.rows))
     # Backward holds the gradients of the block's output and input.
     numbers_of_gradients = 2 * x.numel()
-    # For each token of a chunk, backward holds 13 numbers per channel. This was counted with
+    # For each token of a chunk, backward holds 13 numbers per channel, as counted with
     # tests/helpers/fake_gpu.py. With a smaller number, `netG.checkpoint=auto` would plan steps that
     # do not fit into the memory.
     numbers_per_token = 13 * x.shape[-1]
     if not has_kernel(x, largest_chunk.positions_per_window, block.attn.heads):
-        # torch's attention gives each window a bias gradient (heads, T, T). A window has T tokens,
-        # so these are heads * T numbers per token.
+        # torch's attention writes a bias gradient (heads, T, T) for each window of T tokens. So a
+        # token has heads * T numbers of it.
         numbers_per_token += block.attn.heads * largest_chunk.positions_per_window
     numbers_of_chunk = len(largest_chunk.rows) * numbers_per_token
     return x.element_size() * (numbers_of_gradients + numbers_of_chunk)
@@ -55,13 +55,13 @@ def alignment_transient(align: DeformAlign, target: Tensor) -> int:
     inputs_of_conv_net = (1 + align.source_count) * d
     samples = TAPS * align.source_count * d
 
-    # What is in memory for all frames:
-    #     three tensors of the size of the offsets and masks: the offsets and masks themselves,
-    #         their gradients, and the offsets and masks in float32
+    # In memory for all frames:
+    #     three tensors of the size of the offsets and masks: these themselves, their gradients, and
+    #         their float32 copies
     #     four tensors of the size of the conv net's input
     #     the gradient of the result, d numbers
     for_all_frames = n * (3 * offsets_and_masks + 4 * inputs_of_conv_net + d)
-    # What is in memory for the frames that are sampled at a time.
+    # In memory only for the frames that are sampled at a time.
     if has_deform_conv(target):
         for_sampled_frames = _frames_at_once_in_torchvision(n) * samples
     else:

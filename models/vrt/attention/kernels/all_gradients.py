@@ -11,7 +11,7 @@ output O, and from L = log2(sum over the keys of 2^logit), which the forward ker
     dK    = scale dS^T Q
     dbias = the sum of dS over windows
 
-P * X is the product number by number, and A B the matrix product.
+A * B is the product number by number, and A B the matrix product.
 
 As in FlashAttention-2 (Dao 2023, arXiv 2307.08691), P is computed again instead of saved. A program
 goes through many windows and sums dS in its registers, so no T x T matrix of a single window is

@@ -19,7 +19,7 @@ written L = log2(sum over the keys of 2^logit).
     dK    = scale dS^T Q
     dbias = the sum of dS over windows
 
-P * X is the product number by number, and A B the matrix product.
+A * B is the product number by number, and A B the matrix product.
 
 All three kernels take the same arguments, because one function launches them
 (`BackwardPass.launch`). `gradient_of_queries` explains the arguments.
