@@ -27,8 +27,8 @@ from data.clips.disk_files import DiskFiles, LmdbFiles
 from utils.options.registry import Registry
 
 IO_BACKENDS = Registry("io backend", "type")
-# cache_data is an option of the data set, and io_backend has no such key. So the data set passes
-# the value to the constructor (`given`).
+# given: cache_data is a key of the data set and not of io_backend, so the data set passes its value
+# to the constructor.
 IO_BACKENDS.register("disk", given=("cache_data",))(DiskFiles)
 IO_BACKENDS.register("lmdb", given=("cache_data",))(LmdbFiles)
 IO_BACKENDS.register("cache")(CacheReader)

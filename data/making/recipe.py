@@ -9,7 +9,7 @@ scripts/prepare_gopro_spike.py has a flag for each setting. There are two ways t
                     (data/cameras/rig.py), which move and have flaws.
 
 What must stay: a recipe and a source give the same files on every machine, because interrupted data
-sets are continued, and data sets are published. So neither the order of random draws nor the
+sets are continued, and data sets are published. Neither the order of random draws nor the
 arithmetic may change. If the files must change, raise VERSION.
 Free to add: a setting. `Recipe.record` says what it needs.
 
@@ -113,12 +113,12 @@ class Recipe(Section):
     def record(self) -> dict[str, Any]:
         """Return the settings with an effect, as JSON.
 
-        Two recipes with equal records give equal clips. So the record is stored with each clip
+        Two recipes with equal records give equal clips. The record is stored with each clip
         (made.json), and it is compared when a data set is continued.
 
         If you add a setting, leave it out of the record while it has its default, as `instants` is
-        left out here. The reason: the records of older data sets do not have the setting, and an
-        older data set can only be continued if the records are equal.
+        left out here. The records of older data sets do not have the setting, and a data set can
+        only be continued if the records are equal.
         """
         if self.has_rig:
             without_effect = set(ONLY_WITHOUT_RIG)
@@ -136,7 +136,7 @@ class Recipe(Section):
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
-        Without --rig, only the spike camera is simulated. Then the program reads only the fields
+        Without --rig, only the spike camera is simulated, and the program reads only the fields
         `rate` and `light` of the result, for dataset.json.
         Raises OptionError if --rig names no rig.
         """

@@ -7,7 +7,7 @@
 The unit is "thresholds per plane": a pixel that fires in every second plane has the light 1/2.
 
 An interval is the time from one spike of a pixel to the next. The pixel collects the charge of a
-spike, one threshold, before the spike. So the light of an interval is one threshold, spread evenly
+spike, one threshold, before the spike, so the light of an interval is one threshold, spread evenly
 over its planes. Plane p lasts from time p to time p + 1, and a spike in plane p ends an interval at
 time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
 
@@ -17,9 +17,9 @@ time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
 
 Only the interval of the planes 4 and 5 lies completely in the file. The other planes belong to the
 two outer intervals. Each of these lacks one of its two spikes, which lies outside of the file. By
-default, an outer interval is as long as the interval beside it, here 2 planes. But then the planes
-1 and 7 would have spikes, and they have none. So the outer intervals are extended until the missing
-spikes lie outside of the file, in plane -1 and in plane 10.
+default, an outer interval is as long as the interval beside it, here 2 planes. This would put
+spikes into the planes 1 and 7, which have none, so the outer intervals are extended until the
+missing spikes lie outside of the file, in plane -1 and in plane 10.
 
 A pixel with a single spike has the light 1 / T, where T is the number of planes. A pixel without
 spikes has no light.
@@ -103,9 +103,9 @@ def _smallest_above_0(numbers: np.ndarray) -> np.ndarray:
 
     numbers: (t, h, w) unsigned. They are overwritten, to save time.
 
-    In an unsigned type, 0 - 1 is the largest number. So the function subtracts 1, takes the
-    minimum, and adds 1. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The minimum is 7, and the result
-    is 8.
+    The function subtracts 1, takes the minimum, and adds 1, because 0 - 1 is the largest number in
+    an unsigned type. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The minimum is 7, and the result is
+    8.
     """
     one = numbers.dtype.type(1)
     numbers -= one
@@ -131,10 +131,10 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
         shifted_a     10  10  10  10  14  14  14  14  18  18      shifted_a = a + T
         mirrored_b    17  17  17  17  13  13  13  13   9   9      mirrored_b = 2 T + 1 - b
 
-    Both fills are a running maximum, which is many times as fast as np.where. The planes to be
-    filled are 0 at first. So the maximum needs numbers above 0 that never decrease in the direction
-    of the fill. a and b are not such numbers, but shifted_a and mirrored_b are: in a pixel with
-    spikes, a is at least 1 - T, and b is at most 2 T. The length of the interval is then
+    Both fills are a running maximum, which is many times as fast as np.where. A plane to be filled
+    is 0 at first, so the maximum needs numbers above 0 that never decrease in the direction of the
+    fill. shifted_a and mirrored_b are such numbers, because in a pixel with spikes, a is at least
+    1 - T, and b is at most 2 T. The length of the interval is then
 
         b - a = 3 T + 1 - shifted_a - mirrored_b
     """
@@ -206,9 +206,9 @@ def _mirrored_ends(
 
 
 # Fractions of an interval are rounded to multiples of 1 / STEPS. The significand of a float64 has
-# 53 bits: 32 for the fraction, and 21 for the whole part. So sums up to 2^21 intervals are exact,
-# and the reversed stream gives equal sums (tested in test_spike_represent.py). With more steps,
-# long sums would be rounded. With fewer steps, fractions would be less exact.
+# 53 bits: 32 for the fraction leave 21 for the whole part. Sums up to 2^21 intervals are exact, so
+# the reversed stream gives equal sums (tested in test_spike_represent.py). With more steps, long
+# sums would be rounded. With fewer steps, fractions would be less exact.
 STEPS = 2.0**32
 
 
@@ -217,9 +217,9 @@ def window_light(
 ) -> list[np.ndarray]:
     """Return the sum of the light over planes a ... b - 1, for each window (a, b).
 
-    Each sum is (h, w) float64, in thresholds. The light of an interval is one threshold. So the sum
-    is the number of intervals in the window, e.g. 2.25 for two intervals and a quarter of a third
-    interval. The sum is computed as
+    Each sum is (h, w) float64, in thresholds. The light of an interval is one threshold, so the sum
+    is the number of intervals in the window, e.g. 2.25 for two intervals and a quarter of a third.
+    It is computed as
 
         light from a to b = light until b - light until a
 
@@ -236,8 +236,8 @@ def window_light(
         times.update(window)
     pieces = list(itertools.pairwise(sorted(times)))
     light_until = _light_until(stream, intervals, pieces)
-    # For a pixel without a spike, `_light_until` has counted fractions of an interval. The factor
-    # `has_spikes` sets its light to 0.
+    # A pixel without spikes has no intervals, so `_light_until` gives it a meaningless fraction.
+    # The factor `has_spikes` sets its light to 0.
     has_spikes = stream.any(axis=0)
     return [(light_until[b] - light_until[a]) * has_spikes for a, b in windows]
 
@@ -252,8 +252,8 @@ def _light_until(
     At t = 0, a fraction of the first interval may have passed already. All sums contain this
     fraction, so it cancels in the difference of two sums.
 
-    The function is fast, because it counts the spikes in integers. Only the fractions are computed
-    in float64, once for each end of a piece.
+    For speed, the spikes are counted in integers. Only the fractions are float64, and they are
+    computed once for each end of a piece.
 
     pieces: (a, b) in the order of time. Together they are the whole stream.
     """
@@ -279,8 +279,8 @@ def _interval_ends(
     """Return {time: end of the interval around this time, (h, w)} for the ends of all pieces.
 
     The interval around time t ends at the first spike after t. If the piece after t has no spike,
-    the interval also contains the end of this piece. So the pieces are visited from the last to the
-    first, and the result for the end of the piece is taken.
+    the interval also contains the end of this piece, and has the same end as the interval there. So
+    the pieces are visited from the last to the first.
 
     pieces: (a, b) in the order of time. Together they are the whole stream.
     """
@@ -299,7 +299,7 @@ def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     The fraction is rounded to a multiple of 1 / STEPS, because float64 holds sums of such multiples
     exactly.
 
-    begin, end: start and end of the interval of each pixel, (h, w).
+    begin, end: start and end of each interval, (h, w).
     """
     passed = time - begin
     length = end - begin

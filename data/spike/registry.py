@@ -7,8 +7,8 @@ function.
 A plane is one read-out of the spike camera. The center is the plane of the sharp frame, and the
 exposure is the planes that were recorded while the blurry frame was exposed.
 
-The table is complete only after represent.py was imported, because represent.py imports the modules
-of all representations. So other code takes REPRESENTATIONS from represent.py.
+Other code takes REPRESENTATIONS from represent.py, which imports the modules of all
+representations. Before this import, the table is not complete.
 
 What must stay: names and meanings of the fields, because files of users set them
 (docs/extending.md). Free to add: a field with a default that changes nothing.
@@ -43,12 +43,13 @@ class Representation:
     """A registered function, and how it uses the keys of the `spike` section."""
 
     function: Callable[..., np.ndarray]
-    # Whether the channels are firing rates. Then the option keys `rate`, `light` and `gamma` apply.
+    # Whether the channels are firing rates, to which the option keys `rate`, `light` and `gamma`
+    # apply.
     proportional: bool
-    # Whether the channels are ratios of firing rates. Then `light` and `gamma` apply. `rate` has no
-    # effect, because a ratio does not depend on it.
+    # Whether the channels are ratios of firing rates. `light` and `gamma` apply to them, but `rate`
+    # has no effect, because a ratio does not depend on it.
     is_ratio: bool = False
-    # Whether the function also uses planes outside of the exposure. Then it must have the option
+    # Whether the function also uses planes outside of the exposure. If so, it must have the option
     # half_exposure, which tells the function where the exposure ends.
     takes_context: bool = False
     # Whether the function accepts a center between two planes, such as 27.5. Other functions get

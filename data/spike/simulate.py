@@ -35,14 +35,14 @@ class IntegrateAndFire:
         s = A >= threshold
         A <- A mod threshold   where s
 
-    So `rate` is the firing rate at I = 1, in spikes per plane. Other simulators have a gain in
-    place of a rate, with rate = gain / threshold. E.g. the rate is 1 / 2 = 0.5 for SpkDeblurNet's
-    v2s, and 0.9925 for S-SDM.
+    `rate` is the firing rate at I = 1, in spikes per plane. Other simulators have a gain in place
+    of a rate, with rate = gain / threshold. E.g. the rate is 1 / 2 = 0.5 for SpkDeblurNet's v2s,
+    and 0.9925 for S-SDM.
 
     Why a modulo? If one plane brings a charge of several thresholds, the pixel is reset several
-    times. It still gives only one spike, and only the charge since the last reset remains. The
-    simulator of S-SDM does the same (SimulationSimple_Video). If each plane brings less than one
-    threshold, the modulo is equal to a subtraction of the threshold, as in SpkDeblurNet's v2s.
+    times, but gives only one spike. Only the charge since the last reset remains, as in the
+    simulator of S-SDM (SimulationSimple_Video). If each plane brings less than one threshold, the
+    modulo is equal to a subtraction of the threshold, as in SpkDeblurNet's v2s.
 
     Source of the pixel: Huang et al., "1000x Faster Camera and Machine Vision with Ordinary
     Devices", Engineering 25, 2023.
@@ -77,8 +77,8 @@ class IntegrateAndFire:
         self.gain = rate * threshold  # charge at full light
         # The order of the two draws decides which spikes a seed gives: do not change it.
         spread = 1.0 + threshold_mismatch * rng.standard_normal((height, width))
-        # A threshold near 0 or below would make the pixel fire in every plane. So the threshold of
-        # a pixel is at least a tenth of the mean.
+        # A threshold near 0 or below would make the pixel fire in every plane, so the threshold is
+        # at least a tenth of the mean.
         least_threshold = 0.1 * threshold
         self.threshold = np.maximum(threshold * spread, least_threshold).astype(np.float32)
         first_charge = rng.uniform(0.0, 1.0, (height, width)) * initial_charge * self.threshold
