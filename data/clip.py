@@ -64,8 +64,8 @@ class Exposure:
     # Number of the first plane of `own` in the numbering that the option spike.center and the key
     # gt_plane of dataset.json use. If each frame has a file, planes are numbered from the first
     # plane of the file, so origin is own.first. If one file holds the clip, planes are numbered
-    # from the first plane of the frame. E.g. a frame has the planes 100 ... 155 of the file, and
-    # `own` is their middle half, 114 ... 141. Then origin is 114 - 100 = 14.
+    # from the first plane of the frame. E.g. if a frame has the planes 100 ... 155 of the file, and
+    # `own` is their middle half, 114 ... 141, origin is 114 - 100 = 14.
     origin: int
 
 

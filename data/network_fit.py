@@ -24,8 +24,8 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
     """Refuse clips if their scale or number of sharp instants does not fit the network.
 
     dataset: a dataset. If it has `clips` (`ClipDataset`), they are checked. A test set that a user
-        adds (docs/extending.md, test set) has no `clips`. It has a method `readers`, which returns
-        an object for each clip, with the members of `Reader`. Then these objects are checked.
+        adds (docs/extending.md, test set) has no `clips`, but a method `readers`, which returns
+        an object for each clip, with the members of `Reader`. These objects are checked.
     split: "train" or "test", for the message. scale: scale of the network.
     instants: number of sharp instants of the network, or None to accept any number.
     Raises DataError.
@@ -36,8 +36,7 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
         _refuse_other_readers(clips, split)
         _refuse_names(clips, split)
     if clips is None:
-        # A user's training set may have neither clips nor readers. Then nothing can be checked.
-        return
+        return  # a user's training set may have neither, so nothing can be checked
     # One clip for each combination of sizes, number of instants and spike settings.
     for clip in one_of_each_form(clips):
         if clip.has_gt and clip.scale != scale:

@@ -1,10 +1,10 @@
 """Choose which samples a rank reads in an epoch, and in which order.
 
 The loader (data/loader.py) asks the sampler here for the samples of its rank. The order of the
-samples in an epoch depends only on the seed and the epoch. A step takes the next samples of this
-order, as many as the global batch has. So a run that resumes within an epoch continues with the
-next sample. The numbers of ranks and workers may change if the size of the global batch stays the
-same.
+samples in an epoch depends only on the seed and the epoch, and each step takes the next samples of
+this order, as many as the global batch has. So a run that resumes within an epoch continues with
+the next sample, and the numbers of ranks and workers may change if the size of the global batch
+stays the same.
 
 What must stay: the order of a seed and an epoch (test_a_seed_gives_the_order_that_it_always_gave).
 
@@ -31,11 +31,11 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     2. Global batch b is P[b G : (b + 1) G]. An incomplete last batch is dropped.
     3. Rank r takes every world_size-th sample of a global batch, beginning with number r.
 
-    So a step has the same samples for any number of ranks, if G is the same. E.g. 2 ranks,
+    With the same G, a step has the same samples for any number of ranks. E.g. 2 ranks,
     samples_per_step 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0
     gets 5 and 0, rank 1 gets 3 and 4.
 
-    Each index comes with its epoch, because persistent workers have a copy of the dataset. They
+    Each index comes with its epoch, because persistent workers have a copy of the dataset, and
     would not see an epoch that is set later in the main process.
 
     What must stay: the result for each seed, epoch and G, because runs resume within an epoch.

@@ -1,7 +1,7 @@
 """Prepare datasets.test for a test, and collect what the report says about it.
 
-main_test_vrt.py takes the section datasets.test of an option file from `section_of_test_set`, and
-builds the data set. Then it puts the results of the other functions into its `Job`
+main_test_vrt.py takes the section datasets.test of an option file from `section_of_test_set`,
+builds the data set, and puts the results of the other functions into its `Job`
 (models/restore/job.py): the options on which the scores depend, and how many clips there should be.
 
 What must stay: `keys_of_scores`, by which a continued test knows its own results
@@ -44,7 +44,7 @@ def refuse_output_among_data(folder: Path, dataset: Any) -> None:
 
     dataset: the test set, also of a user's own class.
     """
-    # A dataset class of a user's own may lack `sources`. Then nothing is checked.
+    # A dataset class of a user's own may lack `sources`, and is not checked.
     for source in getattr(dataset, "sources", ()):
         refuse_overlap(folder, source.roots())
 

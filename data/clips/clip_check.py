@@ -69,8 +69,7 @@ class ClipCheck:
         None: there is no meta file, so all frames of the folder belong to the clip.
 
         A returned clip is usable only if `problems` is empty, because it may lack frames otherwise.
-        Each step adds its problems to the report. So the order of the steps is the order of the
-        problems, and tests compare the order.
+        The order of the steps is the order of the problems, which tests compare.
         """
         # The steps report to this object, and it appends each report to the list `self.problems`.
         problems = ClipProblems(self.name, self.source, found=self.problems)
@@ -81,10 +80,12 @@ class ClipCheck:
         if self.problems:
             return None
         frame_files.find_stems()
+        # The key of a frame is the common part of the names of its files, e.g. the number 47 of
+        # "000047.png" and "47.dat" (frame_names.py).
+        all_keys = frame_files.find_frames(meta_entry)
         # Continue with the complete frames, also if the clip lacks files, so that one run shows all
-        # problems. The key of a frame is the common part of the names of its files, e.g. the number
-        # 47 of "000047.png" and "47.dat" (frame_names.py).
-        keys = [key for key in frame_files.find_frames(meta_entry) if frame_files.is_complete(key)]
+        # problems.
+        keys = [key for key in all_keys if frame_files.is_complete(key)]
         if not keys:
             return None
         # `stems` of the frame files is {kind: {key: name of the file}}, and `by_kind` is
@@ -143,10 +144,10 @@ def _find_instants(
         if number.isdecimal() and key in paths_of_instants:
             paths_of_instants[key][int(number)] = file.path
     _report_numbers_of_instants(problems, paths_of_instants, frame_files.stems["lq"])
-    # `paths_of_instants` has the order of `keys`. So the K paths of the first frame come first, and
-    # then the paths of the next frame.
+    # First the K paths of the first frame, then the paths of the next frame.
     in_order = []
-    for paths in paths_of_instants.values():
+    for key in keys:
+        paths = paths_of_instants[key]
         in_order += [paths[number] for number in sorted(paths)]
     return tuple(in_order)
 

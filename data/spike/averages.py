@@ -4,7 +4,7 @@
     voxel   bins of equal length that divide the exposure
 
 The firing rate is the number of spikes per plane. Spikes are counted in whole numbers, and the sum
-is divided once. So a window and the reversed window give the same bits.
+is divided once, so that a window and the reversed window give the same bits.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).
@@ -143,7 +143,8 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     for b in range(num_bins):
         start = p * num_bins + b * n
         counts = _counts_in_parts(stream, start, stop=start + n, parts=num_bins)
-        # A bin is n parts long, and a plane has B parts. So counts / n is the mean of s.
+        # `counts` has each spike once for each part, and a bin has n parts. So counts / n is the
+        # mean of s.
         channels.append(counts.astype(np.float32) / np.float32(n))
     return np.stack(channels)
 

@@ -166,11 +166,11 @@ def _map_bytes(path: PathLike) -> np.ndarray:
         # An empty file cannot be mapped.
         return np.empty(0, np.uint8)
     except OSError:
-        # This error does not tell that the path is a folder. So raise an error that tells it.
+        # This error does not tell that the path is a folder, so raise an error that does.
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-        # A pipe or a device has no planes, so return 0 bytes. The caller refuses 0 bytes with an
-        # error that names the expected size.
+        # For a pipe or a device, return 0 bytes, which the caller refuses with an error that names
+        # the expected size.
         if not os.path.isfile(path):
             return np.empty(0, np.uint8)
         raise
@@ -212,7 +212,7 @@ def write_spikes(
     except BaseException as e:
         # Also after Ctrl-C: leave no half-written file.
         temporary.unlink(missing_ok=True)
-        # The error of a full disk names no file. So add the file, for the message.
+        # The error of a full disk names no file, so add the file.
         if isinstance(e, OSError) and e.filename in (None, str(temporary)):
             e.filename = str(path)
         raise
@@ -226,8 +226,8 @@ def _write_zip(
     folder: where a temporary file may be written, as large as the array.
 
     np.savez_compressed needs a whole array, which may not fit into memory. So the parts are first
-    written to a temporary file. Then this file is mapped: NumPy can use it as a whole array, and
-    the system reads it piece by piece.
+    written to a temporary file, which is then mapped: NumPy can use it as a whole array, and the
+    system reads it piece by piece.
     """
     with tempfile.TemporaryFile(dir=folder) as array_file:
         start, shape = _write_array(array_file, parts, geometry)
