@@ -51,7 +51,7 @@ class ClipSources:
 
     @classmethod
     def places(cls, section: Any) -> dict[str, Any]:
-        """Return the folders of the clips, as {field of `Source`: value}.
+        """Return where the files of the clips are, as {field of `Source`: value}.
 
         E.g. {"dataroot_lq": "/data/blur", "dataroot_gt": "/data/sharp", "lq_folder": "blur", ...}.
         A field is taken from the key of the same name, if the section has this key.
@@ -77,8 +77,8 @@ class ClipSources:
     def may_share_frames(cls, section: Any) -> bool:
         """Return whether the blurry and the sharp frames may be the same files.
 
-        If not, the same files for both are refused, because this is likely to be a wrong option:
-        the network would learn to copy its input.
+        If not, the same files for both are refused as a wrong option, with which the network would
+        learn to copy its input.
         Subclasses return True if they change the blurry frames after reading, or if a sample reads
         different frames of the same folder as blurry frames and as sharp frames.
         """
@@ -93,8 +93,8 @@ class ClipSources:
         sections = split_by_root(section)
         sources = []
         for root_index, section_of_root in enumerate(sections):
-            # Two roots may have clips of one name. The prefix makes the names different, e.g.
-            # "1/clip_07". A resumed run compares the names of samples, so the prefix must stay.
+            # Two roots may have clips of one name. The prefix makes the names different: "0/a" and
+            # "1/a". A resumed run compares the names of samples, so the prefix must stay.
             name_prefix = f"{root_index}/" if len(sections) > 1 else ""
             sources.append(cls._source_of(section_of_root, name_prefix))
         return sources
@@ -106,7 +106,6 @@ class ClipSources:
         section: the section of this root. name_prefix: text before the names of its clips.
         """
         places = cls._expanded_places(section)
-        # An instant is one of several sharp frames within an exposure. gt is the middle instant.
         _refuse_instants_without_gt(places)
         # `spikes` are the spike settings of most clips. `own_spikes` has the settings of the clips
         # that differ. An RGB dataset has no section `spike`.
@@ -114,8 +113,8 @@ class ClipSources:
         own_spikes = {}
         if hasattr(section, "spike"):
             spikes, own_spikes = spikes_of(section.spike, places["dataroot_spike"])
-        # Only the REDS datasets have the key val_partition. It names the clips that are held out
-        # for the validation. Its default null leaves out no clip.
+        # The key val_partition names a list of the REDS clips that are held out for the validation.
+        # A dataset without this key, or with its default null, leaves out no clip.
         val_partition = getattr(section, "val_partition", None)
         excluded_clips = HELD_OUT.get(val_partition, frozenset())
         return Source(
@@ -144,15 +143,15 @@ class ClipSources:
         weights: a new key needs a default for files that lack it. Returns None for a dataset
         without spikes. The keys are:
 
-        rate: spikes per plane at full light; "match": each clip has its own rate; None: the rate is
-        not known, and the firing rates were not divided by a rate.
-        light: "linear" or "display".
-        center: the plane of the sharp frame, from the section.
-        planes, gt_plane: from dataset.json. If files differ, the value that most files have.
-        calibration: contents of the calibration file; only if there are two cameras.
+            rate              spikes per plane at full light. "match": each clip has its own rate.
+                              None: unknown, and the firing rates were not divided by a rate
+            light             what the spikes integrate, "linear" or "display"
+            center            the plane of the sharp frame, from the section
+            planes, gt_plane  the values of dataset.json, which most files of the root have
+            calibration       contents of the calibration file; only if there are two cameras
 
-        A value that differs between roots becomes None. Two exceptions: different light becomes
-        "linear", and different rates become "match" if all are known.
+        A value that differs between roots becomes None, with two exceptions: different light
+        becomes "linear", and different rates become "match" if all are known.
         """
         if not hasattr(section, "spike"):
             return None
@@ -173,8 +172,8 @@ class ClipSources:
         """
         reports = []
         for source in cls.sources_of(section):
-            # The name of the report: "train", or "train 0" for the first of several roots, whose
-            # clips have the prefix "0/".
+            # The report is named "train", or with several roots "train 0", "train 1", ..., like the
+            # prefixes "0/", "1/" of the clips.
             root_number = source.name_prefix.removesuffix("/")  # "" for a single root
             name = f"{split} {root_number}" if root_number else split
             if section.io_backend.type == "cache":
@@ -198,15 +197,15 @@ class ClipSources:
     ) -> root_check.Report:
         """Return the report of a root that is read from a clip cache.
 
-        The files of the source were checked when the cache was built. A cache has a digest of its
-        source files. So instead of each file, the digest is compared (`CacheReader.clips`).
+        The files of the source were checked when the cache was built. Since then, only the digest
+        of the source files is compared (`CacheReader.clips`).
+
         scale: scale of the network.
         """
         cache = IO_BACKENDS.build(section.io_backend, "io_backend")
         clips = cache.clips(source)
-        # `same_files` finds clips whose lq and gt are the same files by mistake. If the scale of
-        # the network is not 1, these clips are refused because of their scale (`check_clips` in
-        # data/network_fit.py), and this message says more about the cause.
+        # Look for clips whose lq and gt are the same files by mistake. With another scale than 1,
+        # `check_clips` (data/network_fit.py) refuses them with a better message.
         problems = same_files(source, clips) if scale == 1 else []
         return root_check.Report(
             name, source, clips=clips, problems=problems, note=f"{len(clips)} cached clips"
@@ -214,7 +213,7 @@ class ClipSources:
 
 
 def _refuse_instants_without_gt(places: dict[str, Any]) -> None:
-    """Refuse several sharp frames of each exposure (instants) without a folder of gt.
+    """Refuse several sharp frames of each exposure (instants) without gt, the middle instant.
 
     places: the folders of the clips, as {field of `Source`: value}.
     """

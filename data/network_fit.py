@@ -39,26 +39,40 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
         return  # a user's training set may have neither, so nothing can be checked
     # One clip for each combination of sizes, number of instants and spike settings.
     for clip in one_of_each_form(clips):
-        if clip.has_gt and clip.scale != scale:
-            gt_height, gt_width = clip.gt_size
-            height, width = clip.size
-            sizes = f"gt of {gt_height} x {gt_width} for lq of {height} x {width}"
-            raise DataError(
-                what=f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}",
-                where=clip.gt_place,
-                expected=f"sharp frames {scale} times as large as the lq frames",
-                do=f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and "
-                "netG.upscale",
-            )
-        # A clip without sharp instants (0) is accepted, because the loss or the test may need none.
-        if instants and clip.instants not in (0, instants):
-            found = f"{clip.instants} sharp frames for each blurry frame in clip {clip.name}"
-            raise DataError(
-                what=f"datasets.{split} has {found}, but netG.out_instants is {instants}",
-                where=clip.gt_place,
-                expected=f"{instants} sharp frames for each blurry frame",
-                do=f"correct netG.out_instants, or datasets.{split}.dataroot_gt_instants",
-            )
+        _refuse_other_scale(clip, split, scale)
+        _refuse_other_instants(clip, split, instants)
+
+
+def _refuse_other_scale(clip: Any, split: str, scale: int) -> None:
+    """Refuse a clip whose sharp frames are not `scale` times as large as its blurry frames."""
+    if not clip.has_gt or clip.scale == scale:
+        return
+    gt_height, gt_width = clip.gt_size
+    height, width = clip.size
+    sizes = f"gt of {gt_height} x {gt_width} for lq of {height} x {width}"
+    raise DataError(
+        what=f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}",
+        where=clip.gt_place,
+        expected=f"sharp frames {scale} times as large as the lq frames",
+        do=f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale",
+    )
+
+
+def _refuse_other_instants(clip: Any, split: str, instants: int | None) -> None:
+    """Refuse a clip with another number of sharp instants than the network has.
+
+    instants: number of sharp instants of the network, or None to accept any number. A clip without
+    sharp instants is accepted, because the loss or the test may need none.
+    """
+    if not instants or clip.instants in (0, instants):
+        return
+    found = f"{clip.instants} sharp frames for each blurry frame in clip {clip.name}"
+    raise DataError(
+        what=f"datasets.{split} has {found}, but netG.out_instants is {instants}",
+        where=clip.gt_place,
+        expected=f"{instants} sharp frames for each blurry frame",
+        do=f"correct netG.out_instants, or datasets.{split}.dataroot_gt_instants",
+    )
 
 
 def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
