@@ -103,8 +103,8 @@ def user_clips(
             clip = _open_clip(name, paths, section=section, trained=trained, scale=scale)
             clips.append(clip)
         except UnknownPlanes as e:
-            # It is not known which planes of the spike file belong to which frame. Go on, so that
-            # one error names all clips, and the user can correct them with one spike.exposure.
+            # The planes of each frame are not known. Go on, so that one error names all clips, and
+            # the user can correct them with one spike.exposure.
             refused.append(e)
     if refused:
         raise error_for_all_clips(refused)
@@ -172,26 +172,31 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
 
     Raises DataError if two clips have one name.
 
-    Add a new layout after these four. Then existing folders still give the same clips
+    Add a new layout after these four, so that existing folders still give the same clips
     (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
     """
-    # (1): a film or an image, or a folder of images.
-    if not root.is_dir() or files_in(root):
+    if not root.is_dir() or files_in(root):  # (1)
         return {_name_of(root): ClipPaths(root, spike, gt)}
-    # (2) and (3) have a folder <root>/blur. Then `spike` and `gt` may have folders "spike" and
-    # "sharp", e.g. --spike <root> means <root>/spike.
     blur = root / "blur"
-    if blur.is_dir():
-        spike = _spike_path(spike)
-        gt = _gt_path(gt)
-        if files_in(blur):
-            return {_name_of(blur): ClipPaths(blur, spike, gt)}
-        root = blur
+    if not blur.is_dir():  # (4)
+        return _clips_below(root, spike, gt)
+    # In (2) and (3), --spike <root> means <root>/spike, and --gt <root> means <root>/sharp.
+    spike = _spike_path(spike)
+    gt = _gt_path(gt)
+    if files_in(blur):  # (2)
+        return {_name_of(blur): ClipPaths(blur, spike, gt)}
+    return _clips_below(blur, spike, gt)  # (3)
 
-    # (3) and (4): a folder or a film for each clip. The spikes of a clip are <spike>/<clip>.dat,
-    # <spike>/<clip>/spike or <spike>/<clip>, where <spike> may be <root>/spike by now.
+
+def _clips_below(folder: Path, spike: Path | None, gt: Path | None) -> dict[str, ClipPaths]:
+    """Return {name of a clip: its paths} of a folder that has a folder or a film for each clip.
+
+    spike: folder with the spikes of each clip, in <spike>/<clip>.dat, <spike>/<clip>/spike or
+    <spike>/<clip>. gt: folder with the sharp frames of each clip, in the same forms.
+    Raises DataError if two clips have one name.
+    """
     paths_of_clips: dict[str, ClipPaths] = {}
-    for name, frames in clips_in(root, "blur"):
+    for name, frames in clips_in(folder, "blur"):
         # "a.mp4" and a folder "a" would both be the clip "a".
         if name in paths_of_clips:
             raise DataError(
@@ -204,9 +209,9 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
         gt_of_clip = None if gt is None else _gt_path(gt / name)
         paths_of_clips[name] = ClipPaths(frames, spike_of_clip, gt_of_clip)
     if not paths_of_clips:
-        # Nothing was found. Return the root as a folder of frames, so that `FrameSource` raises its
-        # error for an empty folder.
-        return {_name_of(root): ClipPaths(root, spike, gt)}
+        # Nothing was found. Return the folder as a clip, so that `FrameSource` raises its error for
+        # an empty folder.
+        return {_name_of(folder): ClipPaths(folder, spike, gt)}
     return paths_of_clips
 
 
