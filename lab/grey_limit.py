@@ -40,33 +40,33 @@ from models.fusion.exposure import ExposureFusion
 from models.metrics import psnr
 from utils.image import imread_rgb
 
-# How the grey picture is enlarged.
-WAYS = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
+# The two interpolations by which the grey picture is enlarged.
+INTERPOLATIONS = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 
 
 def main(clips: list[str]) -> None:
-    """Restore all frames of the clips in both ways, and print the mean gains."""
-    gains: dict[str, list[float]] = {way: [] for way in WAYS}
+    """Restore all frames of the clips with both interpolations, and print the mean gains."""
+    gains: dict[str, list[float]] = {name: [] for name in INTERPOLATIONS}
     for clip in clips:
         for sharp_file in sorted(Path(clip, "sharp").iterdir()):
             sharp = imread_rgb(sharp_file)
             blurry = imread_rgb(Path(clip, "blur", sharp_file.name))
             psnr_before = psnr(blurry, sharp)
-            for way, interpolation in WAYS.items():
+            for name, interpolation in INTERPOLATIONS.items():
                 restored = restore(blurry, sharp, interpolation)
-                gains[way].append(psnr(restored, sharp) - psnr_before)
-    for way, gains_of_frames in gains.items():
-        print(f"{way} {np.mean(gains_of_frames):+.2f}")
+                gains[name].append(psnr(restored, sharp) - psnr_before)
+    for name, gains_of_frames in gains.items():
+        print(f"{name} {np.mean(gains_of_frames):+.2f}")
 
 
 def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.ndarray:
     """Restore a blurry frame with the grey picture of the sharp frame. Returns (H, W, 3) uint8.
 
-    blurry, sharp: (H, W, 3) uint8. interpolation: a value of WAYS.
+    blurry, sharp: (H, W, 3) uint8. interpolation: a value of INTERPOLATIONS.
     """
     sharp_grey = half_size_grey(sharp)
-    # At least 1e-3, because a black pixel would be a division by 0. The smallest display value
-    # above black is 1 / 255 = 0.004, so the limit changes nearly black pixels only.
+    # At least 1e-3, so that a black pixel does not divide by 0. The smallest display value above
+    # black is 1 / 255 = 0.004, so the limit changes only pixels that are nearly black.
     blurry_grey = half_size_grey(blurry).clip(1e-3)
     grey_ratio = sharp_grey / blurry_grey
     height, width = blurry.shape[:2]

@@ -150,20 +150,22 @@ class TrueMotion:
     def shifts_at(self, sharp_plane: int, time: float) -> np.ndarray:
         """Return the true shifts (H, W, 2) from the sharp plane to a time.
 
-        They are interpolated between the shifts to the planes before and after the time. E.g. for
-        the time 2.25, a quarter comes from the third plane after the sharp plane, and the rest from
-        the second. No test notices another share.
+        The scene has shifts from plane to plane, so they are interpolated. E.g. the shifts to the
+        time 2.25 are 3/4 of the shifts to the second plane after the sharp plane, plus 1/4 of the
+        shifts to the third plane. No test notices another share.
 
         time: in planes after the sharp plane.
         """
-        # There must be a plane after `before`. Beyond both ends of the clip the share is below 0 or
-        # above 1, so the motion goes on at the same speed.
+        # The planes before and after the time. Beyond an end of the clip these are the two planes
+        # at the end. Then the share is below 0 or above 1, so the motion goes on at the same speed.
         last_plane = self.scene.number_of_planes - 1
-        before = int(np.clip(np.floor(sharp_plane + time), 0, last_plane - 1))
-        share = np.float32(sharp_plane + time - before)
-        shift_before = self.scene.shifts(sharp_plane, before)
-        shift_after = self.scene.shifts(sharp_plane, before + 1)
-        return (1 - share) * shift_before + share * shift_after
+        plane_of_time = sharp_plane + time
+        before = int(np.clip(np.floor(plane_of_time), 0, last_plane - 1))
+        after = before + 1
+        share_of_after = np.float32(plane_of_time - before)
+        shifts_before = self.scene.shifts(sharp_plane, before)
+        shifts_after = self.scene.shifts(sharp_plane, after)
+        return (1 - share_of_after) * shifts_before + share_of_after * shifts_after
 
 
 def scene_of(clip: Path) -> PhotoScene:

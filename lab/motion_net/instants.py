@@ -17,16 +17,19 @@ HALF = 44  # planes of half an exposure
 SHARP = 44.5  # the sharp instant, in planes from the start of the exposure: the middle of plane 44
 BEFORE = 40  # planes of a scene before the exposure; the same number comes after the exposure
 STEP = 2  # two planes in a row see the same light, which halves the time for drawing a scene
-# The instants at which a scene is drawn, (84,): the middles of pairs of planes, in planes after the
-# sharp instant. E.g. the first pair, planes -40 and -39, has its middle at -39, and -39 - 44.5 is
-# -83.5.
-INSTANTS = np.arange(-BEFORE, PLANES + BEFORE, STEP) + STEP / 2 - SHARP
+# The instants at which a scene is drawn, (84,), in planes after the sharp instant: the middles of
+# pairs of planes. E.g. the first pair is the planes -40 and -39. Its middle is 39 planes before the
+# start of the exposure, so the first instant is -39 - 44.5 = -83.5.
+_FIRST_PLANES = np.arange(-BEFORE, PLANES + BEFORE, STEP)  # -40, -38, ..., 126
+INSTANTS = _FIRST_PLANES + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
-# in elevenths of an exposure from its middle, and an eleventh has USUAL_PLANES planes. E.g. the
-# middle of the middle window is at 0 elevenths, 44 planes after the start of the exposure. The
-# sharp instant is 44.5 planes after the start. So MIDDLES has 44 - 44.5 = -0.5 for this window.
-_MIDDLES_OF_EDGES = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2
-MIDDLES = (_MIDDLES_OF_EDGES * USUAL_PLANES + HALF) - SHARP
+# in elevenths of an exposure from its middle, and an eleventh has USUAL_PLANES = 8 planes. E.g. the
+# middle window reaches from -0.5 to 0.5, so its middle is at 0 elevenths. This is 44 planes after
+# the start of the exposure, and 44 - 44.5 = -0.5 planes after the sharp instant.
+_EDGES = np.array(EDGES)
+_MIDDLES_IN_ELEVENTHS = (_EDGES[:-1] + _EDGES[1:]) / 2
+_MIDDLES_FROM_START = _MIDDLES_IN_ELEVENTHS * USUAL_PLANES + HALF  # in planes
+MIDDLES = _MIDDLES_FROM_START - SHARP
 SIDE = 64  # height and width of a scene, in spike pixels
 # A layer is larger than the scene by this number of pixels on each side. So a part of its picture
 # is outside of the scene, and this part can move into the scene.

@@ -55,8 +55,8 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     blurry = blurry_frame(rng, light)
 
     # The windows of the network. EDGES counts from the middle of the exposure, in elevenths of the
-    # exposure, and an eleventh has USUAL_PLANES = 8 planes. E.g. the first edge of the exposure is
-    # -5.5, so plane 108 - 5.5 * 8 = 64 of the stream. The stream has 216 planes.
+    # exposure, and an eleventh has USUAL_PLANES = 8 planes. E.g. the exposure begins at the edge
+    # -5.5, which is plane 108 - 5.5 * 8 = 64 of the 216 planes of the stream.
     middle_plane = WARM_UP + BEFORE + HALF  # the middle of the exposure: plane 108
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
@@ -89,9 +89,9 @@ def record_stream(
 
     rate: `Sensor.rate` of the camera. None: it is drawn.
     """
-    # The lowest rate is near darkness: full light gives about 2 spikes in the 88 planes of an
-    # exposure. The highest rate gives a spike in nearly every plane. Draw the rate even if `rate`
-    # is given, because all later draws depend on this draw.
+    # With the lowest rate, full light gives about 2 spikes in the 88 planes of an exposure. The
+    # highest rate gives a spike in nearly every plane. Draw the rate even if `rate` is given,
+    # because all later draws depend on this draw.
     drawn_rate = log_uniform(rng, 0.02, 0.95)
     if rate is None:
         rate = drawn_rate

@@ -1,8 +1,8 @@
 """Draw random scenes whose motion is known exactly.
 
 What must stay: the order of the draws. With another order, the same seed gives other scenes. Free
-to change, for the next training: the ranges of the draws. They were chosen by judgement: they shall
-contain what users film. No measurement of other ranges is recorded.
+to change, for the next training: the ranges of the draws. They were chosen by judgement, to contain
+what users film. No measurement of other ranges is recorded.
 """
 
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ def random_thing(
     """Draw a thing in front of the background, with its own motion, surface and outline.
 
     camera: the motion of the camera. `random_scene` has enlarged its trajectory for the depth of
-    the thing, because near things move farther.
+    the thing, because near things move more.
     """
     # The motion of the camera, plus the motion of the thing itself. Eight in ten things have their
     # own shift, 0.3 to 10 pixels within the exposure.

@@ -32,13 +32,12 @@ from models.saved_network import SavedNetwork
 from utils.contract import Tick
 from utils.image import tensor_to_uint8
 
-# Name of a method -> clip -> PSNR in dB. A method is the operator (OPERATOR_METHOD), the shipped
-# weights (SHIPPED_METHOD), or the steps of a run, by the name of the run. E.g.
+# Names of methods. The learned steps of a run have the name of the run.
+OPERATOR_METHOD = "operator"
+SHIPPED_METHOD = "shipped"  # the shipped weights
+# Name of a method -> clip -> PSNR in dB, e.g.
 # {"operator": {"park_00": 23.0}, "plain_seed0_800": {"park_00": 23.3}}.
 Scores = dict[str, dict[str, float]]
-# The names of the two methods that are no run.
-OPERATOR_METHOD = "operator"
-SHIPPED_METHOD = "shipped"
 
 
 class FirstEstimates:
@@ -72,8 +71,8 @@ class AllMethods:
             SHIPPED_METHOD,
             *(trained_run.run.name for trained_run in trained_runs),
         ]
-        # Number of frames so far that need a part which was not trained. E.g. a dark frame needs
-        # the part "few", and --parts is "good". `scores_of` leaves out the clip of such a frame.
+        # Number of frames so far that need a part which was not trained, e.g. dark frames, which
+        # need the part "few", with --parts good. `scores_of` leaves out the clip of such a frame.
         self.frames_without_steps = 0
 
     def __call__(self, z_0: Tensor, inputs: AreaInputs) -> Tensor:
@@ -91,8 +90,7 @@ class AllMethods:
 
         equations = inputs.equations
         proposal = equations.proposal(z_0)
-        # The steps of the control get these two instead of `equations` and `proposal`. Equations
-        # without a motion propose z_0 itself.
+        # The control (PLAIN) gets these two instead. Without a motion, the proposal is z_0 itself.
         hidden_equations = HiddenEquations(equations)
         hidden_proposal = hidden_equations.proposal(z_0)
 
@@ -100,15 +98,17 @@ class AllMethods:
         frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
         frames = [z_0, frames_of_shipped[-1]]
         for trained_run in self.trained_runs:
-            steps = trained_run.steps.get(part)
-            if steps is None:
-                # The part was not trained. z_0 only fills the place of this run in the result,
-                # because `scores_of` leaves the clip out.
+            if part not in trained_run.steps:
+                # The part was not trained, so `scores_of` leaves the clip out. z_0 only fills the
+                # place of this run in the result.
                 frames.append(z_0)
-            elif trained_run.run.kind == PLAIN:
-                frames.append(steps.all_steps(z_0, hidden_proposal, hidden_equations)[-1])
+                continue
+            steps = trained_run.steps[part]
+            if trained_run.run.kind == PLAIN:
+                frames_of_run = steps.all_steps(z_0, hidden_proposal, hidden_equations)
             else:
-                frames.append(steps.all_steps(z_0, proposal, equations)[-1])
+                frames_of_run = steps.all_steps(z_0, proposal, equations)
+            frames.append(frames_of_run[-1])
         return torch.stack(frames).clamp(0, 1)
 
 

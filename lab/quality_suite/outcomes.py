@@ -52,16 +52,12 @@ class Outcome:
         runs = self._clips_of_runs(condition, chosen_seeds)
         if not runs:
             return {}
-        # All these runs have the same clips, because a run is always tested on all clips of a
-        # condition. So the names of the first run serve for all of them.
+        # All runs have the same clips, because a run is tested on all clips of a condition.
+        names = runs[0].keys()
         means = {}
-        for name in runs[0]:
-            values = []
-            for clips in runs:
-                value = clips[name][kind].get(metric)
-                if value is not None:
-                    values.append(value)
-            if len(values) == len(runs):
+        for name in names:
+            values = [clips[name][kind].get(metric) for clips in runs]  # None without the metric
+            if None not in values:
                 means[name] = statistics.fmean(values)
         return means
 

@@ -31,9 +31,9 @@ from scripts.make_sample_data import RGB, SPIKES
 # "choose" and "report" are parts: the videos of the tests (sources.py).
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
-# Training set -> weight with which a sample is drawn from it. E.g. 4 of 12 samples are of "random".
-# "made" is the set of `make sample`. The order of the sets must stay: with another order, the same
-# random number would draw from another set.
+# Training set -> weight with which a sample is drawn from it. The weights add up to 12, so 4 of 12
+# samples are of "random". "made" is the set of `make sample`. The order of the sets must stay,
+# because with another order the same random number would draw from another set.
 SAMPLE_WEIGHTS = {"random": 4, "photos": 2, "ideal": 3, "made": 3}
 
 

@@ -19,29 +19,39 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
     If strace is installed, the table says two more things: how often a start asks the file system
     for each file of the set, and how many seconds longer a start takes on a slow file system.
     """
-    # A start on two clips costs little more than the imports. Two of its figures are subtracted
-    # below: its calls, and its seconds on a slow file system. What is left belongs to the files of
-    # the set.
     costs_of_two_clips = large_set.costs(2, args.folder)
     costs_of_starts = large_set.costs(args.clips, args.folder)
+    for name, costs in costs_of_starts.items():  # "first", "again"
+        _subtract_imports(costs, costs_of_two_clips[name])
     files = args.clips * large_set.FILES_OF_CLIP
 
-    rows = []
-    for name, costs in costs_of_starts.items():  # "first", "again"
-        row = [name, f"{costs['seconds']:.1f}", f"{costs['cpu_seconds']:.1f}", f"{costs['gb']:.2f}"]
-        for kind in large_set.CALLS:
-            if kind in costs:
-                costs[kind] -= costs_of_two_clips[name][kind]
-                row.append(f"{costs[kind] / files:.3f}")
-        if "slow_seconds" in costs:
-            costs["slow_seconds"] -= costs_of_two_clips[name]["slow_seconds"]
-            row.append(f"{costs['slow_seconds']:.1f}")
-        rows.append(row)
-
-    print(f"\n{args.clips} clips, {files} files")
     heads = ["start", "s", "CPU s", "GB"]
     heads += [f"{kind} a file" for kind in large_set.CALLS]
     heads += ["s more at 0.5 ms a call"]
+    rows = [_row(name, costs, files) for name, costs in costs_of_starts.items()]
     columns = len(rows[0])  # without strace only the first four
+    print(f"\n{args.clips} clips, {files} files")
     print(table(rows, heads[:columns]))
     return {"clips": args.clips, "files": files, "starts": costs_of_starts}
+
+
+def _subtract_imports(costs: dict[str, float], costs_of_two_clips: dict[str, float]) -> None:
+    """Subtract the costs of the imports from the calls and the slow seconds. Changes `costs`.
+
+    What is left belongs to the files of the set. A start on two clips costs little more than the
+    imports. The other costs stay as they are. Without strace, there is nothing to subtract.
+    """
+    for key in (*large_set.CALLS, "slow_seconds"):
+        if key in costs:
+            costs[key] -= costs_of_two_clips[key]
+
+
+def _row(name: str, costs: dict[str, float], files: int) -> list[str]:
+    """Return the row of a start. files: number of files of the set."""
+    row = [name, f"{costs['seconds']:.1f}", f"{costs['cpu_seconds']:.1f}", f"{costs['gb']:.2f}"]
+    for kind in large_set.CALLS:
+        if kind in costs:
+            row.append(f"{costs[kind] / files:.3f}")
+    if "slow_seconds" in costs:
+        row.append(f"{costs['slow_seconds']:.1f}")
+    return row

@@ -27,10 +27,11 @@ class ClipEquations:
 
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the solutions of the equations of all frames, (3, N * H, W)."""
-        pairs = zip(
-            self.equations_of_frames, split_frames(z_0, len(self.equations_of_frames)), strict=True
-        )
-        return stack_frames([equations.proposal(frame) for equations, frame in pairs])
+        frames = split_frames(z_0, len(self.equations_of_frames))
+        proposals = []
+        for equations, frame in zip(self.equations_of_frames, frames, strict=True):
+            proposals.append(equations.proposal(frame))
+        return stack_frames(proposals)
 
     def evidence(self) -> Tensor:
         """Return how far to trust the equations at each pixel of all frames, (6, N * H, W)."""
@@ -41,10 +42,11 @@ class ClipEquations:
 
         The result is (7, N * H, W), the channels of `data.motion.joint.equations.Equations.pulls`.
         """
-        pairs = zip(
-            self.equations_of_frames, split_frames(z, len(self.equations_of_frames)), strict=True
-        )
-        return stack_frames([equations.pulls(frame) for equations, frame in pairs])
+        frames = split_frames(z, len(self.equations_of_frames))
+        pulls = []
+        for equations, frame in zip(self.equations_of_frames, frames, strict=True):
+            pulls.append(equations.pulls(frame))
+        return stack_frames(pulls)
 
 
 def stack_frames(frames: Sequence[Tensor] | Tensor) -> Tensor:

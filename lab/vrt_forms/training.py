@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from lab.vrt_forms.form import Form
 
-# Settings of the training. They are usual values for Adam, and no comparison with others is
-# recorded. Both networks of a form have the same settings.
-#
+# Settings of the training, the same for both networks of a form. They are usual values for Adam,
+# and no comparison with other values is recorded.
+
 # Decay of the exponential moving average of the weights. The average is about the mean of the last
 # 1 / (1 - 0.99) = 100 steps.
 MOST_OLD = 0.99
