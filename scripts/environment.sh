@@ -22,11 +22,11 @@ fi
 # The Python of an active environment comes first, then .venv of the repository, then the system's.
 # An active conda environment may have no python of its own, so look whether it is there.
 repository=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
-own=$repository/.venv/bin/python
+python_of_venv=$repository/.venv/bin/python
 if [[ -x ${VIRTUAL_ENV:-/dev/null}/bin/python || -x ${CONDA_PREFIX:-/dev/null}/bin/python ]]; then
     python=python
-elif [[ -x $own ]]; then
-    python=$own
+elif [[ -x $python_of_venv ]]; then
+    python=$python_of_venv
 else
     python=python3
 fi

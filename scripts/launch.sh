@@ -105,7 +105,7 @@ fi
 
 # ---- The start of several processes ----
 
-has_wait_policy=${OMP_WAIT_POLICY:-} # before environment.sh sets it
+given_wait_policy=${OMP_WAIT_POLICY:-} # of the user, before environment.sh sets the variable
 # shellcheck source=scripts/environment.sh
 source "${here}scripts/environment.sh"
 if [[ -n $per_node ]]; then
@@ -121,7 +121,7 @@ fi
 # Print how many other processes of this machine are running. E.g. if /proc/loadavg is
 # "0.20 0.18 0.12 3/345 6789", then 3 of 345 are running. The process that reads the file is one of
 # them, so subtract 1. If the system does not tell, print a large number, as if all cores were busy.
-running() {
+running_elsewhere() {
     local now
     if [[ -r /proc/loadavg ]]; then
         read -r _ _ _ now _ </proc/loadavg
@@ -132,13 +132,13 @@ running() {
 }
 
 # If less than half of the cores are busy, let the threads of this process wait actively for some
-# microseconds (GOMP_SPINCOUNT) before they sleep. On idle cores a step then takes 0.6 of the time
-# that it takes if the threads sleep at once. On busy cores it would take longer. The way of waiting
-# changes no result. Another number of threads would change the last bits of results.
-if [[ -z $has_wait_policy ]]; then
+# microseconds (GOMP_SPINCOUNT) before they sleep. On idle cores a step then takes 0.6 of the time,
+# and on busy cores it would take longer. How threads wait changes no result, but another number of
+# threads would change the last bits.
+if [[ -z $given_wait_policy ]]; then
     # Count three times and take the smallest number, so that short work of others does not count.
     others=$(for _ in 1 2 3; do
-        running
+        running_elsewhere
         sleep 0.1
     done | sort -n | sed -n 1p)
     cores=$(getconf _NPROCESSORS_ONLN)
