@@ -18,6 +18,7 @@ What the failure in a log means:
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +150,6 @@ def print_report(report: Any) -> None:
     for clip in report.clips:
         height, width = clip.size
         gt_height, gt_width = clip.gt_size
-        # The number of spike planes of a frame, e.g. "88", or the smallest and the largest number,
-        # e.g. "56-88".
-        planes = "none"
-        if clip.planes:
-            fewest = min(clip.planes)
-            most = max(clip.planes)
-            planes = str(fewest) if fewest == most else f"{fewest}-{most}"
         rows.append(
             [
                 clip.name,
@@ -163,12 +157,26 @@ def print_report(report: Any) -> None:
                 clip.stems[0],
                 f"{height} x {width}",
                 f"{gt_height} x {gt_width}",
-                planes,
+                planes_in_words(clip.planes),
             ]
         )
     print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
     for warning in report.warnings:
         print(without_secrets(f"  warning: {warning}"))
+
+
+def planes_in_words(planes: Sequence[int]) -> str:
+    """Return the smallest and the largest number of spike planes of a frame, e.g. "56-88".
+
+    If all frames have the same number, it is returned alone, e.g. "88".
+
+    planes: number of planes of each frame. It is empty for a clip without spikes.
+    """
+    if not planes:
+        return "none"
+    fewest = min(planes)
+    most = max(planes)
+    return str(fewest) if fewest == most else f"{fewest}-{most}"
 
 
 if __name__ == "__main__":

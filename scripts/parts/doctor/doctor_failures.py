@@ -139,17 +139,25 @@ def known_failures(text: str, first_line: int) -> list[Finding]:
     rows = json.loads(KNOWN_FAILURES.read_text(encoding="utf-8"))
     findings: dict[str, Finding] = {}  # name of the failure -> finding
     for line_number, line in enumerate(text.splitlines(), first_line):
-        if not line.strip():
-            continue
-        for name, pattern, meaning, cure in rows:
-            match = re.search(pattern, line)
-            if not match:
-                continue
+        finding = _known_failure(line, line_number, rows)
+        if finding is not None:
+            findings.setdefault(finding.check, finding)  # an earlier line of this kind stays
+    return list(findings.values())
+
+
+def _known_failure(line: str, line_number: int, rows: list[list[str]]) -> Finding | None:
+    """Return the finding of the first row that matches a line of a log, or None if no row does.
+
+    rows: the content of KNOWN_FAILURES.
+    """
+    if not line.strip():
+        return None
+    for name, pattern, meaning, cure in rows:
+        match = re.search(pattern, line)
+        if match:
             # What the groups of the pattern matched, for {0}, {1} ... of the meaning. E.g.
             # ["3", "STUCK"] becomes ["3", "stuck"].
             words = [STATE_WORDS.get(word, word) for word in match.groups(default="")]
             what = f"line {line_number}: {line.strip()[:SHOWN_CHARACTERS]}"
-            finding = Finding(FAIL, name, what, why=meaning.format(*words), cure=cure)
-            findings.setdefault(name, finding)  # an earlier line of this kind stays
-            break  # the first row that matches counts
-    return list(findings.values())
+            return Finding(FAIL, name, what, why=meaning.format(*words), cure=cure)
+    return None
