@@ -10,7 +10,7 @@ readout.
 What must stay: every constant, every range and the order of the random numbers, because they decide
 the files of the data set (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). Whoever
 changes one raises `version` of the `SetPlan` in scripts/make_sample_data.py, so that old files are
-made anew.
+made again.
 """
 
 from dataclasses import dataclass
@@ -57,14 +57,7 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     side: side of the frame, in pixels.
     """
     n = side + 2 * MARGIN
-    # The shake of the camera: up to 22 and 16 pixels, and 0.05 radians (3 degrees). It is a sum of
-    # waves; the period of each wave is 3 to 9 exposures. So the picture moves by some pixels within
-    # an exposure, as in GoPro. Larger amplitudes would blur the frames more.
-    walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
-    shake_x = walk(amplitude=22.0)
-    shake_y = walk(amplitude=16.0)
-    turn = walk(amplitude=0.05)  # (planes,)
-    shake = np.stack([shake_x, shake_y], axis=1)  # (planes, 2)
+    shake, turn = _shake_of_camera(rng, planes)
 
     layers = []
     for depth in range(4):
@@ -91,6 +84,20 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         path = np.column_stack((shifts, turn))  # (planes, 3): x, y, turn
         layers.append(Layer(sheet, path, side))
     return layers
+
+
+def _shake_of_camera(rng: np.random.Generator, planes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shift of the camera (planes, 2) in pixels, and its turn (planes,) in radians.
+
+    The shift is up to 22 pixels in x and 16 pixels in y, and the turn up to 0.05 radians (3
+    degrees). Each is a sum of waves with periods of 3 to 9 exposures. So the picture moves by some
+    pixels within an exposure, as in GoPro. Larger amplitudes would blur the frames more.
+    """
+    walk = partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
+    shake_x = walk(amplitude=22.0)
+    shake_y = walk(amplitude=16.0)
+    turn = walk(amplitude=0.05)
+    return np.stack([shake_x, shake_y], axis=1), turn
 
 
 def _outline(rng: np.random.Generator, n: int) -> np.ndarray:

@@ -150,9 +150,9 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     """
     refuse_missing_file(path)
 
-    # `info` is what dataset.json says. Its fields h and w are None if dataset.json lacks them, or
-    # if there is no dataset.json. An array does not need them. But a damaged dataset.json shall
-    # raise an error for every kind of file, so dataset.json is read first.
+    # What dataset.json says. Its fields h and w are None if dataset.json lacks them, or if there is
+    # no dataset.json. It is read first, also for an array, which does not need it, so that a
+    # damaged dataset.json raises an error for every kind of file.
     info = nearest_info(path)
 
     # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.
@@ -160,11 +160,10 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     if shape is not None:
         return geometry_of_array(path, shape, options)
 
-    # The file is packed. Its size comes from --size. Without --size it comes from the layout
-    # "sps100", which has only one size. For another layout it comes from dataset.json.
+    # The file is packed, so it does not say its size.
     if options.size:
         height, width = options.size
-    elif options.layout == "sps100":  # of the camera SPS100
+    elif options.layout == "sps100":  # all planes of the camera SPS100 have one size
         height = width = SPS100_SIDE
     else:
         height = info.h

@@ -93,9 +93,9 @@ class Rendering:
         self.brightness = _brightness(path, rate, light, best.rates)
 
         self.last = self.file.planes - 1
-        # With some methods, an image shows a later time than its plane. The difference is the lag.
-        # E.g. the image of tfi at plane 5 shows the time between the planes 5 and 6 (a lag of one
-        # half plane), so it needs both planes. Then the last plane has no image.
+        # With some methods, an image shows a later time than its plane, and needs the next plane,
+        # too. Then the last plane has no image. E.g. the image of tfi at plane 5 shows the time
+        # between the planes 5 and 6, a lag of one half plane.
         lag = REPRESENTATIONS[self.name].lag_in_half_planes(**self.options)
         if lag > 0:
             self.last -= 1
@@ -111,20 +111,25 @@ class Rendering:
 
         centers: numbers of planes, rising.
         """
-        # Planes on either side of the center. At the ends of the file there are fewer planes.
-        half = self.options.get("half_window", HISTORY)
-        # The planes first_needed ... end_needed - 1 are read, as far as the file has them.
-        first_needed = max(centers[0] - half, 0)
-        end_needed = min(centers[-1] + half + 1, self.file.planes)
+        first_needed, _ = self._window(centers[0])
+        _, end_needed = self._window(centers[-1])
         reader = PlaneReader(self.file, first_needed, end_needed)
         for center in centers:
-            begin = max(center - half, 0)
-            end = min(center + half + 1, end_needed)
+            begin, end = self._window(center)
             window = reader.planes(begin, end)
             center_in_window = center - begin
             image = self._image(window, center_in_window)
             plane = window[center_in_window]  # the plane at the center
             yield center, plane, image
+
+    def _window(self, center: int) -> tuple[int, int]:
+        """Return begin and end of the planes begin ... end - 1 that the image at a center needs.
+
+        E.g. 20 planes on either side of the center 100 are the planes 80 ... 120, so (80, 121). At
+        the ends of the file there are fewer planes.
+        """
+        half = self.options.get("half_window", HISTORY)
+        return max(center - half, 0), min(center + half + 1, self.file.planes)
 
     def _image(self, window: np.ndarray, center: int) -> np.ndarray:
         """Return the image (h, w) uint8 at a plane of a window.

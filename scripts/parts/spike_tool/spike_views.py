@@ -27,8 +27,8 @@ from utils.output_folder import publish_folder, scratch_folder
 from utils.video.container import WRITABLE_SUFFIXES
 from utils.video.writer import VideoWriter
 
-# Small images are enlarged, so that single pixels can be seen. The factor is the largest whole
-# number with which the height is at most this number of pixels. E.g. 128 pixels become 256.
+# Small images are enlarged by a whole factor, so that single pixels can be seen. The height is then
+# at most this number of pixels. E.g. 128 pixels become 256, because 3 * 128 is too much.
 MOST_ENLARGED_HEIGHT = 320
 # Without --step, `play` makes at most this number of video frames: 20 s at 25 frames per second.
 MOST_FRAMES = 500
