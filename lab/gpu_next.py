@@ -201,8 +201,8 @@ class FiniteOutputs:
         """Return the function that torch calls after the module of this name."""
 
         def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            # A module may return a list of tensors, e.g. the pyramid of the optical flow. Such an
-            # output is not noted. NaN in one of its tensors shows in the next modules.
+            # A list of tensors, e.g. the pyramid of the optical flow, is not noted, because NaN in
+            # one of its tensors shows in the next modules.
             if isinstance(output, Tensor):
                 # No bool() here: it would wait for the GPU, which a recording refuses.
                 self.names.append(name)
@@ -290,7 +290,7 @@ def _capture(
 ) -> Callable[[], Tensor]:
     """Record a step as a CUDA graph. Returns a function that repeats it.
 
-    The returned loss is one tensor, which each replay fills anew.
+    The function always returns the same tensor, which holds the loss of the last replay.
     """
     # Three steps on another stream, as torch.cuda.graph asks for. These steps make constant
     # tensors, compile kernels, and allocate the state of the optimizer.

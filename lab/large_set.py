@@ -94,7 +94,7 @@ def _write_clip(folder: Path) -> None:
         cv2.imwrite(str(folder / f"sharp/{frame:06d}.png"), moved)
         cv2.imwrite(str(folder / f"blur/{frame:06d}.png"), cv2.blur(moved, (5, 1)))
 
-        # The spike camera sees the frame in grey, and the scene stands still for all its planes.
+        # The spike camera sees the frame in grey, and nothing moves within the exposure.
         grey = to_grey(to_linear(moved / np.float32(255)))
         light = cv2.resize(grey, (SPIKE_SIDE, SPIKE_SIDE))
         sensor = IntegrateAndFire(*light.shape, rate=RATE, rng=rng)

@@ -49,8 +49,8 @@ PIXELS = 128
 #             G / k groups for sampling, 9 taps, C channels each
 #     k * K   all entries of a column: G groups, 9 taps, C channels            576
 #
-# In the example at the right, a group of the weights reads c / k = 32 input channels, which are
-# G / k = 4 groups for sampling, and makes c' / k = 32 output channels.
+# In the example on the right, a group of the weights reads c / k = 32 input channels, which are
+# G / k = 4 groups for sampling, and computes c' / k = 32 output channels.
 
 
 def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

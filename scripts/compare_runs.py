@@ -46,7 +46,7 @@ from utils.run import figures, history, report
 # What must stay: the exit code of --at-least, on which users' scripts rely
 # (test_a_run_must_gain_three_decibels_in_its_last_validation).
 # Free to change: figures, which are for people.
-# Tests: tests/parts/utils/test_results.py and test_history.py. For the table of tests:
+# Tests: tests/parts/utils/test_results.py and test_history.py; for the table of tests
 # tests/stories/test_reconstruct.py and test_protocols.py.
 #
 # Throughout this file:

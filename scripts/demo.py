@@ -243,8 +243,8 @@ def train_for(seconds: float, sample: Path, root: Path) -> int:
     seconds: time from the first line of losses to the signal. The time before the first line does
     not count. Otherwise a slow machine could be stopped before it has a loss to draw.
     """
-    # The file of losses. The run adds a line at each log step. If an earlier demo has begun the
-    # run, the file exists already. So wait until it grows, not until it exists.
+    # The file of losses, to which the run adds a line at each log step. An earlier demo may have
+    # begun the run, so wait until the file grows, not until it exists.
     history = root / SAMPLE_OPTIONS.stem / LINES_NAME
     bytes_before = _size(history)
     folders = data_roots("train", sample) + data_roots("test", sample)

@@ -15,8 +15,8 @@ import re
 from utils.options.registry import Registry
 from utils.options.section import Section
 
-# A list of words before a colon. E.g. it finds "height, width: " in "A plane. height, width: in
-# pixels." re.VERBOSE ignores spaces, so [ ] stands for a space.
+# Matches a list of words before a colon, e.g. "height, width: " in "A plane. height, width: in
+# pixels." With re.VERBOSE a space of the pattern is ignored, so a space is written as [ ].
 WORDS_BEFORE_COLON = re.compile(
     r"""
     (?: ^ | (?<= [.;)] [ ] ) )       # at the start of the text, or after ". ", "; " or ") "

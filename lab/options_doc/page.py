@@ -143,7 +143,7 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
 
 
 def _continues(longer: str, text: str) -> bool:
-    """Return whether `longer` begins with `text` (without its last "."), and goes on."""
+    """Return whether `longer` is `text` (without its last ".") and more."""
     return longer != text and longer.startswith(text.rstrip("."))
 
 

@@ -50,9 +50,8 @@ WEIGHTS = {
     path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
 }
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
-# What a stranger may ask of the machine. The limits were chosen by judgement, not measured. A
-# larger value lets a visitor use more disk, memory and time. Tests:
-# tests/parts/scripts/test_uploaded_clip.py
+# What a stranger may ask of the machine. With larger limits, a visitor could use more disk, memory
+# and time. The limits were chosen by judgement, and not measured.
 MOST_BYTES_OF_FILE = 256 * 2**20  # app.py hands it to gradio, which refuses a larger file
 MOST_BYTES = 512 * 2**20  # bytes of all files together
 MOST_FRAMES = 120

@@ -80,8 +80,8 @@ def _from_features(views: Sequence[View], light: str) -> Start:
     tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
-    # affine is (2, 3). is_inlier is (matches, 1), 0 or 1. RANSAC stops as soon as its confidence is
-    # reached. With many wrong matches it needs many rounds, at most maxIters.
+    # RANSAC stops as soon as it reaches this confidence. If many matches are wrong, it needs many
+    # rounds, at most maxIters. `affine` is (2, 3), and `is_inlier` is (matches, 1), 0 or 1.
     affine, is_inlier = cv2.estimateAffine2D(
         in_spikes,
         in_frame,

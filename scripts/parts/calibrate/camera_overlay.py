@@ -29,9 +29,9 @@ def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     spikes = _on_frame(rates, frame, grid)
 
     upper = np.stack((frame, spikes, frame), axis=2)  # red and blue make magenta
-    # Squares as on a chessboard. y and x: the row and the column of squares of each pixel.
-    y, x = np.mgrid[:height, :width] // TILE
-    is_frame = (x + y) % 2 == 0
+    # Squares as on a chessboard: the row and the column of squares in which each pixel lies.
+    square_row, square_column = np.mgrid[:height, :width] // TILE
+    is_frame = (square_row + square_column) % 2 == 0
     squares = np.where(is_frame, frame, spikes)
     lower = np.repeat(squares[..., None], 3, axis=2)
     image = np.concatenate((upper, lower))

@@ -1,7 +1,7 @@
 """Make the table of tests of main_test_vrt.py: the scores of each test, on the same frames.
 
-What must stay: tests with different frames, or with different ways to score, never stand in one
-table (test_a_test_on_other_frames_is_refused_in_the_table,
+What must stay: tests of different frames, or with scores of different kinds, are never in one table
+(test_a_test_on_other_frames_is_refused_in_the_table,
 test_results_of_different_protocols_are_not_compared).
 Free to change: the columns.
 """

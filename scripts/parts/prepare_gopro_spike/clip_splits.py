@@ -68,16 +68,16 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
 
     names: the sources that have no split by their folder. out: --out.
     """
-    # First look at the folders of the clips. Without a rig, a clip has the name of its source.
+    # Without a rig, a clip has the name of its source, so the folder of the clip tells its split.
     earlier = {}
     for split in SPLITS:
         for name in names:
             if (out / "GOPRO_Large" / split / name).is_dir():
                 earlier[name] = split
-    # Then read dataset.json. With a rig, a source becomes several clips. dataset.json lists them by
-    # their own names, e.g. camel_00, and the name of the source is their key "source". If
-    # dataset.json and the folders disagree, dataset.json counts, because the folder camel_00 may
-    # come from a source "camel" or from a source "camel_00". Only dataset.json tells which.
+    # With a rig, a source becomes several clips, e.g. camel_00 and camel_01. In dataset.json each
+    # of them has the name of its source as the key "source". dataset.json counts more than the
+    # folders, because only dataset.json tells whether the folder camel_00 comes from a source
+    # "camel" or from a source "camel_00".
     recorded = {}
     for name, clip in read_info(out)["clips"].items():
         source = clip.get("source", name)
@@ -89,11 +89,11 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
 
 
 def evenly_chosen(names: Sequence[str], count: int) -> set[str]:
-    """Choose `count` names at equal distances, because neighbours in the list are often alike.
+    """Choose `count` names at equal distances, because neighbours in the list are often similar.
 
     The last name of each of `count` equal groups is chosen. E.g. 2 of 6 names: the groups are 0 to
-    2 and 3 to 5, so the names 2 and 5. A second start must choose the same names, so there is no
-    random choice here.
+    2 and 3 to 5, so the names 2 and 5. The choice is not random, because a second start must choose
+    the same names.
     """
     chosen = set()
     for group in range(count):

@@ -77,9 +77,9 @@ def _run_in_processes(
     # folders of the next run.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, die_with_parent) as pool:
-        # Ctrl-C sends SIGINT to all processes. Only the parent shall react, and end the other
-        # processes. A process inherits the blocked signals of its parent, and the pool starts its
-        # processes in `submit`. So SIGINT is blocked during `submit`.
+        # Ctrl-C sends SIGINT to all processes, but only the parent should react, and end the other
+        # processes. A process inherits the blocked signals of its parent. So block SIGINT during
+        # `submit`, which starts the processes of the pool.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             index_of_call = {}  # future -> index of its call
