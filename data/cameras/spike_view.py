@@ -111,32 +111,33 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     There are as many results as views. At times before the first view, the result is the first
     view. At times after the last view, the result is the last view.
     """
-    # Result p is a mean of two views:
-    #     later view     number p - whole,      weight 1 - share
-    #     earlier view   number p - whole - 1,  weight share
+    # Result p is a mean of two neighbouring views:
+    #
+    #     (1 - share) * view p - whole  +  share * view p - whole - 1
+    #
     # E.g. offset 1.25: whole = 1, share = 0.25. Offset -2.5: whole = -3, share = 0.5.
     whole = int(np.floor(offset))
     share = np.float32(offset - whole)
 
-    # `recent` has the last delay + 2 views, oldest first. Result p is the mean of its first two
-    # views. With a negative offset, result p needs a later view, so it is yielded after view
-    # p + ahead was read. Table of the views when result p is yielded:
+    # The views are read one by one, and `recent` keeps the last of them, oldest first. When result
+    # p is yielded, the first two views in `recent` are its two views:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p
     #     -2.5     0       3       p + 3         p + 2, p + 3
     #
-    # Near the end, there is no view p + ahead. So the last view is repeated.
+    # With a negative offset, result p needs view p + ahead, so it is yielded only after this view
+    # was read. Near the end there is no such view, so the last view is repeated.
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
-    for number, newest in enumerate(_with_last_repeated(views, ahead)):
+    for newest_number, newest in enumerate(_with_last_repeated(views, ahead)):
         if not recent:
             # Before the first view, all views are taken to be equal to the first view.
             recent.extend([newest] * (delay + 2))
         else:
             recent.append(newest)  # the oldest view drops out, because the deque has a maxlen
-        if number >= ahead:
+        if newest_number >= ahead:
             earlier = recent[0]
             later = recent[1]
             # If the offset is a whole number (share 0), yield the view itself. A mean would have

@@ -13,11 +13,11 @@ camera:
 The pictures of the windows have values of about 1, in good and in dim light. spike_windows.py says
 what the count and the light of a window are.
 
-What must stay: all of it, in values and in order. weights/motion.pth was trained on these inputs.
-With other inputs the network finds a wrong motion, and no error says so.
-test_what_the_network_sees_has_the_order_of_its_training notices another order or unit. Whoever
-changes the inputs trains the network anew with lab/train_motion_net.py, which calls `pictures_of`
-on simulated spikes.
+What must stay: the values of all inputs and their order, because weights/motion.pth was trained on
+them. With other inputs the network finds a wrong motion, and no error says so.
+test_what_the_network_sees_has_the_order_of_its_training notices another order or unit. If you
+change the inputs, train the network anew with lab/train_motion_net.py, which calls `pictures_of` on
+simulated spikes.
 
 Tests: tests/parts/data/test_network_inputs.py
 """
@@ -34,12 +34,14 @@ from data.motion.view import View
 from data.spike.pictures import LUMA, to_display, to_linear
 from utils.contract import MotionNetwork
 
-# Training had exposures of 88 planes, where a plane is one binary picture of the spike camera. For
-# the network, exposures of all lengths must look alike. So lengths are parts of the exposure:
+# The exposures of the training had 88 planes, where a plane is one binary picture of the spike
+# camera. Exposures of other lengths must look alike to the network. So lengths are measured in
+# parts of the exposure:
 #
-#     eleventh       1/11 of the exposure, 8 planes in training: the length of a window within it
-#     usual plane    1/88 of the exposure, 1 plane in training. E.g. an exposure of 176 planes has
-#                    usual planes of 2 planes each
+#     eleventh       1/11 of the exposure: the length of a window within it. It had 8 planes in the
+#                    training
+#     usual plane    1/88 of the exposure: 1 plane in the training. E.g. if an exposure has 176
+#                    planes, a usual plane is 2 planes
 #     rate           spikes per usual plane
 ELEVENTHS = 11  # number of elevenths in an exposure
 USUAL_PLANES = 8  # number of usual planes in an eleventh
@@ -57,9 +59,9 @@ class NetworkInputs(NamedTuple):
 
 def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
     """Return the inputs of the network for an exposure."""
-    # `network.edges` are the edges of its windows, in elevenths of an exposure after the start of
-    # the sharp plane. (The sharp instant is the middle of this plane, half a plane later.) Here the
-    # edges are converted to planes after the start of the stream.
+    # Convert the edges of the windows of the network. In `network.edges` they are elevenths of an
+    # exposure after the start of the sharp plane, i.e. half a plane before the sharp instant. Here
+    # they are planes after the start of the stream.
     planes_per_eleventh = recording.length / ELEVENTHS
     begin_of_sharp_plane = recording.sharp - 0.5
     edges = []
@@ -67,7 +69,7 @@ def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> 
         edges.append(round(begin_of_sharp_plane + edge * planes_per_eleventh))
     windows = spike_windows(recording.stream, np.array(edges))
 
-    # The luma of the blurry frame in display values, as the spike pixels would see it, (h, w).
+    # The blurry frame as the spike pixels would see it: its luma in display values, (h, w).
     light = view.means(to_linear(recording.blurry) @ LUMA)
     blurry = to_display(np.clip(light, 0, 1))
     return pictures_of(windows, blurry, network.inside, planes_per_eleventh)
@@ -121,14 +123,13 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     lengths: (K, 1, 1), of the windows in usual planes.
     inside: which windows divide the exposure.
     """
-    # A window without any plane has no light. It is divided by 1, because 0 / 0 is no number.
+    # A window without planes has no light. Divide it by 1, because 0 / 0 would be NaN.
     divisors = np.where(lengths > 0, lengths, 1)
-    # The light up to an edge never falls from one edge to the next. So a rate is negative only by
-    # rounding, which `maximum` mends.
+    # A rate cannot be negative, except by rounding errors. `maximum` removes them.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # The mean over the recorded windows of the exposure. If the sharp instant lies at the first or
-    # the last recorded plane, the exposure may have no recorded window. Then all windows count.
+    # The mean over those windows of the exposure that were recorded. There may be no such window,
+    # if the sharp instant lies at the first or the last recorded plane. Then take all windows.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     if not is_used.any():
@@ -143,8 +144,8 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
 
 # ---- The pictures and the scene ----------------------------------------------------------------
 
-# Limits of both pictures, so that a pixel that always fires does not make them large. All numbers
-# of this section are as in the training of the weights.
+# Limits of both pictures, so that a hot pixel has no huge value. The numbers of this section are
+# the numbers of the training.
 MOST_LIGHT = 9.0  # of light, in multiples of the mean light
 MOST_DEVIATIONS = 4.0  # of the change of a count, in standard deviations
 
@@ -158,11 +159,10 @@ def _relative_light(brightness: _Brightness) -> np.ndarray:
     return np.sqrt(relative) - 1
 
 
-# A dark pixel counts as bright as this share of the mean brightness. Otherwise a single spike in
-# the dark would look like a large change.
+# With the next two limits, a single spike in the dark does not look like a large change.
+# Least rate in the variance of a count, as a share of the mean rate of all pixels.
 LEAST_SHARE_OF_MEAN = 0.1
-# Added to the variance of each count, so that a single spike in the dark does not look like a large
-# change.
+# Added to the variance of each count.
 ADDED_VARIANCE = 0.05
 
 
@@ -170,14 +170,14 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
     """Return picture 1 (K, h, w): (count - expected count) / sqrt(variance).
 
     0 means that the light of the pixel did not change in the window. A value of 2 means a change of
-    two standard deviations, so it is probably no noise.
+    two standard deviations, which is probably not noise.
 
     counts: (K, h, w), number of spikes in each window. lengths: (K, 1, 1), in usual planes.
     """
     expected = brightness.of_pixels * lengths  # (K, h, w)
-    # As for a Poisson distribution, the variance is an expected count. For the variance, the count
-    # is expected from the smoothed rate. The rate of a single pixel is too noisy, and it is 0 for a
-    # pixel that never fired.
+    # The variance is an expected count, as in a Poisson distribution. Here the count is expected
+    # from the smoothed rate, because the rate of a single pixel is noisy, and 0 for a pixel that
+    # never fired.
     least_rate = LEAST_SHARE_OF_MEAN * brightness.mean
     rate = np.maximum(brightness.around_pixels, least_rate)  # (h, w)
     variance = rate * lengths + ADDED_VARIANCE  # (K, h, w)

@@ -55,14 +55,14 @@ class Coordinates(NamedTuple):
 
 def coordinates_of(height: int, width: int) -> Coordinates:
     """Return the coordinates of a plane of height x width pixels."""
-    center_x = (width - 1) / 2
-    center_y = (height - 1) / 2
+    middle_x = (width - 1) / 2
+    middle_y = (height - 1) / 2
     half_side = max(height, width) / 2
     row, column = np.mgrid[:height, :width].astype(np.float32)  # of each pixel
-    x = (column - center_x) / half_side
-    y = (row - center_y) / half_side
+    x = (column - middle_x) / half_side
+    y = (row - middle_y) / half_side
     # The two lines above as a matrix. After the division, its last row is 0 0 1.
-    from_pixels = np.array([[1, 0, -center_x], [0, 1, -center_y], [0, 0, half_side]]) / half_side
+    from_pixels = np.array([[1, 0, -middle_x], [0, 1, -middle_y], [0, 0, half_side]]) / half_side
     return Coordinates(x, y, half_side, from_pixels)
 
 
@@ -91,9 +91,9 @@ def nominal_matrix(spike: Sequence[int], rgb: Sequence[int]) -> np.ndarray:
     rgb_height, rgb_width = rgb
     x_scale = rgb_width / spike_width  # RGB pixels per spike pixel
     y_scale = rgb_height / spike_height
-    # Pixel centres are whole numbers, so pixel 0 begins at -1/2 in both images. Spike pixel 0
-    # covers the RGB pixels 0 ... scale - 1, so its centre is at (scale - 1) / 2. For a scale of 2
-    # it is 1/2, between the RGB pixels 0 and 1.
+    # The middles of pixels are whole numbers, so pixel 0 begins at -1/2 in both images. Spike pixel
+    # 0 covers the RGB pixels 0 ... scale - 1, so its middle is at (scale - 1) / 2. For a scale of 2
+    # this is 1/2, between the RGB pixels 0 and 1.
     left = (x_scale - 1) / 2
     top = (y_scale - 1) / 2
     return np.array([[x_scale, 0, left], [0, y_scale, top], [0, 0, 1.0]])

@@ -5,20 +5,20 @@ and the exposure share follows from its length. Not every clip shows middle and 
 (everything moves at one speed), a later exposure shifts the picture, as a moved camera does. And a
 shorter exposure shows less blur, as a sharper lens does.
 
-The symbols are as in fit.py. The residuals are the details of the spikes minus the details that the
-frame predicts. The unknowns are four changes of the matrix M, the times, and the coefficients of
-the features of the frame. J has a column for each unknown: the derivatives of the residuals by this
-unknown. W has the weights of the residuals. In a pan, the column of the middle is nearly a linear
-combination of the columns of the changes of M. So we measure how far the column c of a time is from
-the nearest linear combination of the columns of M and of the coefficients:
+The symbols are as in fit.py: J has a column for each unknown (four changes of the matrix M, the
+times, the coefficients of the features), with the derivatives of the residuals by this unknown. If
+the column of a time is nearly a linear combination of other columns, other unknowns have the same
+effect as the time. So the part of a time's column c that no other unknown can explain is measured:
 
-    own(time) = |c - nearest linear combination|^2 / |c|^2
+    own(time) = |c - nearest linear combination of other columns|^2 / |c|^2
 
     0    other unknowns together have the same effect on the residuals as the time, so the clip does
          not determine the time
     1    the other unknowns together have no similar effect
 
-The noise of the spikes makes both squares larger, so `_own_part` subtracts the noise from both.
+It is like the tolerance 1 - R^2 of statistics. The other columns are the columns of M and of
+the coefficients. The noise of the spikes makes both squares larger, so `_own_part` subtracts the
+noise from both.
 
 The limits of own(time) lie between wrong results and right results that were measured
 (docs/benchmarks/calibration.md, section "What a clip tells of the times"). What must stay: the
@@ -66,10 +66,9 @@ DOUBTFUL_OWN_MIDDLE = 0.3
 
 
 def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
-    """Return what the clip tells about the middle: whether it can be told from a moved camera.
+    """Return whether the clip shows the difference between a later middle and a moved camera.
 
-    If the matrix is fixed, the fit cannot move a camera. Then a later middle cannot be confused
-    with a moved camera.
+    If the matrix is fixed, the fit cannot move a camera, so there is nothing to confuse.
     """
     amounts, own = _own_part(equations, MIDDLE_COLUMN)
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
@@ -121,11 +120,11 @@ class OwnPart(NamedTuple):
 def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnPart]:
     """Return the linear combination of other columns that is nearest to the column of a time.
 
-    H = J' W J has the products of all columns. t is the column of the time, and o are the columns
-    of the matrix changes and of the coefficients:
+    H = J' W J has the products of all columns, W being the weights of the residuals. With the index
+    t for the time, and o for the changes of the matrix and the coefficients:
 
         b = H_oo^-1 H_ot             amounts of the columns o in the nearest linear combination
-        left = H_tt - H_ot' b        squared length of the part of t that it does not reach
+        left = H_tt - H_ot' b        |column t - this linear combination|^2
 
     column: MIDDLE_COLUMN or LENGTH_COLUMN. Returns b, and own(time).
     """

@@ -1,10 +1,9 @@
 """Find the intervals between two spikes of a pixel, as numpy arrays.
 
 A pixel of the spike camera fires a spike each time when it has integrated a fixed amount of light,
-its threshold. So between two of its spikes it has collected a known amount of light: one threshold
-for each spike after the first of the two spikes, up to the second. E.g. from a spike to the third
-spike after it, the pixel has collected three thresholds. spike_equations.py makes an equation of
-each interval.
+its threshold. So the light between two of its spikes is known: from a spike to the third spike
+after it, for example, the pixel has collected three thresholds. spike_equations.py makes an
+equation of each interval.
 
     plane    one binary picture (h, w) of the spike camera; 1 where a pixel fired
     time     counted in planes; a spike in plane p has the time p + 1, the end of its plane
@@ -84,14 +83,19 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     after_stream = len(stream) + 1  # a time later than each spike
     pieces = _spikes_before_edges(stream, edges.tolist(), no_first=after_stream)
 
-    # The last spike up to an edge is the latest spike of all pieces up to the edge.
+    # The last spike up to an edge is the latest spike of all pieces up to the edge. The next spike
+    # after an edge is the earliest spike of all pieces after the edge. After the last edge, no
+    # spike counts. E.g. for spikes at 3 and 16 (- is no spike):
+    #
+    #     edge                            2     8    14    17
+    #     last spike of its piece         -     3     -    16
+    #     last spike up to the edge       -     3     3    16
+    #     first spike of its piece        -     3     -    16
+    #     next spike after the edge       3    16    16     -
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
-    # The next spike after an edge is the earliest spike of all pieces after it. So the minimum
-    # is taken from the last piece to the second piece, and then reversed again. E.g. the pieces of
-    # the edges 2, 8 and 14 have the first spikes none, 3 and 9. The minima from the last piece to
-    # the second piece are 9 and 3, so the next spikes after the edges 2 and 8 are 3 and 9. After
-    # the last edge, no spike counts.
+    # `accumulate` goes from the first piece to the last. For the next spikes, reverse the pieces
+    # before and after it.
     from_last_to_second = pieces.first_spikes[1:][::-1]
     minima = np.minimum.accumulate(from_last_to_second)
     next_spikes = np.full_like(pieces.first_spikes, after_stream)
@@ -104,7 +108,7 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     takes_last = has_last & (~has_next | is_last_nearer)
     takes_next = has_next & ~takes_last
     times = np.where(takes_last, last_spikes, np.where(takes_next, next_spikes, NO_SPIKE))
-    # `counts` is the number of spikes up to the edge, and the next spike is one more.
+    # Up to and including the last spike there are `counts` spikes, and the next spike is one more.
     return NearestSpikes(times, counts + takes_next)
 
 

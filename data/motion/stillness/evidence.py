@@ -11,9 +11,9 @@ is measured between pieces of time, and then multiplied with the changes of the 
     evidence     sum of p_i / sqrt(2 sum of p_i^2)
 
 If nothing moves, the mean of the evidence is 0 and its standard deviation is about 1, for any
-light, any noise of the camera and any number of pixels. Each pair of neighbours i and j adds
-c_i c_j twice, in p_i and in p_j. Equal terms do not average out, so the variance of the sum is
-twice the sum of p_i^2. This is the reason for the factor 2.
+light, any noise of the camera and any number of pixels. The factor 2 is there because each pair of
+neighbours adds c_i c_j twice, in p_i and in p_j. Equal terms do not average out, so the variance of
+the sum is twice the sum of p_i^2.
 
 No trained weights depend on this file, so its constants may change. test_stillness.py notices if
 noise counts as motion, or a motion as noise, and test_the_evidence_of_noise_is_0_in_the_mean
@@ -56,8 +56,8 @@ def most_evidence(
 ) -> tuple[float, np.ndarray]:
     """Return the largest evidence of all PATTERNS, for a stream of at least PIECES planes.
 
-    Returns the evidence of the whole frame, and around each spike pixel (h, w). The pattern with
-    the largest evidence may be another one at each pixel.
+    Returns the evidence of the whole frame, and around each spike pixel (h, w). Different pixels
+    may have their largest evidence by different patterns.
 
     stream: (T, h, w) in {0, 1}.
     frame_light: (h, w), the light of each spike pixel in the blurry frame.
@@ -117,14 +117,16 @@ def evidence(
     deviation = max(float(np.sqrt(2 * square.sum())), SMALLEST)
     evidence_in_frame = float(product.sum()) / deviation
 
-    # Around a pixel, the same sums are taken with Gaussian weights g, which sum up to 1. At the
+    # Around a pixel, the sums have Gaussian weights g, so the evidence is
+    #
+    #     sum of g p_i / sqrt(2 sum of g^2 p_i^2)
+    #
+    # The second sum is a blur, too, because g^2 is proportional to a narrower Gaussian. At the
     # distance d, with s = EVIDENCE_SIGMA:
     #
-    #     g                           exp(-d^2 / (2 s^2)) / (2 pi s^2)
-    #     g^2, in the sum of squares  exp(-d^2 / s^2) / (4 pi^2 s^4)
-    #     Gaussian of s / sqrt(2)     exp(-d^2 / s^2) / (pi s^2)
-    #
-    # So g^2 is this Gaussian, times the factor 1 / (4 pi s^2).
+    #     g                                exp(-d^2 / (2 s^2)) / (2 pi s^2)
+    #     g^2                              exp(-d^2 / s^2) / (4 pi^2 s^4)
+    #     Gaussian of sigma s / sqrt(2)    exp(-d^2 / s^2) / (pi s^2), which is 4 pi s^2 times g^2
     factor = 1 / (4 * np.pi * EVIDENCE_SIGMA**2)
     sum_around = blurred(product, EVIDENCE_SIGMA)
     squares_around = factor * blurred(square, EVIDENCE_SIGMA / np.sqrt(2))

@@ -11,10 +11,10 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-This mean is not quite 0. `without_change_of_lamps` (common_change.py) subtracts from each pixel the
-mean change of the pixels around it. This puts a little of the noise of the neighbours into c_i. In
-the sum over a large plane, even a small mean would look like a motion. So the mean is computed
-(`product_of_noise`) and subtracted.
+This mean is not quite 0, because `without_change_of_lamps` (common_change.py) subtracts from each
+pixel the mean change of the pixels around it, and so puts a little of the noise of the neighbours
+into c_i. In the sum over a large plane, even a small mean would look like a motion. So the mean is
+computed (`product_of_noise`) and subtracted.
 
 No trained weights depend on this file, so its constants may change.
 test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without
@@ -73,31 +73,31 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
         M    light around              V    mean square of the changes around
         g    weights of the mean over the pixels around
 
-    The derivation: noise changes pixel i by e_i. The mean of e_i e_j is 0, and the mean of
-    e_i^2 is the variance v_i. `without_change_of_lamps` makes of e_i
+    The derivation has four steps:
 
-        c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
+    1. Noise changes pixel i by e_i. The noise of two pixels is independent, so the mean of e_i e_j
+       is 0. The mean of e_i^2 is the variance v_i. `without_change_of_lamps` turns e_i into
 
-    In the mean of c_i c_j, for neighbours i and j, only the products of an e with itself are not 0:
+           c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
 
-        e_i with e_i in the sum of c_j      - (L_j / M_j) g_ji v_i
-        e_j with e_j in the sum of c_i      - (L_i / M_i) g_ij v_j
-        e_k with e_k in both sums           + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
+    2. Multiply c_i by c_j, for neighbours i and j. On average, only products of an e with itself
+       are not 0:
 
-    Two things make these terms simpler:
+           e_i of c_i, e_i in the sum of c_j     - (L_j / M_j) g_ji v_i
+           e_j in the sum of c_i, e_j of c_j     - (L_i / M_i) g_ij v_j
+           e_k in both sums                      + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
 
-        neighbours are near     g_ij and g_ji are about g_ii, g_jk is about g_ik, M_j is about M_i
-        v_i = V L_i / M_i       because the variance is about proportional to the light. In the sum
-                                over k, v_k is about V
+    3. Neighbours are near, so g_ij and g_ji are about g_ii, g_jk is about g_ik, and M_j is about
+       M_i. The variance is about proportional to the light: v_i = V L_i / M_i. In the sum over k,
+       v_k is about V. So each of the first two terms is - g_ii V L_i L_j / M_i^2, and the mean of
+       c_i c_j is
 
-    Each of the first two terms is then - g_ii V L_i L_j / M_i^2, so the mean of c_i c_j is
+           (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2
 
-        (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2
+    4. n_i is a weighted sum of c_j over the neighbours j. So N_i takes the place of L_j.
 
-    n_i is a weighted sum of c_j, so N_i takes the place of L_j.
-
-    `without_change_of_equal_light` mixes pixels, too: pixels of equal light. They are seldom
-    neighbours, so it has no term here.
+    `without_change_of_equal_light` mixes the noise of pixels, too, but these pixels are seldom
+    neighbours. So it has no term here.
 
     change, light, light_around: (h, w) each.
     """
