@@ -131,8 +131,8 @@ def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list
     first: the plane at the start of the film. tick_hz: planes per second.
     """
     rows = []
-    # The times are fractions. The product of a fraction and a float would be a rounded float. So
-    # turn `tick_hz` into a fraction, too. Then only the results are rounded.
+    # The times are fractions. Turn `tick_hz` into a fraction, too, because the product of a
+    # fraction and a float is a rounded float. Only the results are rounded.
     for start, end in zip(times.starts, times.ends, strict=True):
         begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
         length = (end - start) * Fraction(tick_hz)

@@ -72,8 +72,8 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
 
     tau: (K,). shifts, errors: as in `curves_of`.
     """
-    # At the sharp instant, tau is 0, so its weight has no effect. Its error is 0. It is replaced by
-    # 1, because 1 / 0 would be infinite.
+    # The error of the sharp instant is 0. Replace it by 1, because 1 / 0 would be infinite. Its
+    # weight has no effect, because tau is 0 at the sharp instant.
     w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
     weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 
@@ -96,10 +96,10 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
     """Add the shake of the camera to the curves, in place.
 
     A camera that shakes fast, e.g. on a motor, moves back and forth within an exposure. No curve of
-    third degree does this. But the shake moves all pixels alike, and noise does not. So the shake
-    at a time is the median of the residuals (shift - curve) over the pixels. Without a shake, this
-    median is only noise. So the shake is added only if its length is above the noise: the median
-    distance of a residual from the shake.
+    third degree can follow this. But the shake moves all pixels alike, and noise does not, so the
+    shake at a time is the median of the residuals (shift - curve) over the pixels. Without a shake,
+    this median is only noise. Therefore it is added only if it is longer than the noise: the median
+    distance of a residual from it.
 
     In dim light callers leave the shake out, because dim photographs lost 0.1 dB with the shake.
 

@@ -96,9 +96,8 @@ def _display_correction(rates: np.ndarray) -> np.ndarray:
     """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
 
     These two values differ if the light changes within the exposure. E.g. the display value is 0
-    for half of the time, and 1 for the other half. Then the mean display value is 0.5. The mean
-    light is 0.5, too, and its display value is 0.5^(1 / 2.2) = 0.73. So the result is
-    0.5 / 0.73 = 0.68.
+    for half of the time, and 1 for the other half. The mean display value is 0.5. The mean light is
+    0.5, too, and its display value is 0.5^(1 / 2.2) = 0.73. The result is 0.5 / 0.73 = 0.68.
 
     rates: (parts, h, w), proportional to the display values in parts of an exposure.
     """

@@ -40,7 +40,7 @@ DIM_SPIKES = 5.0
 # an exposure: fewer than two in a ninth of an exposure, the shortest window of a picture. Then DIS
 # (an optical flow) compares larger squares, larger errors are expected (flow.py), and each picture
 # is read only from its own planes (spike_pictures.py).
-# No test guards this value: test_flow.py passes with 0, too. So before it is changed, measure the
+# No test guards this value: test_flow.py passes with 0, too. Before you change it, measure the
 # effect (docs/benchmarks/quality_details.md, "Its constants").
 NOISY_SPIKES = 18.0
 

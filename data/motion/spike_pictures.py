@@ -87,13 +87,14 @@ LEAST_DIVISOR = 1e-6
 def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[np.ndarray]:
     """Return the spikes per plane (h, w) around each time, each pixel in a window of its own.
 
-    Rates are measured in the shortest and in the longest window only. Each pixel mixes both by
+    To save time, rates are measured only in the shortest and in the longest window. Each pixel
+    mixes both. `share` is the length of the window that brings SPIKES_OF_PICTURE spikes to the
+    pixel:
 
         weight of the longest window = log(share / shortest) / log(longest / shortest)
 
-    where `share` is the length of the window that brings SPIKES_OF_PICTURE spikes to the pixel.
-    E.g. the shortest window has the share 0.1, and the longest window has 0.4. A pixel that needs
-    0.1 gives the longest window the weight 0. With 0.2 the weight is 1/2, and with 0.4 it is 1.
+    E.g. if the shortest window has the share 0.1 and the longest 0.4, a pixel that needs 0.1 gives
+    the longest window the weight 0. With 0.2 the weight is 1/2, and with 0.4 it is 1.
 
     times, spikes: as in `pictures_at`.
     """
@@ -149,9 +150,10 @@ def _rates_of_windows(
     windows = [recording.window(recording.sharp + time, planes) for time in times]
     if not is_noisy:
         return recording.spike_rates(windows)
-    # With few spikes, an interval between two spikes may reach into several windows. `spike_rates`
-    # spreads the light of an interval evenly over it. So these windows would show the same light,
-    # and nothing would seem to move. So each window is read as if no other planes were recorded.
+    # With few spikes, an interval between two spikes may reach over several windows. `spike_rates`
+    # spreads the light of an interval evenly over it, so these windows would show the same light,
+    # and nothing would seem to move. Therefore each window is read as if no other planes were
+    # recorded.
     rates = []
     for first, end in windows:
         planes_of_window = recording.stream[first:end]

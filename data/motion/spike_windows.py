@@ -8,8 +8,8 @@ spikes is one spike, spread evenly over the interval:
     light   number of intervals of a pixel in a window. An interval that lies partly in the window
             counts by this part, e.g. as 0.5 if half of it lies in the window
 
-In dim light an interval reaches over several windows. Then the light is the same in all of these
-windows, and only the count tells when light came. So the network sees both.
+The network sees both. In dim light an interval reaches over several windows, so the light is the
+same in all of them, and only the count tells when light came.
 
 Count and light are differences: the value up to the end of a window, minus the value up to its
 begin. The light up to the time t is

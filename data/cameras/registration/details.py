@@ -245,12 +245,12 @@ def _noise(
     # A blur of 3 pixels removes most of the noise of the counts. The result is used as the expected
     # firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
-    # n / (4 pi sigma^2). A Python number divided by an np.float32 would be an np.float32. So this
-    # is an np.float64, which keeps the division in `_noise_of_times` (equations.py) in float64.
-    blurred_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
+    # n / (4 pi sigma^2), as an np.float64. If it were a Python number, `_noise_of_times`
+    # (equations.py) might divide it by an np.float32, and the result would be an np.float32.
+    independent_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
-        of_sums=blurred_pixels * variance_of_counts(rates, planes=length),
-        of_ends=blurred_pixels * variance_of_counts(rates, planes=2 * reach),
+        of_sums=independent_pixels * variance_of_counts(rates, planes=length),
+        of_ends=independent_pixels * variance_of_counts(rates, planes=2 * reach),
     )
 
 

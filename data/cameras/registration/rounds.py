@@ -8,10 +8,10 @@ because fine details match at wrong positions if the start is off by many pixels
     coarse, 3, TIME_SIGMA pixels    matrix and times, from all pixels together (all_pixels.py)
     FINE_SIGMA pixels               only the matrix, and its error, from parts (parts.py)
 
-The offset is the number of planes by which the exposure is later than the files say. In a pan
-(everything moves at one speed), a wrong offset together with a moved camera fits the clip about as
-well as the truth. So the rounds may end at a wrong offset. Therefore `best_estimate` compares three
-estimates, by
+The offset is the number of planes by which the exposure is later than the files say. The rounds may
+end at a wrong offset, because in a pan (everything moves at one speed), a wrong offset together
+with a moved camera fits the clip about as well as the truth. Therefore `best_estimate` compares
+three estimates, by
 
     ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - explained
 
@@ -77,7 +77,7 @@ def best_estimate(
 def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
     """Return whether the found offset should be compared with the nominal offset.
 
-    Three signs show that the offset may be wrong: the start is clearly better than the result, the
+    Three signs of a wrong offset: the start explains the clip clearly better than the result, the
     offset has a large error, or a moved camera may explain the clip nearly as well as the offset.
     """
     offset_error, _ = found.time_errors

@@ -78,14 +78,15 @@ class AreaMeans:
         # the grid. `middles` counts from the first place.
         self.middles = torch.from_numpy(middles - shift + 1).to(device)
 
-        # A mean is a weighted sum of RGB pixels. `_parts` has these RGB pixels, as steps (y, x)
-        # from the RGB pixel above and to the left of the place, and their weights. E.g. with
+        # A mean is a weighted sum of RGB pixels. `_weighted_steps` has a (y, x, weight) for each of
+        # them: the step to it from the RGB pixel above and to the left of the place. E.g. with
         # aligned cameras and 2 x 2 RGB pixels in a spike pixel, the steps are (0, 0), (0, 1),
         # (1, 0) and (1, 1), with the weight 1/4 each.
         from_place = (points_of_middle_pixel - middle).reshape(-1, 2)  # (down across, 2)
-        self._parts = _parts_of(shift + from_place)
+        self._weighted_steps = _weighted_steps_to(shift + from_place)
         # The number of rows and columns by which the frame is extended on each side.
-        self._border = max(max(abs(y), abs(x)) for y, x, _ in self._parts) + 1
+        longest_step = max(max(abs(y), abs(x)) for y, x, _ in self._weighted_steps)
+        self._border = longest_step + 1  # 1 more, because the first place begins at pixel (-1, -1)
 
     def __call__(self, l: Tensor) -> Tensor:  # noqa: E741
         """Return K L l (1, H + 1, W + 1). l: (1, H, W)."""
@@ -94,8 +95,8 @@ class AreaMeans:
         border = self._border
         [[extended]] = F.pad(l[None], (border, border, border, border), mode="replicate")
         means = torch.zeros(self.size, dtype=l.dtype, device=l.device)
-        for y, x, weight in self._parts:
-            means.add_(self._part(extended, y, x), alpha=weight)
+        for y, x, weight in self._weighted_steps:
+            means.add_(self._pixels_at_step(extended, y, x), alpha=weight)
         return means[None]
 
     def adjoint(self, means: Tensor) -> Tensor:
@@ -103,8 +104,8 @@ class AreaMeans:
         height, width = self._frame_size
         border = self._border
         extended = means.new_zeros(height + 2 * border, width + 2 * border)
-        for y, x, weight in self._parts:
-            self._part(extended, y, x).add_(means[0], alpha=weight)
+        for y, x, weight in self._weighted_steps:
+            self._pixels_at_step(extended, y, x).add_(means[0], alpha=weight)
         # The adjoint of repeating the edges: what lies beyond an edge is added to the edge.
         extended[border] += extended[:border].sum(0)
         extended[border + height - 1] += extended[border + height :].sum(0)
@@ -123,12 +124,11 @@ class AreaMeans:
         [adjoint] = torch.autograd.grad(blurred_zeros, zeros, grad_outputs=l)
         return adjoint
 
-    def _part(self, extended: Tensor, y: int, x: int) -> Tensor:
-        """Return one pixel of the extended frame for each place.
+    def _pixels_at_step(self, extended: Tensor, y: int, x: int) -> Tensor:
+        """Return for each place the pixel of the extended frame at a step (y, x), (H + 1, W + 1).
 
-        Begin at the pixel above and to the left of the place, and go y rows down and x columns to
-        the right. For the first place, this begins at the RGB pixel (-1, -1).
-        Returns a view (H + 1, W + 1), so whoever changes the result changes `extended`.
+        The step begins at the pixel above and to the left of the place, which is the RGB pixel
+        (-1, -1) for the first place. The result is a view: a change of it changes `extended`.
         """
         rows, columns = self.size
         first_row = self._border - 1 + y
@@ -136,10 +136,11 @@ class AreaMeans:
         return extended[first_row : first_row + rows, first_column : first_column + columns]
 
 
-def _parts_of(points: np.ndarray) -> list[tuple[int, int, float]]:
-    """Return the pixels that the mean over points is made of: y, x and weight of each.
+def _weighted_steps_to(points: np.ndarray) -> list[tuple[int, int, float]]:
+    """Return y, x and weight of each pixel that the mean over some points is made of.
 
-    points: (N, 2), x and y in pixels. Each point is interpolated from four pixels.
+    points: (N, 2), x and y in pixels. Each point is interpolated from four pixels. Pixels that
+    several points share come once, with the sum of their weights.
     """
     weights: dict[tuple[int, int], float] = {}  # (y, x) -> weight
     for point_x, point_y in points.tolist():

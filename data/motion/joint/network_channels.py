@@ -7,14 +7,16 @@ with a value for each RGB pixel:
     evidence    six channels, known before any step: how far the equations can be trusted
     pulls       seven channels, for a frame z: how the equations would change z, and the residuals
 
-The equations change z along their gradients. With r for the residuals b - B x and y - S l:
+The equations change z along their gradients, B^T (w^2 r) and S^T (w^2 r), where r are the residuals
+b - B x and y - S l, and w their weights:
 
     change of a colour    slope * B^T (r / slope_b^2)
     change of grey        slope_l * S^T (w_s^2 r) / (p + p_0)        p = slope_l^2 * S^T w_s^2
 
     slope      dx / dz at z: it turns a gradient by light into a gradient by display values
     slope_b    dx / dz at the blurry frame: dividing by it turns an error in light into an error in
-               display values
+               display values. 1 / slope_b is the weight w_b without its factor 1 / sigma_b
+               (rgb_equations.py)
     slope_l    the slope for the grey value that the spike camera integrates. In the gradient it is
                taken at z, and in p at the blurry frame
     w_s        1 / (expected error) of a spike equation

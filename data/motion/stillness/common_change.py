@@ -1,13 +1,13 @@
-"""Take out of the change of the spikes what is no motion: what many pixels have in common.
+"""Remove from the change of the spikes what is not motion: what many pixels have in common.
 
 The change of a spike pixel is a number: its spikes per plane in some parts of the exposure, minus
 its spikes per plane in other parts (the PATTERNS of evidence.py). Two things change the spikes
 although nothing moves. Both change many pixels alike, and a motion does not:
 
-    equal light    the light of the whole frame changes, or a sensor begins with the same charge in
-                   all pixels, as simulators do. Then pixels of equal light change alike
-    lamps          a lamp lights a part of the frame. Then pixels near one another change alike, in
-                   proportion to their light
+    equal light    pixels of equal light change alike if the light of the whole frame changes, or if
+                   a sensor begins with the same charge in all pixels, as simulators do
+    lamps          pixels near one another change alike, in proportion to their light, if a lamp
+                   lights a part of the frame
 
 A plane is one binary picture (h, w) of the spike camera. The evidence of a motion is computed from
 the changes that are left. If nothing moves, the evidence is 0 on average, with a standard deviation
@@ -34,18 +34,18 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
     `frame_light`, e.g. where the blurry frame is clipped.
     """
     # Pixels that are equal in both values come in a random order. In the order of their positions,
-    # neighbours in the picture would also be neighbours in the argsort.
-    # `without_change_of_equal_light` would then take out the motion that they have in common.
+    # neighbours in the picture would be neighbours here, too, and `without_change_of_equal_light`
+    # would remove the motion that they have in common.
     random_order = np.random.default_rng(0).permutation(frame_light.size)
     # np.lexsort sorts by the last key first.
     return np.lexsort((random_order, light.ravel(), frame_light.ravel()))
 
 
-# Number of pixels of about equal light whose common change is taken out. A still scene was measured
-# on a sensor that begins with equal charges. With 257 pixels its evidence was up to 5.2, which
-# passes for a motion (SURE_EVIDENCE in evidence.py is 3.5). With 65 pixels it was at most 2.4
-# (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would take out more of a
-# motion.
+# Number of pixels of about equal light whose common change is removed. The limit was chosen on a
+# still scene, on a sensor that begins with equal charges. With 257 pixels, the evidence was up to
+# 5.2, which counts as motion (SURE_EVIDENCE in evidence.py is 3.5). With 65 pixels it was at most
+# 2.4 (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would remove more of a
+# true motion.
 EQUAL_LIGHT_PIXELS = 65
 
 
@@ -60,7 +60,7 @@ def without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> n
     one_row = in_order[None]  # (1, h w): OpenCV takes it as an image of one row
     window = (EQUAL_LIGHT_PIXELS, 1)  # width and height
     [common_change] = cv2.blur(one_row, window, borderType=cv2.BORDER_REFLECT)  # (h w,)
-    # Put the remaining change of each pixel to the place of the pixel.
+    # Put the remaining change of each pixel back to the position of the pixel.
     remaining_change = np.empty_like(in_order)
     remaining_change[by_light] = in_order - common_change
     return remaining_change.reshape(change.shape)
