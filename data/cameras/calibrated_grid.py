@@ -153,8 +153,8 @@ class CalibratedGrid:
         x = crop.left + np.arange(crop.width, dtype=np.float64)[None] + dx  # (1, W)
         y = crop.top + np.arange(crop.height, dtype=np.float64)[:, None] + dy  # (H, 1)
         M = self._matrix_to_spike  # (3, 3), from RGB pixels to spike pixels
-        # (u, v, depth) = M (x, y, 1). A homography divides by the depth. If M is affine, the depth
-        # is 1. Do not use a matrix product here: for another crop, it may add in another order.
+        # (u, v, depth) = M (x, y, 1). The depth is 1 if M is affine. Do not use a matrix product
+        # here, because for another crop it may add in another order.
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
         v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
         depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]

@@ -73,9 +73,9 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     column = x.astype(np.int64)
     right = x - column  # how far the point lies to the right of the upper left pixel, 0 to 1
     below = y - row  # how far the point lies below the upper left pixel, 0 to 1
-    # Where `below` is 0, `next_row` is the row itself, and its weight is 0. This is needed for
-    # points on the last row, which has no next row. Their `below` is 0, because `neighbours_of` has
-    # moved all points into the plane. The columns are treated in the same way.
+    # Where `below` is 0, the weight of the next row is 0. Take the row itself there, because the
+    # point may lie on the last row, which has no next row. (`below` is 0 on the last row, because
+    # `neighbours_of` has moved all points into the plane.) The columns are treated in the same way.
     next_row = row + (below > 0)
     next_column = column + (right > 0)
     weights = (

@@ -4,7 +4,7 @@
 
 "type" is the name of a representation, i.e. of a function (data/spike/represent.py). All other keys
 are parameters of this function. This module checks the keys, and `channels_of` returns the number
-of channels, here 4. To add a representation, write its function. Nothing changes here.
+of channels, here 4. A new representation needs only its function, and no change here.
 
 What must stay: the names of representations and their options, because option files have them.
 

@@ -224,9 +224,9 @@ class Rig(RgbCamera):
 
     def spikes(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
-        # `jitter` is the relative noise of the time between two spikes. In this time a pixel
-        # collects one threshold of charge, from 1 / rate planes at full light. The noise of the
-        # charge of n planes is sqrt(n) times the noise of the charge of one plane. So
+        # `jitter` is the relative noise of the time between two spikes. In this time, 1 / rate
+        # planes at full light, a pixel collects one threshold of charge. The charge of n planes has
+        # sqrt(n) times the noise of the charge of one plane. So
         #     jitter = sqrt(1 / rate) * noise_of_a_plane
         # E.g. rate 0.25 and jitter 0.02: a spike takes 4 planes, and a plane has the noise 0.01.
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)  # in thresholds

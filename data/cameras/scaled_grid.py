@@ -102,8 +102,8 @@ class ScaledGrid:
         ratio = self.step
         spike_crop = self._with_border(crop)
         # The crop of the frame, counted from the upper left corner of `spike_crop`, in RGB pixels.
-        # E.g. with 2 RGB pixels per spike pixel, `spike_crop` begins with spike row 4. This row
-        # begins with RGB row 8. So RGB row 10 is row 2 of the enlarged channels.
+        # E.g. with 2 RGB pixels per spike pixel, a `spike_crop` from spike row 4 begins at RGB row
+        # 8, so RGB row 10 is row 2 of the enlarged channels.
         inner = Crop(
             top=crop.top - spike_crop.top * ratio,
             left=crop.left - spike_crop.left * ratio,

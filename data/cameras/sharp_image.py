@@ -143,8 +143,8 @@ def image_of_ratios(
     by_length = np.argsort(half_windows)
     middle_window = by_length[len(by_length) // 2]
     # The sensor integrated light ** (1 / sensor_gamma): display values, or the light itself.
-    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power. Then r
-    # and c are the values that were computed from the spikes.
+    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power, to get
+    # the r and c that were computed from the spikes.
     sensor_gamma = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = gamma / sensor_gamma
     channels = channels.astype(np.float64)  # the confidence may be close to 1

@@ -198,8 +198,8 @@ class DatSpikes:
             without_effect=chosen.without_effect,
         )
 
-        # Where the spike pixels lie on a frame. The fields are first set as without a calibration.
-        # Then `_calibrate` sets the calibration of a file. With "auto", self_calibration.py later
+        # Where the spike pixels lie on a frame. Set the fields as without a calibration. If there
+        # is a calibration file, `_calibrate` changes them. With "auto", self_calibration.py later
         # makes a copy for each clip (`changed`), with the calibration of this clip.
         self._set(
             interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,

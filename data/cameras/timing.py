@@ -121,9 +121,8 @@ class Timing:
     # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
     exposures: dict[str, Exposures] | None = None
-    # Two values of the calibration. Digests of runs contain the calibration, so the repr of
-    # `Timing` need not show them. It leaves out `share`. It shows `offset`, because the digests of
-    # existing runs were made with it.
+    # Two values of the calibration. The repr leaves out `share`, because digests of runs contain
+    # the calibration already. It shows `offset` only because the digests of existing runs have it.
     offset: float = 0.0
     share: float = field(default=1.0, repr=False)
 
@@ -198,8 +197,8 @@ class Timing:
         if not (times.is_film and tick_hz):
             return times.plane_ranges(first, count)
         # Two clocks tell the length of the clip in seconds: the time stamps of the film, and the
-        # number of planes divided by `tick_hz`. E.g. 2000 planes at 20,000 Hz are 0.1 s. `until`
-        # compares the two lengths. If they do not agree, the result of `until` has a doubt.
+        # number of planes divided by `tick_hz` (e.g. 2000 planes at 20,000 Hz are 0.1 s). If the
+        # two lengths do not agree, the result of `until` has a doubt.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -222,9 +221,8 @@ class Timing:
         """
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
-        # The offset may move planes out of the file. Leave such planes out. But if the user gave
-        # the numbers of the planes, these numbers may be wrong. Then keep all planes, so that the
-        # frame is refused below.
+        # The offset may move planes out of the file. Leave such planes out, unless the user gave
+        # the numbers of the planes: then the numbers may be wrong, and the frame is refused below.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)

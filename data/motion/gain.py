@@ -72,9 +72,9 @@ class ExposureLight(NamedTuple):
         return spikes_per_plane / max(light, DARK)
 
 
-# The light may change within an exposure. To see this change, the exposure is cut into this many
-# parts, and the spikes of each part are counted. With fewer parts, the light could change within a
-# part. With more parts, their counts would be noisier. The value is a judgement.
+# An exposure is cut into this many parts, and the spikes of each part are counted, to see whether
+# the light changes within the exposure. With fewer parts, the light could change within a part.
+# With more parts, their counts would be noisier. The value is a judgement.
 PARTS = 8
 
 
@@ -85,9 +85,8 @@ def exposure_light(recording: Recording, view: View) -> ExposureLight:
     grey = integrated(recording.blurry, view.is_display)  # (H, W)
     frame_light = view.means(grey)  # (h, w)
     if view.is_display:
-        # A spike camera with `is_display` averages display values. The blurry frame averages light
-        # first, and then shows its display value. The factor corrects this difference. It is
-        # multiplied in place, because `frame_light` is a new array.
+        # The spike camera averages display values here, but a display value of the blurry frame is
+        # made of an average of light. The factor corrects this difference.
         frame_light *= _display_correction(rates)
     return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
 
@@ -196,18 +195,18 @@ def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
     return is_clipped
 
 
-# Least usual gain, in spikes per plane. It matters only for a clip without any spike. The gain of
-# this clip would be 0, and its grey values, rate / gain, would divide by 0. No real camera has a
-# gain as small as one spike in a million planes.
+# Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose grey
+# values, rate / gain, would be divided by 0. No real camera has a gain as small as one spike in a
+# million planes.
 LEAST_GAIN = 1e-6
 
 
 def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     """Return the usual gain: the median of the gains, weighted by the light of the pixels.
 
-    E.g. three pixels have the gains 0, 0 and 0.6, and the light 1, 1 and 10. The total light is 12.
-    Its half, 6, is reached at the third pixel, so the usual gain is 0.6. A plain median would be 0.
-    This happens in dark scenes, e.g. at night: most pixels may have no spike at all.
+    The weights are for dark scenes, in which most pixels may have no spike at all. E.g. three
+    pixels have the gains 0, 0 and 0.6, and the light 1, 1 and 10. The plain median would be 0. The
+    total light is 12, and its half, 6, is reached at the third pixel, so the usual gain is 0.6.
 
     spikes, light: sums of each pixel over the same planes, arrays of one shape. The light is above
     0.

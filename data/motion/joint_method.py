@@ -1,8 +1,8 @@
 """Improve the frames of another method by the solution of the equations of both cameras.
 
-This is `--method joint` of main_test_vrt.py. It has no weights, but the other method may have
-weights. `MotionRestorer` (restorer.py) restores one frame after the other. `JointMethod` gives it
-three parts:
+This is `--method joint` of main_test_vrt.py. It needs no weights of its own, but the other method
+may have weights. `MotionRestorer` (restorer.py) restores one frame after the other, with three
+parts that `JointMethod` gives it:
 
     start      the other method, whose frames are the first estimates z_0
     find       optical flow (flow.py)

@@ -1,7 +1,7 @@
 """Improve the frames of a network by its learned steps on the equations of both cameras.
 
 Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these steps. `MotionRestorer`
-(restorer.py) restores one frame after the other. `LearnedMotion` gives it three parts:
+(restorer.py) restores one frame after the other, with three parts that `LearnedMotion` gives it:
 
     start      the network without the steps, whose frames are the first estimates z_0
     find       what the weights say: optical flow, a network, or both (finder.py)

@@ -12,7 +12,7 @@ pixels. A frame has H x W pixels.
 
 What must stay: the times of `motion_times`, because the mean of two motions (finder.py) needs both
 at the same times, and because the weights of the fusion "motion" were trained with motions at these
-times. The tests notice a wrong interpolation and a wrong way back.
+times. The tests notice a wrong interpolation and wrong shifts back.
 
 Tests: tests/parts/data/test_shifts.py, tests/parts/data/test_flow.py
 """
@@ -71,12 +71,13 @@ class Motion:
         """Return the shifts from the pixels of another time back to the sharp instant.
 
         Returns the shifts (H, W, 2) and their errors (H, W). What is at the pixel p at this time
-        lies at p + back[p] at the sharp instant. The shift of the point p + back[p] leads from the
-        sharp instant to p again. So
+        lies at p + back[p] at the sharp instant. The shift there leads from the sharp instant to p
+        again, so
 
             back[p] = -shifts[p + back[p]]
 
-        The equation is solved by repetition: each step puts the last `back` into the right side.
+        This is solved as a fixed-point iteration: each step puts the last `back` into the right
+        side.
 
         start: (H, W, 2), where the steps begin, e.g. the shifts back from a near time. Fewer steps
         are enough with it. None: they begin at -shifts, which is right if all pixels move alike.

@@ -48,9 +48,8 @@ from data.cameras.registration.times import NO_MIDDLE, Middle, middle_of, tells_
 def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
     """Change the estimate by one round, and set the errors of its times.
 
-    Returns the changes (7,). The first four are changes of the matrix, in half sides of the plane.
-    The last three are changes of middle, length and roll, in planes. They are 0 if the times are
-    not fitted.
+    Returns the changes (7,): four of the matrix, in half sides of the plane, and then middle,
+    length and roll, in planes. The last three are 0 if the times are not fitted.
 
     views: at least one. sigma: size of the details in spike pixels.
     """
@@ -96,8 +95,8 @@ def _set_time_errors(
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
         # The middle was kept, so the error of the offset is the standard deviation of its prior.
-        # The matrix was found with this offset. If the offset is wrong, the two together still
-        # match the clip. So the error of the offset adds nothing to the error of the matrix.
+        # It adds nothing to the error of the matrix: the matrix was found with this offset, so the
+        # two together match the clip even if the offset is wrong.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
     if not tells_length(equations):

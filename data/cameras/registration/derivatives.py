@@ -18,8 +18,11 @@ from data.cameras.registration.details import Details
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.matrix import Coordinates
 
-# Columns of J and of a step. Columns 0 ... 3 are changes of the matrix (right, down, larger,
-# turned). Columns 4 ... 6 are the times, if they are fitted. The five coefficients a are the last.
+# Columns of J and of a step:
+#
+#     0 ... 3          changes of the matrix: right, down, larger, turned
+#     4 ... 6          the times: middle, length, roll. They are left out if they are not fitted
+#     the last five    the coefficients a
 MATRIX_CHANGES = 4  # number of columns for the matrix
 MIDDLE_COLUMN = 4
 LENGTH_COLUMN = 5

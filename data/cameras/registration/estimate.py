@@ -1,9 +1,9 @@
 """Hold the present estimate of a fit, and change it within its limits.
 
 An estimate is a matrix and three times: middle, length and roll of the exposure. Each round of a
-fit changes them by a step. A step has an amount for each of the CHANGES of the matrix (matrix.py),
-and a change of each time. The equations of a step hold only for small changes, so a large step may
-be wrong. Therefore each step has limits. The times themselves also have limits.
+fit changes them by a step, which has an amount for each of the CHANGES of the matrix (matrix.py),
+and a change of each time. Steps have limits, because the equations of a step hold only for small
+changes. The times themselves have limits, too.
 
 What must stay: the limits, because other limits give other results.
 test_the_first_step_of_times_is_within_its_limits has the limits of the times, and

@@ -35,8 +35,8 @@ class Explanation:
 
 
 # A residual above this number of standard deviations gets a weight below 1. If the noise is normal,
-# this is 1 residual in 80. With a smaller number, many good pixels would also get a smaller weight.
-# In the scene of test_registration_fit.py, the true offset is 0. The fit finds 0.03 planes with
+# this is 1 residual in 80. With a smaller number, many good pixels would get a smaller weight, too.
+# In the scene of test_registration_fit.py, whose true offset is 0, the fit finds 0.03 planes with
 # this limit, and 0.17 planes without a limit.
 HUBER_DEVIATIONS = 2.5
 # Standard deviation of normal noise, divided by the median of the absolute values of the noise. So

@@ -1,15 +1,15 @@
 """Find the one change of the matrix that fits the shifts of t parts of the plane best.
 
-The spike plane is cut into parts (parts.py). Part t fits the frame best if the part is shifted by
-d_t (2,): to the right, and down. A change of the matrix shifts all parts together. The change is a
-linear combination of the k CHANGES of the model (matrix.py), with the amounts c (k,). The change
-shifts part t by J_t c, where J_t is (2, k). The amounts are found by weighted least squares:
+The spike plane is cut into parts (parts.py). Part t matches the frame best if it is shifted by
+d_t (2,), to the right and down. But a change of the matrix moves all parts together: it is a linear
+combination of the k CHANGES of the model (matrix.py), with the amounts c (k,), and shifts part t by
+J_t c, where J_t is (2, k). The amounts are found by weighted least squares:
 
     c = (sum J' W J)^-1 sum J' W d        W = (V + extra I)^-1   weight of a part, (2, 2)
 
-The sums are over the parts. V (2, 2) is the variance of the shift of a part. The shift of a part
-also depends on the depth of its objects (parallax). Parallax is treated as an additional variance,
-`extra`, which is the same for all parts and directions.
+The sums are over the parts. V (2, 2) is the variance of the shift of a part. The shift of a
+part also depends on the depth of its objects (parallax), which is treated as an additional
+variance, `extra`, the same for all parts and directions.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are

@@ -13,10 +13,10 @@ any motion.
 E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
 where both fit alike (a = a_0).
 
-Learned steps do not use the guard, so no trained weights depend on it. A wrong weight fails
-test_the_guard_saves_a_good_start_from_a_wrong_motion (tests/parts/data/joint/test_guard.py). The
-tests do not tell whether another constant is better. How to measure this:
-docs/benchmarks/quality_details.md, "Its constants".
+No trained weights depend on the guard, because learned steps do not use it. With a wrong formula,
+test_the_guard_saves_a_good_start_from_a_wrong_motion (tests/parts/data/joint/test_guard.py) fails.
+No test tells whether another constant is better: measure it (docs/benchmarks/quality_details.md,
+"Its constants").
 """
 
 from typing import NamedTuple
@@ -66,10 +66,10 @@ def guard_solution(
     y = torch.from_numpy(rate / gain).to(z.device)
     error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
-    # Where both frames fit, both errors are mostly noise, and their ratio is random. Adding the
-    # error by noise to both brings the ratio near 1. E.g. with guard 2.5, the errors 0.0004 of z
-    # and 0.0001 of z_0 would give z the weight 0.28. With 0.001 added to both, the weight is 0.79.
-    # For equal errors it is 0.86.
+    # Where both frames fit, both errors are mostly noise, and their ratio is random. The error by
+    # noise is added to both, which brings the ratio near 1. E.g. with guard 2.5, the errors 0.0004
+    # of z and 0.0001 of z_0 alone would give z the weight 0.28. With 0.001 added to both, the
+    # weight is 0.79, nearly the 0.86 of equal errors.
     error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
     a = error_of_z + error_by_noise
     a_0 = error_of_z_0 + error_by_noise

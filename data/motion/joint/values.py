@@ -7,9 +7,9 @@ arrives at a camera is
 
 The slope turns an error of z into an error of x: error of x = slope * error of z.
 
-A spike camera sees no colours. It sees the luma 0.299 R + 0.587 G + 0.114 B of the light. Some
-simulated recordings integrate display values instead, as the option spike.light "display" says
-(`View.is_display`). Then the camera sees the luma of the display values.
+A spike camera sees no colours, but the luma 0.299 R + 0.587 G + 0.114 B of the light. In some
+simulated recordings it sees the luma of display values instead: the option spike.light is "display"
+(`View.is_display`).
 
 Nearly all modules of this folder convert with these functions. The shipped weights of the fusion
 "motion" were trained with these curves, so another curve or another `DARK` gives worse frames.

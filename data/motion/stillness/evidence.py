@@ -35,10 +35,10 @@ from data.motion.stillness.common_change import (
 )
 from data.motion.stillness.neighbours import products_with_neighbours
 
-# With less evidence than NO_EVIDENCE nothing moves. With more than SURE_EVIDENCE something moves
-# for certain. The evidence of still frames was at most 2.6. The evidence of dim frames in which
-# something moves was at least 4, but below 3 in their flat parts
-# (docs/benchmarks/quality_details.md, "What stands still").
+# With less evidence than NO_EVIDENCE nothing moves, and with more than SURE_EVIDENCE something
+# moves for certain. The evidence of still frames was at most 2.6. Dim frames in which something
+# moves had at least 4, but less than 3 in their flat parts (docs/benchmarks/quality_details.md,
+# "What stands still").
 NO_EVIDENCE = 2.0
 SURE_EVIDENCE = 3.5
 PIECES = 4  # number of pieces of time
