@@ -115,15 +115,15 @@ class CalibratedGrid:
         The last window is kept, because all frames of a sample have the same crop. Making a window
         takes longer than using it.
         """
-        # `crop` may be an `Augment` (data/augment.py), i.e. a crop with flips. A window does not
-        # depend on the flips, so `place` is the crop without flips.
-        place = Crop(crop.top, crop.left, crop.height, crop.width)
+        # `crop` may be an `Augment` (data/augment.py), i.e. a crop with flips. Remove the flips,
+        # because a window does not depend on them.
+        unflipped_crop = Crop(crop.top, crop.left, crop.height, crop.width)
         if self._last is not None:
-            last_place, last_window = self._last
-            if last_place == place:
+            last_crop, last_window = self._last
+            if last_crop == unflipped_crop:
                 return last_window
-        window = self._new_window(place)
-        self._last = (place, window)
+        window = self._new_window(unflipped_crop)
+        self._last = (unflipped_crop, window)
         return window
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:

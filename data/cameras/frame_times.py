@@ -105,8 +105,8 @@ class FrameTimes:
             ranges.append((first_plane, plane_after))
         return ranges
 
-    def places(self) -> list[int]:
-        """Return the number that each frame would have if no frame were missing, counted from 0.
+    def numbers_in_whole_clip(self) -> list[int]:
+        """Return the number of each frame, counted from 0, if missing frames are counted, too.
 
         For example [0, 1, 3], if the third of four frames is missing.
         """

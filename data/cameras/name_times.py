@@ -159,14 +159,14 @@ def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction)
     """
     are_numbers_of_frames = step == 1
     gaps = []
-    place = 0  # number that the frame would have if no frame were missing, counted from 0
+    number_in_whole_clip = 0  # of the frame, counted from 0; missing frames are counted, too
     for start, distance in zip(starts[:-1], steps, strict=True):
         missing_frames = 0
         if distance > MOST_DISTANCES_WITHOUT_GAP * step:
             # E.g. between two frames at three times the usual distance, two frames are missing.
             missing_frames = round(distance / step) - 1
         if missing_frames:
-            number_before_gap = int(start) if are_numbers_of_frames else place
+            number_before_gap = int(start) if are_numbers_of_frames else number_in_whole_clip
             gaps.append(Gap(number_before_gap + 1, missing_frames))
-        place += missing_frames + 1
+        number_in_whole_clip += missing_frames + 1
     return tuple(gaps)

@@ -115,10 +115,10 @@ class RgbCamera:
         length = self.exposure * planes  # length of the exposure, in planes
         # The position of each row: -0.5 at the top, 0.5 at the bottom. `max` prevents a division by
         # 0 for a frame of one row.
-        place = np.arange(rows) / max(1, rows - 1) - 0.5
+        position = np.arange(rows) / max(1, rows - 1) - 0.5
         # `rolling` is the delay of the last row after the first row, as a fraction of the exposure.
         delay_of_last_row = self.rolling * length  # in planes
-        later = place * delay_of_last_row  # delay of each row after the middle row, in planes
+        later = position * delay_of_last_row  # delay of each row after the middle row, in planes
         # A row is exposed from `start` to `end`, and plane p lasts from time p to p + 1.
         start = (planes - length) / 2 + later[None]  # (1, rows)
         end = start + length

@@ -1,4 +1,9 @@
-"""Turn the errors of data/spike into the errors of this project."""
+"""Turn the errors of data/spike into the errors of this project.
+
+data/spike imports only numpy, so it cannot raise these errors itself. Use this context manager
+around each call that reads spike files. What must stay: the four parts of an error, because the
+programs show them to the user.
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,10 +14,7 @@ from utils.errors import DataError
 
 @contextmanager
 def spike_errors_as_data_errors() -> Generator[None]:
-    """Turn a SpikeFileError into a DataError with the same four parts.
-
-    data/spike imports only numpy, so it cannot raise the errors of this project itself.
-    """
+    """Turn a SpikeFileError into a DataError with the same four parts."""
     try:
         yield
     except SpikeFileError as e:

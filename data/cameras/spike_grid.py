@@ -22,7 +22,7 @@ Both grids have the same attributes:
     coverage             fraction of the pixels of the frame that the spike camera sees
 
 A third kind of grid needs these attributes and a method `window`. Its windows need `crop`, `to_rgb`
-and `brightness`.
+and `brightness`. What must stay: the names of all these, because the callers use both grids alike.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
 """

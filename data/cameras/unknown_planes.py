@@ -164,11 +164,9 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
     if not times.gaps or len(listed.rows) == len(times):
         return
     rows = []
-    # `places` returns the number that each existing frame has if missing frames are counted, too.
-    # E.g. 0, 1, 3 if frame 2 is missing.
-    for place in times.places():
-        if place < len(listed.rows):
-            start, length = listed.rows[place]
+    for number in times.numbers_in_whole_clip():  # e.g. 0, 1, 3 if frame 2 is missing
+        if number < len(listed.rows):
+            start, length = listed.rows[number]
             rows.append([start, length])
     what = f"spike.exposure lists {len(listed.rows)} frames of clip {clip}"
     raise UnknownPlanes(f"{what}: {times.in_words()}", clip, rows)

@@ -144,8 +144,8 @@ def _second_search(
             shifts[index] = _search_shifts(quick_dis, mean_picture, picture, curves[index])
             continue
         shifts_there = _search_shifts(exact_dis, mean_picture, picture, curves[index])
-        # The search back begins at about the inverse of the shifts there: back(p) = -there(q) with
-        # q + there(q) = p. Because q is not known, p - there(p) is taken for q.
+        # Begin the search back at about the inverse of the shifts there. The inverse at p is
+        # -there(q), where q is the point that moves to p. q is not known, so take p - there(p).
         inverse = -values_at_shifts(shifts_there, -shifts_there)
         shifts_back = _search_shifts(quick_dis, picture, mean_picture, inverse)
         shifts[index] = shifts_there
@@ -156,8 +156,7 @@ def _second_search(
         if index == sharp:
             continue
         if _lacks_search_back(index, sharp):
-            # Take the mean of the two neighbours. One of them may be the sharp instant, where the
-            # difference is 0.
+            # Take the mean of the two neighbours. (At the sharp instant the difference is 0.)
             differences[index] = (differences[index - 1] + differences[index + 1]) / 2
         errors[index] = expected_error(shifts_of_time, differences[index])
     return shifts, errors

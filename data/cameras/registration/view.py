@@ -11,8 +11,9 @@ of the pair:
 When a pair is made, broken spike pixels are mended, and large planes are binned: e.g. 2 x 2 pixels
 become one.
 
-To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES. The order of
-the channels is free. Any other change of a value changes the results of all fits.
+What must stay: all values, because the results of all fits depend on them (fit.py says how to check
+them). To add a feature of the frame, add a channel in `Pair.features`, and raise FEATURES. The
+order of the channels is free.
 
 Tests: tests/parts/data/test_registration_all_pixels.py (broken pixels), and the whole fits of
 tests/parts/data/test_registration_fit.py, e.g. with binned pixels

@@ -123,7 +123,7 @@ def plane_groups(
         errors.append(errors_of_shifts)
     shares = exposure_shares(recording, edges, delays)
     shifts_of_groups = tensor_of(np.stack(shifts), device)
-    # `torch.hypot` has the same results, and takes three times as long.
+    # The lengths sqrt(x^2 + y^2) of the shifts. `torch.hypot` takes three times as long.
     x = shifts_of_groups[..., 0]
     y = shifts_of_groups[..., 1]
     lengths = (x * x).addcmul_(y, y).sqrt_()  # (G, H, W)
