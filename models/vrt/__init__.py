@@ -1,6 +1,6 @@
 """The layers of VRT, and how they are computed in little memory.
 
-The network, from its arguments to a pixel.
+The network, from its arguments to a pixel:
 
     design.py            arguments, and what follows from them
     check_arguments.py   refuses arguments that do not fit together
@@ -18,16 +18,16 @@ The network, from its arguments to a pixel.
     stochastic_depth.py  drops branches in training
     layers.py            small layers that all parts share
 
-Computation and memory.
+Computation and memory:
 
     forms.py             which form runs on which device
     chunks.py            computes a layer chunk by chunk
     work.py              what is computed for a chunk
     chunk.py             what a chunk is; chunk_sizes.py says how large
-    tape.py              attention of a CPU, from forward to backward
+    tape.py              carries results of the attention on a CPU from forward to backward
     recompute.py         computes a function again in backward
     memory/              estimates the memory of a step; memory/advice.py says what to change if
                          the memory is full
-    rows.py              selects and writes rows of a tensor
+    rows.py              reads and writes rows of a tensor
     row_kernels/         kernels for rows: layer norm, gated MLP
 """

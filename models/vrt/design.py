@@ -4,9 +4,9 @@ The lists `depths`, `embed_dims` and `num_heads` have 7 entries for the stages 1
 entry for each layer of stage 8. So entry 0 is for stage 1. The docstring of `VRT`
 (models/network_vrt.py) explains each argument.
 
-What must stay: the names of the fields, because option files and weights files have them as keys.
-The drop rates must stay, too, because another rate gives another training. Free to change: how the
-drop rates are computed. A new argument of VRT becomes a field here if building or checking needs
+What must stay: the names of the fields, because option files and weights files have them as keys,
+and the drop rates, because other rates give another training. Free to change: how the drop rates
+are computed. A new argument of VRT becomes a field here if building or checking the network needs
 it.
 """
 
@@ -92,7 +92,8 @@ class Design:
         The probabilities rise evenly over all blocks, from 0 to drop_path_rate. E.g. depths [2, 1]
         and drop_path_rate 0.2 -> [[0, 0.1], [0.2]].
         """
-        # The default device may be "meta", whose tensors have no numbers. So name the CPU.
+        # Always on the CPU, because the default device may be "meta", whose tensors hold no
+        # numbers.
         rates = torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
         rates_of_stages = []
         first = 0
