@@ -86,8 +86,8 @@ class InChunks(torch.autograd.Function):
         samples, tokens, _ = x.shape
         output_channels = len(w["fc2"])
         out = x.new_empty(samples, tokens, output_channels)
-        # A chunk has three index tensors (chunk.py). E.g. a window with token 6, padding, and the
-        # tokens 0 and 1:
+        # A chunk has three index tensors (chunk.py). E.g. a window with the token 6, padding, and
+        # the tokens 0 and 1:
         #
         #     rows      6 0 0 1    the tokens to read. At padding, token 0 is read instead
         #     results   6   0 1    the tokens to write
@@ -98,7 +98,7 @@ class InChunks(torch.autograd.Function):
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
                 branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), factors.mlp)
-                # In place, because nobody else needs the branch.
+                # add_ works in place, because nobody else needs the branch.
                 y = branch if y is None else branch.add_(y)
             put(out[sample], chunk.results, y)
 
@@ -163,8 +163,8 @@ class InChunks(torch.autograd.Function):
                 del grad_branch  # frees it before step 3
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
-            # This frees the tensors that the graph has saved, so do not pass retain_graph. Only the
-            # variables tokens, y, h, ... keep their tensors until the next chunk replaces them.
+            # This frees the tensors that the graph has saved, so do not pass retain_graph. Only
+            # tokens, y, h and the other variables keep their tensors until the next chunk.
             inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):

@@ -5,9 +5,10 @@ entry for each layer of stage 8. So entry 0 is for stage 1. The docstring of `VR
 (models/network_vrt.py) explains each argument.
 
 What must stay: the names of the fields, because option files and weights files have them as keys,
-and the drop rates, because other rates give another training. Free to change: how the drop rates
-are computed. A new argument of VRT becomes a field here if building or checking the network needs
-it.
+and the drop rates, because other rates give another training
+(tests/parts/models/test_network_vrt.py compares them with the published rates). Free to change: how
+the drop rates are computed. A new argument of VRT becomes a field here if building or checking the
+network needs it.
 """
 
 from dataclasses import dataclass

@@ -89,8 +89,8 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
         number = torch.arange(1, size + 1, device="cpu")  # 1 ... size
         angle = number / (size + 1e-6) * (2 * torch.pi)  # the published table has this 1e-6
         phase = angle[:, None] / divisor  # (size, half)
-        sines = phase[:, 0::2].sin()  # of the even channels, (size, half / 2)
-        cosines = phase[:, 1::2].cos()  # of the odd channels
+        sines = phase[:, 0::2].sin()  # even channels, (size, half / 2)
+        cosines = phase[:, 1::2].cos()  # odd channels, (size, half / 2)
         alternating = torch.stack((sines, cosines), dim=2).flatten(1)  # sine, cosine, sine, ...
         tables.append(alternating)
     row_table, column_table = tables

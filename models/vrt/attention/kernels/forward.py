@@ -82,9 +82,8 @@ def forward_kernel(
     first, end = _windows_of_group(group, group_size, n)
     first_query = tile * QUERIES
 
-    # Pointers to the query, the key and the value of the first token. A row of qkv holds the query,
-    # key and value of one token, so `stride` leads from a query (key, value) to the query (key,
-    # value) of the next token.
+    # Pointers to the query, the key and the value of the first token. In qkv each token has a
+    # query, a key and a value, so `stride` leads from any of them to the same of the next token.
     queries = qkv
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
