@@ -33,6 +33,7 @@ from utils.dist.beats import claim_failure
 from utils.dist.store_values import Failure, ForeignValueError, read_state
 
 WORKER = "tests/dist/helpers_worker.py"
+STRANGER = "tests/dist/stranger_worker.py"
 # The end of the sentence with which a run reports a forged value.
 REPORT = "that no rank of this run wrote"
 # Exit code of a rank that has read a forged value. All errors of the start, and of the agreement
@@ -246,42 +247,6 @@ def test_a_beat_with_the_proof_of_another_beat_ends_the_run(tmp_path):
 
 # ---- A stranger in the place of a rank ----------------------------------------------------------
 
-# A program that joins the run as rank 1. Then it sends rank 0 a pickle: if rank 0 unpickled it,
-# this would create a file. Arguments: the port of the store, the file, and a beat.
-STRANGER = """
-import os, pickle, sys, time
-from datetime import timedelta
-import torch, torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
-
-class Planted:
-    # pickle.loads would call os.system
-    def __reduce__(self):
-        return os.system, (f"touch {sys.argv[2]}",)
-
-# Write the keys with which a rank joins the run, as utils/dist/rendezvous.py does.
-tcp = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=60))
-store = PrefixStore("spikevrt/", tcp)
-store.add("joined", 1)
-store.add("arrived/1", 1)
-store.set("beat/1", sys.argv[3])
-store.add("arrived", 1)
-store.set("met", "1")
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-dist.init_process_group("gloo", store=PrefixStore("group", store), rank=1, world_size=2)
-
-# Take part in the first all_gather of objects: first the sizes, then the padded bytes.
-message = torch.frombuffer(bytearray(pickle.dumps(Planted())), dtype=torch.uint8)
-sizes = [torch.zeros(1, dtype=torch.long) for _ in range(2)]
-dist.all_gather(sizes, torch.tensor([len(message)]))
-largest = int(max(sizes))
-padded = torch.zeros(largest, dtype=torch.uint8)
-padded[: len(message)] = message
-dist.all_gather([torch.empty(largest, dtype=torch.uint8) for _ in range(2)], padded)
-time.sleep(10)
-"""
-
-
 # A beat that rank 1 would write on another host before the first step. utils/dist/beats.py explains
 # the keys.
 BEAT = {
@@ -299,35 +264,39 @@ BEAT = {
 
 
 def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
-    # With these arguments rank 1 makes the file `absent`, and ends before it meets rank 0
+    # In the case "second_life", rank 1 makes a file, here `mark`, and ends before it meets rank 0
     # (`end_first_life` in helpers_worker.py). So the stranger can come as rank 1.
-    absent = ["second_life", str(tmp_path / "absent")]
-    program = tmp_path / "stranger.py"
-    program.write_text(STRANGER)
+    rank_1_ends = ["second_life", str(tmp_path / "mark")]
+    # If rank 0 unpickled the message of the stranger, this file would be created.
+    executed = tmp_path / "executed"
 
-    with Ranks(2, WORKER, "work", str(tmp_path / "over"), args_of={1: absent}) as ranks:
-        command = [sys.executable, program, ranks.port, tmp_path / "executed", json.dumps(BEAT)]
-        with start_command(command, tmp_path / "log"):
+    with Ranks(2, WORKER, "work", str(tmp_path / "over"), args_of={1: rank_1_ends}) as ranks:
+        stranger = [sys.executable, STRANGER, ranks.port, executed, json.dumps(BEAT)]
+        with start_command(stranger, tmp_path / "log"):
             ranks.processes[0].wait(60)
         result = ranks.wait(limit_s=1)
 
-    assert not (tmp_path / "executed").exists()
+    assert not executed.exists()
     assert result.exit_codes[0] == FORGED_VALUE, result.text
     assert "rank 1 sent something that no rank of this version sends" in result.stderr[0]
 
 
-def test_seconds_that_no_float_holds_are_refused():
+def test_a_true_beat_is_read_as_it_was_written():
     assert read_state(rank=1, value=json.dumps(BEAT)) == BEAT
 
-    forged = BEAT | {"age": 10**400}  # JSON has no limit for whole numbers, but floats have one
+
+def test_seconds_that_no_float_holds_are_refused():
+    # "age" is a number of seconds. JSON has no limit for whole numbers, but floats end at 1.8e308.
+    forged = json.dumps(BEAT | {"age": 10**400})
+
     with pytest.raises(ForeignValueError, match="key 'beat/1'"):
-        read_state(rank=1, value=json.dumps(forged))
+        read_state(rank=1, value=forged)
 
 
 def test_a_failure_that_is_no_text_is_refused():
     store = HashStore()
-    no_text: Any = b"\xff"  # this byte is no UTF-8
-    store.set("failure", no_text)
+    not_utf_8: Any = b"\xff"
+    store.set("failure", not_utf_8)
 
     with pytest.raises(ForeignValueError, match="key 'failure'"):
         claim_failure(store, Failure(rank=0, code=3, by=0), world_size=2)
@@ -339,8 +308,9 @@ def test_a_failure_that_is_no_text_is_refused():
 # the error: it binds a Unix socket, whose name is a hash of user, machine and error. A process that
 # cannot bind this socket stays silent.
 
-# A program of another user. It binds the socket first. If our process took this for a claim of its
-# own user, it would stay silent. The argument of the program is the text to hash.
+# A program of another user, which binds the socket of an error first. If our process took this for
+# a claim of its own user, it would not report the error. The argument of the program is the text to
+# hash.
 SQUATTER = r"""
 import hashlib, socket, sys, time
 s = socket.socket(socket.AF_UNIX)

@@ -164,29 +164,40 @@ def names_changed_in(function: ast.FunctionDef, names: "Names") -> Iterator[str]
 
     E.g. "os.environ" for `os.environ["A"] = "1"`. names: the names of its module.
     """
-    own = own_names(function)
-    second_names = second_names_in(function)
+    local_names = local_names_of(function)
+    aliases = aliases_in(function)
     for target in targets_in(function):
-        path = names_of_expression(target)  # e.g. ["os", "environ"]
-        if not path:
-            continue
-        if path[0] in second_names:
-            path = second_names[path[0]] + path[1:]
-        first = path[0]
-        is_of_module = first in names.dotted_names and first not in own
-        # A target that is a package itself does not count, e.g. `np` in `np.append(a, b)`, because
-        # this call changes no package. A name in a package counts, e.g. `os.environ`.
-        is_bare_package = first in names.packages and len(path) == 1
-        if not is_of_module or is_bare_package:
-            continue
-        whole = names.dotted_names[first]
-        # If the table names a whole object, a change of its attribute counts as a change of the
-        # object. E.g. `RUN.rank = 0` counts as a change of "RUN".
-        is_listed_as_a_whole = whole in STATE
-        yield whole if is_listed_as_a_whole else ".".join([whole, *path[1:]])
+        words = words_of(target)  # e.g. ["os", "environ"]
+        if words and words[0] in aliases:
+            words = aliases[words[0]] + words[1:]
+        if words and words[0] not in local_names and is_state_of_module(words, names):
+            yield name_in_table(words, names)
 
 
-def own_names(function: ast.FunctionDef) -> set[str]:
+def is_state_of_module(words: list[str], names: "Names") -> bool:
+    """Return whether an expression like ["os", "environ"] begins with a name of the module.
+
+    A package itself does not count, e.g. ["np"] of `np.append(a, b)`, because this call changes no
+    package. Something in a package counts, e.g. ["os", "environ"].
+    """
+    is_only_a_package = len(words) == 1 and words[0] in names.packages
+    return words[0] in names.dotted_names and not is_only_a_package
+
+
+def name_in_table(words: list[str], names: "Names") -> str:
+    """Return the name by which the table STATE lists an expression.
+
+    If the table lists a whole object, a change of its attribute is a change of the object. E.g.
+    ["RUN", "rank"] of `RUN.rank = 0` gives "utils.dist.state.RUN".
+    """
+    first, *attributes = words
+    whole_object = names.dotted_names[first]
+    if whole_object in STATE:
+        return whole_object
+    return ".".join([whole_object, *attributes])
+
+
+def local_names_of(function: ast.FunctionDef) -> set[str]:
     """Return the variables and arguments of a function. Names declared by `global` do not count."""
     names = set()
     for node in ast.walk(function):
@@ -197,8 +208,8 @@ def own_names(function: ast.FunctionDef) -> set[str]:
     return names - global_names(function)
 
 
-def second_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
-    """Return the second names that a function gives to objects outside of itself.
+def aliases_in(function: ast.FunctionDef) -> dict[str, list[str]]:
+    """Return the second names (aliases) that a function gives to objects outside of itself.
 
     E.g. `module: Any = torch.cuda` -> {"module": ["torch", "cuda"]}. The program has such lines
     where the type checker would not allow the change.
@@ -206,17 +217,21 @@ def second_names_in(function: ast.FunctionDef) -> dict[str, list[str]]:
     found = {}
     for node in ast.walk(function):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-            path = names_of_expression(node.value)
-            if path:
-                found[node.target.id] = path
+            words = words_of(node.value)
+            if words:
+                found[node.target.id] = words
     return found
 
 
 def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """Yield what a function changes in place.
 
-    This is `a` of `a[b] = 1`, `del a[b]`, `a.append(1)`, `a += 1` and `with a:`, and `a.b` of
-    `a.b = 1`.
+    statement             yields
+    a.b = 1, del a.b      a.b
+    a[b] = 1, del a[b]    a
+    a += 1                a
+    with a:               a
+    a.append(1)           a, as for the other methods of CHANGES
     """
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and is_written(node):
@@ -226,8 +241,7 @@ def targets_in(function: ast.FunctionDef) -> Iterator[ast.expr]:
         elif isinstance(node, ast.AugAssign):
             yield node.target
         elif isinstance(node, ast.With):
-            for item in node.items:
-                yield item.context_expr
+            yield from (item.context_expr for item in node.items)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in CHANGES:
                 yield node.func.value
@@ -258,25 +272,32 @@ def names_of(module: str, tree: ast.Module) -> Names:
         import os.path            "os" -> "os", a package
         from a.b import c as d    "d" -> "a.b.c"
     """
-    names = {}
-    packages = set()
-    for node in tree.body:
-        for target in assigned_in(node):
+    names = Names({}, set())
+    for statement in tree.body:
+        for target in assigned_in(statement):
             if isinstance(target, ast.Name):
-                names[target.id] = f"{module}.{target.id}"
+                names.dotted_names[target.id] = f"{module}.{target.id}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                # Without `as`, the import of "os.path" makes only the name "os".
-                first_part = alias.name.split(".")[0]
-                name = alias.asname or first_part
-                names[name] = alias.name if alias.asname else first_part
-                packages.add(name)
+                add_package(names, alias)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                name = alias.asname or alias.name
-                names[name] = f"{node.module}.{alias.name}"
-    return Names(names, packages)
+                names.dotted_names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def add_package(names: Names, alias: ast.alias) -> None:
+    """Add the name that `import os.path` or `import numpy as np` makes."""
+    if alias.asname:
+        name = alias.asname
+        dotted_name = alias.name
+    else:
+        # `import os.path` makes only the name "os".
+        name = alias.name.split(".")[0]
+        dotted_name = name
+    names.dotted_names[name] = dotted_name
+    names.packages.add(name)
 
 
 def assigned_in(statement: ast.stmt) -> list[ast.expr]:
@@ -297,16 +318,16 @@ def last_name(node: ast.expr) -> str:
     return ast.unparse(called).split(".")[-1]
 
 
-def names_of_expression(node: ast.expr) -> list[str]:
-    """Return the names of an expression: ["a", "b"] of `a.b` and of `a.b[c]`.
+def words_of(node: ast.expr) -> list[str]:
+    """Return the words of an expression: ["a", "b"] of `a.b` and of `a.b[c]`.
 
     Returns [] if the expression does not begin with a name, e.g. `f().b`.
     """
     if isinstance(node, ast.Name):
         return [node.id]
     if isinstance(node, ast.Subscript):
-        return names_of_expression(node.value)
+        return words_of(node.value)
     if isinstance(node, ast.Attribute):
-        before = names_of_expression(node.value)
+        before = words_of(node.value)
         return [*before, node.attr] if before else []
     return []
