@@ -81,6 +81,17 @@ def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
 
 
 @jit
+def _channels_of_group(
+    image, group, is_pixel, HW, G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr
+):
+    """Return channel (PAD,), is_used and first_index, both (ROWS, PAD), as in the list above."""
+    channel = tl.arange(0, PAD)
+    is_used = is_pixel[:, None] & (channel < C)[None, :]
+    first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
+    return channel, is_used, first_index
+
+
+@jit
 def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: tl.constexpr):
     """Return where a tap samples: top, left, fy and fx, all (ROWS,).
 
@@ -241,15 +252,11 @@ def sample(
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
-    channel = tl.arange(0, PAD)
-    is_used = is_pixel[:, None] & (channel < C)[None, :]
-    # Index in x (n, G, h, w, C) of pixel 0 of this image and group, for each channel: (ROWS, PAD).
-    first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
+    channel, is_used, first_index = _channels_of_group(image, group, is_pixel, HW, G, C, PAD)
     # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
     for TAP in tl.static_range(9):
-        # The position of the sample of this tap. For each image, group and tap, `mask` has one
-        # plane (h, w), and `offset` has two: dy, then dx. `_position` reads plane dy_plane, and the
-        # plane after it.
+        # The position of the sample of this tap. For each image, group and tap, `mask` has a plane
+        # (h, w), and `offset` has two planes: dy, then dx.
         mask_plane = (image * G + group) * 9 + TAP
         dy_plane = 2 * mask_plane
         top, left, fy, fx = _position(
@@ -299,16 +306,12 @@ def sample_backward(
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
-    channel = tl.arange(0, PAD)
-    is_used = is_pixel[:, None] & (channel < C)[None, :]
-    # Index in x (n, G, h, w, C) of pixel 0 of this image and group, for each channel: (ROWS, PAD).
-    first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
+    channel, is_used, first_index = _channels_of_group(image, group, is_pixel, HW, G, C, PAD)
     for TAP in tl.static_range(9):
-        # The samples s once more, because the forward pass does not keep them. For each image,
-        # group and tap, `mask` has one plane (h, w), and `offset` has two: dy, then dx.
+        # The samples s, computed as in `sample`, because the forward pass does not keep them.
         mask_plane = (image * G + group) * 9 + TAP
         dy_plane = 2 * mask_plane
-        dx_plane = 2 * mask_plane + 1
+        dx_plane = dy_plane + 1
         top, left, fy, fx = _position(
             offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP
         )
