@@ -104,18 +104,29 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
         step += 1
         update_average(averaged, net, step)
 
-        # Print the mean error beside the mean length of the shifts. If the error is as large as the
-        # length, the network finds nothing.
         length = float(batch.shifts.norm(dim=2).mean())  # dimension 2 is x and y
         errors_and_lengths.append((error, length))
         if time.time() - last_print > PRINT_EVERY:
             last_print = time.time()
-            mean_error, mean_length = np.mean(errors_and_lengths, axis=0)
+            print_errors(last_print - begin, step, errors_and_lengths)
             errors_and_lengths = []
-            passed = f"{last_print - begin:.0f} s, step {step}"
-            print(f"{passed}: error {mean_error:.3f} of {mean_length:.3f} pixels", flush=True)
             torch.save(averaged, out)
     torch.save(averaged, out)
+
+
+def print_errors(
+    seconds: float, step: int, errors_and_lengths: Sequence[tuple[float, float]]
+) -> None:
+    """Print the mean error beside the mean length of the shifts, in spike pixels.
+
+    If the error is as large as the length, the network finds nothing.
+
+    seconds, step: time and number of steps so far.
+    errors_and_lengths: mean error and mean length of the shifts, of each step since the last line.
+    """
+    mean_error, mean_length = np.mean(errors_and_lengths, axis=0)
+    passed = f"{seconds:.0f} s, step {step}"
+    print(f"{passed}: error {mean_error:.3f} of {mean_length:.3f} pixels", flush=True)
 
 
 def train_step(

@@ -32,6 +32,8 @@ HEIGHT = 720
 WIDTH = 1280
 RATIO = 2  # RGB pixels along a side of a spike pixel
 PLANES = 88  # spike planes of a frame
+# The first way only decodes the files of a sample, to compare the other ways with it.
+DECODING = "OpenCV decodes the PNGs"
 
 
 def run_data(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,17 +61,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
             make_clip(root, name, frames=2 * args.frames, seed=clip_index)
         datasets = make_datasets(root, args)
 
-        clip = datasets["png"].clips[0]
-        pngs = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
-        runs: dict[str, Callable[[], Any]] = {
-            "OpenCV decodes the PNGs": lambda: [cv2.imread(path) for path in pngs]
-        }
-        # All ways take the number of their next sample from one counter. So no way reads the sample
-        # that another way has just read. The files of all ways are in the page cache, because they
-        # have just been written.
-        counter = count()
-        for name, dataset in datasets.items():
-            runs[name] = partial(_read_next_sample, dataset, counter)
+        # All ways read files from the page cache, because the files have just been written.
+        runs = _functions_to_time(datasets, args.frames)
         # For each way `measure_in_turn` returns e.g. the median time, median_s.
         figures_of_ways = measure_in_turn(runs, torch.device("cpu"), args.repeats, warmup=2)
 
@@ -78,9 +71,26 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     return {"samples": ms}
 
 
+def _functions_to_time(
+    datasets: dict[str, TrainClips], frames: int
+) -> dict[str, Callable[[], Any]]:
+    """Return the functions that are timed: way -> function. frames: frames of a sample."""
+    clip = datasets["png"].clips[0]
+    pngs = [*clip.lq[:frames], *clip.gt[:frames]]
+    functions: dict[str, Callable[[], Any]] = {
+        DECODING: lambda: [cv2.imread(path) for path in pngs],
+    }
+    # All ways take the number of their next sample from one counter, so that no way reads the
+    # sample that another way has just read.
+    counter = count()
+    for name, dataset in datasets.items():
+        functions[name] = partial(_read_next_sample, dataset, counter)
+    return functions
+
+
 def _print_ways(args: argparse.Namespace, ms: dict[str, float]) -> None:
     """Print a table with a row for each way. ms: way -> milliseconds of a sample."""
-    decoding_ms = ms["OpenCV decodes the PNGs"]
+    decoding_ms = ms[DECODING]
     print(
         f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, "
         f"{PLANES} planes of {WIDTH // RATIO} x {HEIGHT // RATIO} each"
