@@ -20,10 +20,10 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -298,15 +298,8 @@ def check_made(root: Path, plan: SetPlan, seed: int, instants: int = 0) -> bool:
     data, or a set with changed, missing or new files. This check protects a user's files, so it
     must come before anything is removed.
     """
-    about = {}
-    # Without a dataset.json, or with a damaged file, the folder is not our set.
-    with suppress(OSError, ValueError):
-        about = json.loads((root / INFO).read_text(encoding="utf-8"))
-    is_ours = False
-    if isinstance(about, dict):
-        has_keys = all(key in about for key in ("seed", "version", "files"))
-        is_ours = about.get("made_by") == ME and has_keys
-    if not is_ours:
+    about = _info_of_made_set(root)
+    if about is None:
         what = "the folder holds something other than the sample set"
         raise _not_to_be_replaced(root, what, expected="no such folder")
     if digest_of(root) != about["files"]:
@@ -321,6 +314,18 @@ def check_made(root: Path, plan: SetPlan, seed: int, instants: int = 0) -> bool:
     is_of_version = about["version"] == plan.version
     has_instants = not instants or about.get("instants") == instant_planes(instants)
     return is_of_version and has_instants
+
+
+def _info_of_made_set(root: Path) -> dict[str, Any] | None:
+    """Return the dataset.json of a set that this program has made, or None for another folder."""
+    try:
+        about = json.loads((root / INFO).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no dataset.json, or a damaged file
+        return None
+    if not isinstance(about, dict) or about.get("made_by") != ME:
+        return None
+    has_keys = all(key in about for key in ("seed", "version", "files"))
+    return about if has_keys else None
 
 
 def _not_to_be_replaced(root: Path, what: str, expected: str) -> DataError:

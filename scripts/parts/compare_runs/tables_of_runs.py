@@ -7,7 +7,7 @@ test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_differ
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,7 @@ def run_cells(run: Path) -> list[Any]:
     A cell without a value is "-".
     """
     scalars = history.read_history(run)
-
-    # The best validation. If several have the same PSNR, `max` compares their steps, so it takes
-    # the last one. A validation with NaN does not count.
-    best = "-"
-    best_step = "-"
-    validations = []
-    for step, value in scalars.get(RESTORED_PSNR, []):
-        if math.isfinite(value):
-            validations.append((value, step))
-    if validations:
-        psnr, step = max(validations)
-        best = f"{psnr:.2f}"
-        best_step = str(step)
+    best, best_step = _best_validation(scalars.get(RESTORED_PSNR, []))
 
     last_values = []
     for tag in ("train/loss", "train/it_per_s"):
@@ -91,3 +79,18 @@ def run_cells(run: Path) -> list[Any]:
     environment = history.folder_of(run) / report.ENVIRONMENT_NAME
     about = read_json(environment) if environment.is_file() else {}
     return [best, best_step, *last_values, about.get("parameters", "-")]
+
+
+def _best_validation(entries: Sequence[Sequence[float]]) -> tuple[str, str]:
+    """Return the cells of the best validation: its PSNR, and its step. Without any, "-" and "-".
+
+    A validation with NaN does not count.
+
+    entries: [step, PSNR] of each validation.
+    """
+    validations = [(psnr, step) for step, psnr in entries if math.isfinite(psnr)]
+    if not validations:
+        return "-", "-"
+    # If several validations have the same PSNR, `max` compares their steps and takes the last one.
+    psnr, step = max(validations)
+    return f"{psnr:.2f}", str(step)
