@@ -7,15 +7,15 @@
 A plane is one binary picture (h, w) of the spike camera, a frame has H x W RGB pixels, and a window
 is the planes around an instant that make a picture. Its length is given as a share of the exposure.
 
-A long window has less noise, a short window less blur. So each pixel takes the window that brings
-SPIKES_OF_PICTURE = 3 spikes. With n spikes in the exposure, this is
+A long window has less noise, and a short window has less blur. So bright pixels have short windows,
+and dark pixels have long windows. E.g. if a star moves through a dark sky, the star is sharp and
+the sky has little noise. A pixel with n spikes in the exposure has a window of about
+SPIKES_OF_PICTURE = 3 spikes:
 
     share = 3 / n          at least LEAST_PICTURE and at most MOST_PICTURE
 
-A pixel that is darker than the median pixel has the window of the median pixel (`_rates_at`).
-
-E.g. a star moves through a dark sky. Pixels near the star have short windows, so the star is sharp.
-Pixels of the dark sky have long windows, so they have little noise.
+E.g. with 12 spikes the window is a quarter of the exposure. A pixel that is darker than the median
+pixel has the window of the median pixel (`_rates_at`).
 
 Only flow.py calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
 were found in these pictures. With another constant they fit a little worse, until they are trained
@@ -101,18 +101,22 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
     is_noisy = spikes < NOISY_SPIKES  # fewer than 18, see the end of `_rates_of_windows`
     short_rates = _rates_of_windows(recording, times, LEAST_PICTURE, is_noisy)  # (K, h, w)
 
-    # The longest window is the window that a pixel of median light needs. Darker pixels have it,
-    # too. If a pixel of median light needs no more than the shortest window, all pixels have the
-    # shortest window. E.g. with 30 spikes it needs 3 / 30 = 0.1, less than LEAST_PICTURE = 0.11.
+    # The longest window is the window that a pixel of median light needs. E.g. with 10 spikes it is
+    # 3 / 10 of the exposure.
     spikes_at_median = max(spikes, LEAST_DIVISOR)
     share_at_median = SPIKES_OF_PICTURE / spikes_at_median
     longest_share = float(np.clip(share_at_median, LEAST_PICTURE, MOST_PICTURE))
+    # In bright light, the longest window is the shortest window, so there is nothing to mix. E.g.
+    # with 30 spikes a pixel of median light needs 3 / 30 = 0.1, less than LEAST_PICTURE = 0.11.
     if longest_share <= LEAST_PICTURE:
         return list(short_rates)
 
-    most_spikes = _most_spikes(short_rates, recording.length)  # (h, w)
-    needed_share = SPIKES_OF_PICTURE / np.maximum(most_spikes, spikes_at_median)
-    share = np.clip(needed_share, LEAST_PICTURE, longest_share)
+    # The window that each pixel needs, (h, w). Darker pixels count as pixels of median light.
+    most_spikes = _most_spikes(short_rates, recording.length)
+    counted_spikes = np.maximum(most_spikes, spikes_at_median)
+    share = np.clip(SPIKES_OF_PICTURE / counted_spikes, LEAST_PICTURE, longest_share)
+
+    # Mix both windows by the formula above.
     weight_of_long = np.log(share / LEAST_PICTURE) / np.log(longest_share / LEAST_PICTURE)
     weight_of_long = weight_of_long.astype(np.float32)  # (h, w)
     long_rates = _rates_of_windows(recording, times, longest_share, is_noisy)
