@@ -192,7 +192,9 @@ def _clips_below(folder: Path, spike: Path | None, gt: Path | None) -> dict[str,
     """Return {name of a clip: its paths} of a folder that has a folder or a film for each clip.
 
     spike: folder with the spikes of each clip, in <spike>/<clip>.dat, <spike>/<clip>/spike or
-    <spike>/<clip>. gt: folder with the sharp frames of each clip, in the same forms.
+    <spike>/<clip>.
+    gt: folder with the sharp frames of each clip, in <gt>/<clip>.mp4, <gt>/<clip>/sharp or
+    <gt>/<clip>.
     Raises DataError if two clips have one name.
     """
     paths_of_clips: dict[str, ClipPaths] = {}

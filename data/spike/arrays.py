@@ -37,8 +37,8 @@ HEAD_BYTES = 2**14
 # Arrays of a .npz up to this size (64 MiB) are kept in memory. Larger arrays are unpacked again for
 # each read. If they were kept, a loader process that reads many files would fill the memory.
 MOST_BYTES_KEPT = 2**26
-# A .npz with more arrays than this is refused if it has no array of the expected name. The reason:
-# the header of each array must be unpacked, so a file of very many arrays would take long.
+# A .npz with more arrays than this is refused if it has no array of the expected name, because the
+# header of each array must be unpacked, which would take long.
 MOST_ARRAYS = 100
 # Number of planes that are in memory at once if a file is read in parts. More planes need more
 # memory. Fewer planes need more steps in Python. The result does not depend on this number.
@@ -53,8 +53,8 @@ class ArrayFile:
     shape: tuple[int, ...]
     dtype: np.dtype
     start: int  # number of the byte at which the values begin, in the .npy or in the member
-    # Whether the first axis varies fastest (order "F"). Then the bytes of a plane are spread over
-    # the whole file.
+    # Whether the first axis varies fastest (order "F"), which spreads the bytes of a plane over the
+    # whole file.
     is_fortran: bool
     member: str | None = None  # name of the array within a .npz, such as "spk"; None for a .npy
     # The array, once it is mapped or in memory.

@@ -22,9 +22,9 @@ from .registry import Numbers, representation
 # ---- Windows of fixed length --------------------------------------------------------------------
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
-# Without num_bins, the windows lie around the center. Each of the next two functions gets the
-# options of `tfp`, and answers one question about the windows. The two functions become fields of
-# `Representation` (registry.py). `represent` (represent.py) needs the answers to reverse time.
+# Without num_bins, they lie around the center. Each of the next two functions gets the options of
+# `tfp`, and answers one question about the windows. They become fields of `Representation`
+# (registry.py), which `represent` (represent.py) needs to reverse time.
 
 
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:
@@ -75,8 +75,8 @@ def tfp(
 
     channels = []
     for m in middles:
-        # The window has the planes start ... stop - 1, as far as the stream has them. max() avoids
-        # negative numbers, with which a slice would count from the end of the stream.
+        # The window has the planes start ... stop - 1, as far as the stream has them. A negative
+        # number in a slice would count from the end of the stream.
         start = m - half_window
         stop = m + half_window + 1
         window = stream[max(start, 0) : max(stop, 0)]

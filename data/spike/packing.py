@@ -29,12 +29,11 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     """
     planes = packed.shape[0]
     line_bits = geometry.line_width
-    # The crop has the stored rows `row` ... `end_row` - 1. If rows are stored bottom first, the
-    # stored row 0 is the lowest row of the image. E.g. the rows 0 and 1 of 250 rows are the stored
-    # rows 249 and 248.
+    # The crop has the stored rows `row` ... `end_row` - 1. If rows are stored bottom first, stored
+    # row 0 is the lowest row of the image: the rows 0 and 1 of 250 rows are stored as 249 and 248.
     row = crop.top
     if geometry.flipud:
-        row = geometry.height - crop.top - crop.height
+        row = geometry.height - crop.bottom
     end_row = row + crop.height
 
     if line_bits % 8 == 0:
@@ -42,7 +41,7 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
         # E.g. the columns 10 ... 29 are in the bytes 1 ... 3. Byte 1 begins with column 8, so the
         # crop begins 2 bits later.
         first_byte = crop.left // 8
-        end_byte = _bytes_of(crop.left + crop.width)
+        end_byte = _bytes_of(crop.right)
         lines = packed.reshape(planes, geometry.height, line_bits // 8)  # (T, H, bytes)
         window = np.ascontiguousarray(lines[:, row:end_row, first_byte:end_byte])
         rows = np.unpackbits(window, axis=-1, bitorder=geometry.bit_order)  # (T, h, bits)

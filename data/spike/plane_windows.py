@@ -40,16 +40,16 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 #
 # The windows of `encoding25` lie around the center, or they are spread over the file. Each of the
 # next three functions gets the options of `encoding25`, and answers one question about the windows.
-# The three functions become fields of `Representation` (registry.py). `represent` (represent.py)
-# needs the answers to reverse time.
+# They become fields of `Representation` (registry.py), which `represent` (represent.py) needs to
+# reverse time.
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
-    """Return how much later than `center` the middle of all windows is, in half planes: 0 or -1.
+    """Return the middle of all windows minus `center`, in half planes: 0 or -1.
 
-    The lag is -1 if the number of windows is even and the spacing is odd. E.g. two windows with a
-    spacing of 5 around plane 50 have the middles 47.5 and 52.5, rounded down to 47 and 52. The mean
-    of 47 and 52 is 49.5, half a plane earlier than plane 50.
+    It is -1 if the number of windows is even and the spacing is odd, because the middles are then
+    rounded down. E.g. two windows with a spacing of 5 around plane 50 have the middles 47.5 and
+    52.5, rounded to 47 and 52, whose mean is 49.5.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
@@ -127,9 +127,8 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
     """
     middles = []
     for i in range(num_windows):
-        # The distances from the center may have a half, e.g. -2.5 and 2.5 in the example. So
-        # compute twice the distances in whole numbers, -5 and 5. Half of them, rounded down, is -3
-        # and 2.
+        # The distances from the center may be halves, so they are doubled to stay whole numbers. In
+        # the example, -2.5 and 2.5 become -5 and 5, and half of these, rounded down, is -3 and 2.
         twice_distance = (2 * i - (num_windows - 1)) * spacing
         middles.append(center + twice_distance // 2)
     return middles
@@ -138,10 +137,9 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
 def _spread_middles(num_windows: int, planes: int) -> list[int]:
     """Return the middles of windows of 25 planes that are spread over a file.
 
-    The middles must be symmetric: if m is a middle, planes - 1 - m is a middle, too. To ensure
-    this, only the first half of the middles is rounded, and the second half is the mirror image of
-    the first half. An odd number of windows has one more window, around planes // 2. E.g. 3 windows
-    in 56 planes have the middles 12, 28 and 43.
+    If m is a middle, the mirror image planes - 1 - m must be a middle, too. So only the first half
+    of the middles is rounded, and the second half is its mirror image. An odd number of windows has
+    one more window, around planes // 2. E.g. 3 windows in 56 planes have the middles 12, 28 and 43.
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

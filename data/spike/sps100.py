@@ -43,8 +43,7 @@ def start_of_sps100(data: np.ndarray) -> int | None:
     half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
     halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
     plane_bytes = half_bytes * halves_of_plane  # 128,000
-    # A capture may start within a half-line, at a multiple of 16 bytes. A half-line has 64 bytes,
-    # so try the shifts 0, 16, 32 and 48.
+    # A capture may start within a half-line, at a multiple of 16 bytes: try 0, 16, 32 and 48.
     for shift in range(0, half_bytes, 16):
         one_plane = data[shift : shift + plane_bytes]
         if len(one_plane) < plane_bytes:

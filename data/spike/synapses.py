@@ -96,8 +96,7 @@ class _Synapses:
         self.decay_d = np.exp(-intervals / tau_d)
         self.decay_f = np.exp(-intervals / tau_f)
         # At its second spike, a pixel has one interval, dt. It gets the steady state of this
-        # interval: the state that no longer changes if the pixel fires every dt planes. The
-        # conditions u' = u and R' = R give
+        # interval, for which u' = u and R' = R:
         #     u = U / (1 - (1 - U) exp(-dt / tau_f))
         #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))
         steady_u = self.U / (1 - (1 - self.U) * self.decay_f)
@@ -112,8 +111,7 @@ class _Synapses:
 
     def add_plane(self, time: int, has_fired: np.ndarray) -> None:
         """Change the state by one plane. has_fired: bool (h, w). Planes come in order of time."""
-        # A mask (h, w) of the n pixels whose interval ends. An array (h, w) that is indexed with
-        # the mask is (n,).
+        # A mask (h, w) of the n pixels whose interval ends. Arrays indexed with it are (n,).
         ends_interval = has_fired & (self.spikes > 0)
         if ends_interval.any():
             index = time - self.last_spike[ends_interval] - 1  # dt - 1
@@ -134,8 +132,8 @@ class _Synapses:
 
         time: number of the plane that was added last.
         """
-        # dt = -tau_d ln((1 - R) / (1 - R (1 - u))), where `used` is 1 - R. `used` is at least
-        # 1e-300 here, because the logarithm of 0 is infinite.
+        # dt = -tau_d ln((1 - R) / (1 - R (1 - u))), where `used` is 1 - R. The bound 1e-300 avoids
+        # the logarithm of 0.
         used_after_spike = self.used * (1 - self.u) + self.u  # 1 - R (1 - u)
         interval = -self.tau_d * np.log(np.maximum(self.used, 1e-300) / used_after_spike)
         planes_since_spike = np.maximum(time - self.last_spike, 1)
