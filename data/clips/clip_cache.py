@@ -131,8 +131,8 @@ class CacheReader:
             value = record[key]
             # JSON has no tuples, and a Clip has no lists.
             values[key] = tuple(value) if isinstance(value, list) else value
-        # These three fields have paths of files, one or more for each frame. A cache may hold kinds
-        # of files that these options do not use. () says that the clip has no files of this kind.
+        # A cache may hold kinds of files that these options do not use. () says that the clip has
+        # no files of this kind.
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
@@ -188,9 +188,8 @@ class CacheReader:
         """
         # (planes of all files of the clip, bytes of a plane)
         stored_planes = self._map_array(clip, "spike")
-        # The array has the planes of all files, so it is read like one packed file with all of
-        # these planes. cache_builder.py wrote them row by row ("raster"), whatever the layout of
-        # the files is.
+        # Read the array like one packed file with the planes of all files. cache_builder.py wrote
+        # them row by row ("raster"), whatever the layout of the files is.
         geometry = clip.spikes.geometry.as_raster()
         all_planes = SpikeFile(
             piece.file, geometry, planes=len(stored_planes), packed=stored_planes

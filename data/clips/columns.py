@@ -14,7 +14,7 @@ frames and spikes, have these columns:
     lq_bytes    81234, 80992, ...                size of each lq file
     lq_times    1700000000000000000, ...         time of change of each lq file in ns
 
-The path of a file is root + place + name: "<root>" + "/clip_a/blur/" + "00.png". A column of texts
+The path of a file is root + folder + name: "<root>" + "/clip_a/blur/" + "00.png". A column of texts
 is an array of bytes: the texts in UTF-8, with a zero byte after each. "Kind" means a kind of file:
 "lq", "gt", "gt_instants" or "spike". A "root" is the folder of all files of one kind.
 
@@ -40,7 +40,7 @@ END = b"\0"
 CLIP_COLUMNS = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
 # Columns for each kind of file, e.g. "lq_places". A kind is "lq", "gt", "gt_instants" or "spike".
 FILE_COLUMNS = {
-    "places": np.uint8,  # one text for each clip: the path between the root and the file names
+    "places": np.uint8,  # folder of each clip: the path between the root and the file names
     "counts": np.int32,  # number of files of each clip
     "names": np.uint8,  # name of each file
     "bytes": np.int64,  # size of each file

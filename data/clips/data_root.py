@@ -80,8 +80,8 @@ def _refuse_names(listing: Listing, root: str) -> None:
         checked_name(clip, root)
         # `checked_name` refuses names that lead to another folder, e.g. "../b", and names with an
         # unprintable character. A file name on disk has no slash, so it can only have the second
-        # fault. To save time, look for this fault in the joined text of all names first. A key in
-        # an LMDB may have both faults, so each of its stems is checked.
+        # fault, which is looked for in the joined names first, to save time. A key in an LMDB may
+        # have both faults.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -138,8 +138,8 @@ def _add_single_files(
     names: names of the files that lie directly in the root.
     """
     prefix = os.path.join(root, "")  # the root with a slash at its end
-    # The files with the first suffix are added first. So if a clip has files with two suffixes, it
-    # already has a file when the second one comes.
+    # The files with the first suffix come first. A second file of a clip finds the entry of the
+    # first one, and is not added.
     for suffix in suffixes:
         for name in names:
             if not name.lower().endswith(suffix):

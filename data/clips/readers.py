@@ -272,8 +272,8 @@ class DatasetClip(Reader):
         paths = []
         backend = self.dataset.backend
         if isinstance(backend, CacheReader):
-            # The source files of the cache may be on another machine. Then a change of the data
-            # shows only in the index of the cache, which is written anew with each build.
+            # The source files of the cache may be on another machine. The index of the cache, which
+            # is written anew with each build, shows a change of the data in this case, too.
             for source in self.dataset.sources:
                 paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]

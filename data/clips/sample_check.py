@@ -29,35 +29,35 @@ HIGHEST = 5
 WHERE_DESCRIBED = "(docs/extending.md, Layers)"
 
 
-def refuse_wrong_samples(samples: Sequence[Any], place: str) -> None:
+def refuse_wrong_samples(samples: Sequence[Any], where: str) -> None:
     """Raise DataError if these samples of a training set cannot become a micro-batch.
 
-    samples: what the data set returned for each index. place: where they come from, for messages.
+    samples: what the data set returned for each index. where: which samples they are, for messages.
     """
     do = f"correct __getitem__ of the data set {WHERE_DESCRIBED}"
     for sample in samples:
-        _refuse_wrong_tensors(sample, "(T, 3, H, W)", place, do)
+        _refuse_wrong_tensors(sample, "(T, 3, H, W)", where, do)
         # torch stacks the samples of a micro-batch, so their shapes must be equal.
         for key, value in samples[0].items():
             if _shape(sample.get(key)) != _shape(value):
                 raise DataError(
                     what=f"two samples of a batch differ: {key} has {_described(value)} and "
                     f"{_described(sample.get(key))}",
-                    where=place,
+                    where=where,
                     expected="the same keys and shapes in all samples",
                     do=f"{do}, or set datasets.train.dataloader_batch_size=1",
                 )
 
 
-def refuse_wrong_frame(frame: Any, place: str) -> None:
-    """Raise DataError if what a reader returned is no frame. place: the clip, for messages."""
+def refuse_wrong_frame(frame: Any, where: str) -> None:
+    """Raise DataError if what a reader returned is no frame. where: the clip, for messages."""
     do = f"correct `frame` of the readers {WHERE_DESCRIBED}"
-    _refuse_wrong_tensors(frame, "(3, H, W)", place, do)
+    _refuse_wrong_tensors(frame, "(3, H, W)", where, do)
     for key, value in frame.items():
         if not isinstance(value, Tensor):
             raise DataError(
                 what=f"{key} is {_described(value)}",
-                where=place,
+                where=where,
                 expected="tensors of torch",
                 do=do,
             )
@@ -80,21 +80,21 @@ def warning_of_range(batch: dict[str, Any]) -> str:
     return ""
 
 
-def _refuse_wrong_tensors(item: Any, shape: str, place: str, do: str) -> None:
+def _refuse_wrong_tensors(item: Any, shape: str, where: str, do: str) -> None:
     """Raise DataError if a sample or a frame is no dict with pictures of floating-point numbers.
 
     Only type and number of axes of the pictures are checked (`warning_of_range` checks the values).
-    shape: shape of the pictures in words, e.g. "(3, H, W)". place, do: for messages.
+    shape: shape of the pictures in words, e.g. "(3, H, W)". where, do: for messages.
     """
     expected = f'a dict with "lq", and "gt" to compare with: {shape}, float32 from 0 to 1'
     if not isinstance(item, dict):
         raise DataError(
-            what=f"the data set returned {_described(item)}", where=place, expected=expected, do=do
+            what=f"the data set returned {_described(item)}", where=where, expected=expected, do=do
         )
     if "lq" not in item:
         keys = ", ".join(map(str, item)) or "none"
         raise DataError(
-            what=f'no "lq" among the keys ({keys})', where=place, expected=expected, do=do
+            what=f'no "lq" among the keys ({keys})', where=where, expected=expected, do=do
         )
     for key in PICTURES:
         if key not in item:
@@ -105,7 +105,7 @@ def _refuse_wrong_tensors(item: Any, shape: str, place: str, do: str) -> None:
         is_picture = isinstance(value, Tensor) and value.dtype in FLOATS
         if not is_picture or value.ndim != len(shape.split(",")):
             raise DataError(
-                what=f"{key} is {_described(item[key])}", where=place, expected=expected, do=do
+                what=f"{key} is {_described(item[key])}", where=where, expected=expected, do=do
             )
 
 

@@ -63,9 +63,9 @@ class ClipTable(Clips):
     """The clips of one data root.
 
     A new field of `Clip` needs a value in `_clip` below. If the value does not follow from
-    `source`, it needs a column, which is named in data/clips/columns.py and filled by
-    `TableBuilder.add` (data/clips/table_builder.py). A forgotten field has its default in every
-    clip of a table, which test_a_record_gives_the_same_clips_as_the_files notices.
+    `source`, it needs a column in data/clips/columns.py, which `TableBuilder.add`
+    (data/clips/table_builder.py) fills. A forgotten field has its default in every clip of a table,
+    which test_a_record_gives_the_same_clips_as_the_files notices.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ClipTable(Clips):
         if "spike" in self.kinds:
             read_spikes = self._spikes(number, paths["spike"], range(first, end))
             # If one file holds the planes of all frames, the times of the frames say which planes
-            # belong to which frame. The names tell the times. E.g. if the frame "0003" is missing
+            # belong to which frame, and the names tell the times. E.g. if frame "0003" is missing
             # between "0002" and "0004", its planes belong to no frame.
             if self.source.has_one_spike_file:
                 times = times_of_names(stems)
@@ -172,8 +172,8 @@ class ClipTable(Clips):
         # A clip has a file for each frame, or one file for all frames.
         is_one_file = len(files) < len(frames)
 
-        # Index of the row of each frame. Frames with equal exposures share one row, and "centers"
-        # has a center for each row. A row has 11 numbers, the fields of `Row`.
+        # Index of the row of each frame. Frames with equal exposures share one row. A row has 11
+        # numbers, the fields of `Row`, and its center in the column "centers".
         row_of_frame = self.spike_columns["exposures"][frames.start : frames.stop]  # (frames,)
         all_rows = by_row(self.spike_columns["rows"])  # (different rows, 11)
         rows = all_rows[row_of_frame].tolist()  # 11 numbers for each frame

@@ -24,8 +24,8 @@ from data.clips.table import ClipTable
 # {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
 # `array`, because an `array` can grow and a numpy array cannot.
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
-# `TableBuilder` looks for an equal row only among this many first rows, which bounds the memory for
-# a dataset in which every row differs. A later row may be stored twice, which is correct, too.
+# `TableBuilder` looks for an equal row only among this many first rows, to bound the memory for a
+# dataset in which every row differs. A later row may be stored twice, which does no harm.
 MOST_ROWS_COMPARED = 65_536
 
 
@@ -106,8 +106,8 @@ class TableBuilder:
         for exposure in clip.exposures:
             own_file = index_of_file[exposure.own.file]
             # {step: (first plane, number of planes)}, the planes that are read of each file. Step 0
-            # is the frame's own file, -1 the file before it, and 1 the file after it. Files beside
-            # the own file are read for the context, the planes around the exposure.
+            # is the frame's own file. The files before it (-1) and after it (1) are read for the
+            # context, the planes around the exposure.
             planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
             for piece in exposure.pieces:
                 step = index_of_file[piece.file] - own_file
