@@ -9,7 +9,7 @@ data/clip_dataset.py and data/clip_reading.py call them. To add another simulate
 file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
 What must stay: the random numbers that are drawn, and their order, because a resumed run must see
-the same samples. So a new draw takes its numbers from a new generator, as
+the same samples. A new draw takes its numbers from a new generator, as
 `CameraPerturb._draw_dark_and_rgb` does. (`random_stream` returns a generator of random numbers. All
 other streams here are spikes.)
 test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was notices a draw that depends on another.
@@ -127,8 +127,8 @@ class CameraDraw:
     """A simulated camera, the same for all frames of a sample.
 
     The dataset and the spike source call `apply` and `photograph`, and read known_rate_factor and
-    rgb. A user may have written a camera before a field was added here, so read a newer field, e.g.
-    `rgb`, with `getattr` and a default.
+    rgb. A camera of a user may be older than a field, so read newer fields, e.g. `rgb`, with
+    `getattr` and a default.
     """
 
     # Seed of the random numbers of this camera, such as (seed of the dataset, epoch, index).
@@ -142,10 +142,9 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # Factor by which the rate of the data is multiplied before the spikes are divided by this rate.
-    # It makes up for the changed threshold. E.g. with threshold 2 a pixel fires half as often. With
-    # the factor 0.5 the channels are as bright as before. With the factor 1 they are half as
-    # bright, and nothing tells the network why.
+    # Factor of the rate by which the spikes are divided, to make up for the changed threshold. E.g.
+    # with threshold 2 a pixel fires half as often. With the factor 0.5 the channels are as bright
+    # as before. With the factor 1 they are half as bright, and nothing tells the network why.
     known_rate_factor: float
     # Spikes per plane of a pixel without light.
     dark: float = 0.0
@@ -168,11 +167,10 @@ class CameraDraw:
             stream = stream * factors
         if self.hot or self.dead:
             # These random numbers do not depend on `frame`, so that the same pixels are stuck in
-            # all frames.
+            # all frames (test_the_frames_of_a_sample_have_the_same_hot_pixels).
             rng_of_pixels = random_stream("stuck pixels", *self.seed)
-            # One number for each pixel decides whether it is hot or dead: small numbers are hot,
-            # and large numbers are dead. So no pixel is both, unless the two fractions add up to
-            # more than 1.
+            # One number for each pixel decides whether it is hot (small numbers) or dead (large
+            # numbers). So no pixel is both, unless the two fractions add up to more than 1.
             draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead

@@ -134,7 +134,8 @@ def _has_end(jpeg: bytes) -> bool:
     """Return whether a JPEG has the mark for the end of the image, ff d9, after its header.
 
     A search in the header could find the end mark of a thumbnail. The last bytes of the file prove
-    nothing, because phones append other data to a complete picture.
+    nothing, because phones append other data to a complete picture
+    (test_a_jpeg_is_read_with_the_data_that_a_phone_adds).
     """
     # A JPEG is JPEG_START and then segments. A segment begins with the byte 0xff, a byte for its
     # kind, and two bytes for its length. The length includes its own two bytes. E.g. the segment

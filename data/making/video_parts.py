@@ -109,8 +109,9 @@ def find_cuts(
 def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
     """Return the side to which the frames of a part are scaled, so that no step is too long.
 
-    The side is chosen so that the longest step becomes MOST_STEP pixels. E.g. a longest step of 16
-    pixels at side 288 gives the side 144. If the longest step is below MOST_STEP, the side stays.
+    The side is chosen so that the longest step becomes MOST_STEP pixels: a longest step of 16
+    pixels at side 288 gives the side 144 (test_frames_of_a_fast_motion_are_scaled_down). If the
+    longest step is below MOST_STEP, the side stays.
 
     longest_step: longest step of the part, in pixels of frames of `side`.
     least_side: smallest allowed result.

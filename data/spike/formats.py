@@ -22,7 +22,7 @@ The parts are in other modules:
 
 What must stay: the bytes of each format, because users and published data have such files.
 Free to add: a format. It needs its suffix in FORMATS, and a branch in `open_spikes`, `count_planes`
-and `write_spikes`.
+and `_write_parts`.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_published_streams.py (published
 files are readable)
@@ -200,14 +200,7 @@ def write_spikes(
     try:
         # "x": refuse a file of this name. "+": the header of a .npy is written a second time.
         with open(temporary, "x+b") as file:
-            suffix = path.suffix.lower()
-            if suffix == ".npz":
-                _write_zip(file, parts, geometry, folder=path.parent)
-            elif suffix == ".npy":
-                _write_array(file, parts, geometry)
-            else:
-                for part in parts:
-                    file.write(pack(part, geometry).tobytes())
+            _write_parts(file, parts, geometry, path)
         os.replace(temporary, path)
     except BaseException as e:
         # Also after Ctrl-C: leave no half-written file.
@@ -216,6 +209,20 @@ def write_spikes(
         if isinstance(e, OSError) and e.filename in (None, str(temporary)):
             e.filename = str(path)
         raise
+
+
+def _write_parts(
+    file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry, path: Path
+) -> None:
+    """Write parts (t, H, W) into an open file. path: the final path, whose suffix is the format."""
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        _write_zip(file, parts, geometry, folder=path.parent)
+    elif suffix == ".npy":
+        _write_array(file, parts, geometry)
+    else:
+        for part in parts:
+            file.write(pack(part, geometry).tobytes())
 
 
 def _write_zip(

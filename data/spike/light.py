@@ -137,6 +137,8 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     1 - T, and b is at most 2 T. The length of the interval is then
 
         b - a = 3 T + 1 - shifted_a - mirrored_b
+
+    Test: test_the_light_of_a_plane_is_one_threshold_per_interval
     """
     planes = len(stream)
     intervals = intervals_of(stream)
@@ -225,6 +227,8 @@ def window_light(
 
     intervals: the result of `intervals_of(stream)`, if the caller has computed it already. None:
     the intervals are computed here.
+
+    Test: test_the_light_of_a_window_is_the_sum_of_its_planes
     """
     if intervals is None:
         intervals = intervals_of(stream)
