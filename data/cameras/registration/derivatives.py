@@ -40,15 +40,19 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
 
     predicted: F a (h, w), the details of the spikes as the frame predicts them.
     """
-    # The gradients of F a. np.gradient gives the change from pixel to pixel of `predicted`, which
-    # are `every` spike pixels apart. Convert it to the change per half side of the plane.
+    # The gradients of F a. np.gradient returns the change from one pixel of `predicted` to the
+    # next, which are `stride` spike pixels apart. Convert it to the change per half side of the
+    # plane.
     down, right = np.gradient(predicted)
-    down = down * estimate.coordinates.half_side / details.every
-    right = right * estimate.coordinates.half_side / details.every
+    down = down * estimate.coordinates.half_side / details.stride
+    right = right * estimate.coordinates.half_side / details.stride
 
-    # The changes of the matrix. A move by (dx, dy) changes F a by right * dx + down * dy. It
-    # changes r by the negative, because r = s - F a. The change "larger" moves the pixel at (x, y)
-    # by (x, y), and the change "turned" moves this pixel by (-y, x).
+    # The derivatives by the changes of the matrix. A move by (dx, dy) changes F a by
+    # right * dx + down * dy, and r = s - F a by the negative:
+    #
+    #     change    moves (x, y) by    changes r by
+    #     larger    (x, y)             -(right * x + down * y)
+    #     turned    (-y, x)            -(right * -y + down * x)
     x, y = _thinned_coordinates(estimate.coordinates, details)
     larger = -(right * x + down * y)
     turned = right * y - down * x
@@ -57,8 +61,8 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     # later, the sum gains the plane at the end and loses the plane at the start.
     later = details.rate_at_end - details.rate_at_start
     # If the exposure is one plane longer, the sum gains half a plane at the start and half a plane
-    # at the end. The sum of any longer exposure is larger on average, by F a / length. Larger
-    # coefficients a explain this average gain, so it is subtracted.
+    # at the end. On average this is F a / length. The average gain is subtracted, because larger
+    # coefficients a explain it.
     gained = (details.rate_at_start + details.rate_at_end) / 2
     longer = gained - predicted / np.float32(estimate.length)
     # A row at y is exposed y * roll planes later than the middle row.
@@ -90,9 +94,9 @@ def compared_coordinates(
 def _thinned_coordinates(
     coordinates: Coordinates, details: Details
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the coordinates x and y of every `every`-th pixel, (h, w) each.
+    """Return the coordinates x and y of each `stride`-th pixel, (h, w) each.
 
     `Details` are computed only at these pixels (details.py).
     """
-    every = details.every
-    return coordinates.x[::every, ::every], coordinates.y[::every, ::every]
+    stride = details.stride
+    return coordinates.x[::stride, ::stride], coordinates.y[::stride, ::stride]

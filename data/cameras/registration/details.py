@@ -1,9 +1,9 @@
 """Compute the details of spikes and frames, which a round of the fit compares.
 
-A round improves the matrix and the times of the estimate once (rounds.py). "Details" are an image
-after a band-pass filter: structures between sigma and 8 sigma pixels. The filter removes slow
-changes of brightness, and the noise of single pixels. At the present matrix and times, a view (a
-frame and its spikes) has two kinds of details:
+A round improves the matrix and the times of the estimate once (rounds.py). "Details" are what a
+band-pass filter keeps of an image: structures between sigma and 8 sigma pixels, without slow
+changes of brightness and without the noise of single pixels. At the present matrix and times, a
+view (a frame and its spikes) has two kinds of details:
 
     s  (h, w)       details of the summed spikes of the exposure
     F  (h, w, 5)    details of five features of the frame, at the points of the frame to which the
@@ -42,8 +42,8 @@ class Noise(NamedTuple):
 class Details:
     """The details of one view, with the present matrix and times.
 
-    Details are computed at every `every`-th pixel of the plane, in both directions. E.g. with
-    every = 2, a plane of 100 x 100 pixels has details of 50 x 50 pixels, which is (h, w).
+    Details are computed only at each `stride`-th pixel of the plane, in both directions. E.g. with
+    stride 2, a plane of 100 x 100 pixels has details of 50 x 50 pixels, which is (h, w).
     """
 
     spikes: np.ndarray  # s (h, w), details of the summed spikes
@@ -56,7 +56,7 @@ class Details:
     reach: float  # number of planes on each side of start and end
     is_compared: np.ndarray  # bool (h, w), the pixels to compare. n is their number
     noise: Noise
-    every: int  # distance of the pixels, in spike pixels
+    stride: int  # distance of the pixels, in spike pixels
 
 
 def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
@@ -104,28 +104,28 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None
-    # The reach is a divisor, so it must not be 0. This matters only if the times are not fitted.
-    # Then nothing uses the rates at start and end.
+    # The reach is a divisor, so it must not be 0. It may be below 1 only if the times are not
+    # fitted, and then nothing uses the rates at start and end.
     reach = max(reach, 1.0)
-    every = _distance_of_pixels(sigma)
+    stride = _stride_of(sigma)
 
     # The spikes of the exposure, and of 2 reach planes around its start and its end, (h, w).
     exposure_counts = pair.spikes_until(end) - pair.spikes_until(start)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-    # The positions of every `every`-th spike pixel in the frame, (h, w) each. Neighbours in these
-    # arrays are `every` spike pixels apart. So details of `sigma` spike pixels have a size of
-    # `sigma / every` elements.
-    u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, every)
-    features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / every)
+    # The positions of each `stride`-th spike pixel in the frame, (h, w) each. Neighbours in these
+    # arrays are `stride` spike pixels apart, so details of `sigma` spike pixels are
+    # `sigma / stride` elements large.
+    u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, stride)
+    features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / stride)
     is_compared = _compared_pixels(
-        estimate, u, v, overexposed=features.overexposed, sigma=sigma, every=every
+        estimate, u, v, overexposed=features.overexposed, sigma=sigma, stride=stride
     )
 
     def details_of_counts(counts: np.ndarray) -> np.ndarray:
-        """Return the details of spike counts, at every `every`-th pixel."""
-        return _band_pass(counts, sigma)[::every, ::every]
+        """Return the details of spike counts, at each `stride`-th pixel."""
+        return _band_pass(counts, sigma)[::stride, ::stride]
 
     return Details(
         spikes=details_of_counts(exposure_counts),
@@ -141,17 +141,17 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
             reach=reach,
         ),
         reach=reach,
-        every=every,
+        stride=stride,
     )
 
 
-def _distance_of_pixels(sigma: float) -> int:
-    """Return `every`: the details are computed at every `every`-th pixel, in both directions.
+def _stride_of(sigma: float) -> int:
+    """Return the stride, in spike pixels, at which details of size `sigma` are computed.
 
     Large details vary slowly, so fewer pixels are enough:
 
-        sigma    1.2    2    3    10
-        every    1      1    2    6
+        sigma     1.2    2    3    10
+        stride    1      1    2    6
     """
     return max(1, int(sigma / 1.5))
 
@@ -160,16 +160,16 @@ def _distance_of_pixels(sigma: float) -> int:
 
 
 def _places_in_frame(
-    matrix: np.ndarray, size: tuple[int, int], every: int
+    matrix: np.ndarray, size: tuple[int, int], stride: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the column u and the row v of the frame for every `every`-th spike pixel.
+    """Return the column u and the row v of the frame for each `stride`-th spike pixel.
 
     u, v: (h, w) float32, as cv2.remap needs them. matrix: M, spike pixel -> RGB pixel. size:
     (height, width) of the plane.
     """
     height, width = size
-    y = np.arange(0, height, every, dtype=np.float32)
-    x = np.arange(0, width, every, dtype=np.float32)
+    y = np.arange(0, height, stride, dtype=np.float32)
+    x = np.arange(0, width, stride, dtype=np.float32)
     x, y = np.meshgrid(x, y)  # (h, w) each
     # (u, v, depth) = M (x, y, 1), and the position is (u / depth, v / depth).
     M = matrix
@@ -185,7 +185,7 @@ def _compared_pixels(
     v: np.ndarray,
     overexposed: np.ndarray,
     sigma: float,
-    every: int,
+    stride: int,
 ) -> np.ndarray:
     """Return which pixels are compared, bool (h, w). Three kinds of pixels are left out:
 
@@ -199,7 +199,7 @@ def _compared_pixels(
 
     u, v: column and row of the pixels in the frame, (h, w).
     overexposed: fraction of overexposed pixels around each pixel of the frame, (H, W).
-    sigma: size of the details in spike pixels. every: distance of the pixels in spike pixels.
+    sigma: size of the details in spike pixels. stride: distance of the pixels in spike pixels.
     """
     # A pixel is near the edge of the frame if its distance from the edge is at most half of sigma
     # plus half of a spike pixel, in RGB pixels. E.g. with sigma 3 and 2 RGB pixels per spike pixel,
@@ -209,13 +209,13 @@ def _compared_pixels(
     is_compared = (u > margin) & (v > margin)
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
 
-    # `overexposed` is blurred, so it is a little above 0 even far from an overexposed lamp.
-    # Therefore a fraction below 2 % is accepted.
+    # Accept a fraction below 2 %, because `overexposed` is blurred, and so a little above 0 even
+    # far from an overexposed lamp.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
-    # Leave out two spike pixels at each edge of the plane. They are `border` pixels of the result,
-    # because the pixels of the result are `every` spike pixels apart.
-    border = math.ceil(2 / every)
+    # Leave out two spike pixels at each edge of the plane: `border` pixels of the result, which are
+    # `stride` spike pixels apart.
+    border = math.ceil(2 / stride)
     is_compared[:border] = False
     is_compared[-border:] = False
     is_compared[:, :border] = False
@@ -242,8 +242,8 @@ def _noise(
     is_compared: the compared pixels. sigma: size of the details in spike pixels.
     reach: number of planes on each side of start and end.
     """
-    # A blur of 3 pixels removes most of the noise of the counts. The result is used as the expected
-    # firing rate of each pixel.
+    # A blur of 3 pixels removes most of the noise of the counts, so the result is taken as the
+    # expected firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
     # n / (4 pi sigma^2), as an np.float64. If it were a Python number, `_noise_of_times`
     # (equations.py) might divide it by an np.float32, and the result would be an np.float32.

@@ -94,7 +94,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
 
     # The shift of each usable part, and its variance.
     usable = equations.selected(is_usable)
-    noise = shared_noise(explanation, sigma, views[0].every)
+    noise = shared_noise(explanation, sigma, views[0].stride)
     shifts, variances = _shifts(usable.H, usable.g, noise)
 
     # Turn the shifts of the parts into one change of the matrix. Set the errors before this change,
