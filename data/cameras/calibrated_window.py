@@ -94,12 +94,12 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
 # ---- From spike pixels to RGB pixels ------------------------------------------------------------
 
 
-class NumberedNeighbours(NamedTuple):
+class FlatNeighbours(NamedTuple):
     """`Neighbours`, with a flat index of each spike pixel in place of its row and column."""
 
     # (k, H W), indices row * width + column within the crop of the spike plane. E.g. in a crop of
     # 10 columns, row 2 and column 3 have the index 23.
-    numbers: np.ndarray
+    indices: np.ndarray
     weights: np.ndarray  # (k, H W), as in `Neighbours`
 
 
@@ -114,7 +114,7 @@ class CalibratedWindow:
     crop: Crop  # the spike pixels to read
     # n x n elements. E.g. the first element has the spike pixels around the first point of every
     # RGB pixel.
-    points: tuple[NumberedNeighbours, ...]
+    points: tuple[FlatNeighbours, ...]
     covered: np.ndarray  # (H, W) bool, the RGB pixels that the spike camera sees
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
@@ -130,12 +130,12 @@ class CalibratedWindow:
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for point in self.points:
             # Each RGB pixel has k spike pixels around this point, e.g. 4. In step i of the loop,
-            # `numbers` (H W,) has the i-th spike pixel of every RGB pixel, and `weights` (H W,) has
+            # `indices` (H W,) has the i-th spike pixel of every RGB pixel, and `weights` (H W,) has
             # its weight.
-            for numbers, weights in zip(point.numbers, point.weights, strict=True):
+            for indices, weights in zip(point.indices, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.
-                    out_channel += channel[numbers] * weights
+                    out_channel += channel[indices] * weights
         # The mean over the points of an RGB pixel.
         if len(self.points) > 1:
             out /= np.float32(len(self.points))
@@ -165,14 +165,13 @@ def window_of(points: list[Neighbours], covered: np.ndarray) -> CalibratedWindow
     covered: (H, W) bool, the RGB pixels that the spike camera sees.
     """
     spike_crop = _rectangle_of(points)
-    numbered_points = []
+    flat_points = []
     for point in points:
-        # The index of a spike pixel within the crop is row * width + column.
         row_in_crop = point.rows - spike_crop.top
         column_in_crop = point.columns - spike_crop.left
-        numbers = row_in_crop * spike_crop.width + column_in_crop  # (k, H W)
-        numbered_points.append(NumberedNeighbours(numbers, point.weights))
-    return CalibratedWindow(spike_crop, tuple(numbered_points), covered)
+        indices = row_in_crop * spike_crop.width + column_in_crop  # (k, H W)
+        flat_points.append(FlatNeighbours(indices, point.weights))
+    return CalibratedWindow(spike_crop, tuple(flat_points), covered)
 
 
 def _rectangle_of(points: list[Neighbours]) -> Crop:

@@ -210,7 +210,7 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
     """Return the dataset.json in the spike folder, or in its parent, the folder of all splits.
 
     Returns an empty DatasetInfo if there is no such file.
-    Raises DataError for a file that is no JSON object of this format, and for values of a wrong
+    Raises DataError for a file that is not a JSON object of this format, and for values of a wrong
     type.
     """
     root = Path(dataroot_spike)

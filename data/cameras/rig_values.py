@@ -126,7 +126,7 @@ def numbers_of_changes(changes: list[str]) -> dict[str, Any]:
     """Return {field: number} from the changes of a flag --rig.
 
     E.g. ["parallax=0", "rate=0.2"] gives {"parallax": 0, "rate": 0.2}. A whole number becomes an
-    int, because the fields jpeg and seed need an int. Raises ValueError if a value is no number.
+    int, because the fields jpeg and seed need an int. Raises ValueError if a value is not a number.
     """
     numbers: dict[str, Any] = {}
     for change in changes:

@@ -73,8 +73,8 @@ class ScaledGrid:
         geometry: size of the spike planes. size: (H, W) of a frame.
         interpolation: a constant of OpenCV.
         may_be_stretched: whether a frame may have any size. True for a user's own clips. If the
-        size of the frame is no whole multiple of the size of the plane, the plane is stretched to
-        the frame. Such a frame is restored as a whole, so its window reads the whole plane.
+        size of the frame is not a whole multiple of the size of the plane, the plane is stretched
+        to the frame. Such a frame is restored as a whole, so its window reads the whole plane.
         """
         height, width = size
         self.step = max(1, round(height / geometry.height))
@@ -91,8 +91,8 @@ class ScaledGrid:
         """Return the window of a crop of the frame.
 
         The window reads the spike pixels of the crop, and a border of one spike pixel. If the size
-        of the frame is no whole multiple of the size of the plane, the window reads the whole plane
-        and stretches it.
+        of the frame is not a whole multiple of the size of the plane, the window reads the whole
+        plane and stretches it.
         """
         if self._is_stretched:
             whole_plane = Crop(0, 0, self._geometry.height, self._geometry.width)
@@ -131,7 +131,7 @@ class ScaledGrid:
 
 
 def _refuse_frame_of_no_multiple(geometry: SpikeGeometry, size: tuple[int, int]) -> None:
-    """Raise DataError for a frame that is no whole multiple of the spike plane."""
+    """Raise DataError for a frame that is not a whole multiple of the spike plane."""
     height, width = size
     sizes = f"lq is {height} x {width}, spikes {geometry.height} x {geometry.width}"
     raise DataError(

@@ -135,7 +135,7 @@ class DatSpikes:
     is_auto: bool  # whether data/cameras/self_calibration.py gives each clip its own calibration
     calibration: Calibration | None
     calibrated_grid: CalibratedGrid | None  # the grid that `calibration` gives
-    # Whether planes may be stretched to frames whose size is no whole multiple of the size of a
+    # Whether planes may be stretched to frames whose size is not a whole multiple of the size of a
     # plane. False for data sets. data/clips/user_clip.py sets it to True for a user's own clip.
     may_be_stretched: bool
 

@@ -145,15 +145,15 @@ def _nearest_good(is_good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     # trusted pixel. E.g. a row of five pixels, the third of them untrusted, has the labels
     # 1 2 2 3 4.
     is_bad = (~is_good).astype(np.uint8)
-    _, numbers = cv2.distanceTransformWithLabels(
+    _, labels = cv2.distanceTransformWithLabels(
         is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
     )
     # Tables: label -> row and column of the trusted pixel with this label.
-    row_of_number = np.zeros(numbers.max() + 1, int)
-    column_of_number = np.zeros(numbers.max() + 1, int)
+    row_of_label = np.zeros(labels.max() + 1, int)
+    column_of_label = np.zeros(labels.max() + 1, int)
     good_rows, good_columns = np.nonzero(is_good)
-    row_of_number[numbers[is_good]] = good_rows
-    column_of_number[numbers[is_good]] = good_columns
+    row_of_label[labels[is_good]] = good_rows
+    column_of_label[labels[is_good]] = good_columns
 
-    nearest = numbers[~is_good]
-    return row_of_number[nearest], column_of_number[nearest]
+    nearest = labels[~is_good]
+    return row_of_label[nearest], column_of_label[nearest]

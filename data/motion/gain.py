@@ -137,7 +137,7 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
     gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
 
     # A hot or dead pixel is not trusted. But if the RGB camera clips, the true light is brighter
-    # than the frame shows, so many spikes are no sign of a hot pixel.
+    # than the frame shows, so many spikes do not show a hot pixel.
     expected = usual * light  # number of spikes
     is_overexposed = is_clipped & (spikes > expected)
     is_good = is_overexposed | _is_plausible(spikes, expected)
@@ -185,8 +185,8 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
 def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
     """Return at which pixels the RGB camera clips, e.g. in the sky: (h, w) bool.
 
-    The true light of these pixels is brighter than the frame shows, so they say nothing of the
-    usual gain. If all pixels are clipped, the result is False everywhere, because the usual gain
+    The true light of these pixels is brighter than the frame shows, so they do not tell the usual
+    gain. If all pixels are clipped, the result is False everywhere, because the usual gain
     needs some pixels.
     """
     is_clipped = np.mean([exposure.frame_light for exposure in exposures], axis=0) >= CLIPPED

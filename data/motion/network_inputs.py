@@ -144,8 +144,8 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
 
 # ---- The pictures and the scene ----------------------------------------------------------------
 
-# Limits of both pictures, so that a hot pixel has no huge value. The numbers of this section are
-# the numbers of the training.
+# Limits of both pictures, so that the values of a hot pixel are not huge. All numbers of this
+# section are the numbers of the training.
 MOST_LIGHT = 9.0  # of light, in multiples of the mean light
 MOST_DEVIATIONS = 4.0  # of the change of a count, in standard deviations
 

@@ -35,8 +35,8 @@ from data.clip import Clip
 class View:
     """Where the spike pixels lie on the frame, and what they integrate.
 
-    All frames of a clip have the same view. data/motion/bands.py makes the view of a band (some
-    rows of the frame): whoever adds a field must decide there what the field is for a band.
+    All frames of a clip have the same view. If you add a field, decide in data/motion/bands.py what
+    its value is for a band (some rows of the frame).
     """
 
     size: tuple[int, int]  # (H, W) of the frames
@@ -130,7 +130,7 @@ class View:
         1 is the step to the neighbour below. If one camera is tilted, the steps differ a little
         over the frame, and these steps are right near the first spike pixel.
         """
-        # Divided by its last value, the matrix has no free factor any more (see `to_rgb`).
+        # The matrix may have any factor (see `to_rgb`). The division by its last value removes it.
         return self.to_rgb[:2, :2] / self.to_rgb[2, 2]
 
     def delays(self) -> np.ndarray:

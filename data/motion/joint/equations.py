@@ -70,8 +70,8 @@ class Equations:
     "motion" (utils.contract.JointEquations): their names and what they return must stay.
 
     The results of an object do not change after it is made. So `solve` may be called first, and
-    then the object may be given to a network. Whoever adds a setting adds it to `Solver`. Whoever
-    adds a kind of equations makes a module for it and adds it to `System`.
+    then the object may be given to a network. A new setting belongs in `Solver`. A new kind of
+    equations needs a module of its own, and belongs in `System`.
 
     Attributes:
     solver, pixels: the arguments of the constructor.

@@ -32,8 +32,8 @@ from data.motion.joint.values import light_of, luma, slope_of, tensor_of
 # With this limit, a photograph with a noise of 0.05 gains 0.6 dB of PSNR. Without it, the
 # photograph loses 0.4 dB.
 NOISE_FACTOR = 7.0
-# `noise_of` takes fine texture for noise: up to 0.011 on the photographs of the training. So only
-# noise above this value counts, which is a little more than 0.011.
+# `noise_of` mistakes fine texture for noise, up to 0.011 on the photographs of the training. So
+# only noise above this value counts, which is a little more than 0.011.
 USUAL_NOISE = 0.013
 
 

@@ -10,7 +10,7 @@ minimises
     z_0                 first estimate of z
     lambda              how strongly each pixel is held near z_0, more where the motion is uncertain
 
-This is no linear problem, because of x = z^2.2 and of rho. So it is linearised a few times
+The problem is not linear, because of x = z^2.2 and of rho. So it is linearised a few times
 (linearised.py). Each time, a few steps of conjugate gradients go towards the change d of z that
 solves the normal equations
 

@@ -84,8 +84,8 @@ def spike_equations(
     r = n / lengths  # spikes per plane, (M, h, w)
     y = r / tensor_of(gain, device)  # y = n / (gain (end - begin))
 
-    # The weight w_s = 1 / error. A pixel without an interval has no equation, so its weight is 0. A
-    # pixel beside the frame, or a dead pixel, says nothing of the frame.
+    # The weight w_s = 1 / error. It is 0 for a pixel that has no interval, lies beside the frame,
+    # or cannot be trusted (e.g. a dead pixel).
     is_used = has_interval & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
     weights = is_used / grey_errors(y, r, n, pixels.view.is_display)
 
