@@ -50,9 +50,9 @@ from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
 
-# Largest change by the option color_jitter. Brightness, contrast and saturation are multiplied by
-# 0.95 to 1.05. The hue is turned by up to 5 % of the colour circle. Another value would change the
-# samples of existing runs.
+# Largest change by the option color_jitter: brightness, contrast and saturation are multiplied by
+# 0.95 to 1.05, and the hue is turned by up to 5 % of the colour circle. Another value would change
+# the samples of existing runs.
 JITTER = 0.05
 
 

@@ -14,9 +14,9 @@ if both the options and dataset.json give a value:
     calibration         the options decide: "recorded" takes the calibration of dataset.json,
                         and without the key, spikes and frames are taken as aligned
 
-What must stay: keys and values of the properties. They are stored with the weights, and a test
-compares them with its own spikes. `ClipSources.spike_data` (data/clip_sources.py) explains each
-key. A new key needs a default for weights that lack it.
+What must stay: keys and values of the properties, because they are stored with the weights, and a
+test compares them with its own spikes. A new key needs a default for weights that lack it.
+`ClipSources.spike_data` (data/clip_sources.py) explains each key.
 
 Tests: tests/parts/data/test_manifest.py (the properties of several roots),
 tests/parts/data/test_timing.py
@@ -43,7 +43,7 @@ def spikes_of(
     section: the section `spike` of the options. folder: dataroot_spike.
     """
     # Without h in the options, the size of a plane usually comes from dataset.json in this folder.
-    # If there is no folder, say so, because an error about the missing size would mislead.
+    # An error about a missing size would mislead if the folder itself is missing.
     if section.h is None and not Path(folder).is_dir():
         raise DataError(
             what="no such folder of spikes",

@@ -1,8 +1,10 @@
 """Choose a dataset by its name.
 
-A new dataset is a new file data/dataset_<name>.py. Its class registers itself in `DATASETS`
-(docs/extending.md). `build_dataset` makes the dataset of a section of the option file. The main
-programs and users' scripts call it, so its arguments and its errors must stay.
+A new dataset is a new file data/dataset_<name>.py, whose class registers itself in `DATASETS`
+(docs/extending.md). `build_dataset` makes the dataset of a section of the option file.
+
+What must stay: the arguments and the errors of `build_dataset`, because the main programs and
+users' scripts call it.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/stories/test_extending.py
 """

@@ -41,9 +41,9 @@ def list_clip_or_clips(
 ) -> tuple[dict[str, Folder], dict[str, State]]:
     """List the clip `name` of a root, or the clips in it.
 
-    Returns {clip: its files}, and {path: state} of the folders that were listed. Without a folder
-    <root>/<name>, the first dict is empty. If the folder "a" holds folders "b" and "c" and no
-    files, the clips are "a/b" and "a/c". Several threads call this at once.
+    Returns {clip: its files}, and {path: state} of the folders that were listed. If the folder "a"
+    holds folders "b" and "c" and no files, the clips are "a/b" and "a/c". Without a folder
+    <root>/<name>, the first dict is empty.
 
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg").

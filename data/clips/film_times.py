@@ -31,9 +31,9 @@ from utils.video.container import FFMPEG_ERRORS, open_container
 
 logger = logging.getLogger(__name__)
 
-# Containers in which packets follow one another without a pause. A gap in their times proves that a
-# packet is lost. In other containers, e.g. MP4 and Matroska, a frame may last longer than usual,
-# and a gap proves nothing.
+# Containers in which packets follow one another without a pause, so that a gap in their times
+# proves that a packet is lost. In other containers, e.g. MP4 and Matroska, a frame may last longer
+# than usual, and a gap proves nothing.
 CONTAINERS_WITHOUT_PAUSES = frozenset({"mpegts", "mpeg", "rtp", "rtsp"})
 
 # Number of packets that are read between two calls of `go_on`. A packet is read within

@@ -28,11 +28,10 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 def joined_texts(texts: Iterable[str]) -> str:
     """Join the first lines of texts into one line, and put the other lines of the texts below it.
 
-    First lines are split at semicolons, and a piece that occurs again is left out. E.g. "a; b" and
-    "b; c\\nd" -> "a; b; c\\nd". Equal texts below the first lines also appear once.
+    First lines are split at semicolons. A piece that occurs again is left out, and so is a text
+    that occurs again below the first lines: "a; b" and "b; c\\nd" -> "a; b; c\\nd".
     """
-    # The keys are the pieces, each once, and the values mean nothing. Dicts keep the order of their
-    # keys, and sets do not.
+    # Dicts are used as ordered sets: the keys are the pieces, and the values mean nothing.
     pieces: dict[str, None] = {}
     below: dict[str, None] = {}
     for text in texts:

@@ -2,7 +2,7 @@
 
 In a damaged file, a number may point to a byte outside of the file. The library of LMDB reads this
 byte, and the system ends the process with the signal SIGBUS or SIGSEGV. So `sizes` starts another
-process. If the file is damaged, only the other process ends:
+process, and damage ends only this process:
 
     python lmdb_sizes.py ROOT
 

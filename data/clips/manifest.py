@@ -142,8 +142,8 @@ def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | No
     """Return the sizes (height, width) of lq and gt that the next clip has, without reading it.
 
     Returns None if the sizes are not known, so that they must be read. They are known only for
-    Vimeo-90K (septuplets). Its 64,612 clips have one size, and reading a header of each would take
-    minutes. So all clips are assumed to have the sizes of the first clip.
+    Vimeo-90K (septuplets), whose 64,612 clips have one size: all clips are assumed to have the
+    sizes of the first clip, because reading a header of each would take minutes.
 
     clips: the clips without problems so far.
     """

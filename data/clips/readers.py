@@ -41,8 +41,8 @@ class Reader:
     """One clip to test on (utils.contract.ClipReader).
 
     A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. All other
-    members follow from these three. A subclass may override a property to answer it faster, e.g.
-    `size`, for which this class reads a frame.
+    members follow from these three, and a subclass may override them to answer faster, e.g. `size`,
+    for which this class reads a frame.
 
     What must stay: names and meanings of all members, because users derive from this class. A new
     property needs a body here that is right for every subclass (tests/stories/test_extending.py).

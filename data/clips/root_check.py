@@ -64,12 +64,12 @@ class Report:
     clips: Sequence[Clip]  # its clips without problems
     problems: list[Problem] = field(default_factory=list)  # faults that forbid a run
     warnings: list[Problem] = field(default_factory=list)  # what the log should say
-    # What the log says in place of `counts()`, if a stored result or a clip cache was read. E.g.
+    # What the log says in place of `counts()`, if a stored result or a clip cache was read, e.g.
     # "22 cached clips". "" if the files were checked.
     note: str = ""
-    # How others find the stored result. A later start finds it by the digest of the options that
-    # were checked. The other ranks of this start find it by (name, checksum). If no result is
-    # stored, the two are "" and None.
+    # How others find the stored result: a later start by the digest of the options that were
+    # checked, and the other ranks of this start by (name, checksum). If no result is stored, the
+    # two are "" and None.
     options_digest: str = ""
     record_id: RecordId | None = None
 

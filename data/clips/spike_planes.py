@@ -63,8 +63,8 @@ class SpikePlanes:
         self.frame_files = frame_files
         self.clip = problems.clip  # name of the clip
         self.source: Source = problems.source
-        # How the spikes of this clip are read. `own_spikes` has the clips that dataset.json
-        # describes one by one. `source.spikes` is for all other clips. None: there are no spikes.
+        # How the spikes of this clip are read, None without spikes. `own_spikes` has the clips that
+        # dataset.json describes one by one, and `source.spikes` is for all other clips.
         self.settings: DatSpikes | None = self.source.own_spikes.get(self.clip, self.source.spikes)
 
     def find(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> SpikesOfFrames:
@@ -99,8 +99,8 @@ class SpikePlanes:
         if not self.source.has_one_spike_file:
             return []
 
-        # One file for all frames. Any problem, e.g. a missing frame, may shift the planes of all
-        # later frames. So no planes are assigned then. Problems of earlier steps count as well.
+        # One file for all frames. Any problem, also of an earlier step, may shift the planes of all
+        # later frames, e.g. a missing frame. So no planes are assigned if there is one.
         files = list(self.frame_files.by_kind["spike"].values())
         self._report_unsure_planes(files, first_frame=keys[0])
         if self.problems.found:

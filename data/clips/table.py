@@ -1,8 +1,8 @@
 """Give the clips of a data root, each made when somebody asks for it.
 
 A `ClipTable` looks like a list of `Clip` objects, but it holds arrays (data/clips/columns.py). The
-arrays are small, and loader workers share them. A million `Clip` objects would fill the memory. A
-dataset holds one table for each root.
+arrays are small, and loader workers share them, while a million `Clip` objects would fill the
+memory. A dataset holds one table for each root.
 
 What must stay: a clip that goes into a table (data/clips/table_builder.py) comes out as an equal
 clip, and the clips keep their order, because training samples are numbered through all clips
@@ -26,7 +26,8 @@ from data.clips.source import Source
 class Clips(Sequence[Clip]):
     """The base of sequences that make a clip when somebody asks for it. A subclass has `_clip`.
 
-    The sequences behave like lists: negative numbers count from the end. A slice is a plain list.
+    The sequences behave like lists: negative numbers count from the end, and a slice is a plain
+    list.
     """
 
     @overload

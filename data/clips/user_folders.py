@@ -108,9 +108,8 @@ ENDINGS_BESIDE_FRAMES = (
 def may_be_frames(path: Path) -> bool:
     """Return whether a file that was not read may be a picture or a film.
 
-    `clips_in` calls this for what it does not take as a clip. Files without an ending, and files
-    with one of `ENDINGS_BESIDE_FRAMES`, are no frames. For a folder, the result is True if any file
-    directly in it may be a picture or a film, e.g. "0.heic".
+    Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are no frames. For a
+    folder, the result is True if any file directly in it may be a picture or a film, e.g. "0.heic".
     """
     if path.is_dir():
         return any(may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())

@@ -1,8 +1,8 @@
 """Compute the light of a photograph in motion, plane by plane, and the true motion of each pixel.
 
 A plane is one read-out of the spike camera. The camera shakes, zooms, turns and tilts over the
-photograph. Two pieces of the photograph are nearer than the rest. They move more with the camera,
-and also have a motion of their own (data/making/photo_layers.py).
+photograph. Two pieces of the photograph are nearer than the rest, so they move more with the
+camera, and they also have a motion of their own (data/making/photo_layers.py).
 
 The view is the image of the camera, before it is scaled down to the made frame. It has FINE x FINE
 pixels for each pixel of the made frame, and FINE is 2. A sheet is the image of a layer, i.e. of the

@@ -11,8 +11,8 @@ recipe.py has the settings. The program runs the last three steps in several pro
 arguments and results can be pickled.
 
 What must stay: a folder of a clip appears only when it is complete
-(test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes). The bytes of the files must
-stay, too. If the bytes must change, raise VERSION in data/making/recipe.py.
+(test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes), and the bytes of the files.
+If the bytes must change, raise VERSION in data/making/recipe.py.
 Free to change: speed.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
@@ -69,8 +69,7 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
         # An earlier run may have been killed after it had finished one of the two folders. This
-        # folder stays: `plan_clip` has checked that it was made from the same source with the same
-        # recipe.
+        # folder stays, because `plan_clip` has checked that its source and recipe are the same.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:

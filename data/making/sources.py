@@ -65,9 +65,8 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
     if not roots and path.is_dir():
         roots = [(path, "")]
 
-    # Folders of images and videos come first, then photographs. Clips are made and shown in this
-    # order. `clips_in` warns about image files that it does not read. `also_read` prevents the
-    # warning about photographs, which are read below.
+    # Folders of images and videos come first, then photographs, because clips are made and shown in
+    # this order. `also_read`: `clips_in` need not warn about photographs, which are read below.
     sources = []
     photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:

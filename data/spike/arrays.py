@@ -41,7 +41,7 @@ MOST_BYTES_KEPT = 2**26
 # header of each array must be unpacked, which would take long.
 MOST_ARRAYS = 100
 # Number of planes that are in memory at once if a file is read in parts. More planes need more
-# memory. Fewer planes need more steps in Python. The result does not depend on this number.
+# memory, and fewer planes need more steps in Python.
 PART = 64
 
 

@@ -36,10 +36,9 @@ class SpikeGeometry:
     width: int
     # Whether rows are stored bottom first, as in all known files except files of an SPS100.
     flipud: bool = True
-    # Number of columns without image. In spite of their name, they are at the END of each sensor
-    # line. The name stays, because option files have it. E.g. a line of 416 columns has 400 columns
-    # of image and then 16 head columns. Head columns are dropped when a file is read, and written
-    # as zeros.
+    # Number of columns without image, which are dropped when a file is read, and written as zeros.
+    # In spite of their name, they are at the END of each sensor line: a line of 416 columns has 400
+    # columns of image and then 16 head columns. The name stays, because option files have it.
     head_columns: int = 0
     # The first pixel of a byte is its least significant bit ("little", as in all known files) or
     # its most significant bit ("big", the default of numpy.packbits).

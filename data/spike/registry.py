@@ -65,8 +65,8 @@ class Representation:
     lag_in_half_planes: Callable[..., int] = _no_lag
     # Whether the function uses `center`. False if its windows are spread over the whole stream.
     is_centered: Callable[..., bool] = _always
-    # How time is reversed. True: the function gets the stream as it is, and its channels are put in
-    # reverse order. False: the function gets the reversed stream. True is needed if windows are
+    # How time is reversed. False: the function gets the reversed stream. True: the function gets
+    # the stream as it is, and its channels are put in reverse order. This is needed if windows are
     # spread over the stream, because their middles are rounded (`_channels_in_reverse` in
     # represent.py has an example).
     reverses_channels: Callable[..., bool] = _never

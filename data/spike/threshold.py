@@ -34,8 +34,8 @@ import numpy as np
 
 from .light import plane_light
 
-# `change_threshold` computes this many values of a stream at a time. They fit into the cache of a
-# core. Larger and smaller numbers are slower. The result does not depend on the number.
+# `change_threshold` computes this many values of a stream at a time, which fit into the cache of a
+# core. Larger and smaller numbers give the same result, but are slower.
 BLOCK = 2**18
 
 
