@@ -33,8 +33,7 @@ class ClipValidator:
 
     def __init__(self, model: ModelVRT, restorer: Restorer) -> None:
         self.restorer = restorer
-        # The number format in which frames are scored, the option metric.values. E.g. "uint8":
-        # they are rounded to 8 bits.
+        # How values are clamped and rounded before they are scored: the option metric.values.
         self.number_format = model.opt.metric.values
         # psnr and ssim, and the metrics that the user adds.
         self.metrics = choose_metrics(METRICS_OF_VALIDATIONS, model.opt.metric.more)
@@ -50,11 +49,11 @@ class ClipValidator:
         The scores are {"name": name of the clip, "frames": number of frames, "per_frame": Scores}.
 
         is_shown: whether panels are made. If not, the panels are {}.
-        tick: function that is called after each piece of work, to show progress.
+        tick: function that gets the number of frames that were restored since its last call.
         """
         restorer = self.restorer
-        # Both `restorer.frames` and this method need the input frames. The cache is a reader of the
-        # clip that keeps the frames of the last tile, so that each frame is read once.
+        # `restorer.frames` and this method both need the input frames. The cache keeps the frames
+        # of the last tile, so that each of them is read once.
         cache = restorer.with_cache(clip)
         indices = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
         nonfinite_count = 0
@@ -64,21 +63,15 @@ class ClipValidator:
         for index, instants in zip(indices, restored_frames, strict=True):
             watchdog.go_on()  # tells the watchdog that this rank still works
             item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
-            lq = item["lq"]  # the blurry frame, (3, H, W), or (4, H, W) with a noise map
-            gt = item["gt"]  # the sharp frame
-            size = gt.shape[-2:]  # height and width
-            if lq.shape[-2:] != size:
-                # Super-resolution: the input is scored at the size of the sharp frame.
-                lq = torch.nn.functional.interpolate(lq[None], size, mode="bicubic")[0]
-            # The network returns one sharp frame, or K: one for each instant of the exposure. The
-            # middle one is compared with gt.
+            gt = item["gt"]  # the sharp frame, (3, H, W)
+            lq = _in_size_of(item["lq"], gt)  # the blurry frame; a noise map is a fourth channel
+            # The network restores K instants of the exposure, usually 1. The middle one is the
+            # instant of gt.
             frame = middle_instant(instants, restorer.tiling.spec.out_instants)
             is_finite = bool(instants.isfinite().all())
-            if is_finite:
-                self._add_scores(scores, frame, lq, gt)
-            else:
+            if not is_finite:
                 nonfinite_count += 1
-                self._add_scores(scores, None, lq, gt)  # all scores of the frame are NaN
+            self._add_scores(scores, frame if is_finite else None, lq, gt)
             is_middle = index == len(clip.stems) // 2
             if is_shown and is_middle:
                 panels = _panels_of(clip, index, item, lq, frame)
@@ -95,8 +88,7 @@ class ClipValidator:
         """Write a restored frame (3, H, W) to images/<clip>/<stem>.png, if this rank writes."""
         if self.out is None:
             return
-        # `best_effort` warns of an error of the disk, and goes on. So a full disk does not end the
-        # training: the frame is not written.
+        # If the disk is full, `best_effort` warns, and the training goes on without this frame.
         with best_effort("restored frames"):
             path = self.out / clip.name / f"{clip.stems[index]}.png"
             imwrite_rgb(path, tensor_to_uint8(frame))
@@ -113,6 +105,17 @@ class ClipValidator:
         blurry = scored_values(lq[:3], self.number_format)  # without a noise map
         add_scores(scores, "restored", restored, sharp, self.metrics)
         add_scores(scores, "input", blurry, sharp, self.metrics)
+
+
+def _in_size_of(lq: torch.Tensor, gt: torch.Tensor) -> torch.Tensor:
+    """Return a blurry frame (C, h, w) in the height and width of the sharp frame (3, H, W).
+
+    Only super-resolution has a smaller input. It is enlarged, so that it can be scored, too.
+    """
+    size = gt.shape[-2:]
+    if lq.shape[-2:] == size:
+        return lq
+    return torch.nn.functional.interpolate(lq[None], size, mode="bicubic")[0]
 
 
 def _panels_of(

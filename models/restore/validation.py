@@ -1,20 +1,20 @@
-"""Validation during training, on all ranks: restores the clips of the test split and scores them.
+"""Validate during a training: restore the clips of the test split on all ranks, and score them.
 
 In: the model of a training, and the clips of the test split, from main_train_vrt.py. Out: a
 `Validation`, for the log and for the choice of the best checkpoint. validated_clip.py restores and
 scores a single clip.
 
-A rank is one process of the training. "Collective" in a docstring: each rank waits for all other
-ranks. So every rank must call the function, at the same point of the program.
+A rank is one process of the training. "Collective" in a docstring means that the ranks wait for
+each other in this function, so every rank must call it at the same point of the program.
 
-Each clip is scored by one rank, so no score depends on the number of ranks. With n ranks, rank r
-takes the clips r, r + n, r + 2 n, ... In a round each rank scores one clip. Between two rounds the
-ranks vote whether a signal ends the validation. So every rank must take part in every round, also a
-rank without a clip in the last round.
+The ranks share the clips: of n ranks, rank r scores the clips r, r + n, r + 2 n, ... They work in
+rounds, and each rank scores one clip in a round. Between two rounds they vote whether to stop,
+because a signal may have asked one of them to end the run.
 
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
-checkpoint use them. All ranks take part in all rounds, so that no rank waits forever
-(test_one_rank_and_two_ranks_give_the_same_scores).
+checkpoint use them. A clip is scored as a whole by one rank, so its scores do not depend on the
+number of ranks (test_one_rank_and_two_ranks_give_the_same_scores). All ranks take part in every
+vote, also a rank without a clip in the last round. Otherwise the other ranks would wait for it.
 Free to change: which clips are shown, and the log line.
 
 Tests: tests/dist/test_validate.py, tests/stories/test_main_train.py,
@@ -66,28 +66,26 @@ class Validation(NamedTuple):
 
 
 def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
-    """Restore and score every clip, one frame at a time. Collective.
+    """Restore and score every clip of the test split. Collective.
+
+    Memory holds one tile of a clip at a time: val.num_frame_testing frames, or the whole clip if
+    this option is 0.
 
     clips: the clips of the test split, with sharp frames.
 
-    Memory holds val.num_frame_testing frames of a clip at a time, or the whole clip if this option
-    is 0.
-
     Returns None if a signal ends the validation between two clips.
     """
-    # netG is the network that is trained. netE has the moving average of the weights of netG, or is
-    # None. Validate netE if there is one. The names and this choice are as in KAIR, the code base
-    # whose option files this program reads.
+    # netG is the trained network, and netE the network with the moving average of its weights. netE
+    # is validated if there is one, i.e. with the option train.E_decay.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)  # sets the network to eval mode
-    # A network that interpolates makes the frames between its input frames. So every second frame
-    # is taken out of the input of each clip. The number and the order of the clips stay.
+    # For a network that interpolates, each clip becomes a clip without every second frame. The
+    # network makes the missing frames, and is scored on them.
     clips = scored_clips(clips, restorer.tiling.spec)
-    validator = ClipValidator(model, restorer)
-    # Indices of the clips that are shown with panels. They are the same in every validation, so
-    # that the panels of different steps can be compared.
+    # The same clips are shown in every validation, so that their panels can be compared.
     shown_indices = evenly_spaced(len(clips), MAX_SHOWN_CLIPS)
+    validator = ClipValidator(model, restorer)
     try:
         own_results = _validate_clips_of_rank(model, validator, clips, shown_indices)
     finally:
@@ -95,13 +93,10 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     if own_results is None:
         return None
 
-    # Every rank gets the scores of all ranks: the list of rank 0, then the list of rank 1, ...
     all_scores = []
-    for scores_of_one_rank in utils_dist.gather_objects(own_results.scores):
-        all_scores += scores_of_one_rank
-    # `collect` sorts the clips, and returns {"clips": name -> scores, "averages": means}. If there
-    # are fewer scores than clips, it marks the averages as incomplete. metric.mean, "clips" or
-    # "frames", says whether the averages are means over clips or over frames.
+    for scores_of_rank in utils_dist.gather_objects(own_results.scores):  # one list per rank
+        all_scores += scores_of_rank
+    # {"clips": name -> scores, "averages": means}
     results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
     shown_panels = _gather_panels(clips, shown_indices, own_results.panels)
     metrics = [metric.name for metric in validator.metrics]
@@ -124,38 +119,42 @@ def _validate_clips_of_rank(
 ) -> _RankResults | None:
     """Restore and score the clips of this rank. Collective.
 
+    The rounds of 5 clips on 2 ranks:
+
+        round    first_of_round    rank 0    rank 1
+        1        0                 clip 0    clip 1
+        2        2                 clip 2    clip 3
+        3        4                 clip 4    no clip; it only votes before the round
+
     shown_indices: indices of the clips that are shown with panels.
 
     Returns None if a signal ends the validation.
     """
     rank = utils_dist.get_rank()
-    world = utils_dist.get_world_size()  # number of ranks
+    rank_count = utils_dist.get_world_size()
     own_results = _RankResults(scores=[], panels={})
-    frame_count = 0  # frames of this rank, for the progress bar
-    for clip in clips[rank::world]:  # the clips of this rank: rank, rank + world, ...
-        frame_count += len(wanted_frames(len(clip.stems), model.opt.val.center_frame_only))
+    own_frame_count = _count_frames(clips[rank::rank_count], model.opt.val.center_frame_only)
     logger.info("validating %d clips, %s", len(clips), validator.restorer.describe())
-    with open_progress(model.opt.logging.progress, frame_count, "validation", "frames") as bar:
-        # In a round each rank scores one clip. E.g. 5 clips on 2 ranks:
-        #
-        #     round    first   rank 0   rank 1
-        #     1        0       clip 0   clip 1
-        #     2        2       clip 2   clip 3
-        #     3        4       clip 4   no clip, but rank 1 votes, because rank 0 waits for its vote
-        for first in range(0, len(clips), world):
-            # The ranks vote between two rounds. There is no vote before the first round, so the
-            # first round is computed even if a signal came before the validation.
-            if first > 0 and _any_rank_stops():
+    with open_progress(model.opt.logging.progress, own_frame_count, "validation", "frames") as bar:
+        for first_of_round in range(0, len(clips), rank_count):
+            # No vote before the first round: even after a signal, one clip per rank is scored.
+            if first_of_round > 0 and _any_rank_stops():
                 return None
-            index = first + rank
-            if index < len(clips):
-                watchdog.phase(f"validate: clip {index}")
-                is_shown = index in shown_indices
-                scores, panels = validator.validate(clips[index], is_shown, bar.update)
-                own_results.scores.append(scores)
-                if panels:
-                    own_results.panels[index] = panels
+            index = first_of_round + rank
+            if index >= len(clips):  # no clip is left for this rank
+                continue
+            watchdog.phase(f"validate: clip {index}")
+            is_shown = index in shown_indices
+            scores, panels = validator.validate(clips[index], is_shown, bar.update)
+            own_results.scores.append(scores)
+            if panels:
+                own_results.panels[index] = panels
     return own_results
+
+
+def _count_frames(clips: Sequence[ClipReader], center_frame_only: bool) -> int:
+    """Return the number of frames that are restored of these clips."""
+    return sum(len(wanted_frames(len(clip.stems), center_frame_only)) for clip in clips)
 
 
 def _gather_panels(
@@ -168,13 +167,13 @@ def _gather_panels(
     shown_indices: indices of the clips that are shown, the same on every rank.
     panels_of_rank: index of a clip -> its panels, for the clips that this rank has scored.
     """
-    world = utils_dist.get_world_size()
+    rank_count = utils_dist.get_world_size()
     shown_panels = {}
-    # Panels are sent one clip after the other, and only rank 0 keeps them. `from_rank` is
-    # collective, so every rank calls it for each clip. A rank that has not scored the clip gives
-    # None, which is not sent.
+    # `from_rank` sends the panels of a clip from the rank that has scored it to all others. Every
+    # rank must call it, and only rank 0 keeps the result. The panels are sent clip by clip, so
+    # that a rank receives only a single clip's panels at a time.
     for index in shown_indices:
-        rank_of_clip = index % world
+        rank_of_clip = index % rank_count
         panels = utils_dist.from_rank(rank_of_clip, panels_of_rank.get(index))
         if utils_dist.is_main_process():
             shown_panels[clips[index].name] = panels
@@ -186,20 +185,17 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
-    # Repeat the last frame if val.pad_seq or datasets.test.pad_sequence is true. Some kinds of
-    # datasets have no key `pad_sequence` or `sigma`, so `getattr` gets a default.
+    # Only some kinds of datasets have the keys `pad_sequence` and `sigma`. `pad_sequence` means the
+    # same as val.pad_seq: repeat the last frame.
     pad_seq = val.pad_seq or getattr(test, "pad_sequence", False)
-    # The noise level of the test clips, for a denoiser that gets a map of the noise as input. Other
-    # networks get None.
+    # The noise level of the test clips, for a denoiser that gets a map of the noise as input.
     noise_sigma = getattr(test, "sigma", None) if spec.noise_map else None
     return Restorer(
         net,
-        # The tiles into which a clip is cut, by the options `val` and by the sizes that the network
-        # takes.
         Tiling.of(val, spec, pad_seq=pad_seq),
         model.device,
         dtype=model.amp_dtype,
-        # A frame with NaN must not end the training. Its score is NaN, and NaN is never the best.
+        # A frame with NaN must not end the training. Its score is NaN, which is never the best.
         finite_only=False,
         noise_sigma=noise_sigma,
         # The advice of the error if the memory of the GPU runs out.
@@ -210,11 +206,10 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
 
 def _any_rank_stops() -> bool:
     """Return on all ranks whether any rank has received a signal to stop. Collective."""
-    # Tell the watchdog that this rank waits for other ranks. Otherwise it would report this rank as
-    # stuck while a slower rank still works.
+    # Without `collective`, the watchdog would report a rank that waits here for slower ranks as
+    # stuck.
     with watchdog.collective("stop vote"):
-        # `stop_vote` starts the vote, and returns a function that waits for the votes of all ranks.
-        wait_for_result = utils_dist.stop_vote()
+        wait_for_result = utils_dist.stop_vote()  # a function
         return wait_for_result()
 
 
