@@ -52,9 +52,9 @@ def claim_folder(
         files that no test wrote             refused
         a training run                       refused
 
-    The file run.json shows that a test of this program made the folder. The file holds settings,
-    inputs and the names of all results. It is written only after all checks, so a refused test
-    changes nothing. Put a new check in front of the line that writes run.json.
+    The file run.json shows that a test of this program made the folder. It holds the settings, the
+    inputs and the names of all results. It is written after all checks, so a refused test changes
+    nothing: put a new check next to `_refuse_occupied`.
 
     settings: everything that the results depend on.
     inputs: name of a clip -> digest of its files.
@@ -70,51 +70,54 @@ def claim_folder(
     settings = redact(settings)  # a path may hold a secret
     _refuse_training_run(folder)
     earlier_run = read_run_json(run_json)
-    # The files that this test will write, for each clip.
     planned_files = {
         clip: outputs.planned_files(clip, frame_names) for clip, frame_names in stems.items()
     }
-    # {owner: its files}, e.g. {"all clips": [<folder>/run.json, ...], "clip street": [...]}. Errors
-    # quote the owner.
-    owners = {"all clips": [folder / name for name in FILES_OF_ALL_CLIPS]}
-    for name, files in planned_files.items():
-        owners[f"clip {name}"] = files
+    owners = _owners_of(planned_files, folder)
 
-    # run.json will hold these two tables. `all_inputs` has the digest of the inputs of each clip,
-    # and `files_of_clips` has the names of the files of each clip. If an earlier test is continued,
-    # its clips are added below. The files of this test are added at the end.
-    all_inputs = inputs
-    files_of_clips = {}
+    # Refuse a folder with files of a user, and file names that clash.
     if earlier_run is None:
-        # No test of this program made the folder. So the folder must be new or empty.
+        # No test of this program made the folder, so it must be new or empty.
         if folder.is_dir():
             _refuse_foreign(sorted(path.name for path in folder.iterdir()), folder)
-        # Even in an empty folder, two results may want one name.
-        _refuse_occupied(owners, written=set(), folder=folder)
+        earlier_files: set[Path] = set()
     else:
         earlier_files = files_of_earlier_tests(outputs, earlier_run, stems)
-        _refuse_occupied(owners, earlier_files, folder)
-        if overwrite:
-            # run.json stays until the new run.json replaces it. So if the program is interrupted
-            # here, a later test still knows the folder.
-            remove_files(folder, earlier_files - {run_json})
-        else:
-            # Continue the earlier test. Its clips stay in run.json, even if this test does not
-            # restore them.
-            refuse_another_test(earlier_run, settings, inputs, folder)
-            # The earlier test has restored these clips, and this test does not restore them.
-            clips_that_stay = sorted(earlier_run["inputs"].keys() - stems)
-            _refuse_names_of_kept_clips(owners, clips_that_stay, outputs)
-            # run.json lists the clips of both tests. Where both have a clip, the digests are equal
-            # (`refuse_another_test`). A run.json of an older version has no "files".
-            all_inputs = earlier_run["inputs"] | inputs
-            files_of_clips = earlier_run.get("files", {})
+    _refuse_occupied(owners, earlier_files, folder)
+
+    # The content of run.json. A continued test adds its clips to the clips of the earlier test.
+    all_inputs = inputs  # name of a clip -> digest of its files
+    files_of_clips = {}  # name of a clip -> names of its results
+    if earlier_run is not None and overwrite:
+        # The old run.json stays until the new one replaces it. If the program is interrupted in
+        # between, a later test still knows the folder.
+        remove_files(folder, earlier_files - {run_json})
+    elif earlier_run is not None:
+        refuse_another_test(earlier_run, settings, inputs, folder)
+        # Clips of the earlier test that this test does not restore. Their files stay.
+        kept_clips = sorted(earlier_run["inputs"].keys() - stems)
+        _refuse_names_of_kept_clips(owners, kept_clips, outputs)
+        all_inputs = earlier_run["inputs"] | inputs
+        files_of_clips = earlier_run.get("files", {})  # older versions did not write "files"
 
     # From here on nothing is refused.
     for name, files in planned_files.items():
         files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
     content = {"settings": settings, "inputs": all_inputs, "files": files_of_clips}
     write_whole(run_json, json_bytes(content))
+
+
+def _owners_of(planned_files: Mapping[str, Sequence[Path]], folder: Path) -> dict[str, list[Path]]:
+    """Return all files that a test writes, by their owner, which errors quote.
+
+    E.g. {"all clips": [<folder>/run.json, ...], "clip street": [<folder>/street.mp4, ...]}.
+
+    planned_files: name of a clip -> files that the test writes for this clip.
+    """
+    owners = {"all clips": [folder / name for name in FILES_OF_ALL_CLIPS]}
+    for name, files in planned_files.items():
+        owners[f"clip {name}"] = list(files)
+    return owners
 
 
 def _refuse_training_run(folder: Path) -> None:
