@@ -1,9 +1,8 @@
 """Read the command line of main_test_vrt.py into a frozen `TestRequest`.
 
 main_test_vrt.py takes the `TestRequest`, and passes its fields on. Only three files read the values
-that argparse returns: this file, refused_flags.py and utils/options/foreign_flags.py. E.g. the
-flags
-`--input a.mp4 --spike b.dat --output out --tile 12,256` become
+that argparse returns: this file, refused_flags.py and utils/options/foreign_flags.py. E.g.
+`--input a.mp4 --spike b.dat --output out --tile 12,256` becomes
 
     own_files   OwnFiles(input="a.mp4", spike="b.dat", ...)
     network     NetworkFlags("weights/motion.pth", TileFlags(tile=(12, 256), ...), ...)
@@ -12,9 +11,8 @@ flags
 There are two forms of a command line: the user's own clips (--input, or --spike with a --method),
 or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
 
-What must stay: the field of a missing flag is None, because then the program looks for the value
-elsewhere. The first source that has the value counts. The order is: the command line, the option
-file, the weights file, the dataset.json next to the spike files
+What must stay: the field of a missing flag is None. The program then looks for the value elsewhere,
+in this order: the option file, the weights file, the dataset.json next to the spike files
 (test_weights_on_the_command_line_come_first).
 
 Free to add: a flag. It needs a line in flags.py, a field in one of the classes below, and a line in
@@ -155,33 +153,27 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     are several errors, the user sees the first one in the order of the lines below.
     """
     parser = parser_of_tests(description)
-    # Refuse the flags of KAIR's test program first, with the command of this program that does the
-    # same. argparse would only say that they are unknown.
+    # argparse would only say that a flag of KAIR's test program is unknown. This error also gives
+    # the command of this program that does the same.
     refuse_kair_test_flags(argv)
-    # "Intermixed" means that key=value may be given between flags. After a flag with a list,
-    # argparse would still take key=value as an entry of the list, so we move it to the front.
-    #
-    # `args` has each flag once. E.g. for --weights W.pth --input street --output out:
+    # "Intermixed" means that key=value may stand between flags. E.g. for
+    # --weights W.pth --input street --output out, `args` is
     #
     #     Namespace(weights="W.pth", input="street", output="out", dtype="float32", fps=25.0,
     #               flip_seq=False, pad_seq=False, center_frame_only=False, overwrite=False,
-    #               overrides=[], opt=None, method=None, spike=None, tile=None, ...)
+    #               overrides=[], ...)
     #
     # All flags that are left out in this example are None.
     args = parser.parse_intermixed_args(options_before_lists(argv))
-    # --local-rank, --launcher and --dist, which old launch scripts give, must agree with what
-    # torchrun or srun says in the environment.
-    check_launch_flags(args)
-    # The flags that the user gave, e.g. {"spike_size"}: their values differ from the defaults. This
-    # must come before `args.weights` gets the shipped weights, which the user did not give.
-    given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
+    check_launch_flags(args)  # old flags of launchers must agree with the environment
 
+    # The flags that the user gave, e.g. {"spike_size"}: their values differ from the defaults.
+    given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
     tiles = _tile_flags(args)
-    # If no flag says what restores a user's clip, take the shipped weights, as if --weights named
-    # them. This must come before `refuse_contradictions`, which refuses a user's clip without
-    # weights.
-    says_what_restores = args.method or args.opt or args.weights
-    if args.input and not says_what_restores:
+    # The user's clips are restored with the shipped weights if no flag says otherwise. Set them
+    # only here: they do not belong to `given_keys`, but `refuse_contradictions` needs them.
+    is_restorer_given = bool(args.method or args.opt or args.weights)
+    if args.input and not is_restorer_given:
         args.weights = str(SHIPPED_WEIGHTS)
     # Which clips are restored, by the flags that are given:
     #
@@ -192,16 +184,16 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
     refuse_contradictions(args, given_keys, is_of_own_clips)
 
-    # The arguments "method.key=value" are options of the method. All other arguments change how the
-    # spikes of a user's clips are read or, without such clips, they change the option file.
-    overrides_of_method, others = _split_overrides(args)
+    overrides_of_method, other_overrides = _split_overrides(args)
     formula, joint = _sections_of_method(args, overrides_of_method)
+    # The other overrides change how the spikes of the user's clips are read. Without such clips,
+    # they change the option file.
     if is_of_own_clips:
-        own_files = _own_files(args, others)
+        own_files = _own_files(args, other_overrides)
         overrides_of_file = ()
     else:
         own_files = None
-        overrides_of_file = others
+        overrides_of_file = other_overrides
     return TestRequest(
         opt=args.opt,
         overrides=overrides_of_file,
@@ -289,8 +281,8 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     E.g. "joint", ["method.groups=8"] -> {"type": "joint", "groups": 8}.
     """
-    # `apply_override` changes a table of sections in place, as an option file has it. So put the
-    # section into a table.
+    # `apply_override` changes the sections of a whole option file in place, so `table` has the form
+    # of such a file.
     table: dict[str, Any] = {"method": {"type": name}}
     for override in overrides:
         if override.startswith("method.type="):
@@ -300,9 +292,7 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
                 expected="the name of the method once",
                 do="give the name only with --method",
             )
-        # The errors of `apply_override` name the option file. There is no option file here, so the
-        # name is empty.
-        apply_override(table, override, Sources(""))
+        apply_override(table, override, Sources(""))  # "": there is no option file
     return table["method"]
 
 
