@@ -57,8 +57,8 @@ def write_report(job: Job) -> None:
     """
     watchdog.phase("report")
     folder = job.outputs.folder
-    # The content of clips/<name>.json of each finished clip.
     names = dict.fromkeys(clip.name for clip in job.clips)  # each name once, in order
+    # The content of clips/<name>.json of each clip, or None if the clip is not finished.
     loaded = [job.outputs.load_clip(name) for name in names]
     entries = [entry for entry in loaded if entry is not None]
 
@@ -118,11 +118,10 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
         elif paths:
             protocol[kind] = paths[0]
     protocol.setdefault("frames", job.frames_note)  # a method may have said more about its frames
-    # Papers differ in which pixels they exclude from the scores. So say that none are excluded.
+    # Papers differ in the pixels that they exclude from the scores. Here none are excluded.
     protocol["crop"] = "none"
     protocol["border"] = "nothing excluded"
-    # Usually all clips have the same tiles. After an out-of-memory error, later clips have smaller
-    # tiles.
+    # Usually a single entry. After an out-of-memory error, later clips have smaller tiles.
     different_tiles = {entry["tile"] for entry in entries}
     protocol["tile"] = ", or ".join(sorted(different_tiles))
     protocol["SpikeVRT"] = VERSION
@@ -171,22 +170,10 @@ def build_report(
     captions: name of a clip -> name of a picture of the method -> what the picture shows.
     """
     head, rows = score_table(results)
-    # The metric of the plots: the first of PSNR and PSNR-Y (for grey frames) that the table has.
-    # Without sharp frames the table has neither.
-    metric = ""
-    for name in ("psnr", "psnr_y"):
-        if COLUMNS[name].title in head:
-            metric = name
-            break
-    title_of_metric = COLUMNS[metric].title.removesuffix(" dB") if metric else ""
-    plots = {}  # name of a clip -> its plot
-    for name, clip in results["clips"].items():
-        per_frame = clip.get("per_frame")
-        if per_frame:
-            decibels = {}  # "restored" and "input" -> PSNR of each frame
-            for kind, scores in per_frame.items():
-                decibels[kind] = [float(score) for score in scores[metric]]
-            plots[name] = psnr_plot(decibels)
+    plotted_metric = _metric_of_plots(head)
+    title_of_metric = ""
+    if plotted_metric:
+        title_of_metric = COLUMNS[plotted_metric].title.removesuffix(" dB")
     return render(
         "test",
         title=title,
@@ -198,6 +185,35 @@ def build_report(
         videos=videos,
         captions=captions,
         metric=title_of_metric,
-        plots=plots,
+        plots=_plots(results, plotted_metric),
         protocol=results["protocol"],
     )
+
+
+def _metric_of_plots(head: Sequence[str]) -> str:
+    """Return the metric that is plotted: PSNR, or PSNR-Y for grey frames.
+
+    Returns "" if the table of scores has neither, because there are no sharp frames.
+
+    head: titles of the columns of the table.
+    """
+    for metric in ("psnr", "psnr_y"):
+        if COLUMNS[metric].title in head:
+            return metric
+    return ""
+
+
+def _plots(results: Mapping[str, Any], metric: str) -> dict[str, dict[str, Any]]:
+    """Return the plot of each clip that has scores: name of the clip -> result of `psnr_plot`.
+
+    results: the result of `collect`. metric: key of the scores to plot.
+    """
+    plots = {}
+    for name, clip in results["clips"].items():
+        per_frame = clip.get("per_frame")
+        if per_frame:
+            decibels = {}  # "restored" and "input" -> PSNR of each frame
+            for kind, scores in per_frame.items():
+                decibels[kind] = [float(score) for score in scores[metric]]
+            plots[name] = psnr_plot(decibels)
+    return plots
