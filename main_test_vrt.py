@@ -85,62 +85,44 @@ from utils.options.val_options import MetricOptions
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
-# One command, followed through the program. Each step is shown with the value that it returns. Read
-# the file of a step only to see how the step computes this value. clip.mp4 is a film of 14 frames.
+# One command, followed through the program, for a film clip.mp4 of 14 frames:
 #
 #     python main_test_vrt.py --input clip.mp4 --spike clip.dat --spike-size 250 400 \
 #         --output out spike.calibration=auto
 #
-#     read_request (models/restore/request.py): reads the flags into named fields. Without --weights
-#     it takes weights/motion.pth
-#         TestRequest(own_files=OwnFiles(input="clip.mp4", spike="clip.dat", gt=None,
-#                                        spike_size=(250, 400),
-#                                        overrides=("spike.calibration=auto",)),
-#                     network=NetworkFlags(weights=".../weights/motion.pth", dtype="float32", ...),
-#                     results=ResultFlags(output="out", save=(), fps=25.0, ...),
-#                     opt=None, formula=None, joint=None, ...)
-#     choose_method (data/chosen_method.py): nothing, because there is no --method
-#         ChosenMethod(formula=None, joint=None)
-#     read_options: nothing, because there is no --opt
-#         None
-#     job_on_own_clips: reads the weights, and opens the clips
-#         read_saved (models/portable.py): reads motion.pth
-#             SavedNetwork(path=".../motion.pth", weights={name: tensor}, spike={...}, ...)
-#         spikes_for_network (models/restore/own_spikes.py): the section `spike` of the training,
-#         changed by --spike-size and spike.calibration=auto
-#             {"type": "dat", "h": 250, "w": 400, "calibration": "auto", "gamma": 2.2, ...}
-#         network_for_own_clips (models/restore/network_method.py): tiles and dtype of the flags
-#             NetworkMethod(the SavedNetwork, tiles of 1 frame, dtype="float32", sigma=None)
-#         with_improvement: wraps the NetworkMethod, because motion.pth has the fusion "motion"
-#             LearnedMotion(the NetworkMethod, ...)
-#         clips_with_frames (data/own_clips.py): opens the clips. For each clip, `user_clips` of
-#         data/clips/clip_reader.py calls
-#             FrameSource (data/clips/user_frames.py): opens clip.mp4 and reads its first frame
-#             user_spikes (data/cameras/user_spikes.py): how the spikes are read. --spike-size ends
-#             here, in `geometry`
-#                 DatSpikes(geometry=SpikeGeometry(250, 400, ...), is_auto=True, calibration=None)
-#             user_clip (data/clips/user_clip.py): the frames with the spikes of each frame
-#                 Clip("clip", lq=("clip.mp4", ...), spike=("clip.dat", ...), ...)
-#         Then it calls, once for all clips,
-#             calibrate_clips (data/cameras/self_calibration.py): finds where the spike pixels lie
-#             on the frames. "auto" ends here
-#                 the Clip, with DatSpikes(calibration=the found one, ...)
-#         and returns
-#             OwnClips(clips=[the reader of clip.mp4], frames_note="all")
+# 1. `read_request` (models/restore/request.py) reads the flags into named fields. Without --weights
+#    it takes weights/motion.pth:
 #
-#         Job(method=LearnedMotion(...),
-#             clips=[the reader of clip.mp4],  # its `frame(0)` reads the first frame and its spikes
-#             outputs=Outputs("out", save=("comparison", "video"), fps=25.0, ...), ...)
-#     restore_clips (models/restore/run_job.py): asks the method for the frames of each clip
-#         claim_folder (models/restore/output_folder.py): takes the folder of --output, and writes
-#             out/run.json (settings, and names of the results)
-#         restorer.frames(the reader, range(14))   # yields 14 tensors (3, H, W)
-#         Each tensor becomes a file at once: out/.work/clip/000000.png ... 000013.png. These files
-#         are removed at the end, because a film is saved as a film, without frames
-#         After the last one: out/clip.mp4, out/clip_comparison.mp4, out/strips/clip/*.png (of 3
-#         frames), out/clips/clip.png (the middle frame), and then out/clips/clip.json (scores)
-#     write_report (models/restore/report.py): the results of all clips
-#         out/metrics.json, out/table.txt, out/report.html
+#     TestRequest(own_files=OwnFiles(input="clip.mp4", spike="clip.dat", spike_size=(250, 400),
+#                                    overrides=("spike.calibration=auto",), ...),
+#                 network=NetworkFlags(weights=".../weights/motion.pth", ...),
+#                 results=ResultFlags(output="out", save=(), fps=25.0, ...), ...)
+#
+# 2. `choose_method` and `read_options` have nothing to do without --method and --opt.
+#
+# 3. `job_on_own_clips` reads the weights, opens the clips, and returns a `Job`. It calls
+#
+#     read_saved              reads motion.pth: a `SavedNetwork`, with its weights and options
+#     spikes_for_network      the section `spike` of the training, changed by the command line:
+#                             {"type": "dat", "h": 250, "w": 400, "calibration": "auto", ...}
+#     network_for_own_clips   the network in tiles: a `NetworkMethod`
+#     with_improvement        wraps the `NetworkMethod` in a `LearnedMotion`, because motion.pth has
+#                             the fusion "motion"
+#     clips_with_frames       opens clip.mp4 and clip.dat: one reader, whose `frame(0)` returns the
+#                             first frame and its spikes. With calibration "auto", it also finds
+#                             where the spike pixels lie on the frames
+#
+# 4. `restore_clips` (models/restore/run_job.py) asks the method for the 14 frames. It writes
+#
+#     out/run.json                      before the first frame: settings, and names of the results
+#     out/.work/clip/000000.png ...     each frame, as soon as it is restored. These files are
+#                                       removed at the end, because a film is saved as a film
+#     out/clip.mp4, out/clip_comparison.mp4, out/strips/clip/*.png, out/clips/clip.png
+#                                       after the last frame
+#     out/clips/clip.json               at last: the scores. The clip is finished
+#
+# 5. `write_report` (models/restore/report.py) writes the results of all clips: out/metrics.json,
+#    out/table.txt and out/report.html.
 #
 # If --input is a folder of images, the frames are saved: out/street/000000.png for a folder street.
 # With --method, a formula or the joint solution is the method of the job. With --opt and without
