@@ -53,8 +53,9 @@ def blend_weights(
 def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     """Return the weights at the start and at the end of a tile, (overlap,) each.
 
-    The weights are half a period of a cosine, from nearly 0 to nearly 1 and back. No weight is 0,
-    because the sum of the weights is a divisor.
+    The weights at the start rise from nearly 0 to nearly 1, along half a period of a cosine. The
+    weights at the end fall in the same way. No weight is 0, because the sum of the weights is a
+    divisor.
     """
     # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
     divisor = max(overlap, 1)  # for overlap 0 there are no steps, and no division by 0

@@ -131,11 +131,9 @@ class LeftOutFrames:
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
         self.given_frames = range(0, len(clip.stems), 2)
-        # The network takes `length` successive given frames, and the gap is in their middle. E.g.
-        # with length 4, gap 1 is the first gap that has two given frames before it.
-        #
-        # Of m given frames, there are m - length + 1 such groups. Each group has one gap. E.g. 5
-        # given frames a b c d e and length 4: the groups a b | c d and b c | d e.
+        # The gap lies in the middle of the `length` successive given frames that the network takes.
+        # E.g. 5 given frames a b c d e and length 4: there are 5 - 4 + 1 = 2 such groups, a b | c d
+        # with gap 1 and b c | d e with gap 2.
         first_gap = length // 2 - 1
         gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
@@ -148,8 +146,8 @@ class LeftOutFrames:
                 "between",
                 do="leave the clip out",
             )
-        # For each gap, the index of its left-out frame in the clip. E.g. gap 1 lies after the given
-        # frame 1, which is frame 2 of the clip. So frame 3 is left out.
+        # For each gap, the index of its left-out frame in the clip. E.g. the given frame before gap
+        # 1 is frame 2 of the clip, so the left-out frame is frame 3.
         self._left_out = [self.given_frames[gap] + 1 for gap in self.gaps]
         self.stems = [clip.stems[left_out] for left_out in self._left_out]
 
@@ -194,10 +192,11 @@ def frames_around_gaps(reader: ClipWithGaps, wanted: range, length: int) -> list
         gap = reader.gaps[index]
         if gap is None:  # a given frame, which the network does not make
             continue
-        # The last given frame before the gap is `gap`, and the first one after it is `gap + 1`.
-        half = length // 2
-        for position in range(gap + 1 - half, gap + 1 - half + length):
+        # The gap lies between the given frames `gap` and `gap + 1`, so the first half of the frames
+        # ends at `gap`.
+        first = gap + 1 - length // 2
+        for number in range(first, first + length):
             # Beyond the ends of the clip, the first or the last given frame is repeated.
-            inside = min(max(position, 0), last_given_frame)
+            inside = min(max(number, 0), last_given_frame)
             selection.append(reader.given_frames[inside])
     return selection

@@ -5,9 +5,11 @@ tile is mirrored at its end, and the result is cropped to the tile.
 
 In: a tile from space.py. Out: the restored tile, on the CPU, which space.py blends with the other
 tiles. Every pass of a network in a restoration goes through `run_padded`. This file reads three
-fields of a `Tiling`: the limits of the network (spec), the length of a tile (num_frame_testing, 0
-for the whole clip) and the blend. The blend counts because the published tiling ("kair") pads only
-whole clips.
+fields of a `Tiling`:
+
+    spec                 the sizes that the network takes
+    num_frame_testing    frames of a tile, 0 for the whole clip
+    blend                the published tiling, "kair", pads the frames of a whole clip only
 
 Shapes: B clips, n frames, H x W pixels. A result has C' channels and sH x sW pixels, where s is the
 scale of the network, e.g. 4 for super-resolution.
@@ -59,9 +61,9 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
 def _padded_length(frames: int, tiling: Tiling) -> int:
     """Return the padded length of a tile of `frames` frames.
 
-    The length becomes a multiple of the window, unless the published tiling does not pad. (A
-    network also takes a clip whose last window is not full.) E.g. windows of 6 frames, and a clip
-    of 7 frames:
+    The length becomes a multiple of the window, unless the published tiling does not pad. (The
+    network also takes a clip whose last window is not full.) E.g. a clip of 7 frames, in windows of
+    6 frames:
 
         num_frame_testing 0                 12   the whole clip is one tile: padded
         num_frame_testing 12, "smooth"      12   the clip is shorter than a tile: padded
@@ -98,10 +100,8 @@ def _extend_by_mirroring(x: Tensor, axis: int, size: int) -> Tensor:
     length = x.shape[axis]
     if size == length:
         return x
-    # One period has twice the length: the axis forward, then backward. E.g. for length 3:
-    #
-    #     position   0 1 2   3   4   5
-    #     index      0 1 2   2   1   0      from 3 on, 5 - position
-    index = torch.arange(size, device=x.device) % (2 * length)
-    index = torch.where(index < length, index, 2 * length - 1 - index)
-    return x.index_select(axis, index)
+    # The axis forward, then backward, again and again. E.g. for length 3 the period is 0 1 2 2 1 0.
+    forward = torch.arange(length, device=x.device)
+    period = torch.cat((forward, forward.flip(0)))
+    positions = torch.arange(size, device=x.device) % (2 * length)
+    return x.index_select(axis, period[positions])

@@ -1,8 +1,9 @@
 """Plan how a clip is cut into tiles: their length, their side, and where they start.
 
-The memory that a network needs grows with the clip. So a clip is cut into tiles which overlap, e.g.
-of 12 frames of 256 x 256 pixels. A tile in time is a run of whole frames, and a tile in space is a
-rectangle of these frames. Along each of the three axes, `tile_starts` says where the tiles start.
+The memory that a network needs grows with the clip. So a clip is cut into overlapping tiles, e.g.
+of 12 frames of 256 x 256 pixels: first into runs of whole frames (tiles in time), and each of these
+into rectangles (tiles in space). Along each of the three axes, `tile_starts` says where the tiles
+start.
 
 In: the options `val` and the flags of the command line (network_method.py, validation.py). Out: a
 `Tiling`, which all files of this folder read. If the memory is full, restorer.py replaces it by the
@@ -61,9 +62,8 @@ class Tiling:
         """Raise OptionError if a tile is not larger than the overlap, or cuts attention windows."""
         self._refuse_overlap("num_frame", self.num_frame_testing, self.num_frame_overlapping)
         self._refuse_overlap("size_patch", self.size_patch_testing, self.size_patch_overlapping)
-        # A tile holds whole attention windows, so that no window is padded. WHOLE is 0, which is a
-        # multiple of any window, so a tile of the whole frame passes this check. padding.py pads
-        # the whole frame to whole windows.
+        # A tile holds whole attention windows, so that no window is padded. A tile of the whole
+        # frame passes the check, because WHOLE is 0. padding.py pads it to whole windows.
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
         window_side = math.lcm(window_height, window_width)  # the side of a tile fits both
@@ -104,32 +104,30 @@ class Tiling:
         # of this class.
         del fields["save_img"]
 
-        # Replace "auto" by a number of AUTO_TILE, rounded up. The length becomes a multiple of the
-        # frames of a window. The side becomes a multiple of `spec.multiple`, i.e. of the window and
-        # of the stride of the network. (A side that a user gives must be a multiple of the window
-        # only, because padding.py pads each tile to the stride.)
+        # Replace "auto" by a number of AUTO_TILE, rounded up to whole windows, and to the stride of
+        # the network. (A side that a user gives needs only whole windows, because padding.py pads
+        # each tile to the stride.)
         is_length_auto = fields["num_frame_testing"] == "auto"
         window_frames = spec.window_size[0]
         multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
         for key, multiple in multiples.items():
             if fields[key] == "auto":
                 fields[key] = round_up(AUTO_TILE[key], multiple)
-                # "auto" is for a good result: no seams, and no out-of-memory error. A user who
-                # gives a size may want the published result for this size. So a given size keeps
-                # the defaults of the class: blend "kair", and no smaller tiles.
+                # "auto" asks for a good result: no seams, and no out-of-memory error. A user who
+                # gives a size may want the published result for this size, so then the defaults of
+                # the class stay: blend "kair", and no smaller tiles.
                 fields.setdefault("blend", "smooth")
                 fields.setdefault("may_halve", True)
 
-        # A network that restores each frame without its neighbours needs no tiles of several
-        # frames. They would only keep more frames in memory.
+        # If each frame is restored without its neighbours, tiles of several frames would only take
+        # more memory.
         if is_length_auto and spec.each_frame_alone:
             fields["num_frame_testing"] = 1
             fields["num_frame_overlapping"] = 0
 
-        # A network that interpolates takes exactly `least_frames` frames: half of them before a
-        # gap, and half after the gap. `Restorer._interpolate_frames` puts the frames of all gaps
-        # one after another, as one clip. So each tile in time must have the frames of one gap, and
-        # tiles must not overlap.
+        # `Restorer._interpolate_frames` joins the `least_frames` frames around each gap, one gap
+        # after another, as if they were one clip. So a tile in time must have the frames of one
+        # gap, and tiles must not overlap.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
@@ -150,8 +148,8 @@ class Tiling:
             frames = f"{self.num_frame_testing} frames"
         side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
         phrases = [f"tiles of {frames} x {side}"]
-        # If the tile is the whole clip, there is no overlap to name. Else both overlaps are named,
-        # also if there are several tiles only in time, or only in space.
+        # A single tile has no overlap. Otherwise name both overlaps, even if the tiles are several
+        # only in time, or only in space.
         if not is_whole_in_time or not is_whole_in_space:
             phrases.append(
                 f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
@@ -209,8 +207,8 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     if is_side_smaller and half_side > tiling.size_patch_overlapping:
         return replace(tiling, size_patch_testing=half_side)
 
-    # If the tile is the whole clip, `length` is WHOLE, which is 0. Then the condition is false, so
-    # the whole clip is never cut.
+    # The condition is false for a tile of the whole clip, whose length is WHOLE, i.e. 0. So the
+    # whole clip is never cut.
     length = tiling.num_frame_testing
     half_length = max(tiling.spec.least_frames, length // 2)
     if half_length < length and half_length > tiling.num_frame_overlapping:

@@ -88,10 +88,14 @@ def restore_space(
     patches = []
     for row, top in enumerate(tops):
         for column, left in enumerate(lefts):
-            patches.append(_Patch(row, top, column, left, tile_height, tile_width))
+            patches.append(
+                _Patch(
+                    row=row, top=top, column=column, left=left, height=tile_height, width=tile_width
+                )
+            )
 
-    # The weighted sum of the tiles, and the sum of their weights. Only the first result says how
-    # many channels there are, so until then `total` is an empty tensor.
+    # The weighted sum of the tiles, and the sum of their weights. The number of channels is known
+    # from the first result on, so until then `total` is an empty tensor.
     total = torch.empty(0)
     total_weight = torch.zeros(height * scale, width * scale)
     for first in range(0, len(patches), tiling.batch_tiles):
@@ -100,9 +104,8 @@ def restore_space(
         if first == 0:
             leading_axes = results[0].shape[:-2]  # (B, n, C')
             total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
-        # Add each result, times its weight, to the pixels of its tile. Both sums are changed in
-        # place. The weights are float32. They are converted to the dtype of the result, which is
-        # float64 if the network computes in float64.
+        # Add each result, times its weight, to the pixels of its tile, in place. The weights are
+        # float32, and the result may be float64.
         for patch, result in zip(batch, results, strict=True):
             weight = _patch_weight(patch, tops, lefts, tiling)
             rows, columns = patch.area(scale)
@@ -121,9 +124,9 @@ def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tili
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """
     scale = tiling.spec.scale
-    # The overlap in pixels of the output is `scale` times the overlap in pixels of the input. But
-    # the published code does not multiply by the scale: with an overlap of 20, it trims 10 output
-    # pixels at the border of a tile, at any scale. The blend "kair" does the same.
+    # In pixels of the output, the overlap is `scale` times as large as in pixels of the input. The
+    # published code does not multiply by the scale, however: with an overlap of 20 it trims 10
+    # output pixels at the border of a tile, at any scale. The blend "kair" does the same.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= scale

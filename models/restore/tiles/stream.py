@@ -16,8 +16,8 @@ Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
 network.
 
-What must stay: a restored frame has the same bits if only some frames of its clip are restored,
-because several processes may each restore a part of a clip
+What must stay: a frame has the same bits whether its whole clip is restored or only a part of the
+clip, because several processes may share a clip
 (test_a_part_of_a_clip_equals_that_part_of_the_whole). The order in which tiles are added must stay
 too, because another order changes the last bits. No test notices the order.
 
@@ -93,24 +93,22 @@ def _stream_both_ways(
     backwards = [(index, True) for index, _ in reversed(moments)]
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
-    # Each frame has two results, and the second result of frame 0 comes last. So all results wait
-    # in a file.
+    # The results wait in a file, because the two results of a frame come far apart: the second
+    # result of frame 0 comes last.
     with tempfile.TemporaryFile() as file:
         results = FrameStore(file)
         all_positions = range(count)
         for frame in _stream_moments(net, read, there_and_back, tiling, all_positions, tick):
             results.append(frame)
         for index in wanted:
-            forward = results.read(index)
+            forward = results.read(index)  # (B, C', sH, sW)
             mirrored = count - 1 - index  # e.g. frame 0 of 3: positions 0 and 5 of 6
-            # A network may restore K instants of each frame. The channels of a result are the
-            # colours of the first instant, then of the second instant, and so on. In the reversed
-            # clip the last instant comes first, so reverse the order of the instants.
-            channels = results.read(mirrored)  # (B, C', sH, sW), where C' is 3 K
-            instants = channels.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, 3, sH, sW)
-            in_order = instants.flip(-4)  # the axis of the K instants
-            backward = in_order.flatten(-4, -3)  # (B, C', sH, sW)
-            yield (forward + backward) / 2
+            backward = results.read(mirrored)  # (B, C', sH, sW)
+            # The channels of a result are the colours of its K instants, one instant after the
+            # other. In the reversed clip the last instant comes first, so bring them into order.
+            instants = backward.unflatten(-3, (tiling.spec.out_instants, -1))  # (B, K, 3, sH, sW)
+            instants = instants.flip(-4)  # along the K instants
+            yield (forward + instants.flatten(-4, -3)) / 2
 
 
 def _stream_moments(
@@ -138,12 +136,11 @@ def _stream_moments(
         if start < wanted.stop and stop > wanted.start:
             needed_tiles.append((tile_index, start))
 
-    # One sum for each frame from the start of the present tile on, in the order of time. If the
-    # next tile begins after a frame, the sum of this frame is complete, and the frame is yielded.
+    # One sum for each frame from the start of the present tile on, in the order of time. The sum of
+    # a frame is complete if the next tile begins after the frame.
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
-        # (lq,) or (lq, spike), read by `Restorer._read`.
-        inputs = read(moments[start : start + size])
+        inputs = read(moments[start : start + size])  # (lq,) or (lq, spike)
 
         def tick_of_tile(share_of_tile: float) -> None:
             # From a fraction of this tile to a fraction of all tiles.
