@@ -103,9 +103,9 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # Only rank 0 reads and writes the files of results, so this list is empty on other ranks.
-    # `_kept_results` sends the results of rank 0 to all ranks, so every rank must call it.
-    kept_files: list[Path | None] = []  # the file for the result of each clip
+    # The file for the result of each clip. Only rank 0 reads and writes these files, so each is
+    # None on the other ranks.
+    kept_files: list[Path | None] = [None] * len(clips)
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
     results: list[Any] = _kept_results(kept_files)  # of each clip. None until the clip is fitted
@@ -120,10 +120,8 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
         new_results = _fit_on_ranks([clips[index] for index in in_round], files)
         for index, result in zip(in_round, new_results, strict=True):
             results[index] = result
-            # Write each result at once. If the run ends during a later round, the results of the
-            # finished rounds are kept.
-            if is_main:
-                _write_result(result, kept_files[index])
+            # Write each result at once, so that it is kept if the run ends during a later round.
+            _write_result(result, kept_files[index])
 
     # Without an option file there is no folder in which results are kept.
     if is_main and RUN.checks_folder:
@@ -136,7 +134,10 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
     """Return the kept result of each clip, None if there is none. Collective.
 
-    kept_files: the file of each clip on rank 0, and nothing on the other ranks.
+    Rank 0 reads the results and sends them to all ranks.
+
+    kept_files: the file for the result of each clip. None: there is no file, or this is another
+    rank than rank 0.
     """
     tables = []  # the fields of each result as a dict, because ranks send each other plain values
     for path in kept_files:
@@ -333,8 +334,8 @@ def _read_result(path: Path | None) -> FitResult | None:
 def _write_result(result: FitResult, path: Path | None) -> None:
     """Write a result to its file, if it has one.
 
-    An existing file is never overwritten, because another program may have written it:
-    `_read_result` could not read it.
+    An existing file is never overwritten: `_read_result` could not read it, so another program may
+    have written it.
     """
     if path is None or path.exists():
         return

@@ -8,9 +8,8 @@ map, here
     A        linear map from a frame to the values of both cameras, (3, H, W) and (M, h, w)
     prior    positive, (H, W): how strongly each pixel of d is held near 0
 
-Each step goes along a direction that is conjugate to all earlier directions. It ends at the point
-of this direction where the error is smallest. After a few steps, what the cameras see clearly has
-converged, and noise has not.
+Each step goes along a direction that is conjugate to all earlier directions, to the point where the
+error is smallest. After a few steps, what the cameras see clearly has converged, and noise has not.
 
 The residuals are divided by M, a number for each pixel and colour (a preconditioner). The nearer M
 is to N, the fewer steps are needed. If all numbers are 1, M has no effect.
@@ -18,6 +17,7 @@ is to N, the fewer steps are needed. If all numbers are 1, M has no effect.
 The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003. Its letters:
 
     direction p    residual r    divided_residual z    step_length alpha    energy (r, z)
+    weight_of_direction beta
 
 What must stay: each step, because callers stop after a few steps, before the solution is reached.
 tests/parts/data/joint/test_conjugate_gradients.py notices a wrong step.
@@ -75,7 +75,8 @@ def conjugate_gradients(
         # The next direction: the divided residual, plus a multiple of this direction.
         previous_energy = energy
         energy = _product(residual, divided_residual)
-        direction.mul_(energy / previous_energy.clamp(min=tiny)).add_(divided_residual)
+        weight_of_direction = energy / previous_energy.clamp(min=tiny)
+        direction.mul_(weight_of_direction).add_(divided_residual)
     return d
 
 

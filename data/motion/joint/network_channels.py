@@ -165,13 +165,13 @@ def _limited_residuals(system: System, z: Tensor) -> Residuals:
     Returns the residuals of the RGB equations in display values, (3, H, W), and the residuals of
     the spike equations in multiples of their error, (M, h, w).
     """
-    r_b, r_s = system.residuals(z)  # in light
-    r_b = r_b / slope_of(system.rgb.blurry)  # in display values
-    r_b = r_b.clamp(-MOST_RESIDUAL, MOST_RESIDUAL)
-    # r / sqrt(1 + (r / c)^2) limits the residuals to c = CAUCHY. E.g. with c = 2: 0.1 stays 0.1,
-    # and 20 becomes 1.99.
-    r_s = system.spikes.weights * r_s
-    r_s = r_s / (1 + (r_s / CAUCHY) ** 2).sqrt()
+    residuals_of_light, residuals_of_y = system.residuals(z)
+    # The division by the slope turns residuals in light into residuals in display values.
+    r_b = (residuals_of_light / slope_of(system.rgb.blurry)).clamp(-MOST_RESIDUAL, MOST_RESIDUAL)
+    # e / sqrt(1 + (e / c)^2) limits the multiples e of the error to c = CAUCHY. E.g. with c = 2:
+    # 0.1 stays 0.1, and 20 becomes 1.99.
+    in_errors = system.spikes.weights * residuals_of_y
+    r_s = in_errors / (1 + (in_errors / CAUCHY) ** 2).sqrt()
     return r_b, r_s
 
 
