@@ -4,8 +4,9 @@
     python lab/joint_gain.py --videos VIDEOS [--part report] [--conditions ideal rig]
     python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
 
-A way is a method of main_test_vrt.py: the operator (weights/operator.pth, a network), `--method
-joint`, or weights/motion.pth. All ways restore the same clips. --part says what the clips show:
+A "way" is how main_test_vrt.py restores the clips: by the operator (weights/operator.pth, a
+network), by `--method joint`, or by weights/motion.pth. All ways restore the same clips, and --part
+says what the clips show:
 
     choose, report  the test sets of lab/quality.py
     seven           the training videos, with seven real frames in an exposure. The parts above have
@@ -15,8 +16,8 @@ joint`, or weights/motion.pth. All ways restore the same clips. --part says what
 
 A condition says how the clips are recorded: with a rig of data/cameras/rig.py, e.g. `ideal`, or
 with one of two false models of the frame. `means` takes means of display values instead of light,
-and `curve` uses another curve from light to display values. No way is told anything about the
-cameras: spike.calibration=auto finds their place and the times of the exposures.
+and `curve` uses another curve from light to display values. No way gets the true calibration:
+spike.calibration=auto finds the position of the spike camera and the times of the exposures.
 
 The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, where <way>
 is the last way, and prints a table. docs/benchmarks/quality.md has the figures.
@@ -127,8 +128,8 @@ def main(argv: Sequence[str]) -> int:
         scores_of_conditions[condition] = scores
 
         # Write a file for each condition, so that a stop loses the scores of one condition at most.
-        # The file is named by the first word of the last way and the folder of the clips, e.g.
-        # motion_report_rig.json.
+        # Its name is e.g. motion_report_rig.json: the first word of the last way, and the folder of
+        # the clips.
         first_word = last_way.split()[0]
         file = out / f"{first_word}_{clips.name}.json"
         write_scores(file, args.part, condition, scores)
@@ -239,7 +240,7 @@ def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> d
         str(results),
         "--save",
         "frames",
-        # main_test_vrt.py finds the place and the time of the spike camera.
+        # main_test_vrt.py finds the position of the spike camera, and when frames were exposed.
         "spike.calibration=auto",
         out=out,
         name=folder.name,

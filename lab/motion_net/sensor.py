@@ -36,28 +36,25 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
 
     A pixel collects charge in each plane. If the charge reaches the threshold, the pixel fires in
     this plane, and the threshold is taken off the charge. Before and after the instants of `light`
-    the scene stands still for WARM_UP planes.
+    nothing moves for WARM_UP planes.
     """
     size = light.shape[1:]
-    # Before the loop: the charge that each pixel collects in a plane of each instant (N, h, w), its
-    # noise (N, h, w), and the thresholds and the first charge (h, w).
+    # For each instant: the charge that each pixel collects in a plane, (N, h, w).
     charge_of_plane = collected_charge(rng, light, sensor)
     # A threshold is at least 0.1, because a pixel with a threshold near 0 would fire in every
     # plane.
     threshold = np.maximum(1 + sensor.pattern * rng.standard_normal(size), 0.1).astype(np.float32)
-    charge = (rng.random(size) * threshold).astype(np.float32)
-    noise = noise_of_plane(light, charge_of_plane, sensor)
+    charge = (rng.random(size) * threshold).astype(np.float32)  # before the first plane, (h, w)
+    noise = noise_of_plane(light, charge_of_plane, sensor)  # (N, h, w)
 
     planes = []
     for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
-        # STEP = 2 planes see one instant: the planes 0 and 1 see the instant 0. The planes -24 to
-        # -1 see the instant 0 as well, and the last 24 planes see the last instant.
-        instant_index = min(max(plane // STEP, 0), len(light) - 1)
+        instant_index = instant_of_plane(plane, instants=len(light))
         charge += charge_of_plane[instant_index]
-        # Uniform noise is drawn faster than normal noise. Between -0.5 and 0.5 its variance is
-        # 1 / 12, so the factor sqrt(12) gives it the variance 1.
-        even = rng.random(size, dtype=np.float32) - np.float32(0.5)
-        charge += noise[instant_index] * even * np.float32(12**0.5)
+        # Uniform noise, because it is drawn faster than normal noise. Between -0.5 and 0.5 its
+        # variance is 1 / 12, so the factor sqrt(12) makes the variance 1.
+        uniform = rng.random(size, dtype=np.float32) - np.float32(0.5)
+        charge += noise[instant_index] * uniform * np.float32(12**0.5)
         has_fired = charge >= threshold
         # Take the threshold off, or a multiple of it. Changes `charge` where a pixel has fired.
         np.fmod(charge, threshold, out=charge, where=has_fired)
@@ -68,6 +65,18 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
     if rng.random() < 0.5:
         break_pixels(rng, stream)
     return stream
+
+
+def instant_of_plane(plane: int, instants: int) -> int:
+    """Return the index of the instant that a plane sees.
+
+    STEP = 2 planes see the same instant, e.g. the planes 0 and 1 see the instant 0. The WARM_UP
+    planes before them, which have negative numbers, see the instant 0 as well, and the WARM_UP
+    planes at the end see the last instant.
+
+    instants: number of instants of the scene.
+    """
+    return min(max(plane // STEP, 0), instants - 1)
 
 
 def collected_charge(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:

@@ -15,9 +15,9 @@ from lab.motion_net.textures import photo_files
 from lab.quality_suite.sources import VIDEOS, link_files, video_files
 from utils.image import imwrite_rgb
 
-# Four frames of each video become stills. The numbers say where in the video they are: 1/2 is the
-# middle of the video.
-STILL_PLACES = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
+# Four frames of each video become stills. The numbers say where they are: 1/2 is the middle of the
+# video.
+STILL_POSITIONS = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
 # Photographs of the package scikit-image, by name. lab/train_motion_net.py trains on these and on
 # five others.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
@@ -81,8 +81,8 @@ def make_sources(out: Path, videos: Path) -> dict[str, Path]:
     """Collect what the clips are made from. Returns kind of source -> its folder.
 
     "videos" has links to the videos, "stills" has frames of them as files, and "photos" has links
-    to photographs of scikit-image. E.g. with STILL_PLACES, a video of 90 frames gives the stills of
-    its frames 15, 30, 45 and 75.
+    to photographs of scikit-image. E.g. with STILL_POSITIONS, a video of 90 frames gives the stills
+    of its frames 15, 30, 45 and 75.
     """
     folders = {kind: out / "sources" / kind for kind in ("videos", "stills", "photos")}
     video_paths = video_files(videos, VIDEOS["train"])
@@ -92,8 +92,9 @@ def make_sources(out: Path, videos: Path) -> dict[str, Path]:
     folders["stills"].mkdir(parents=True, exist_ok=True)
     for video in video_paths:
         frames = FrameSource(video)
-        for still_index, place in enumerate(STILL_PLACES):
+        for still_index, position in enumerate(STILL_POSITIONS):
             still = folders["stills"] / f"{video.stem}_{still_index}.png"
             if not still.exists():
-                imwrite_rgb(still, frames.read(int(place * len(frames))))
+                frame_index = int(position * len(frames))
+                imwrite_rgb(still, frames.read(frame_index))
     return folders

@@ -116,18 +116,18 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     """
     type_key = registry.type_key  # the key that names the part, e.g. "net_type"
     keys_of_parts: dict[str, Schema] = {}  # name of a part -> its keys -> their schemas
-    descriptions = []  # for each part, the first paragraph of its docstring, in one line
+    descriptions = []  # of the parts
     for name in names:
         model = registry.model(name)
         docstring = inspect.getdoc(model.constructor) or ""
-        first_paragraph = docstring.split("\n\n")[0]
-        descriptions.append(" ".join(first_paragraph.split()))
-        keys_of_parts[name] = {}
+        descriptions.append(_first_paragraph(docstring))
+        keys: Schema = {}
         for key, schema in keys_of(model, shared, docstring, where).items():
             if key == type_key:
-                keys_of_parts[name][key] = {}  # `type_schema` below checks the type itself
+                keys[key] = {}  # `type_schema` below checks the type itself
             else:
-                keys_of_parts[name][key] = shared_reference(key, schema, shared)
+                keys[key] = shared_reference(key, schema, shared)
+        keys_of_parts[name] = keys
 
     type_schema = {
         "enum": list(names),
@@ -136,6 +136,12 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     }
     branches = _branches_by_type(type_key, keys_of_parts)
     return {"type": "object", "properties": {type_key: type_schema}, "allOf": branches}
+
+
+def _first_paragraph(docstring: str) -> str:
+    """Return the first paragraph of a docstring in one line."""
+    paragraph = docstring.split("\n\n")[0]
+    return " ".join(paragraph.split())
 
 
 def _branches_by_type(type_key: str, keys_of_parts: dict[str, Schema]) -> list[Schema]:

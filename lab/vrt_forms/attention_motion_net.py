@@ -40,17 +40,7 @@ class AttentionMotionNet(MotionNet):
         self.attention = nn.ModuleDict({str(size): PictureAttention() for size in ATTENTION_LEVELS})
         for index, level in enumerate(LEVELS):
             if level.size in ATTENTION_LEVELS:
-                # Replace the conv net of the level by a narrower net with more inputs. The first
-                # and the last conv of the old net say how many inputs and outputs it has.
-                convs = [each for each in self.nets[index].modules() if isinstance(each, nn.Conv2d)]
-                first_conv = convs[0]
-                last_conv = convs[-1]
-                self.nets[index] = conv_net(
-                    inputs=first_conv.in_channels + JOINED_CHANNELS,
-                    features=NARROW_FEATURES,
-                    layers=level.layers,
-                    outputs=last_conv.out_channels,
-                )
+                self.nets[index] = net_with_attention(self.nets[index], level.layers)
 
     def _inputs(
         self, pictures: Tensor, scene: Tensor, curve: Tensor, log_error: Tensor, size: int
@@ -66,6 +56,24 @@ class AttentionMotionNet(MotionNet):
         moved = inputs[:, : WINDOWS * PICTURE_CHANNELS]  # the 30 channels of the pictures
         joined = self.attention[str(size)](moved, scene)  # (B, 24, h, w)
         return torch.cat((inputs, joined), dim=1)
+
+
+def net_with_attention(net: nn.Module, layers: int) -> nn.Module:
+    """Return a new conv net in place of the conv net of a level: narrower, with more inputs.
+
+    The further inputs are the channels that the attention adds.
+
+    layers: number of layers of both nets.
+    """
+    convs = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
+    inputs = convs[0].in_channels
+    outputs = convs[-1].out_channels
+    return conv_net(
+        inputs=inputs + JOINED_CHANNELS,
+        features=NARROW_FEATURES,
+        layers=layers,
+        outputs=outputs,
+    )
 
 
 class PictureAttention(nn.Module):

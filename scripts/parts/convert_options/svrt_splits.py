@@ -44,10 +44,7 @@ def convert_frames(conversion: Conversion, split: str) -> None:
 
 def divide_totals(conversion: Conversion) -> None:
     """Divide batch size and number of workers: S-VRT counts all GPUs together, we count each."""
-    ids = conversion.values.get("gpu_ids")
-    gpus = 1
-    if conversion.values.get("dist") and isinstance(ids, list):
-        gpus = len(ids)
+    gpus = _gpu_count(conversion)
     if gpus <= 1:
         return
     for name in TOTALS:  # dataloader_batch_size, dataloader_num_workers
@@ -67,6 +64,14 @@ def divide_totals(conversion: Conversion) -> None:
                 f"{total} in all is no multiple of {gpus} GPUs: {per_gpu} per GPU is {new_total} "
                 "in all"
             )
+
+
+def _gpu_count(conversion: Conversion) -> int:
+    """Return the number of GPUs of a training by the file of S-VRT. Without `dist`, it is 1."""
+    ids = conversion.values.get("gpu_ids")
+    if conversion.values.get("dist") and isinstance(ids, list):
+        return len(ids)
+    return 1
 
 
 # ---- The test split ---------------------------------------------------------------------------

@@ -84,12 +84,15 @@ def sizes_that_fit(length: int, picture: tuple[int, int] | None = None) -> list[
 
 
 def has_shape(size: tuple[int, int], picture: tuple[int, int]) -> bool:
-    """Return whether a spike plane of this size can show what a picture of that size shows."""
+    """Return whether a spike plane has the shape of a picture, up to SHAPE_TOLERANCE.
+
+    size: height and width of the plane. picture: height and width of the picture.
+    """
     plane_height, plane_width = size
     picture_height, picture_width = picture
     # The shapes are equal if
     #     plane_height / plane_width = picture_height / picture_width.
-    # Without divisions, this is a = b. The difference may be 2 % of a.
+    # Multiplied by both widths, this is a = b.
     a = picture_width * plane_height
     b = picture_height * plane_width
     return abs(a - b) <= SHAPE_TOLERANCE * a
@@ -105,16 +108,17 @@ def smoothest_first(
         """Return the smoothness of the mean image of this size, in its worse direction."""
         height, width = size
         plane_bytes = height * width // 8
-        planes = len(data) // plane_bytes
-        most = min(planes, JUDGED_PLANES, JUDGED_BITS // (height * width))
-        # Number of planes to judge: at least one, even if a plane has more bits than JUDGED_BITS.
-        judged_planes = max(1, most)
-        # The bytes of these planes, which lie in the middle of the file.
-        first_plane = (planes - judged_planes) // 2
+        planes_in_file = len(data) // plane_bytes
+        # Judge at least one plane, even if a plane has more bits than JUDGED_BITS.
+        most = min(planes_in_file, JUDGED_PLANES, JUDGED_BITS // (height * width))
+        planes = max(1, most)
+
+        # These planes lie in the middle of the file.
+        first_plane = (planes_in_file - planes) // 2
         first_byte = first_plane * plane_bytes
-        packed = data[first_byte : first_byte + judged_planes * plane_bytes]
-        bits = np.unpackbits(packed, bitorder=bit_order)
-        rates = bits.reshape(judged_planes, height, width).mean(axis=0, dtype=np.float32)
+        end_byte = first_byte + planes * plane_bytes
+        bits = np.unpackbits(data[first_byte:end_byte], bitorder=bit_order)
+        rates = bits.reshape(planes, height, width).mean(axis=0, dtype=np.float32)
         return min(smoothness(rates).values())
 
     return sorted(sizes, key=score, reverse=True)
