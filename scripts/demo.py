@@ -110,6 +110,26 @@ def main(arguments: list[str] | None = None) -> int:
 
     arguments: the command line without the name of the program, or None for sys.argv.
     """
+    command = parse(arguments)
+    make_sample(command.data, DEMO)  # does nothing if the clips are there already
+    code = restore(command.data, command.output)
+    if code != 0:
+        return code
+
+    page = (command.output / "report.html").resolve()
+    print(f"\nopen {page}")
+    # Linux without a display opens no browser: a text browser might start and take the terminal.
+    # macOS has a display without this variable.
+    if os.environ.get("DISPLAY") or sys.platform == "darwin":
+        webbrowser.open(page.as_uri())
+
+    if command.train_s <= 0:
+        return 0
+    return train(command.sample, command.root, command.train_s, page)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the command line as data, output, sample, train_s and root."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -145,23 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=Path("experiments"),
         help="folder of the training run (default: %(default)s)",
     )
-    command = parser.parse_args(arguments)
-
-    make_sample(command.data, DEMO)  # does nothing if the clips are there already
-    code = restore(command.data, command.output)
-    if code != 0:
-        return code
-
-    page = (command.output / "report.html").resolve()
-    print(f"\nopen {page}")
-    # Linux without a display opens no browser: a text browser might start and take the terminal.
-    # macOS has a display without this variable.
-    if os.environ.get("DISPLAY") or sys.platform == "darwin":
-        webbrowser.open(page.as_uri())
-
-    if command.train_s <= 0:
-        return 0
-    return train(command.sample, command.root, command.train_s, page)
+    return parser.parse_args(arguments)
 
 
 # ---- First part: restore ---------------------------------------------------------------------

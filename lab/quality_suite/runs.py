@@ -62,9 +62,7 @@ def scores_on_tests(
 ) -> dict[str, Any]:
     """Restore all test clips with main_test_vrt.py, and return their scores.
 
-    Returns "<condition>/<clip>" -> {"restored": scores, "input": scores of the blurry frames}. The
-    scores come from metrics.json. Frames in colour also have "moving", the PSNR of the moving
-    pixels.
+    Returns "<condition>/<clip>" -> its scores, the result of `scores_of_clip`.
 
     name: name of the run, for the folder of the results and for the log.
     option_file: option file that says how the clips are read.
@@ -90,15 +88,29 @@ def scores_on_tests(
             out=out,
             name=name,
         )
-        sharp_root = Path(roots_of_test["dataroot_gt"])
-        for clip, about in read_json(results / "metrics.json")["clips"].items():
-            scores_of_clip = {"restored": about["restored"], "input": about["input"]}
-            # Grey frames, as tfp makes them, have only the score psnr_y.
-            if "psnr" in about["restored"]:
-                moving = moving_psnr(results / clip, sharp_root / clip)
-                for kind in ("restored", "input"):
-                    scores_of_clip[kind] = scores_of_clip[kind] | {"moving": moving[kind]}
-            scores[f"{condition}/{clip}"] = scores_of_clip
+        root_of_clips = Path(roots_of_test["dataroot_gt"])
+        for name_of_clip, about in read_json(results / "metrics.json")["clips"].items():
+            scores[f"{condition}/{name_of_clip}"] = scores_of_clip(
+                about, restored=results / name_of_clip, clip=root_of_clips / name_of_clip
+            )
+    return scores
+
+
+def scores_of_clip(
+    about: dict[str, Any], restored: Path, clip: Path
+) -> dict[str, dict[str, float]]:
+    """Return {"restored": scores, "input": scores of the blurry frames} of a test clip.
+
+    about: the entry of the clip in metrics.json, which has these scores. Frames in colour also get
+        "moving", the PSNR of the moving pixels.
+    restored: folder of the restored frames. clip: folder with the folders sharp and blur.
+    """
+    scores = {"restored": about["restored"], "input": about["input"]}
+    # Grey frames, as tfp makes them, have only the score psnr_y.
+    if "psnr" in about["restored"]:
+        moving = moving_psnr(restored, clip)
+        for kind in ("restored", "input"):
+            scores[kind] = scores[kind] | {"moving": moving[kind]}
     return scores
 
 

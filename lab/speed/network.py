@@ -45,7 +45,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         net.train(is_training)
     clip = _clip_of(options, args)
 
-    # These are the keys of the file --json. docs/benchmarks cites them, so they must stay.
+    # The keys of the file --json. docs/benchmarks cites them, so they must stay.
     numbers: dict[str, Any] = {
         "config": args.config,
         "dtype": args.dtype,
@@ -71,13 +71,9 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
 
     _print_network_figures(args, numbers)
     if has_naive:
-        numbers["ratio"] = _ratio_to_naive(numbers["runs"])
-        print(
-            "ours / naive:",
-            numbers["ratio"],
-            "largest difference",
-            numbers["largest_difference"],
-        )
+        ratio = _ratio_to_naive(numbers["runs"])
+        numbers["ratio"] = ratio
+        print("ours / naive:", ratio, "largest difference", numbers["largest_difference"])
     return numbers
 
 
