@@ -105,8 +105,8 @@ def make_demo_animation(path: Path) -> None:
         save_all=True,
         append_images=[*forwards, *backwards],
         duration=200,  # milliseconds of a picture
-        loop=0,  # without end
-        quality=60,  # of 100: a larger number makes a larger file
+        loop=0,  # repeat forever
+        quality=60,  # up to 100, which makes the largest file
         method=6,  # takes the most time, and makes the smallest file
     )
 

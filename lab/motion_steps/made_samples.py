@@ -34,12 +34,12 @@ from scripts.make_sample_data import RGB, SPIKES
 # The solver that makes the proposals in training:
 #
 #     groups          groups of planes of an exposure
-#     linearisations  rounds that set up the equations anew
-#     steps           rounds of the conjugate gradients in each of them
+#     linearisations  rounds; each round sets up the equations again
+#     steps           steps of the conjugate gradients in each round
 #
-# It is cheaper than the solver of a test, so its proposals are less exact. The learned steps work
-# with the better proposals of a test as well. Training with better proposals was tried twice, from
-# the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
+# It takes less time than the solver of a test, and its proposals are less exact. The learned steps
+# work with the better proposals of a test as well. Training with better proposals was tried twice,
+# from the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # Value of --part -> half-open range of spikes: the samples of the part have at least the first and
 # fewer than the second number of spikes. The spikes of a sample are the median over its pixels of

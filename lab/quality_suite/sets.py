@@ -73,7 +73,7 @@ class Data:
 
     @property
     def part(self) -> str:
-        """Return what the tests are of: "made", "choose" or "report".
+        """Return which test clips these are: "made", "choose" or "report".
 
         It is the first word of the folder of a test set: data/report_rig -> "report", data/made ->
         "made". The files of results end with it, so it must stay.

@@ -1,10 +1,13 @@
 """The networks of the form "prior": the shipped learned steps, with a prior between them.
 
 The learned steps (`MotionSteps`) restore each frame on its own. Here all frames of a clip take a
-step together, and a second net, the prior, adds to the outputs of the conv net of the steps. The
-outputs are, for each pixel, a change of its colours (3 channels) and gates (GATES channels): how
-far the step follows the equations and the proposal. The proposal is a frame that solves the
-equations. The prior sees all frames. The shipped weights of the steps stay as they are.
+step together, and a prior is added to what the conv net of the steps returns:
+
+    conv net of the steps    sees one frame     shipped weights, which stay as they are
+    prior                    sees all frames    trained
+
+Both return the same channels: a change of the colours (3 channels) and gates (GATES channels). The
+gates say how far a step follows the equations, and the proposal, a frame that solves the equations.
 
 What must stay: a new prior changes nothing (test_a_new_network_changes_nothing), and both networks
 of the form have about the same number of parameters

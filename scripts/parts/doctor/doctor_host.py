@@ -68,11 +68,11 @@ def check_timeout() -> Iterator[Finding]:
 def check_threads() -> Iterator[Finding]:
     """Yield a warning if the ranks of this host start more threads than it has cores."""
     launch = RUN.launch
-    # Without OMP_NUM_THREADS, torch starts a thread for each core in each process. Several ranks
-    # then start more threads than there are cores.
+    # Without OMP_NUM_THREADS, torch starts a thread for each core in each process, so several ranks
+    # start more threads than there are cores.
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    cores = os.cpu_count() or 1  # None if the system does not tell the number
-    # A launcher that does not set LOCAL_WORLD_SIZE: assume that all ranks are on this host.
+    cores = os.cpu_count() or 1  # cpu_count gives None if the system does not tell the number
+    # If the launcher does not set LOCAL_WORLD_SIZE, assume that all ranks are on this host.
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
     has_too_many = not threads.isdigit() or int(threads) * ranks_here > cores
     if launch.world_size > 1 and has_too_many:

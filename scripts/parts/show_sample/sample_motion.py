@@ -34,8 +34,8 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
     one_sample = OneSample(dataset.backend, sample.draw)
     reader: Any = SampleReader(clip, clip.stems, one_sample)
     recorded = RecordedClip(reader, context=None)  # None: half an exposure on each side
-    # The gain is the spikes per plane at full light, of each spike pixel, (h, w). The second result
-    # names the pixels whose own gain can be trusted; all others already have the usual gain.
+    # The gain of each spike pixel, (h, w): its spikes per plane at full light. The second result,
+    # whether a gain can be trusted, is not needed, because the other pixels have the usual gain.
     gain, _ = recorded.gain()
     motion = motion_of(recorded.read(frame), recorded.view, gain)
 

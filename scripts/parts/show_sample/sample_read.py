@@ -13,7 +13,7 @@ Some values have the type Any, and a comment names their class. Their modules im
 
 What must stay: the sample is the one that training gets
 (test_the_page_shows_the_frames_of_the_sample).
-Free to change: SHOWN.
+Free to change: SHOWN_FRAMES.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from utils.errors import OptionError
 
 # Number of frames of a test clip that are shown. The page holds every image, so more frames make
 # the page larger.
-SHOWN = 6
+SHOWN_FRAMES = 6
 
 
 class Wanted(NamedTuple):
@@ -59,7 +59,7 @@ def read_sample(dataset: Any, wanted: Wanted) -> Sample:
         # The same (epoch, index) gives the same draw each time, so both calls have the same crop.
         sample_id = (epoch, index)
         return Sample(f"{title}, epoch {epoch}", dataset.draw(sample_id), dataset[sample_id])
-    count = min(SHOWN, dataset.frame_count(index))
+    count = min(SHOWN_FRAMES, dataset.frame_count(index))
     # The draw and the tensors must be of the same frames: 0 ... count - 1 of the clip.
     draw = dataset.draw(index, 0, count)
     return Sample(title, draw, dataset.read_frames(index, 0, count))
@@ -75,7 +75,7 @@ def sample_of_any_set(dataset: Any, wanted: Wanted) -> BareSample:
         key = item.get("key", "")
         return BareSample(f"{title}, epoch {epoch}: {key}", names, item)
     reader = dataset.readers()[index]
-    names = list(reader.stems[:SHOWN])
+    names = list(reader.stems[:SHOWN_FRAMES])
     item = stack_frames([reader.frame(number) for number in range(len(names))])
     return BareSample(f"{title}: {reader.name}", names, item)
 

@@ -32,10 +32,10 @@ YELLOW = (255, 220, 0)  # around the crop
 CYAN = (0, 220, 255)  # around the region that crops are drawn from
 
 
-def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
+def sections(dataset: Any, sample: Sample, comparison: Any) -> list[Section]:
     """Return the sections of the page, from the whole frame to the single spike channels.
 
-    found: the Comparison of spikes and frames. None if there are no spikes.
+    comparison: the Comparison of spikes and frames. None if there are no spikes.
     """
     item = sample.item
     names = {}  # "lq", "gt" -> a name for each frame
@@ -44,8 +44,8 @@ def sections(dataset: Any, sample: Sample, found: Any) -> list[Section]:
             names[kind] = frame_names(dataset, sample, kind)
 
     chosen = [whole_frame(dataset, sample, names["lq"][0])]
-    if found:
-        chosen.append(alignment(sample, names, found))
+    if comparison:
+        chosen.append(alignment(sample, names, comparison))
     chosen += tensor_sections(item, names)
     return chosen
 
@@ -93,11 +93,11 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     return Section(f"Whole frame {name}", [Row(title="", pictures=[Picture(note, image)])])
 
 
-def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Section:
+def alignment(sample: Sample, names: dict[str, list[str]], comparison: Any) -> Section:
     """Return frames with the edges of the spikes over them: of the crop, and of the whole frame.
 
     names: {"lq": a name for each frame, "gt": a name for each frame}.
-    found: the `Comparison` of spikes and frames (data/alignment.py).
+    comparison: the `Comparison` of spikes and frames (data/alignment.py).
     """
     item = sample.item
     clip = sample.draw.clip
@@ -116,7 +116,7 @@ def alignment(sample: Sample, names: dict[str, list[str]], found: Any) -> Sectio
         with_edges = edges_over(frame_image, spike_image, clip.grid.rgb_per_spike_pixel)
         pictures.append(Picture(f"{kind} {names_of_kind[number]}", with_edges))
     # A `MiddleFrame` (data/alignment_pictures.py): the middle one of the frames that were compared.
-    name, whole_frame_image, whole_spike_image = found.middle
+    name, whole_frame_image, whole_spike_image = comparison.middle
     with_edges = edges_over(whole_frame_image, whole_spike_image, clip.grid.rgb_per_spike_pixel)
     pictures.append(Picture(f"{name}, before the crop", with_edges))
     return Section(

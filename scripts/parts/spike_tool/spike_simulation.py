@@ -91,8 +91,8 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 class Simulation:
     """The spikes that a simulated sensor fires while it sees the frames of a clip.
 
-    Plane n has the light L(t) of the time t = n / planes_per_frame, in frames. Per pixel, the
-    sensor adds rate * L(t) to a charge, and fires if the charge has reached its threshold.
+    Plane n has the light L(t) of the time t = n / planes_per_frame, in frames. Each pixel of the
+    sensor adds rate * L(t) to its charge, and fires if the charge reaches its threshold.
 
     height, width: size of a plane.
     count: number of planes.
