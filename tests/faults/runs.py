@@ -112,18 +112,11 @@ def interrupt(
     """
     rng = random.Random(seed)
     task = f"{how}-{ranks}-{seed}"
-    arguments = (f"task={task}", *SAVE_EACH_STEP)
-
     number = signal.SIGKILL if how == "kill" else getattr(signal, how)
 
-    command = training(options, *arguments)
+    command = training(options, f"task={task}", *SAVE_EACH_STEP)
     with Ranks(ranks, *command) as running:
-        # The moment is up to 0.3 s after a step, or after the start (step 0). The last steps are
-        # left out: a signal after them would come too late, because the run would just end.
-        step = rng.randint(0, STEPS - 3)
-        words = f"Iter: {step}," if step else "starting at iter 0 of"
-        running.wait_for(words, 0, START_S)
-        time.sleep(rng.uniform(0, 0.3))
+        wait_for_random_moment(running, rng)
         victims = struck_ranks(rng, ranks, how)
         send_signal(running, victims, number)
         struck_at = time.monotonic()
@@ -147,6 +140,16 @@ def interrupt(
         identical=has_same_state and has_each_step_once,
         text=first.text + second.text,
     )
+
+
+def wait_for_random_moment(running: Ranks, rng: random.Random) -> None:
+    """Wait until up to 0.3 s after a step, or after the start of the training (step 0)."""
+    # The last steps are left out. A signal after them would come too late, because the run would
+    # just end.
+    step = rng.randint(0, STEPS - 3)
+    words = "starting at iter 0 of" if step == 0 else f"Iter: {step},"
+    running.wait_for(words, rank=0, limit_s=START_S)
+    time.sleep(rng.uniform(0, 0.3))
 
 
 def struck_ranks(rng: random.Random, ranks: int, how: str) -> list[int]:

@@ -19,8 +19,9 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.dist.fork_server import forget_project
 
@@ -69,25 +70,39 @@ def refusals(options: list[str], misspelt: list[str]) -> dict[str, str]:
 
 def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     """Run the programs one after the other. Returns what was done -> exit code."""
-    import main_test_vrt
     import main_train_vrt
-    from scripts import build_clip_cache, doctor, show_sample
 
-    codes = {}
+    codes = codes_with_files(options)
+    codes |= codes_without_files(folder, options)
+    # The saved options hold no secret, so the token of the writer is missing in them. Therefore
+    # give the writer anew, without a token.
+    (saved,) = folder.glob("experiments/tiny/options/*.json")
+    again = ["--opt", str(saved), 'logging.writers=["table"]']
+    codes["train again"] = main_train_vrt.main(again)
+    return codes | codes_of_vrt(folder, options)
 
-    # The data set from files, with the new network.
-    codes["check"] = doctor.main(["--data", *options])
+
+def codes_with_files(options: list[str]) -> dict[str, int]:
+    """Check the data set from files, and train the new network on it."""
+    import main_train_vrt
+    from scripts import doctor
+
+    codes = {"check": doctor.main(["--data", *options])}
     with_secrets = [*options, *SECRETS]
     # A run records its command line, which Python keeps in sys.argv. Put the arguments of the run
     # there, so that the record would hold the secrets if nothing removed them.
     sys.argv[1:] = with_secrets
     codes["train"] = main_train_vrt.main(with_secrets)
-    (saved,) = folder.glob("experiments/tiny/options/*.json")
-    # The saved options hold no secret, so the token of the writer is missing in them. Therefore
-    # give the writer anew, without a token.
-    again = ["--opt", str(saved), 'logging.writers=["table"]']
+    return codes
 
-    # The data sets without files.
+
+def codes_without_files(folder: Path, options: list[str]) -> dict[str, int]:
+    """Train on data sets that have no files, test with them, and show them."""
+    import main_test_vrt
+    import main_train_vrt
+    from scripts import doctor, show_sample
+
+    codes = {}
     noise = [*options, f"datasets={json.dumps(NOISE)}"]
     codes["train on noise"] = main_train_vrt.main([*noise, "task=noise"])
     codes["check noise"] = doctor.main(["--data", *noise])
@@ -106,10 +121,19 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
         show = ["--split", "test", "--out", str(folder / f"{name}.html")]
         chosen = [*options, f"datasets={json.dumps(datasets)}"]
         codes[f"show {name}"] = show_sample.main([*chosen, *show])
+    return codes
 
-    codes["train again"] = main_train_vrt.main(again)
 
-    # VRT with the new fusion operator, on a cache of the data set from files.
+def codes_of_vrt(folder: Path, options: list[str]) -> dict[str, int]:
+    """Train VRT with the new fusion operator on a cache of the data set from files.
+
+    Then test VRT, and the new network that `codes_with_files` has trained.
+    """
+    import main_test_vrt
+    import main_train_vrt
+    from scripts import build_clip_cache
+
+    codes = {}
     vrt = [*options, "task=vrt", f"netG={(folder / 'vrt.json').read_text()}"]
     for split in ("train", "test"):
         cache = folder / f"cache_{split}"
@@ -124,8 +148,18 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     return codes
 
 
-def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
-    """Use parts that do not fit. Returns what was refused -> error message."""
+# ---- Parts that do not fit ----
+
+
+class RefusedCall(NamedTuple):
+    """A call of a program with parts that do not fit. The program must refuse them."""
+
+    program: Callable[[list[str]], int]
+    arguments: list[str]
+
+
+def refused_calls(options: list[str]) -> dict[str, RefusedCall]:
+    """Return the calls: what must be refused -> call."""
     import main_test_vrt
     import main_train_vrt
     from scripts import show_sample
@@ -133,45 +167,53 @@ def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
     def with_data(datasets: dict[str, Any]) -> list[str]:
         return [*options, f"datasets={json.dumps(datasets)}", "task=refused"]
 
-    cases: dict[str, tuple[Any, list[str]]] = {
-        "a formula on channels": (
-            main_test_vrt.main,
-            [*with_data(CHANNELS), "--method", "exposure"],
+    first_frame_only = 'netG={"net_type":"first"}'
+    show_motion = ["--split", "test", "--motion", "--out", "no.html"]
+    return {
+        "a formula on channels": RefusedCall(
+            main_test_vrt.main, [*with_data(CHANNELS), "--method", "exposure"]
         ),
-        "a reader of another class": (main_train_vrt.main, with_data(FOREIGN)),
-        "a loss without its tensor": (
+        "a reader of another class": RefusedCall(main_train_vrt.main, with_data(FOREIGN)),
+        "a loss without its tensor": RefusedCall(
+            main_train_vrt.main, [*with_data(NOISE), "train.G_lossfn_type=depth"]
+        ),
+        "a network that returns too few frames": RefusedCall(
             main_train_vrt.main,
-            [*with_data(NOISE), "train.G_lossfn_type=depth"],
+            [*with_data(NOISE), first_frame_only, "train.G_lossfn_type=l1"],
         ),
-        "a network that returns too few frames": (
-            main_train_vrt.main,
-            [*with_data(NOISE), 'netG={"net_type":"first"}', "train.G_lossfn_type=l1"],
-        ),
-        "motion of channels": (
-            show_sample.main,
-            [*with_data(CHANNELS), "--split", "test", "--motion", "--out", "no.html"],
-        ),
+        "motion of channels": RefusedCall(show_sample.main, [*with_data(CHANNELS), *show_motion]),
     }
-    messages = {}
+
+
+def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
+    """Use parts that do not fit. Returns what was refused -> error message."""
     output = folder / "refused.txt"
-    for name, (program, command) in cases.items():
-        # A program ends its process after an error. So each program runs in a process of its own.
-        child = os.fork()
-        if child == 0:
-            file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            code = 1  # of a traceback
-            try:
-                code = program(command)
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
+    messages = {}
+    for name, call in refused_calls(options).items():
+        code = run_in_child(call, output)
         # Exit code 2 means that the user must change an option. Any other code is a fault.
         text = output.read_text()
         messages[name] = text if code == 2 else f"exit code {code}: {text}"
     return messages
+
+
+def run_in_child(call: RefusedCall, output: Path) -> int:
+    """Run a program in a fork of this process, because it ends its process after an error.
+
+    What the program prints replaces the content of the file `output`. Returns the exit code.
+    """
+    child = os.fork()
+    if child == 0:
+        file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        code = 1  # of a traceback
+        try:
+            code = call.program(call.arguments)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def main() -> None:

@@ -724,38 +724,31 @@ CAMERA = {
 }
 
 
-def mean_place(is_true: np.ndarray) -> float:
+def mean_position(is_true: np.ndarray) -> float:
     """Return the mean position of the true values of an array. 0 is its beginning, and 1 its end.
 
     Without true values this returns the middle, because true values at random places lie in the
     middle on average, too. Another value would be correlated with the number of true values. E.g.
     "which lost" would be correlated with "lost share", although both are drawn independently.
     """
-    places = np.flatnonzero(is_true)
-    if len(places):
-        return places.mean() / is_true.size
+    positions = np.flatnonzero(is_true)
+    if len(positions):
+        return positions.mean() / is_true.size
     middle = (is_true.size - 1) / 2
     return middle / is_true.size
 
 
-def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
-    """Return everything that is drawn for a sample: name -> number.
+def numbers_of_pixels(camera: Any) -> dict[str, Any]:
+    """Return numbers for the draws of a camera that cannot be read directly: name -> number.
 
-    If the draws are independent, none of these numbers says anything about another number.
-
-    Some draws of the camera cannot be read directly, e.g. which pixels are hot. Such draws are
-    found from what the camera does with planes of full light and with planes of darkness.
+    E.g. the camera draws which pixels are hot. These draws are found from what the camera does with
+    planes of full light and with planes of darkness.
     """
-    draw = dataset.draw((epoch, index))
-    camera = draw.camera
-    rgb = camera.rgb or RgbCamera()
-    frames = sorted(draw.frames)
-    interval = frames[1] - frames[0]
+    full_light = np.ones((24, 16, 16), np.uint8)
+    darkness = np.zeros_like(full_light)
 
     # With the threshold of the data and without dark current, the camera only loses planes and has
     # hot and dead pixels. In darkness only hot pixels fire.
-    full_light = np.ones((24, 16, 16), np.uint8)
-    darkness = np.zeros_like(full_light)
     unscaled = dataclasses.replace(camera, threshold=1.0, dark=0.0)
     white = unscaled.apply(full_light, frame=0)
     black = unscaled.apply(darkness, frame=0)
@@ -768,18 +761,42 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
     # fires in the first plane if this charge is more than half of the threshold.
     twice = dataclasses.replace(camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0, dark=0.0)
     fires_at_once = twice.apply(full_light, frame=1)[0]
+    return {
+        "which lost": mean_position(is_lost),
+        "which hot": mean_position(is_hot),
+        "which dead": mean_position(is_dead),
+        "charge of a pixel": fires_at_once[0, 0],
+        "charge of another": fires_at_once[0, 1],
+    }
 
-    # The sampler gives the order of the samples in the epoch. The clip has 24 frames, so an epoch
-    # of DRAWS repetitions has 24 x DRAWS samples.
+
+def place_in_epoch(seed: int, epoch: int, index: int) -> int:
+    """Return the number that the sampler has at this place of the order of an epoch.
+
+    The clip has 24 frames, so an epoch of DRAWS repetitions has 24 x DRAWS samples.
+    """
     sampler = ResumableDistributedSampler(
-        24 * DRAWS, world_size=1, rank=0, samples_per_step=1, seed=dataset.seed
+        24 * DRAWS, world_size=1, rank=0, samples_per_step=1, seed=seed
     )
     sampler.seek(epoch)
+    return sampler.order()[index]
+
+
+def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
+    """Return everything that is drawn for a sample: name -> number.
+
+    If the draws are independent, none of these numbers says anything about another number.
+    """
+    draw = dataset.draw((epoch, index))
+    camera = draw.camera
+    rgb = camera.rgb or RgbCamera()
+    frames = sorted(draw.frames)
+    interval = frames[1] - frames[0]
+    # Three frames must fit into the frames 0 to 23.
+    last_possible_first_frame = 23 - 2 * interval
     return {
         "interval": interval,
-        # This is the first frame as a share of the last possible first frame. That one is
-        # 23 - 2 interval, because three frames must fit into the frames 0 to 23.
-        "first frame": frames[0] / (23 - 2 * interval),
+        "first frame": frames[0] / last_possible_first_frame,
         "top": draw.aug.top,
         "left": draw.aug.left,
         "hflip": draw.aug.hflip,
@@ -793,12 +810,8 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
         "dark": camera.dark,
         "noise": rgb.shot,
         "quality": rgb.jpeg,
-        "which lost": mean_place(is_lost),
-        "which hot": mean_place(is_hot),
-        "which dead": mean_place(is_dead),
-        "charge of a pixel": fires_at_once[0, 0],
-        "charge of another": fires_at_once[0, 1],
-        "place in the epoch": sampler.order()[index],
+        **numbers_of_pixels(camera),
+        "place in the epoch": place_in_epoch(dataset.seed, epoch, index),
         # The next number of the generator, which is left after all draws for the sample.
         "what follows": draw.rng.random(),
     }
@@ -842,23 +855,23 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
     )
     dataset = build_dataset(values, "train", seed=0)
 
-    rows = [drawn_numbers(dataset, epoch, index) for epoch, index in samples]
+    of_samples = [drawn_numbers(dataset, epoch, index) for epoch, index in samples]
 
-    # A number that is the same for all samples has no correlation, so it is left out.
-    varying = []
-    for name in rows[0]:
-        if len({row[name] for row in rows}) > 1:
-            varying.append(name)
+    values = {}  # name of a number -> its value in each sample
+    for name in of_samples[0]:
+        values_of_name = [float(numbers[name]) for numbers in of_samples]
+        # A number that is the same for all samples has no correlation, so it is left out.
+        if len(set(values_of_name)) > 1:
+            values[name] = values_of_name
     # There are 22 numbers. If fewer than 17 varied, the test would compare too little.
-    assert len(varying) >= 17, varying
+    assert len(values) >= 17, list(values)
 
-    table = np.array([[row[name] for name in varying] for row in rows], float)
-    correlation = np.corrcoef(table.T)  # (numbers, numbers)
-    alike = {}
-    for a, b in itertools.combinations(range(len(varying)), 2):
-        if abs(correlation[a, b]) >= BOUND:
-            alike[f"{varying[a]} and {varying[b]}"] = round(correlation[a, b], 2)
-    assert not alike
+    correlated = {}
+    for a, b in itertools.combinations(values, 2):
+        correlation = np.corrcoef(values[a], values[b])[0, 1]
+        if abs(correlation) >= BOUND:
+            correlated[f"{a} and {b}"] = round(correlation, 2)
+    assert not correlated
 
 
 def test_streams_of_different_purposes_or_keys_differ():
