@@ -1,9 +1,14 @@
 """Read one value, e.g. the number of ranks, from the environment that a launcher has made.
 
-A cell of the table of launchers (utils/dist/launcher_table.py) is a function env -> text. It
-returns "" if the environment does not have the value. Most cells read a variable (`var`), or an
-item of a list of hosts (`first_of`, `count_of`, `position_in`). The functions below them read what
-one launcher says in a form of its own.
+The table of launchers (utils/dist/launcher_table.py) consists of cells. A cell is a function that
+takes an environment and returns the text of one value, or "" if the environment lacks the value:
+
+    size = var("OMPI_COMM_WORLD_SIZE")        # a cell for the number of ranks
+    size({"OMPI_COMM_WORLD_SIZE": "4"})       # "4"
+    size({})                                  # ""
+
+`var`, `first_of`, `count_of` and `position_in` make cells. The functions below them are cells
+themselves, each for one launcher that describes its processes in a form of its own.
 
 What must stay: a cell raises no error, because an environment may hold anything.
 
@@ -19,15 +24,16 @@ Cell = Callable[[Env], str]
 
 
 def var(name: str) -> Cell:
-    """Return a cell of the table (a function env -> text) that reads the variable `name`."""
+    """Return a cell that reads the variable `name`."""
     return lambda env: env.get(name, "").strip()
 
 
-# A cell that always returns "", for a value that a platform has in no variable.
-NOWHERE = var("")
+def no_variable(env: Env) -> str:
+    """Return "". This is the cell of a value that no variable of the launcher holds."""
+    return ""
 
 
-def items(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """Split a list of hosts, or of other items. A number of processes after a host is left out.
 
     The list is in JSON, or divided by commas, blanks or lines:
@@ -62,7 +68,7 @@ def first_of(name: str) -> Cell:
     """Return a cell that reads the first item of the list `name`."""
 
     def read(env: Env) -> str:
-        hosts = items(env.get(name, ""))
+        hosts = split_list(env.get(name, ""))
         return hosts[0] if hosts else ""
 
     return read
@@ -72,22 +78,22 @@ def count_of(name: str) -> Cell:
     """Return a cell that reads the number of items of the list `name`."""
 
     def read(env: Env) -> str:
-        hosts = items(env.get(name, ""))
+        hosts = split_list(env.get(name, ""))
         return str(len(hosts)) if hosts else ""
 
     return read
 
 
 def position_in(name: str, host_name: str) -> Cell:
-    """Return a cell that reads the position of this host in the list `name`, from 0.
+    """Return a cell that reads the position of this host in the list `name`, counted from 0.
 
-    E.g. "1" for the list "a,b" and the host "b".
+    E.g. "1" if the list is "a,b" and this host is "b".
 
-    host_name: name of the variable that says which host this is.
+    host_name: name of the variable that holds the name of this host.
     """
 
     def read(env: Env) -> str:
-        hosts = items(env.get(name, ""))
+        hosts = split_list(env.get(name, ""))
         host = env.get(host_name, "")
         return str(hosts.index(host)) if host in hosts else ""
 
@@ -95,7 +101,7 @@ def position_in(name: str, host_name: str) -> Cell:
 
 
 def flux_ranks_on_one_host(env: Env) -> str:
-    """Read the number of ranks on this host, which Flux tells only for a job of one host."""
+    """Read the number of ranks on this host. Flux tells the number only if the job has one host."""
     if env.get("FLUX_JOB_NNODES") == "1":
         return env.get("FLUX_JOB_SIZE", "")
     return ""
@@ -114,8 +120,8 @@ def hydra_size(env: Env) -> str:
 def pmi_size(env: Env) -> str:
     """Read the number of processes of any launcher that sets PMI_RANK and PMI_SIZE.
 
-    Hydra sets these two as well. But `with_standard_names` (launchers.py) tries Hydra's row before,
-    so this cell counts for the other launchers only.
+    Hydra sets both variables as well, but `with_standard_names` (launchers.py) looks at the row of
+    Hydra first. So this cell only decides for other launchers.
     """
     if "PMI_RANK" in env:
         return env.get("PMI_SIZE", "")
@@ -125,8 +131,8 @@ def pmi_size(env: Env) -> str:
 def lsf_hosts(env: Env) -> str:
     """Read the number of hosts of a job of LSF, e.g. "2" from "hosta 4 hostb 4".
 
-    LSF lists each host with its number of slots. A slot may be a core or a process. So the slots do
-    not tell the number of ranks, and only the hosts are counted.
+    LSF lists each host with its number of slots. A slot may be a core or a process, so only the
+    hosts are counted.
     """
     hosts_and_slots = env.get("LSB_MCPU_HOSTS", "").split()  # e.g. ["hosta", "4", "hostb", "4"]
     return str(len(hosts_and_slots) // 2)

@@ -1,17 +1,25 @@
 """List the environment variables by which MPI launchers and cloud platforms describe a process.
 
-A platform starts either one process for each rank, or one process for each node (host). A row is a
-`PerProcess`, a `PerNode` or an `Unplaced`; the fields are the columns, and each cell reads a value
-from an environment (utils/dist/launcher_cells.py). `with_standard_names` of utils/dist/launchers.py
-reads the table.
+Each row of the table describes one launcher or platform. There are three kinds of rows:
 
-The names in the table come from the documentation of the platforms. Open MPI and MPICH were tried
-with real processes, all others with environments that were made after their documentation.
+    PerProcess   the launcher starts one process for each rank
+    PerNode      the platform starts one process for each node (host)
+    CountOnly    the platform tells how many processes there are, but not which one this is
+
+The columns are the fields of a row. Most fields are cells: functions that read one value from the
+environment (utils/dist/launcher_cells.py). E.g. the row of Open MPI has
+
+    size=var("OMPI_COMM_WORLD_SIZE")      row.size(env) is "4" if the variable is "4"
+
+`with_standard_names` (utils/dist/launchers.py) reads the table.
+
+The names of the variables come from the documentation of the platforms. Open MPI and MPICH were
+tried with real processes, all others only with environments made after their documentation.
 
 What must stay: the order of the rows, because the first row that fits is taken
 (test_a_rank_of_another_launcher_joins_the_others has an environment of each launcher). Free to
-change: a new platform is a new row at the end of its list; it changes nothing for the platforms
-before it.
+change: a new platform is a new row at the end of its list. The platforms before it are not
+affected.
 
 Tests: tests/stories/test_launch.py.
 """
@@ -19,13 +27,13 @@ Tests: tests/stories/test_launch.py.
 from dataclasses import dataclass
 
 from utils.dist.launcher_cells import (
-    NOWHERE,
     Cell,
     count_of,
     first_of,
     flux_ranks_on_one_host,
     hydra_size,
     lsf_hosts,
+    no_variable,
     pmi_size,
     position_in,
     var,
@@ -42,9 +50,7 @@ class PerProcess:
     local_rank: Cell  # number of this rank among the ranks of its host
     local_size: Cell  # number of ranks on this host; if it equals `size`, there is only one host
     address: Cell  # host of rank 0
-    # For an error: the command that passes MASTER_ADDR to the ranks. {command} in this text stands
-    # for what the user typed.
-    advice: str
+    advice: str  # for an error: the command that passes MASTER_ADDR to the ranks
 
 
 @dataclass(frozen=True)
@@ -63,20 +69,20 @@ class PerNode:
 
 
 @dataclass(frozen=True)
-class Unplaced:
+class CountOnly:
     """A platform that tells the number of processes or hosts, but not which of them this one is.
 
-    A process must know which one it is to be a rank. So these rows lead to an error with advice.
+    Without this number a process cannot be a rank. So such a row leads to an error with advice.
     """
 
     name: str  # name of the platform, for errors
     count: Cell  # number of processes or hosts
-    advice: str  # command to type instead; {command} stands for what the user typed
+    advice: str  # for the error: the command to type instead
 
 
-# The texts of `advice`. {command} becomes what the user typed. mpirun and mpiexec usually start
-# rank 0 on the host where they are typed, so $(hostname) is the name of this host. jsrun and flux
-# usually start rank 0 on another host, so the user must write its name.
+# The commands for `advice`. {command} stands for what the user typed. mpirun and mpiexec usually
+# start rank 0 on the host where they are typed, so $(hostname) is the host of rank 0. jsrun and
+# flux usually start rank 0 on another host, so the user must replace HOST_OF_RANK_0.
 MPIRUN = "mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 {command}"
 MPIEXEC = "mpiexec -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 {command}"
 JSRUN = "jsrun -E MASTER_ADDR=HOST_OF_RANK_0 -E MASTER_PORT=29500 {command}"
@@ -89,8 +95,7 @@ BY_HAND = (
 )
 
 # Launchers that start one process for each rank. `with_standard_names` takes the first row that
-# reads a `size` above 1. A cell is NOWHERE if no variable of the launcher has the value of the
-# cell.
+# reads a `size` above 1.
 PER_PROCESS = (
     PerProcess(
         name="Open MPI",
@@ -98,8 +103,8 @@ PER_PROCESS = (
         rank=var("OMPI_COMM_WORLD_RANK"),
         local_rank=var("OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size=var("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        # Azure ML starts Open MPI, and names the host of rank 0. `first_of` also reads a plain
-        # name; of "host:port" it takes the host.
+        # Azure ML starts Open MPI, and sets this variable to "host:port" of rank 0. A list of one
+        # item has the same form, and `first_of` drops the port.
         address=first_of("AZ_BATCH_MASTER_NODE"),
         advice=MPIRUN,
     ),
@@ -109,7 +114,7 @@ PER_PROCESS = (
         rank=var("MV2_COMM_WORLD_RANK"),
         local_rank=var("MV2_COMM_WORLD_LOCAL_RANK"),
         local_size=var("MV2_COMM_WORLD_LOCAL_SIZE"),
-        address=NOWHERE,
+        address=no_variable,
         advice=MPIEXEC,
     ),
     PerProcess(
@@ -118,7 +123,7 @@ PER_PROCESS = (
         rank=var("JSM_NAMESPACE_RANK"),
         local_rank=var("JSM_NAMESPACE_LOCAL_RANK"),
         local_size=var("JSM_NAMESPACE_LOCAL_SIZE"),
-        address=NOWHERE,
+        address=no_variable,
         advice=JSRUN,
     ),
     PerProcess(
@@ -127,7 +132,7 @@ PER_PROCESS = (
         rank=var("FLUX_TASK_RANK"),
         local_rank=var("FLUX_TASK_LOCAL_ID"),
         local_size=flux_ranks_on_one_host,
-        address=NOWHERE,
+        address=no_variable,
         advice=FLUX,
     ),
     # The launcher Hydra belongs to MPICH and to Intel MPI, and sets the same names for both.
@@ -137,14 +142,14 @@ PER_PROCESS = (
         rank=var("PMI_RANK"),
         local_rank=var("MPI_LOCALRANKID"),
         local_size=var("MPI_LOCALNRANKS"),
-        address=NOWHERE,
+        address=no_variable,
         advice=MPIEXEC,
     ),
 )
 
 # Platforms that start one process for each node. `with_standard_names` takes the first row that
-# reads several nodes, or one node with several GPUs. NOWHERE: no variable of the platform's own has
-# this value; `_variables_of_node` (launchers.py) says what is taken instead.
+# reads several nodes, or one node with several GPUs. Where a cell is `no_variable`,
+# `_variables_of_node` (launchers.py) says what is taken instead.
 PER_NODE = (
     PerNode(
         name="SageMaker",
@@ -160,16 +165,16 @@ PER_NODE = (
         node_rank=var("SKYPILOT_NODE_RANK"),
         gpus=var("SKYPILOT_NUM_GPUS_PER_NODE"),
         address=first_of("SKYPILOT_NODE_IPS"),
-        port=NOWHERE,
+        port=no_variable,
     ),
-    # ModelArts sets names of Volcano (VC_...) too, so its row stands before the row of Volcano.
+    # ModelArts also sets variables of Volcano (VC_...), so its row comes before the row of Volcano.
     PerNode(
         name="ModelArts",
         nodes=var("MA_NUM_HOSTS"),
         node_rank=var("VC_TASK_INDEX"),
         gpus=var("MA_NUM_GPUS"),
         address=first_of("VC_WORKER_HOSTS"),
-        port=NOWHERE,
+        port=no_variable,
     ),
     PerNode(
         name="Volcengine",
@@ -185,34 +190,34 @@ PER_NODE = (
         node_rank=var("INDEX"),
         gpus=var("GPU_NUM"),
         address=first_of("NODE_IP_SLOT_LIST"),
-        port=NOWHERE,
+        port=no_variable,
     ),
-    # Volcano without its plugins for PyTorch, which set the standard names.
+    # Volcano without its PyTorch plugin, which would set torchrun's names.
     PerNode(
         name="Volcano",
         nodes=var("VC_WORKER_NUM"),
         node_rank=var("VC_TASK_INDEX"),
-        gpus=NOWHERE,
+        gpus=no_variable,
         address=first_of("VC_WORKER_HOSTS"),
-        port=NOWHERE,
+        port=no_variable,
     ),
-    # A script of the user's own. It sets MASTER_ADDR and MASTER_PORT by their standard names, which
-    # `_variables_of_node` (launchers.py) reads for each row, so the two cells need no variable.
+    # A script of the user. It sets MASTER_ADDR and MASTER_PORT, which `_variables_of_node`
+    # (launchers.py) reads for every row, so the two cells need no variable.
     PerNode(
         name="NNODES",
         nodes=var("NNODES"),
         node_rank=var("NODE_RANK"),
-        gpus=NOWHERE,
-        address=NOWHERE,
-        port=NOWHERE,
+        gpus=no_variable,
+        address=no_variable,
+        port=no_variable,
     ),
 )
 
 # The first row that reads a `count` above 1 leads to an error, which shows `advice`: the command to
 # type instead.
-UNPLACED = (
-    Unplaced(name="Determined", count=count_of("DET_SLOT_IDS"), advice=DETERMINED),
-    Unplaced(name="LSF", count=lsf_hosts, advice=BY_HAND),
-    Unplaced(name="PBS", count=var("PBS_NUM_NODES"), advice=BY_HAND),
-    Unplaced(name="a launcher with PMI", count=pmi_size, advice=MPIEXEC),
+COUNT_ONLY = (
+    CountOnly(name="Determined", count=count_of("DET_SLOT_IDS"), advice=DETERMINED),
+    CountOnly(name="LSF", count=lsf_hosts, advice=BY_HAND),
+    CountOnly(name="PBS", count=var("PBS_NUM_NODES"), advice=BY_HAND),
+    CountOnly(name="a launcher with PMI", count=pmi_size, advice=MPIEXEC),
 )

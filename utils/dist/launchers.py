@@ -1,8 +1,8 @@
 """Translate the environment variables of MPI launchers and cloud platforms to torchrun's names.
 
-Each platform describes a process in environment variables, and each has its own names for them.
-`with_standard_names` looks up the platform in a table (utils/dist/launcher_table.py), and adds
-torchrun's names, which we call the standard names. E.g. Open MPI sets
+Each platform tells a process its rank by environment variables, under names of its own.
+`with_standard_names` looks up the platform in a table (utils/dist/launcher_table.py) and adds the
+same values under torchrun's names, the standard names of this project. E.g. Open MPI sets
 
     OMPI_COMM_WORLD_SIZE=4  OMPI_COMM_WORLD_RANK=2  OMPI_COMM_WORLD_LOCAL_RANK=2  ...
 
@@ -10,8 +10,8 @@ and `with_standard_names` adds
 
     WORLD_SIZE=4  RANK=2  LOCAL_RANK=2  MASTER_ADDR=127.0.0.1  MASTER_PORT=17301
 
-`utils_dist.ranks` calls `with_standard_names`, and gives the result to `utils.dist.platforms`. That
-module reads the standard names, and the names of SLURM.
+`utils_dist.ranks` passes the result to `read_launch` (platforms.py), which reads the standard names
+and the names of SLURM.
 
 What must stay: the order of the steps in `with_standard_names`
 (test_a_task_of_srun_is_a_rank_even_if_a_platform_counts_the_nodes). Free to change: the ports.
@@ -23,7 +23,14 @@ import hashlib
 import os
 
 from utils.dist.launcher_cells import Env
-from utils.dist.launcher_table import PER_NODE, PER_PROCESS, UNPLACED, PerNode, PerProcess, Unplaced
+from utils.dist.launcher_table import (
+    COUNT_ONLY,
+    PER_NODE,
+    PER_PROCESS,
+    CountOnly,
+    PerNode,
+    PerProcess,
+)
 from utils.errors import INDENT_OF_DO, DistError
 
 LOOPBACK = "127.0.0.1"  # the address by which a host reaches itself
@@ -41,7 +48,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         3  srun of SLURM has started this process     copied unchanged (platforms.py knows srun)
         4  a row of PER_NODE reads several nodes,     the variables of this node are added
            or one node with several GPUs
-        5  a row of UNPLACED reads several processes  DistError
+        5  a row of COUNT_ONLY reads a count above 1  DistError
         6  else                                       copied unchanged
 
     Launchers (2) come before SLURM and platforms (3 to 5), because a job of SLURM or of a platform
@@ -54,9 +61,9 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     Raises DistError if the platform tells that there are several processes, but not which of them
     this process is, or not where rank 0 is.
     """
-    # 1. The variables of torchrun are set. This process is a rank, or it stands for a node and will
-    # start the ranks of the node. torchrun sets TORCHELASTIC_RUN_ID for its ranks.
-    # PET_NPROC_PER_NODE stands for its flag --nproc-per-node.
+    # 1. The variables of torchrun are set. This process is a rank, or it stands for a node.
+    # torchrun itself sets TORCHELASTIC_RUN_ID for its ranks, and PET_NPROC_PER_NODE is the variable
+    # for its flag --nproc-per-node.
     is_rank = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
     is_node = env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE")
     if is_rank or is_node:
@@ -77,9 +84,10 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         if node_count > 1 or (node_count == 1 and gpus_per_node > 1):
             return {**env, **_variables_of_node(platform, env, gpu_count)}
     # 5. Several processes, but no variable tells which of them this process is.
-    for unplaced in UNPLACED:
-        if _number(unplaced.count(env)) > 1:
-            raise _not_placed(unplaced, env, command)
+    for row in COUNT_ONLY:
+        if _number(row.count(env)) > 1:
+            raise _unknown_rank(row, env, command)
+    # 6. No row fits: this is the only process.
     return dict(env)
 
 
@@ -168,8 +176,8 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
     return variables
 
 
-def _not_placed(row: Unplaced, env: Env, command: str) -> DistError:
-    """Return the error of a process that cannot know which rank it is."""
+def _unknown_rank(row: CountOnly, env: Env, command: str) -> DistError:
+    """Return the error for a process that cannot know which rank it is."""
     return DistError(
         what=f"{row.name} says that there are {row.count(env)} processes or hosts, and not which "
         "one this is",

@@ -16,9 +16,9 @@ its annotations are their types, and its defaults are their defaults:
     NETWORKS.resolve({"net_type": "tiny"}, "netG")    ->  a Section with net_type and width 16
     NETWORKS.build({"net_type": "tiny"}, "netG")      ->  Tiny(width=16)
 
-What must stay: the meaning of a constructor's parameter in an option file, as the docstring of
-`Registry` describes it (test_each_program_works_with_new_parts). Free to change: how the pydantic
-models of the sections are made.
+What must stay: what a parameter of a constructor means in an option file. The docstring of
+`Registry` describes it, and test_each_program_works_with_new_parts tests it. Free to change: how
+the pydantic models of the sections are made.
 
 Tests: tests/stories/test_extending.py, tests/parts/utils/test_option.py
 """
@@ -54,26 +54,34 @@ class Registered(NamedTuple):
 
 
 class Registry:
-    """Names -> constructors of one kind of part, e.g. ``Registry("network", type_key="net_type")``.
+    """The parts of one kind by name, e.g. the networks: ``Registry("network", "net_type")``.
 
-    What the annotation of a constructor's parameter means for the option file:
+    The parameters of a part's constructor are option keys. There are three kinds of parameters:
 
-        width: int = 16
-            a key "width" with this type and this default
-        fusion: Annotated[dict | str, FUSIONS] = "concat"
-            a nested part: the key "fusion" holds the section of a part in the registry FUSIONS, or
-            only its name. FUSIONS checks the section.
-        window: WindowOptions
-            a group of keys that several parts share. WindowOptions is a Section. Its keys stand
-            beside the other keys of the part, and the file has no key "window". The constructor
-            gets an object with all options of the part, which include the keys of WindowOptions.
+        a plain type: one key
+            def __init__(self, width: int = 16)
+            {"net_type": "tiny", "width": 8}
 
-    A constructor may have an attribute `GONE` for keys that only former versions had, e.g.
-    GONE = {"rate_windows": 0}. An old file with the key and this value is still read, and the key
-    has no effect. The key with any other value is an error.
+        a type with a registry: one key, whose value is the section of a nested part
+            def __init__(self, fusion: Annotated[dict | str, FUSIONS] = "concat")
+            {"net_type": "tiny", "fusion": {"type": "gated", "gate_bias": -4}}
+            {"net_type": "tiny", "fusion": "gated"}     # only the name: all keys have defaults
 
-    These rules must stay, because docs/extending.md promises them and parts of other people rely on
-    them. Tests: test_extending.py. How the models are made is free to change.
+        a Section: several keys, which stand beside the other keys of the part
+            class Crops(Section):
+                gt_size: int = 256
+            def __init__(self, section: Crops)
+            {"dataset_type": "mine", "gt_size": 128}    # there is no key "section"
+
+    In the third case the constructor gets an object that has all options of the part, here
+    `section.gt_size` and `section.dataset_type`.
+
+    An old option file may have keys that no longer exist. A constructor lists them in an attribute
+    `GONE`, each with its old default, e.g. GONE = {"rate_windows": 0}. With this value the key is
+    ignored, and with any other value it is an error.
+
+    What must stay: these rules, because docs/extending.md promises them and other people's parts
+    rely on them (test_extending.py). Free to change: how the pydantic models are made.
 
     kind: what the parts are, for messages, e.g. "network"
     type_key: the key of a section that names the part, e.g. "net_type"
@@ -125,8 +133,8 @@ class Registry:
         """Return the model of a part's section.
 
         The model is a pydantic class. Its keys are the type key, the keys of `base` (which every
-        part of this kind has), and the parameters of the constructor. The model is made once and
-        kept. So if a notebook changes a part after its first use, the model keeps the old keys.
+        part of this kind has), and the parameters of the constructor. The model is made at the
+        first call and then kept, so a later change of the part, e.g. in a notebook, has no effect.
         """
         if name not in self._models:
             self._models[name] = self._make_model(name)
@@ -140,11 +148,11 @@ class Registry:
         # pydantic's `create_model` takes key -> (type, default). The type key accepts only the name
         # of this part, e.g. Literal["tiny"].
         fields: dict[str, Any] = {self.type_key: (literal_of(name), REQUIRED)}
-        sections = []  # e.g. WindowOptions: the model inherits the keys of these sections
+        sections = []  # e.g. Crops: the model inherits the keys of these sections
         for key, parameter in self._parameters(name).items():
             self._refuse_reserved(name, key)
             annotation = parameter.annotation
-            # A parameter such as `window: WindowOptions`.
+            # A parameter such as `section: Crops`.
             if isinstance(annotation, type) and issubclass(annotation, Section):
                 sections.append(annotation)
                 continue
@@ -269,8 +277,8 @@ class Registry:
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
             else:
-                # A parameter such as `window: WindowOptions` is not a key itself. It gets all
-                # options, and the keys of WindowOptions are among them.
+                # A parameter such as `section: Crops` is not a key itself. It gets all options,
+                # and the keys of Crops are among them.
                 arguments[key] = options
         # The parameters whose values come from the program.
         for key, value in given.items():
@@ -310,10 +318,10 @@ class Registry:
 
 
 def _drop_gone_keys(values: dict[str, Any], model: type[Section]) -> None:
-    """Remove the keys of former versions from `values`, if they have the value without effect.
+    """Remove the keys of former versions from `values`, so that old option files can be read.
 
-    So an old option file can still be read. If a key has another value, the file asks for a feature
-    that no longer exists: then the key stays, and `read_section` refuses it as unknown.
+    A key with another value than GONE lists asks for a feature that no longer exists. Such a key
+    stays, and `read_section` refuses it as unknown.
     """
     gone_keys = getattr(model.constructor, "GONE", {})  # e.g. {"rate_windows": 0}
     for key, harmless_value in gone_keys.items():
