@@ -49,25 +49,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     *section_names, last_name = key.split(".")
     section = _section_to_change(raw, section_names, clean_override)
 
-    # If the override names another part, the parameters of the old part no longer fit. There are
-    # two cases:
-    # * `type`, e.g. of netG.fusion: the section holds only parameters of the old part, so it
-    #   becomes empty. E.g. netG.fusion.type=concat:
-    #       before  {"type": "add", "gain": 0.5}
-    #       after   {"type": "concat"}
-    # * TYPE_KEYS, e.g. G_lossfn_type in "train": the section also holds keys that fit every part of
-    #   this kind, e.g. total_iter. So all keys stay, and are marked as inherited. Later,
-    #   `read_options` (typed.py) drops the inherited keys that the new part does not have. E.g.
-    #   train.G_lossfn_type=l1:
-    #       before  {"total_iter": 9, "G_lossfn_type": "power", "G_power": 1.5}
-    #       after   {"total_iter": 9, "G_lossfn_type": "l1", "G_power": 1.5}, and read_options drops
-    #               G_power
-    is_changed = section.get(last_name) != value
-    if last_name == "type" and is_changed:
-        section.clear()
-    if last_name in TYPE_KEYS and is_changed:
-        for other_name in section:
-            sources.inherited.add(".".join([*section_names, other_name]))
+    if section.get(last_name) != value:
+        _leave_old_part(section, section_names, last_name, sources)
 
     # The user has typed this key, so do not mark it as inherited: if the part does not have the
     # key, `read_options` must refuse it and not drop it.
@@ -75,6 +58,36 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     sources.inherited.discard(key)
     sources.overridden.add(key)
     sources.places[key] = f"the command line ({clean_override})"
+
+
+def _leave_old_part(
+    section: dict[str, Any], section_names: Sequence[str], changed_key: str, sources: Sources
+) -> None:
+    """Remove or mark the parameters of the old part, if an override names another part.
+
+    `type` names a nested part, e.g. in netG.fusion. Its section has only parameters of this part,
+    so all of them are removed. E.g. netG.fusion.type=concat:
+
+        before  {"type": "add", "gain": 0.5}
+        after   {"type": "concat"}
+
+    TYPE_KEYS, e.g. G_lossfn_type in "train", stand beside keys that fit every part of their kind,
+    e.g. total_iter. So all keys stay, but they are marked as inherited. Later, `read_options`
+    (typed.py) drops the inherited keys that the new part does not have. E.g.
+    train.G_lossfn_type=l1:
+
+        before  {"total_iter": 9, "G_lossfn_type": "power", "G_power": 1.5}
+        after   {"total_iter": 9, "G_lossfn_type": "l1", "G_power": 1.5}, and `read_options` drops
+                G_power
+
+    The caller then writes the new value of `changed_key` into `section`. Any other key than `type`
+    and TYPE_KEYS names no part, so nothing happens.
+    """
+    if changed_key == "type":
+        section.clear()
+    if changed_key in TYPE_KEYS:
+        for other_key in section:
+            sources.inherited.add(".".join([*section_names, other_key]))
 
 
 def _section_to_change(

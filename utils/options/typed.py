@@ -96,8 +96,14 @@ def _resolve_part(
 ) -> None:
     """Replace the section `where` of `raw` by the typed section of the part that it names.
 
-    If the section is wrong, replace it by unchecked defaults, and raise OptionError. With the
-    defaults in its place, the caller can go on and check the other sections as well.
+        the section in `raw`         its replacement
+        valid                        the typed section
+        wrong                        unchecked defaults; an OptionError is raised
+        a missing network or loss    treated as {}, so the OptionError names the missing keys
+        a missing or empty data set  none, or null: a run may have no such data set
+        no section, e.g. 3           none; `read_section` refuses it later
+
+    The unchecked defaults let the caller go on, and check the other sections as well.
 
     where: dotted key of the section, e.g. "netG" or "datasets.train"
     kind: kind of part, a key of `parts`
@@ -110,16 +116,12 @@ def _resolve_part(
     if outer_section is None:
         return  # `datasets` is missing, or no section: `read_section` decides later
     if is_dataset and not outer_section.get(name):
-        # A data set may be missing. An empty one counts as missing.
         if name in outer_section:
             outer_section[name] = None
         return
-    # A missing network or loss counts as {}, so its registry says which keys are missing.
     section = outer_section.pop(name, {})
     if not isinstance(section, dict):
-        # The value is not a section, so `read_section` refuses it later. An empty value, e.g. [],
-        # counts as null.
-        outer_section[name] = section or None
+        outer_section[name] = section or None  # an empty value, e.g. [], counts as null
         return
 
     registry = parts[kind]
