@@ -810,10 +810,10 @@ def test_another_value_changes_the_digest_of_options(option_file):
     ],
 )
 def test_global_batch_size_chooses_the_nearest_number_of_batches(
-    file, ranks, batch, wanted, accumulation_steps
+    option_file, ranks, batch, wanted, accumulation_steps
 ):
     opt = load(
-        file,
+        option_file,
         f"train.global_batch_size={wanted}",
         f"datasets.train.dataloader_batch_size={batch}",
     )
@@ -821,29 +821,29 @@ def test_global_batch_size_chooses_the_nearest_number_of_batches(
     assert opt.for_ranks(ranks).train.accumulation_steps == accumulation_steps
 
 
-def test_without_global_batch_size_the_options_are_the_same_on_any_number_of_ranks(file):
-    opt = load(file, "train.accumulation_steps=3")
+def test_without_global_batch_size_the_options_are_the_same_on_any_number_of_ranks(option_file):
+    opt = load(option_file, "train.accumulation_steps=3")
 
     assert opt.for_ranks(4) == opt
 
 
-def test_a_written_accumulation_that_fits_global_batch_size_is_accepted(file):
-    opt = load(file, "train.global_batch_size=8", "train.accumulation_steps=2")
+def test_a_written_accumulation_that_fits_global_batch_size_is_accepted(option_file):
+    opt = load(option_file, "train.global_batch_size=8", "train.accumulation_steps=2")
 
     # The batches of the file have 2 samples: 2 ranks x 2 samples x 2 batches = 8.
     assert opt.for_ranks(2).train.accumulation_steps == 2
 
 
-def test_a_written_accumulation_that_contradicts_global_batch_size_is_refused(file):
-    opt = load(file, "train.global_batch_size=8", "train.accumulation_steps=1")
+def test_a_written_accumulation_that_contradicts_global_batch_size_is_refused(option_file):
+    opt = load(option_file, "train.global_batch_size=8", "train.accumulation_steps=1")
 
     with pytest.raises(OptionError, match=r"accumulation_steps is 1, but .* 8 needs 2") as error:
         opt.for_ranks(2)
     assert "train.global_batch_size=null" in error.value.do
 
 
-def test_global_batch_size_may_not_accumulate_with_a_static_graph(file):
-    opt = load(file, "train.global_batch_size=8", "use_static_graph=true")
+def test_global_batch_size_may_not_accumulate_with_a_static_graph(option_file):
+    opt = load(option_file, "train.global_batch_size=8", "use_static_graph=true")
 
     assert opt.for_ranks(4).train.accumulation_steps == 1
     with pytest.raises(OptionError, match="accumulation_steps is 2 and use_static_graph"):
