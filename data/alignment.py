@@ -10,6 +10,9 @@ blurry frame, because both are equally blurry.
     2. their correlation and their shift are measured (data/edge_shift.py)
     3. a sentence says the result (data/disagreement.py makes it if spikes and frames disagree)
 
+What must stay: the names of the fields of `Comparison`, because scripts/show_sample.py reads them.
+Free to change: the limits, if they are measured anew, and the sentence, together with the tests.
+
 Tests: tests/parts/scripts/test_show_sample.py (which shift is found),
 tests/parts/data/test_two_cameras.py
 """

@@ -6,12 +6,12 @@
        returns a number, the response, that says how sure the shift is.
 
 What must stay: how two pictures are compared, because the limits below were measured with this
-comparison. Two tests in tests/parts/scripts/test_show_sample.py notice a change:
+comparison. No test notices another BORDER.
 
-    test_spikes_that_are_shifted_are_named           a stronger blur, or a wrong sign of the shift
-    test_a_small_shift_beside_a_large_one_is_named   another length of the sides
+Tests: tests/parts/scripts/test_show_sample.py
 
-No test notices another BORDER.
+    test_spikes_that_are_shifted_are_named           notices a stronger blur and a wrong sign
+    test_a_small_shift_beside_a_large_one_is_named   notices another length of the sides
 """
 
 from collections.abc import Sequence

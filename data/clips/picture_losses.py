@@ -2,8 +2,9 @@
 
 A picture of 16 bits is cut to its upper 8 bits. Cameras often use only the lower 10, 12 or 14 of
 the 16 bits, and then the picture becomes dark. The value of a grey picture is used for R, G and B.
-The words become a warning and change no pixel, so they are free to change, together with the tests
-that compare them.
+
+Free to change: the words, together with the tests that compare them. They become a warning and
+change no pixel.
 
 Tests: tests/parts/data/test_pictures.py
 """

@@ -9,7 +9,9 @@ continues with the other sources.
 
 What must stay: the same source and recipe give the same parts. If the parts must change, raise
 VERSION in data/making/recipe.py.
-Free to change: the texts, except where tests/parts/scripts/test_prepare_gopro_spike.py quotes them.
+Free to change: the texts, together with the tests that quote them.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 from collections import Counter
