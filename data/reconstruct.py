@@ -80,7 +80,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     Raises OptionError for an unknown method, and for options that make several pictures.
     """
     # The message also names `joint`, which a user can choose, too. It is not in METHODS, because it
-    # is no formula but `JointMethod` in data/motion/joint_method.py.
+    # is not a formula but `JointMethod` in data/motion/joint_method.py.
     name = section["type"]
     if name not in METHODS:
         raise OptionError(

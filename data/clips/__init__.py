@@ -42,5 +42,5 @@ Modules for the clips of a user, and for the clips of a test:
     user_spike_files.py finds the spike files of a user
     film_times.py       finds when the frames of a film were taken
     readers.py          the clips of a test set, frame by frame; content.py makes a digest of them
-    sample_check.py     refuses what a user's data set returns if it is no sample or frame
+    sample_check.py     refuses what a user's data set returns if it is not a sample or frame
 """

@@ -83,7 +83,7 @@ CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 
 
 def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFolder | None:
-    """List a folder that is a clip, or a folder of clips. Returns None if `clip` is no folder.
+    """List a folder that is a clip, or a folder of clips. Returns None if `clip` is not a folder.
 
     The folder counts as a folder of clips if nothing shows that it is a clip itself.
 
@@ -99,7 +99,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
         if content is None:
             path = clip
             content = _content_of_folder(clip)
-        if content is None:  # `clip` is no folder
+        if content is None:  # `clip` is not a folder
             return None
         entries, state = content
         sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
@@ -174,7 +174,7 @@ def _names_with_first_suffix(names_by_suffix: dict[str, list[str]]) -> list[str]
 
 
 def _content_of_folder(folder: str) -> tuple[list[os.DirEntry[str]], State] | None:
-    """Return the entries and the state of a folder, or None if `folder` is no folder."""
+    """Return the entries and the state of a folder, or None if `folder` is not a folder."""
     try:
         # Read the state before the list. If the folder changes in between, the stored state is too
         # old, so the next start notices the change.

@@ -1,4 +1,4 @@
-"""Refuse columns from a file if they are no correct table of a data root.
+"""Refuse columns from a file if they are not a correct table of a data root.
 
 data/clips/kept.py reads the columns from a record, the file of a checked data set. Anybody may have
 written this file, so nothing in it is trusted. If the columns pass, their table names only files
@@ -29,7 +29,7 @@ from utils.errors import DataError
 
 
 def refuse_columns(columns: Columns, source: Source) -> None:
-    """Refuse columns that are no correct table of this source. Raises ValueError."""
+    """Refuse columns that are not a correct table of this source. Raises ValueError."""
     kinds = kinds_of(source)
     types = types_of(kinds)
     _demand(columns.keys() == types.keys(), "other columns")
@@ -72,7 +72,7 @@ def _demand_all(are_met: np.ndarray, what: str) -> None:
 
 
 def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
-    """Refuse columns with other types of values, and columns of texts that are no texts.
+    """Refuse columns with other types of values, and columns of texts that are not texts.
 
     types: {column: dtype} from `types_of`, where uint8 means a column of texts.
     """

@@ -49,8 +49,7 @@ def list_root(
     """List the files of every clip below a data root.
 
     The files of a clip are in <root>/<clip>/<folder>, or in <root>/<clip> if there is no such
-    folder. A folder that holds folders and no files is no clip. The folders in it are then the
-    clips "<folder>/<clip>".
+    folder. If a folder <root>/<a> holds folders and no files, the clips are "<a>/<clip>".
 
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg"). If a clip has files with several

@@ -97,24 +97,23 @@ class FrameFiles:
     def find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
-        # 000047.dat. In two cases their names must be equal: a user's own files, and files whose
-        # names are times, e.g. 432.033333, because the last digits are no frame number.
+        # 000047.dat. The names must be equal for a user's own files, and for names that are times,
+        # e.g. 432.033333, whose last digits are not a frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
         for kind, files in self.by_kind.items():
-            # Two kinds are not matched. The instants of a frame have names <frame>_0, <frame>_1,
-            # ..., and one spike file holds the planes of all frames.
+            # Two kinds are not matched: instants, whose names are <frame>_0, <frame>_1, ..., and
+            # one spike file for all frames.
             if kind == "gt_instants" or (kind == "spike" and self.source.has_one_spike_file):
                 continue
             stems: dict[FrameKey, str] = {}
             for stem in files:
-                # A key is (text before the number, number, text after it). "frame_0047" has the key
-                # ("frame_", 47, ""), or if whole names are compared ("frame_0047", NO_NUMBER, "").
+                # "frame_0047" has the key ("frame_", 47, ""), or ("frame_0047", NO_NUMBER, "") if
+                # whole names are compared.
                 if compares_whole_names:
                     key = FrameKey(before=stem, number=NO_NUMBER, after="")
                 else:
                     key = frame_key(stem)
-                # `setdefault` stores the stem. If another file has this key already, it stores
-                # nothing and returns the stem of the other file.
+                # `setdefault` returns the stem of another file if this file has the same key.
                 first_stem = stems.setdefault(key, stem)
                 if first_stem != stem:
                     names = names_in_short([first_stem, stem])

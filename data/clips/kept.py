@@ -186,7 +186,7 @@ class Record:
             table = ClipTable(self.source, columns)
             if not is_as_before(table, columns, share):
                 return None
-        # The files are no correct record, so the check must run again.
+        # The files are not a correct record, so the check must run again.
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         # The data have changed and are wrong now. The check runs again and says what is wrong.

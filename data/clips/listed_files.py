@@ -186,7 +186,7 @@ def stamp(file: str) -> tuple[int, int]:
     """Return (size, time of change in ns) of a file.
 
     A file in an LMDB has the size and time of data.mdb. Returns (0, 0) if the file is not on this
-    machine: callers only compare stamps, so a missing file is no error for them.
+    machine: callers only compare stamps, so a missing file is not an error for them.
 
     The result must stay a plain tuple: names of stored calibrations are made from its repr
     (data/cameras/self_calibration.py).

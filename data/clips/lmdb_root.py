@@ -121,7 +121,7 @@ def _entries_of_keys(
     is "". changed_ns: time of change of the LMDB.
     """
     # Opening the database here finds damage of the file as a whole, and says what is wrong. Damage
-    # within the file can kill the process that reads it. So `lmdb_sizes` reads in another process.
+    # within the file can kill the process that reads it, so `lmdb_sizes` reads in another process.
     open_environment(root)
     try:
         sizes = lmdb_sizes.sizes(root, keys)

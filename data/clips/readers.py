@@ -89,7 +89,7 @@ class Reader:
         """The shapes of the tensors of the first frame.
 
         Only the shapes are kept, because the tensors of all clips would fill the memory. Raises
-        DataError if the frame is no dict of tensors.
+        DataError if the frame is not a dict of tensors.
         """
         frame = self.frame(0)
         refuse_wrong_frame(frame, f"clip {self.name}, frame {self.stems[0]}")

@@ -1,4 +1,4 @@
-"""Refuse what a data set of a user returns if it is no sample, or no frame of a test clip.
+"""Refuse what a data set of a user returns if it is not a sample or a frame of a test clip.
 
 Without these checks, a wrong type ends in an error of torch far away from its cause, and pictures
 of uint8 would be compared with pictures of 0 to 1. The data sets of this project need no check.
@@ -50,7 +50,7 @@ def refuse_wrong_samples(samples: Sequence[Any], where: str) -> None:
 
 
 def refuse_wrong_frame(frame: Any, where: str) -> None:
-    """Raise DataError if what a reader returned is no frame. where: the clip, for messages."""
+    """Raise DataError if what a reader returned is not a frame. where: the clip, for messages."""
     do = f"correct `frame` of the readers {WHERE_DESCRIBED}"
     _refuse_wrong_tensors(frame, "(3, H, W)", where, do)
     for key, value in frame.items():
@@ -81,7 +81,7 @@ def warning_of_range(batch: dict[str, Any]) -> str:
 
 
 def _refuse_wrong_tensors(item: Any, shape: str, where: str, do: str) -> None:
-    """Raise DataError if a sample or a frame is no dict with pictures of floating-point numbers.
+    """Raise DataError if a sample or a frame is not a dict with pictures of floating-point numbers.
 
     Only type and number of axes of the pictures are checked (`warning_of_range` checks the values).
     shape: shape of the pictures in words, e.g. "(3, H, W)". where, do: for messages.

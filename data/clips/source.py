@@ -339,7 +339,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
 
 
 def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
-    """Refuse a root with folders named blur, sharp or spike, because such folders are no clips.
+    """Refuse a root with folders named blur, sharp or spike, because such folders are not clips.
 
     kind: "lq", "gt", "gt_instants" or "spike". listing: the clips that were found in the root.
     Raises DataError, which names the folder that was probably meant

@@ -23,7 +23,7 @@ from typing import TypeVar
 THREADS = 16
 # Number of items that a thread takes at once. It takes some microseconds to give items to a thread,
 # so a smaller number would be slow for a million files. With a larger number, a few threads would
-# still work at the end while the other threads have nothing to do.
+# work at the end while the others are idle.
 ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")
@@ -68,9 +68,8 @@ def map_in_threads(
                 jobs.append(pool.submit(results_of, some_items))
 
         try:
-            # There are two jobs for each thread: one in progress, and one that waits. With one job
-            # for each thread, a thread would be idle until the next job is given out. With more
-            # than two, more results would be in memory.
+            # Two jobs for each thread, one in progress and one that waits, so that no thread is
+            # idle until the next job is given out. More jobs would keep more results in memory.
             for _ in range(2 * threads):
                 add_job()
             while jobs:

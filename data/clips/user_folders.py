@@ -39,7 +39,7 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
             paths.append(path)
     # `order_of` returns a function: stem -> sort key. It needs all stems, because a single stem
-    # that is no number makes the order of all stems the natural order.
+    # that is not a number makes the order of all stems the natural order.
     key_of_stem = order_of(path.stem for path in paths)
 
     def sort_key(path: Path) -> tuple[Any, Any]:
@@ -108,7 +108,7 @@ ENDINGS_BESIDE_FRAMES = (
 def may_be_frames(path: Path) -> bool:
     """Return whether a file that was not read may be a picture or a film.
 
-    Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are no frames. For a
+    Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are not frames. For a
     folder, the result is True if any file directly in it may be a picture or a film, e.g. "0.heic".
     """
     if path.is_dir():

@@ -80,7 +80,7 @@ class FrameSource(UserFrames):
         self.times = None
         self.pixel_aspect = SQUARE  # 1, as for all images
         # A file without the ending of an image is tried as a video. `VideoReader` raises an error
-        # if the file is no video.
+        # if the file is not a video.
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:
             self._open_video(go_on)

@@ -198,7 +198,7 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
         try:
             made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             differing = [key for key in record if made[key] != record[key]]
-        # The file is missing or is no JSON, or the JSON lacks a key or is no object.
+        # The file is missing or is not JSON, or the JSON lacks a key or is not an object.
         except (OSError, ValueError, KeyError, TypeError):
             differing = [f"there is no usable {RECORD}"]
         if differing:

@@ -11,7 +11,7 @@ Modules that read and write spike files (begin with formats.py):
     packing.py            packs spikes into bits, and unpacks them
     sps100.py             reads files of the sensor SPS100
     geometry.py           size of a plane, and its form in files
-    headers.py            refuses files that are no spikes
+    headers.py            refuses files that are not spikes
     known_geometries.py   sizes of the planes of published data, for messages
     errors.py             the error of a spike file
 

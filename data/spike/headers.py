@@ -1,4 +1,4 @@
-"""Refuse files that are no packed planes: text, images, archives and other files with a header.
+"""Refuse files that are not packed planes: text, images, archives and other files with a header.
 
 Packed planes are bits without a header, so any file can be read as packed planes, and a wrong file
 would give noise. `refuse_other_format` looks at the first 64 bytes of a file and raises
@@ -15,10 +15,10 @@ import re
 
 from .errors import PathLike, SpikeFileError
 
-# Beginning of a file that is no packed planes, as a regular expression -> name of the kind of file.
-# A mark must be long. Random bits of any firing rate match these marks with a probability below
-# 1e-9. The first three bytes of a JPEG alone would be too short a mark: two of 100,000 spike files
-# of a bright scene have these bytes.
+# Beginning of a file that is not packed planes, as a regular expression -> name of the kind of
+# file. A mark must be long. Random bits of any firing rate match these marks with a probability
+# below 1e-9. The first three bytes of a JPEG alone would be too short a mark: two of 100,000 spike
+# files of a bright scene have these bytes.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.

@@ -71,8 +71,8 @@ def exposure_rates(
             raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
 
-    # `window_light` returns the sum of the light over the planes of a window, (h, w), in spikes.
-    # Divide the sum by the number of planes, which is smaller near the ends of the stream.
+    # The mean light of each window: its sum (h, w), in spikes, over its number of planes, which is
+    # smaller near the ends of the stream.
     lights = window_light(stream, windows)
     rates = []
     for light, (start, stop) in zip(lights, windows, strict=True):
@@ -103,9 +103,8 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return np.divide(light, reference, out=ratio, where=reference > 0)
 
 
-# Number of spikes in the exposure at which the confidence of `relative` is 1/2. The confidence of n
-# spikes is n / (n + 4). The error of the light of an exposure is about one spike, e.g. 1/4 of the
-# light for n = 4. A confidence of 1/2 for this error was chosen, and other values were not
+# Number of spikes in the exposure at which the confidence of `relative`, n / (n + 4), is 1/2. The
+# error of the light of an exposure is about one spike, here 1/4 of the light. Other values were not
 # compared. The value must stay, because trained networks expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
