@@ -18,7 +18,7 @@ import platform
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from torch import Tensor, nn
 
@@ -33,9 +33,9 @@ from utils.host_memory import host_memory
 
 logger = logging.getLogger(__name__)
 
-# Only a step that certainly does not fit is refused. So a refusal counts only this fraction of the
-# estimated activations. The estimate may be 25 % too high, and then the true value is 1 / 1.25 =
-# 0.8 of the estimate. 0.75 leaves some room.
+# Only a step that certainly does not fit is refused, so a refusal counts only this fraction of the
+# estimated activations. The estimate may be 25 % too high: then the true value is 1 / 1.25 = 0.8 of
+# the estimate, and 0.75 leaves some room.
 CERTAIN_SHARE = 0.75
 
 
@@ -94,20 +94,7 @@ def check_memory(
         return
 
     if need.certain > size + swap_gb():
-        # Each change is a line of its own in the error. `SpikeVRTError.__str__` begins a text after
-        # 12 characters ("  do        "), so all later lines are indented by 12 spaces.
-        indent = " " * 12
-        lines = [f"{indent}{line}" for line in changes()]
-        if lines:
-            do = "\n".join(["one of these, or several:", *lines])
-        else:  # no option makes the step smaller
-            do = "use a smaller network, or a machine with more memory"
-        raise OptionError(
-            what=_in_words(need, lq),
-            where="datasets.train, netG",
-            expected=f"at most the {size:.1f} GB of this machine, or of its limit",
-            do=do,
-        )
+        _refuse_step(need, lq, size, changes())
     smaller = ", or ".join(changes())
     if not smaller:  # no option makes the step smaller
         smaller = "a smaller network"
@@ -116,6 +103,27 @@ def check_memory(
         "These need less: %s",
         _in_words(need, lq), free, size, smaller,
     )  # fmt: skip
+
+
+def _refuse_step(need: Need, lq: Tensor, size: float, changes: list[str]) -> NoReturn:
+    """Raise OptionError for a step that does not fit into the memory of this host.
+
+    size: memory of the host in GB. changes: option lines that make a step smaller.
+    """
+    if changes:
+        # The error shows each change in a line of its own, below the first line of `do`, which
+        # begins after 12 characters: "  do        " (`SpikeVRTError.__str__`).
+        indent = " " * 12
+        lines = [f"{indent}{change}" for change in changes]
+        do = "\n".join(["one of these, or several:", *lines])
+    else:
+        do = "use a smaller network, or a machine with more memory"
+    raise OptionError(
+        what=_in_words(need, lq),
+        where="datasets.train, netG",
+        expected=f"at most the {size:.1f} GB of this machine, or of its limit",
+        do=do,
+    )
 
 
 def _in_words(need: Need, lq: Tensor) -> str:
@@ -162,12 +170,12 @@ def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: 
 #                                       * channels / scale^2
 #     once, for super-resolution    SAVED_OF_UPSAMPLING * upscale^2
 #
-# The numbers of a stage are divided by scale^2, because a stage at 1 / scale of the resolution has
-# one token (pixel of its features) for scale^2 pixels of the frame. E.g. scale 2: one for 4.
+# A stage at 1 / scale of the resolution has one token (pixel of its features) for scale^2 pixels of
+# the frame. So its numbers are divided by scale^2.
 #
 # The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts in small
-# networks. If a change makes a network save 25 % more or less than the estimate, test_cpu_memory.py
-# fails. Then fit the numbers again.
+# networks. Fit them again if test_cpu_memory.py fails, because a network saves 25 % more or less
+# than the estimate.
 SAVED_OF_FLOW = 870.0  # for the optical flow
 SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
 SAVED_OF_BLOCK = 1.05  # for the input of a block

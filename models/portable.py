@@ -95,23 +95,30 @@ def _options_in(content: dict[str, Any]) -> dict[str, Any] | None:
     #
     # The second form is an option file. Files of earlier versions have only this form, and full
     # checkpoints have both.
-    options = content.get("network", content.get("options"))
-    if not isinstance(options, dict):
+    description = content.get("network", content.get("options"))
+    if not isinstance(description, dict):
         return None
-    # In an option file, the description of the spikes is in the section of a dataset.
-    datasets = options.get("datasets")
-    if isinstance(datasets, dict):
-        section = datasets.get("train") or datasets.get("test")
-        if not isinstance(section, dict):
-            section = {}
-        description = {
-            **options,
-            "spike_channels": section.get("spike_channels") or 0,
-            "spike": section.get("spike"),
-            "spike_data": section.get("spike_data"),
-        }
-        options = {key: description[key] for key in DESCRIPTION if key in description}
-    return options if _is_description(options) else None
+    if isinstance(description.get("datasets"), dict):  # the second form
+        description = _description_of_option_file(description)
+    return description if _is_description(description) else None
+
+
+def _description_of_option_file(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a network in the content of an option file. Keys may be missing.
+
+    In an option file, the description of the spikes is in the section of a dataset.
+    """
+    datasets = options["datasets"]
+    section = datasets.get("train") or datasets.get("test")
+    if not isinstance(section, dict):
+        section = {}
+    values = {
+        **options,
+        "spike_channels": section.get("spike_channels") or 0,
+        "spike": section.get("spike"),
+        "spike_data": section.get("spike_data"),
+    }
+    return {key: values[key] for key in DESCRIPTION if key in values}
 
 
 def _is_description(options: dict[str, Any]) -> bool:
@@ -135,25 +142,23 @@ def _is_description(options: dict[str, Any]) -> bool:
 
 
 def _with_option_file(
-    path: Path, weights: dict[str, Tensor], options: dict[str, Any], description: dict[str, Any]
+    path: Path, weights: dict[str, Tensor], in_file: dict[str, Any], description: dict[str, Any]
 ) -> SavedNetwork:
     """Return weights with the network of an option file. Warns if spikes are read differently.
 
-    options: what the weights file says of its network, or {}.
+    in_file: what the weights file says of its network, or {}.
     description: what the option file says of its network (`Options.portable`).
 
     Raises CheckpointError if the spike channels are of another kind than in the training.
     """
-    # The description of the training data comes from the weights file if possible, because the
-    # option file may name other data.
-    spike_data = options.get("spike_data") or description["spike_data"]
+    # Prefer what the weights file says of the training data: the option file may name other data.
+    spike_data = in_file.get("spike_data") or description["spike_data"]
     fields = {**description, "spike_data": spike_data}  # with the keys of DESCRIPTION
     saved = SavedNetwork(path, weights, **fields, known_from="the option file")
-    spike_of_training = options.get("spike")
-    # Compare the two descriptions of the spikes, if there are two. Read `saved.spec` last, because
-    # it builds the network, which takes time.
-    has_two = spike_of_training is not None and saved.spike is not None
-    if has_two and saved.spec.spike_channels > 0:
+    spike_of_training = in_file.get("spike")
+    has_two_sections = spike_of_training is not None and saved.spike is not None
+    # `saved.spec` is read last, because it builds the network, which takes time.
+    if has_two_sections and saved.spec.spike_channels > 0:
         _compare_spikes(spike_of_training, saved.spike, path)
     return saved
 

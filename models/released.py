@@ -158,7 +158,7 @@ def _one_at_a_time(file: Path) -> Generator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     lock_path = file.with_name(f".{file.name}.lock")
     with lock_path.open("w") as lock:
-        # Try again and again instead of one waiting call, to tell the watchdog of the progress.
+        # Poll instead of one blocking call, so that the watchdog hears from this process.
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,7 +169,7 @@ def _one_at_a_time(file: Path) -> Generator[None]:
         try:
             yield
         finally:
-            # After this, a process that waits has the old lock file, and a process that starts
-            # later makes a new one. So both may run the context at once. This does no harm: each
-            # process finds the weights, or fetches them under a temporary name of its own.
+            # A process that waits has opened this lock file, and a process that comes later makes a
+            # new one. So both may run the context at once. This does no harm: each finds the
+            # weights, or fetches them under a temporary name of its own.
             lock_path.unlink(missing_ok=True)
