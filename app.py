@@ -18,13 +18,13 @@ ends. Each clip is restored by main_test_vrt.py in a process of its own. See doc
 #   4. `restore` shows the result.
 #
 # The page is built with the package gradio. A handler is a function that gradio calls when a button
-# is pressed. Its arguments are the values of the fields that `build_page` names as inputs. It
-# returns the new values of the fields that `build_page` names as outputs. A generator, such as
-# `restore`, yields new values several times.
+# is pressed. It gets the values of the fields that `build_page` names as inputs, and returns new
+# values for the fields that `build_page` names as outputs. A generator, such as `restore`, yields
+# new values several times.
 #
 # What must stay: the limits below, because in a Hugging Face Space strangers use the page. Outside
-# of a Space, no other machine can reach it (test_other_machines_cannot_reach_the_page). After a
-# restoration was stopped, no file is left (test_a_stop_ends_the_work_and_leaves_no_file).
+# of a Space, no other machine can reach it (test_other_machines_cannot_reach_the_page). A stopped
+# restoration leaves no file (test_a_stop_ends_the_work_and_leaves_no_file).
 # Free to change: the fields and texts of the page. The test finds the fields by their elem_id.
 #
 # Tests: tests/stories/test_app.py opens the page in a browser.
@@ -64,9 +64,9 @@ from utils.results import read_json
 # Seconds after which a restoration is ended, so that the next visitor gets a turn.
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
-# Seconds after which gradio removes uploaded files and forgets the restoration of a visitor. They
-# are enough for 1 h in the queue and 1 h of restoration. A visitor who waits longer in the queue
-# has to upload the files again.
+# Seconds after which gradio removes uploaded files and forgets the restoration of a visitor: enough
+# for 1 h in the queue and 1 h of restoration. A visitor who waits longer has to upload the files
+# again.
 VISITOR_S = 7200
 CLEAN_EVERY_S = 600  # seconds between two searches of gradio for files to remove
 MOST_WAITING = 8  # requests that may wait in the queue; gradio refuses further requests
@@ -171,9 +171,9 @@ def build_page(gr: Any, folder: Path) -> Any:
         # Gradio's own progress bar would cover the fields that show the progress here.
         without_bar = {**for_page_only, "show_progress": "hidden"}
         running = start.click(partial(restore, gr, folder), [work, *fields], outputs, **without_bar)
-        # The button "Cancel" does two things at once. Gradio calls `stop`, and `stop` kills the
-        # process of the restoration. Gradio also closes the generator `restore` (`cancels`). What
-        # happens then depends on which is first:
+        # "Cancel" does two things at once: gradio calls `stop`, which kills the process of the
+        # restoration, and gradio closes the generator `restore` (`cancels`). What follows depends
+        # on which comes first:
         #
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files
@@ -215,9 +215,8 @@ def fields_of_visitor(gr: Any) -> Fields:
         spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
         sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
     with gr.Row():
-        # NETWORK restores with the chosen weights. JOINT begins with the frames of these weights.
-        # It then refines all frames of the clip together, until they agree with the blurry frames
-        # and the spikes. The METHODS are formulas without weights.
+        # NETWORK restores with the chosen weights. JOINT improves each frame of this network, by
+        # equations of the blurry frame and its spikes. The METHODS are formulas without weights.
         method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
         weights = gr.Dropdown(
             [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
@@ -289,14 +288,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     fields: the values that the visitor gave, in the order of the class `Fields`: frames, spikes,
     sharp, method, ... `start_work` takes them in the same order.
     """
-
-    def without_result(work: Work | None, state: str, messages: str) -> PageState:
-        """Return a state of the page that shows no frame."""
-        # The slider for the number of the frame goes back to 1, because it may still be at a number
-        # of the last clip, e.g. 8.
-        number = gr.update(value=1)
-        return PageState(work, state, messages, slider=None, number=number, results=None)
-
+    without_result = partial(page_without_result, gr)
     forget(former)
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
     yield without_result(None, state_html("looking at the files", done=0, total=1), messages="")
@@ -328,18 +320,33 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
         yield without_result(work, state_html("refused"), work.messages())
     else:
         archive = shutil.make_archive(str(folder / "restored"), "zip", work.results)
-        count = len(work.restored())
-        middle = count // 2 + 1  # number of the middle frame, from 1: e.g. 2 of 3 frames
+        yield page_with_result(gr, work, archive)
+
+
+def page_without_result(gr: Any, work: Work | None, state: str, messages: str) -> PageState:
+    """Return a state of the page that shows no frame. gr: the package gradio."""
+    # The slider for the number of the frame goes back to 1, because it may still be at a number of
+    # the last clip, e.g. 8.
+    number = gr.update(value=1)
+    return PageState(work, state, messages, slider=None, number=number, results=None)
+
+
+def page_with_result(gr: Any, work: Work, archive: str) -> PageState:
+    """Return the state of the page after a restoration: the middle frame, the scores, the archive.
+
+    gr: the package gradio. archive: path of the results as one file.
+    """
+    count = len(work.restored())
+    middle = count // 2 + 1  # number of the middle frame, from 1: e.g. 2 of 3 frames
+    return PageState(
+        work=work,
+        state=state_html(scores_of(work.results)),
+        messages=work.messages(),
+        slider=compare(work, middle),
         # A slider of gradio needs two positions, also for a clip of one frame.
-        number = gr.update(maximum=max(count, 2), value=middle)
-        yield PageState(
-            work=work,
-            state=state_html(scores_of(work.results)),
-            messages=work.messages(),
-            slider=compare(work, middle),
-            number=number,
-            results=archive,
-        )
+        number=gr.update(maximum=max(count, 2), value=middle),
+        results=archive,
+    )
 
 
 def follow(work: Work) -> Iterator[int]:
@@ -364,8 +371,8 @@ def follow(work: Work) -> Iterator[int]:
 def stop(work: Work | None) -> str:
     """End a restoration, if there is one. Returns the new state of the page, "cancelled".
 
-    This function removes no files, because `restore` may still read the restored frames. The next
-    restoration of the visitor removes the files, or gradio removes them after VISITOR_S.
+    The files stay, because `restore` may still read the restored frames. The next restoration of
+    the visitor removes them, or gradio does so after VISITOR_S.
     """
     if work is not None:
         work.cancel()
