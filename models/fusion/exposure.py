@@ -33,15 +33,15 @@ LUMA = (0.299, 0.587, 0.114)
 #     slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
 #
 # f is compared with the variance of luma in a window, in squared display values. The root of f is
-# 0.017, about 4 of 255 levels. In a flat window only noise changes luma, by less than this. There f
-# is larger than the variance, and the slope is nearly mean(colour) / mean(luma). A larger f would
-# ignore weak edges. A smaller f would fit lines to noise.
+# 0.017, about 4 of 255 levels. In a flat window only noise changes luma, by less than this, so f is
+# larger than the variance, and the slope is nearly mean(colour) / mean(luma). A larger f would
+# ignore weak edges, and a smaller f would fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise.
 LEAST_LUMA = 1e-3
 # Number of pixels that are computed at a time on a CPU: one frame of 256 x 256. Four such frames at
-# once do not fit the cache. They take three times as long as one after another.
+# once do not fit the cache, and take three times as long as one after another.
 PIXELS_AT_A_TIME = 2**16
 
 
@@ -126,8 +126,7 @@ class ExposureFusion(ImageFusion):
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         """Return the `mixture` for each frame, in the shape of image (B, T, 3, H, W)."""
         spike = checked_spike(image, spike, self.spike_channels)
-        # Each frame is computed alone, so a batch may have any number of frames. On a CPU a batch
-        # has few frames, so that it stays in the cache.
+        # Frames do not depend on each other, so on a CPU a batch has only as many as fit the cache.
         frames = image.flatten(0, 1)  # (B T, 3, H, W)
         spikes = spike.flatten(0, 1)  # (B T, S, H, W)
         batch = len(frames)
@@ -148,8 +147,9 @@ class ExposureFusion(ImageFusion):
 
         image: blurry frames (N, 3, H, W). spike: their spike channels (N, S, H, W).
         """
-        # `colour_changes` says how much each colour changes if luma doubles, i.e. for ratio 2.
-        # Colours change along a line, so for any ratio
+        # `colour_changes` is the change for ratio 2, i.e. if luma doubles. Colours change along a
+        # line, so for any ratio
+        #
         #     estimate = frame + colour_changes * (ratio - 1)
         frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
         changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)

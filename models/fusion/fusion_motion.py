@@ -56,8 +56,8 @@ CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 #         fits them better
 #      1  the number of the step
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
-# Factor of differences of display values, e.g. 0.2 becomes 1. A conv net learns best from inputs of
-# about 1, and the differences are much smaller. The trained weights fit this value.
+# Factor of differences of display values. A conv net learns best from inputs of about 1, and the
+# differences are much smaller. The trained weights fit this value.
 DIFFERENCE_SCALE = 5.0
 # Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, because
 # a quarter of the pixels takes less time.
@@ -148,8 +148,8 @@ class MotionSteps(nn.Module):
         z_0, proposal: (3, H, W). turn: the way in which the conv net sees the pictures.
         """
         evidence = equations.evidence()  # (6, H, W)
-        # By how much the spikes of the sharp instant are brighter than z_0, (1, H, W). The first
-        # step sets it, because z is still z_0 then.
+        # By how much the spikes of the sharp instant are brighter than z_0, (1, H, W): known from
+        # the first step, in which z is z_0.
         spikes_minus_z_0: Tensor | None = None
         z = z_0
         frames = []
@@ -164,8 +164,7 @@ class MotionSteps(nn.Module):
             # The conv net sees turned pictures. Its outputs are turned back.
             outputs = turn.turn_back(self.net(turn.apply(at_full_size), turn.apply(at_half_size)))
 
-            # dz = 0.1 c + a_b g_b + a_s g_s + a_p (proposal - z). The change c has 3 channels. Each
-            # gate a has one channel, which counts for all colours.
+            # dz = 0.1 c + a_b g_b + a_s g_s + a_p (proposal - z). A gate counts for all colours.
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
             z = z + CHANGE_SCALE * c + a_b * pulls.g_b + a_s * pulls.g_s + a_p * to_proposal
             frames.append(z)
@@ -178,8 +177,7 @@ class MotionSteps(nn.Module):
         at_half_size: (CHANNELS_AT_HALF_SIZE, H, W). The conv net sees the means of these channels
             over HALF x HALF pixels.
         """
-        # Repeat the last row if the height is odd, and the last column if the width is odd. Then
-        # half of the height and of the width are whole numbers.
+        # Repeat the last row or column if the height or the width is odd, so that it can be halved.
         height, width = at_full_size.shape[-2:]
         rows_to_add = height % HALF  # 1 if the height is odd, else 0
         columns_to_add = width % HALF
@@ -189,9 +187,9 @@ class MotionSteps(nn.Module):
             at_half_size = F.pad(at_half_size, added, mode="replicate")
 
         # Bring both inputs to half size, (1, channels, H / 2, W / 2). The HALF x HALF pixels of
-        # `at_full_size` become channels, so that nothing is lost. The HALF x HALF pixels of
-        # `at_half_size` are replaced by their mean. The two results are large, and a name would
-        # keep them in memory, so they get no name.
+        # `at_full_size` become channels, so that nothing is lost, and the pixels of `at_half_size`
+        # are replaced by their mean. The two results have no names, which would keep them in
+        # memory.
         x = torch.cat(
             (F.pixel_unshuffle(at_full_size[None], HALF), F.avg_pool2d(at_half_size[None], HALF)),
             dim=1,

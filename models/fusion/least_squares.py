@@ -22,17 +22,17 @@ from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 
 # Channels of the motion by least squares: x and y, each in four versions (see `least_squares`).
 LEAST_SQUARES = 8
-# Least squares: in a flat region the squared gradients are near 0, and the motion would be noise
-# divided by almost 0. With this number added to the squared gradients, the motion is near 0. A
-# larger number would also make the motion of weak texture too small.
+# Added to the squared gradients. In a flat region they are near 0, and the motion would be noise
+# divided by almost 0. With this number it is near 0. A larger number would also make the motion of
+# weak texture too small.
 ADDED_TO_SQUARED_GRADIENT = 2e-3
-# Least squares: the result is limited to this motion, in pixels of the level (`MotionNet` works at
-# several resolutions, its levels). A gradient describes a picture only within a pixel or two, so a
-# larger result would be wrong.
+# The result is limited to this motion, in pixels of the level (`MotionNet` works at several
+# resolutions, its levels). A gradient describes a picture only within a pixel or two, so a larger
+# result would be wrong.
 LARGEST_MOTION = 2.0
-# Least squares are taken over SQUARE_SIDE x SQUARE_SIDE pixels around each pixel. The number is
-# odd, so that there is a middle pixel. A larger number averages over more noise, and mixes the
-# motions of more objects.
+# The equations of SQUARE_SIDE x SQUARE_SIDE pixels around each pixel are solved together. The
+# number is odd, so that there is a middle pixel. A larger number averages over more noise, but
+# mixes the motions of more objects.
 SQUARE_SIDE = 5
 
 
@@ -47,10 +47,10 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     Each of the 5 x 5 pixels around a pixel gives one such equation. The motion (x, y) of the pixel
     is the least-squares solution of these 25 equations.
 
-    There are four changes, and the equations are solved for each of them separately. So there are
-    four motions (x, y). The changes come from parabolas: a pixel has a value in each of the 11
-    windows, at 11 times tau. A parabola in tau is fitted to these values, and gives a slope and a
-    curvature. This is done for the light of the windows, and for their number of spikes.
+    A pixel has a value in each of the 11 windows, at 11 times tau. A parabola in tau is fitted to
+    these values, and its slope and its curvature are two such changes. With the light of the
+    windows, and with their number of spikes, there are four changes. The equations are solved for
+    each of them separately, which gives four motions (x, y).
 
     moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. 30 are
     15 windows with 2 pictures each.
@@ -71,10 +71,9 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-    # The normal equations consist of sums of products over the 5 x 5 pixels. Means do as well,
-    # because the common factor 1/25 cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is for means.)
-    # The first three products have 1 channel each. The last two have 4 channels each, one for each
-    # change.
+    # The normal equations have sums of products over the 5 x 5 pixels. Means do as well, because
+    # the common factor 1/25 cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is for means.) The first
+    # three products have 1 channel each, and the last two have 4, one for each change.
     products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
     means = F.avg_pool2d(
         torch.cat(products, dim=1),
@@ -112,8 +111,8 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
     #     light = sqrt(n / M) - 1         derivative at n = N:   1 / (2 sqrt(N M))
     #     count = (n - N) / sqrt(N)       derivative:            1 / sqrt(N)
     #
-    # So the derivative of `count` is 2 sqrt(M) times as large. Divide the change of `count` by
-    # 2 sqrt(M). Channel 1 of the scene is log(M), and exp(log(M) / 2) is sqrt(M).
+    # So the derivative of `count` is 2 sqrt(M) times as large, and its change is divided by this
+    # number. Channel 1 of the scene is log(M), and exp(log(M) / 2) is sqrt(M).
     ratio_of_changes = 2 * torch.exp(scene[:, 1:2] / 2)  # 2 sqrt(M), (B, 1, h, w)
     change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count) / ratio_of_changes
     return torch.cat((change_of_light, change_of_count), dim=1)

@@ -13,11 +13,11 @@ A spike pixel shows a point of the scene at the sharp instant. The point moves a
                                                     exposure, and about 1 is its end
 
 The network finds the six coefficients of each pixel, and the logarithm of the expected error of q.
-The spikes come in 15 windows of time (motion_windows.py), and each window has a picture. From the
-coarsest of the `LEVELS` to the finest, the network
+It gets a picture of the spikes in each of 15 windows of time (motion_windows.py). From the coarsest
+of the `LEVELS` to the finest, it
 
-    1. shifts the pictures of all windows back to the sharp instant, along the curve found so far.
-       Where the curve is right, all pictures then look alike
+    1. shifts all pictures back to the sharp instant, along the curve found so far. Where the curve
+       is right, the pictures then look alike
     2. asks which motion would explain the differences that are left (least_squares.py)
     3. corrects the curve, by a small conv net that sees all this
 
@@ -76,8 +76,7 @@ CHANGES = COEFFICIENTS + 1
 # Dilations of the inner convolutions of a conv net, repeated from the first.
 DILATIONS = (2, 1, 3, 1)
 # The coefficients are divided by this number before a conv net gets them, so that its inputs are
-# about 1. The output of a conv net is not multiplied by this number, because it is in pixels of the
-# level (see `forward`).
+# about 1. Its output has another unit, pixels of the level (see `forward`).
 USUAL_SHIFT = 4.0
 # Factor of the initial weights of the last convolution. It is small, so that the curves begin near
 # no motion.
@@ -168,8 +167,8 @@ class MotionNet(nn.Module):
             small_pictures = F.avg_pool2d(pictures, level.size)  # (B * 15, 2, h, w) of the level
             small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
 
-            # Take over the motion of the previous, coarser level. Its values stay as they are,
-            # because they are in spike pixels at all levels.
+            # Take over the motion of the coarser level. Its values need no factor, because they are
+            # in spike pixels at all levels.
             shape = small_scene.shape[-2:]
             if curve.shape[-2:] != shape:
                 curve = F.interpolate(curve, shape, mode="bilinear", align_corners=False)
@@ -177,13 +176,10 @@ class MotionNet(nn.Module):
 
             for _ in range(level.rounds):
                 inputs = self._inputs(small_pictures, small_scene, curve, log_error, level.size)
-                # Only the coarsest level has a shared motion. At other levels `add_shared_motion`
-                # changes nothing.
+                # Only the net of the coarsest level gives a shared motion.
                 change = add_shared_motion(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
-                # The conv net gives the change of the curve in pixels of the level, but the curve
-                # is in spike pixels. The error is in spike pixels at every level, so the change of
-                # its logarithm needs no factor.
+                # The change of the curve is in pixels of the level, and the curve in spike pixels.
                 curve = curve + change_of_curve * level.size
                 log_error = log_error + change_of_log_error
             curves_of_levels.append(Curves(level.size, curve, log_error))
@@ -198,8 +194,8 @@ class MotionNet(nn.Module):
         pictures: (B * 15, 2, h, w) and scene: (B, 3, h, w), both of the level. curve, log_error:
         the motion so far. size: side of a pixel of the level, in spike pixels.
         """
-        # Detached, so that no gradient flows through the shifts into earlier corrections. Each
-        # correction then learns from its own result.
+        # Detached, so that each correction learns only from its own result: no gradient flows
+        # through the shifts into earlier corrections.
         curve = curve.detach()
         log_error = log_error.detach()
         shifts = displacements(curve, self.tau) / size  # (B, 15, 2, h, w), in pixels of the level

@@ -19,15 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Edges of the windows of time, in elevenths of an exposure after its middle. Eleven windows divide
-# the exposure. Two longer windows lie before the exposure, and two after the exposure.
+# Edges of the windows of time, in elevenths of an exposure after its middle.
 EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 7.5, 10.5)
 WINDOWS = len(EDGES) - 1
 INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
 # The sharp instant, in halves of an exposure after its middle. In training, an exposure had 88
-# spike planes, 0 to 87, so its middle lay between the planes 43 and 44. The sharp instant is the
-# middle of plane 44: half a plane later. Half an exposure has 44 planes.
+# spike planes, and the sharp instant was the middle of plane 44 of 0 ... 87: half a plane after the
+# middle of the exposure. Half an exposure has 44 planes.
 SHARP_INSTANT = 0.5 / 44
 
 # Channels of the picture of a window: 0 brightness (`light` in least_squares.py), 1 number of
