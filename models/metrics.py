@@ -47,8 +47,8 @@ class Column:
 
     title: header of the column. digits: decimals of the values.
     on_luma: whether the metric compares the luma (H, W) instead of RGB. The luma is the brightness,
-        16 for black and 235 for white (`rgb_to_y`). Grey frames have no colours to compare, so only
-        metrics on the luma score them.
+        16 for black and 235 for white (`rgb_to_y`). Restored frames that are grey are scored only
+        by such metrics.
     """
 
     title: str
@@ -152,8 +152,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
 # psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
-# LPIPS has a column like the other metrics. But LPIPS needs files of weights, so the flag --lpips
-# of main_test_vrt.py chooses it, and not `metric.more`.
+# LPIPS has a column like the other metrics. It needs files of weights, so it is chosen by the flag
+# --lpips of main_test_vrt.py, and not by `metric.more`.
 COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
 # The metrics that are always computed. `metric.more` adds others.
@@ -304,7 +304,7 @@ def _ssim_window(image: np.ndarray) -> np.ndarray:
     Near the border the window would reach beyond the image.
     """
     filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
-    # The window of 11 x 11 pixels reaches 5 pixels to each side, so cut off 5 pixels at each side.
+    # The window of 11 x 11 pixels reaches 5 pixels to each side.
     return filtered[5:-5, 5:-5]
 
 

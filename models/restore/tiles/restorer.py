@@ -6,17 +6,9 @@
           run_padded     one tile, padded to a size that the network takes (padding.py)
             _run_network the network itself, on its device and in its precision
 
-stream_clip calls `Restorer._read` for the input of each tile in time. Each of these functions calls
-the next one to get a frame:
-
-    Restorer._read          joins the frames of a tile
-      FrameCache.frame      keeps frames, so that a frame in two tiles is decoded once
-                            (frame_cache.py)
-        DatasetClip.frame   knows the clip's number in the dataset (data/clips/readers.py)
-          TestClips.read_frames   asks for the whole frame, without a flip (data/clip_dataset.py).
-                                  The dataset of a user's clips is `UserClips`, a `TestClips`
-            ClipDataset.read      makes the tensors "lq" and "spike" (data/clip_reading.py)
-              backend.images      reads files (data/clips/disk_files.py) or a clip cache
+For the input of each tile in time, stream_clip calls `Restorer._read`, which joins the frames of
+the tile. It gets them from a cache (frame_cache.py), so that a frame in two tiles is decoded once.
+The cache reads them from a reader of the clip, usually a `DatasetClip` (data/clips/readers.py).
 
 E.g. a clip of 14 frames, and tiles of 12 frames x 256 px: stream_clip restores the frames 0 ... 11,
 then 2 ... 13. The frames 2 ... 11 are weighted means of both. restore_space cuts the frames into
@@ -108,17 +100,17 @@ class Restorer:
     def _restore_frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
-        With `Tiling.may_halve`, the clip is tried again with smaller tiles after an out-of-memory
-        error, as long as no frame has been yielded. All tiles of a clip have the same size, so
-        memory that is enough for the first frame is enough for the last. An error after the first
-        frame is raised, because frames of two tilings in one clip would not fit together.
+        With `Tiling.may_halve`, an out-of-memory error before the first frame starts the clip again
+        with smaller tiles. Memory that is enough for the first frame is enough for the last,
+        because all tiles of a clip have the same size. If it runs out later nevertheless, the error
+        is raised, because frames of two tilings would not fit together in one clip.
         """
         cache = self.with_cache(reader)
         has_yielded = False
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
-        # Each frame needs arrays of the same sizes. If they use the memory of the frame before
-        # again, a large frame takes a tenth less time.
+        # Each frame needs arrays of the same sizes. Keeping the memory of the frame before saves a
+        # tenth of the time of a large frame.
         if self.tiling.spec.each_frame_alone:
             keep_freed_memory()
 
@@ -129,9 +121,7 @@ class Restorer:
             # From a fraction of the clip to a number of frames.
             tick(done_share * len(wanted))
 
-        # Each round of the loop tries the whole clip with `self.tiling`. After an out-of-memory
-        # error, the tiles are smaller in the next round.
-        while True:
+        while True:  # until the clip is restored with tiles that fit into the memory
             frames = stream_clip(
                 net=self._run_network,  # padding.py calls it, for each tile in space
                 read=read_tile,  # stream.py calls it, for each tile in time
@@ -157,7 +147,7 @@ class Restorer:
                         expected="tiles that fit into memory",
                         do=self.do,
                     ) from e
-            # Free the memory after the except block, because within the block the traceback of the
+            # This stands after the except block, because within the block the traceback of the
             # error still refers to the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = next_tiling
@@ -166,14 +156,14 @@ class Restorer:
     def with_cache(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
 
-        `frames` reads each clip through a cache. validated_clip.py makes this cache itself, and
-        passes the cached reader to `frames`, so that it can read the input of the last tile once
-        more. If a reader has a cache already, it is returned unchanged.
+        `frames` reads each clip through a cache. validated_clip.py makes the cache itself, and
+        passes it to `frames`, so that it can read the input of the last tile once more. A reader
+        that is a cache already is returned unchanged.
         """
         if isinstance(reader, FrameCache):
             return reader
-        # A network that interpolates reads other frames than it returns. So `_interpolate_frames`
-        # makes another cache.
+        # A network that interpolates reads other frames than it returns, so `_interpolate_frames`
+        # makes a cache of its own.
         if self.tiling.spec.interpolates:
             return reader
         frames_of_tile = self.tiling.num_frame_testing
@@ -224,16 +214,14 @@ class Restorer:
 
     def _run_network(self, *inputs: Tensor) -> Tensor:
         """Run the network on padded tiles, (B, n, channels, H, W) -> (B, n, C', sH, sW)."""
-        # Tell the watchdog that the process makes progress. A single tile may take long, and a clip
-        # has many tiles.
-        watchdog.go_on()
+        watchdog.go_on()  # for each tile, because a single tile may take long
         on_device = [x.to(self.device, non_blocking=True) for x in inputs]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             out = self.net(*on_device)
         if not self.tiling.spec.interpolates:
             return out
-        # `stream_clip` expects one result for each frame of a tile. So repeat the one new frame for
-        # every input frame. `expand` copies nothing.
+        # `stream_clip` expects a result for each frame of a tile, so repeat the one new frame.
+        # `expand` copies nothing.
         new_frame = out[:, :1]  # (B, 1, C', sH, sW)
         frame_count = inputs[0].shape[1]
         return new_frame.expand(-1, frame_count, -1, -1, -1)
@@ -243,16 +231,15 @@ class Restorer:
     ) -> Iterator[Tensor]:
         """Yield the frames `wanted` of a clip with gaps, see `frames`.
 
-        The frames around the gaps are joined, as if they were one clip. E.g. length 4, two given
-        frames on either side of a gap: 0 0 | 1 2 for gap 0, then 0 1 | 2 3 for gap 1. Frame 0 is
-        repeated for gap 0, because no frame is before it. The tiles in time have this length and no
-        overlap (`Tiling.of`), so each tile has the frames of one gap.
+        The frames around the gaps are joined, as if they were one clip. E.g. with two given frames
+        on either side of a gap, 0 0 | 1 2 for gap 0 and then 0 1 | 2 3 for gap 1. (Frame 0 is
+        repeated, because no frame is before it.) A tile in time has the frames of one gap, because
+        it has this length and no overlap (`Tiling.of`).
         """
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
         selection = frames_around_gaps(reader, wanted, length)
-        # The cache keeps a frame once, even if the selection has it several times. The next gap
-        # needs only one new frame. So with a cache of little more than `length` frames, each frame
-        # is read once.
+        # From gap to gap only one frame is new. So a cache of little more than `length` frames is
+        # enough to read each frame once.
         capacity = length + SPARE_FRAMES
         frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
@@ -264,9 +251,8 @@ class Restorer:
         restored = self._restore_frames(
             frames_of_gaps, range(len(selection)), tick_of_wanted_frames
         )
-        # The network makes one new frame of `length` given frames. `_run_network` repeats the new
-        # frame `length` times, because `_restore_frames` needs a result for each given frame. So
-        # take every `length`-th result, e.g. for length 4 the results 0, 4, 8, ...
+        # `_run_network` repeats a new frame for each of its `length` given frames, so take every
+        # `length`-th result, e.g. 0, 4, 8, ...
         new_frames = itertools.islice(restored, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:
