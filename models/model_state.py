@@ -65,12 +65,10 @@ class ModelState:
         self.opt = opt
         self.train_opt = opt.train
         self.device = utils_dist.get_device()
-        # Sentences for the first lines of the log. They say which operations run in another form
-        # than on NVIDIA's GPUs.
+        # For the log: which operations run in another form than on NVIDIA's GPUs, in sentences.
         self.stand_ins = stand_ins(self.device)
-        # The options from which a program can build the network again. Each weights file and each
-        # checkpoint has them. They name no paths of this machine, so that another machine can use
-        # the file.
+        # The options from which a program can build the network again, for weights files and
+        # checkpoints. They name no paths of this machine, so that another machine can use the file.
         self.network_options: dict[str, Any] = {**opt.portable(), "spike_channels": spike_channels}
 
         # torch's layers draw their initial weights from the default generator. With this seed they
@@ -99,9 +97,9 @@ class ModelState:
         state: a checkpoint to resume from, with the keys of `training_state`. None: start from
         `path.pretrained_netG`, or from scratch.
 
-        The order of the lines must stay. The weights are loaded first, because netE begins as a
-        copy of them. netG is compiled after netE is copied, so netE is not compiled. The optimizer
-        must exist before `_load_training` loads its moments.
+        The order of the lines must stay: netE begins as a copy of the loaded weights, netG is
+        compiled after this copy is made, so that netE is not compiled, and `_load_training` needs
+        the optimizer to load its moments.
         """
         self._load_weights(state)
         self._start_average(state)
@@ -183,18 +181,17 @@ class ModelState:
         if self.netE is not None and averages is not None:
             self._load_averages(self.netE, averages)
         self.nonfinite.in_a_row = state.get("nonfinite_in_a_row", 0)
-        # Set the learning rate of the last step, because the checkpoint may be saved again before
-        # the next step sets a rate
-        # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint). A state
-        # without "step" was not saved by a run, so it has no last step.
+        # The checkpoint may be saved again before the next step sets a rate
+        # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint), so set
+        # the rate of the last step. A state without "step" was not saved by a run.
         if state.get("step"):
             self._set_learning_rate(state["step"])
 
     def _load_averages(self, netE: nn.Module, averages: dict[str, torch.Tensor]) -> None:
         """Load the averaged weights of a checkpoint. Raises CheckpointError if they do not fit.
 
-        The weights of netG, which are loaded before, have fitted. So averages that do not fit come
-        from a damaged or changed file.
+        The weights of netG have fitted before, so averages that do not fit come from a damaged or
+        changed file.
         """
         try:
             load_weights(netE, averages, "ema_state_dict of the checkpoint", strict=True)
@@ -237,9 +234,9 @@ class ModelState:
     def _refuse_to_save_spoilt_weights(self) -> None:
         """Raise NonFiniteError if trained weights hold NaN or Inf.
 
-        Otherwise such weights would replace a good checkpoint. A step whose loss or gradient is NaN
-        is skipped, so it changes no weight. But an update with finite gradients may overflow, e.g.
-        if the learning rate is far too high.
+        Otherwise such weights would replace a good checkpoint. Steps with a loss or gradient of NaN
+        are skipped, but an update with finite gradients may overflow, too, e.g. if the learning
+        rate is far too high.
         """
         for name, parameter in unwrap_ddp(self.netG).named_parameters():
             # A parameter that is not trained may be a mask of -Inf.
@@ -267,8 +264,8 @@ class ModelState:
                 "options": self.network_options,
                 "iter": step,
             }
-            # keep=None: former versions and a file of checksums are for files from which a run
-            # resumes. No run resumes from this file.
+            # keep=None: no run resumes from this file, so it needs neither former versions nor a
+            # file of checksums.
             checkpoint.save(content, folder / f"{step}_{letter}.pth", keep=None)
 
     # ---- For logs and comparisons ----

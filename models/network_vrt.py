@@ -208,8 +208,8 @@ class VRT(nn.Module):
         needed_spikes = spike_channels if fusion_class.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(design, self.image_chans, needed_spikes)
 
-        # The order of the following lines decides the random initial weights. So build a new module
-        # after these lines. Between them, it would change the initial weights of all later modules.
+        # The order of the following lines decides the random initial weights. Build a new module
+        # after them: in between, it would change the initial weights of all later modules.
         if pa_frames:
             # The frame, and at each pixel the four nearest pixels of each of its two neighbours:
             # 1 + 4 + 4 groups of channels. `aligned_input` in flow.py makes them.
@@ -287,8 +287,8 @@ class VRT(nn.Module):
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
-        # torch counts the compilations of `forward_plain` over all blocks. Raise the limit, because
-        # torch would run later blocks uncompiled.
+        # torch counts the compilations of `forward_plain` over all blocks together. Without a
+        # higher limit, it would run the later blocks uncompiled.
         config: Any = torch._dynamo.config  # Any: the type checker takes the limit for a constant
         config.recompile_limit = max(COMPILATIONS_OF_BLOCK, config.recompile_limit)
         for block in self.modules():
@@ -329,8 +329,8 @@ class VRT(nn.Module):
         if self.nonblind:
             x = torch.cat((x, noise_map), dim=2)
 
-        # The network computes a correction of the base. The base is the input frames, or the frames
-        # that the fusion operator makes of them. From here the frames of all clips are one batch.
+        # The network corrects the base: the input frames, or the frames that the fusion operator
+        # makes of them. From here on the frames of all clips are one batch.
         x = self._features(x, flows, spike).flatten(0, 1)  # (B N, E, H, W)
         base = self.fusion.on_base(rgb, fused, spike).flatten(0, 1)  # (B N, 1 or out_chans, H, W)
         frames = self._to_frames(x, base)  # (B N, K out_chans, sH, sW)
@@ -347,8 +347,7 @@ class VRT(nn.Module):
                 base, scale_factor=self.upscale, mode="bilinear", align_corners=False
             )
         x = self.conv_last(x)  # (n, K out_chans, sH, sW)
-        # Add the same base to each of the K instants. A gray base has one channel, which is added
-        # to each colour.
+        # All K instants have the same base. If it is gray, its one channel is added to each colour.
         instants = x.unflatten(1, (self.out_instants, -1))  # (n, K, out_chans, sH, sW)
         instants = instants + base[:, None]
         return instants.flatten(1, 2)
@@ -359,8 +358,8 @@ class VRT(nn.Module):
         fused: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
         """
         height, width = fused.shape[3:]
-        # The network sees the frames minus the mean colour of the clip. The mean is added to the
-        # new frames at the end.
+        # The network sees the frames minus the mean colour of the clip, which is added again at the
+        # end.
         mean = fused.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
         x = self._features(fused - mean, flows=None, spike=spike)  # (B, N, E, H, W)
         x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames as channels
@@ -381,8 +380,8 @@ class VRT(nn.Module):
         if self.is_fitted:
             return
         self.is_fitted = True
-        # Ask for the size of the GPU only now. The constructor runs before the process has chosen
-        # its GPU, so asking in the constructor would let each process take memory on GPU 0.
+        # The size of the GPU is asked for only here: the constructor runs before the process has
+        # chosen its GPU, so asking there would make each process take memory on GPU 0.
         budget_gb = self.memory_budget_gb
         if budget_gb is None:
             budget_gb = GPU_SHARE * devices.total_gb(lq.device)
@@ -395,11 +394,10 @@ class VRT(nn.Module):
     def estimate_flows(self, frames: Tensor) -> Flows:
         """Estimate the flows between neighbouring frames (B, N, 1 or 3, H, W).
 
-        The flows must be exact, because they decide which pixels `nearest4` (flow_warp.py) takes.
-        E.g. with the shift 2.999, it takes the pixels 2 and 3 to the right. If the shift is rounded
-        to 3.001, it takes the pixels 3 and 4. So the flows are float32 or float64 under any
-        autocast. TF32, a less exact arithmetic that torch uses by default in cuDNN's convolutions,
-        is off here.
+        The flows must be exact, because they decide which pixels `nearest4` (flow_warp.py) takes:
+        for a shift of 2.999 the pixels 2 and 3 to the right, but for 3.001 the pixels 3 and 4. So
+        the flows are float32 or float64 under any autocast, and without TF32, the less exact
+        arithmetic that torch uses by default in cuDNN's convolutions.
 
         The backward pass of the flow network runs after this function, so it uses TF32 unless the
         caller has switched it off. This does no harm, because gradients choose no pixels.
@@ -426,19 +424,18 @@ class VRT(nn.Module):
         #   output of stage 3   added before stage 6
         #   output of stage 2   added before stage 7
         #   output of stage 1   added after stage 7
-        # The last output is added first, so `skips` is a stack. `pop` removes the output from the
-        # stack, so that its memory is freed after the sum.
+        # The last output is added first, so `skips` is a stack. `pop` also frees the memory of the
+        # output after the sum.
         x = shallow
         skips = []
         for number, scale in enumerate(STAGE_SCALES, start=1):
             if number in (6, 7):
                 x = x + skips.pop()
-            if flows is None:  # pa_frames is 0: nothing is aligned, and the stage uses no flows
+            if flows is None:  # nothing is aligned
                 backward = []
                 forward = []
             else:
-                # The scales 1, 2, 4, 8 have the levels 0, 1, 2, 3.
-                level = int(math.log2(scale))
+                level = int(math.log2(scale))  # scales 1, 2, 4, 8 -> levels 0, 1, 2, 3
                 backward, forward = flows[level]
             stage = getattr(self, f"stage{number}")
             x = stage(x, flows_backward=backward, flows_forward=forward)

@@ -143,8 +143,7 @@ def _check_spikes(
     # Datasets may have no spikes.
     train_spike: Any = getattr(train, "spike", None)
     test_spike: Any = getattr(test, "spike", None)
-    # Check this also if the spec says that the network takes no spikes. Only the fusion operator
-    # decides what it understands, and the spec of a user's network may not mention spikes.
+    # This check does not ask `spec`, because the spec of a user's network may not mention spikes.
     _check_representation(netG, train_spike, "train")
     _check_representation(netG, test_spike, "test")
     if takes_spikes and train_spike and test_spike:
@@ -174,10 +173,9 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
     operator: Any = getattr(netG, "fusion", None)
     if not operator or not spike:
         return
-    # `operator` is the section netG.fusion: its type, e.g. "exposure", and the values of its
-    # parameters. `operator.constructor` is the class of the operator. The attribute
-    # `representation` of the class (models/fusion/base.py) is the only representation that the
-    # operator understands, e.g. "relative", or None if the operator takes any representation.
+    # `operator` is the section netG.fusion, and `operator.constructor` is the class of the operator
+    # (models/fusion/). The class may name the only representation that it understands, e.g.
+    # "relative". None: it takes any representation.
     only_representation = operator.constructor.representation
     if only_representation is None or spike.representation.type == only_representation:
         return
@@ -209,21 +207,20 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
 
     gt_size: side of a crop of the sharp frame. The crop of the input is `scale` times smaller.
     """
-    # A side of the input must be a multiple of this number, the least common multiple of the window
-    # height, the window width and the stride. E.g. 6, 8 and 8: 24.
+    # The side of an input must be a multiple of the window height, the window width and the stride,
+    # e.g. 24 for 6, 8 and 8.
     multiple = spec.multiple
-    # A crop is square, so its side must be large enough for both height and width. E.g. VRT with
-    # windows of 6 x 8 needs inputs of at least 48 x 64. The smallest multiple of 24 that is at
-    # least 64 is 72.
+    # A crop is square, so its side must be enough for both height and width. E.g. VRT with windows
+    # of 6 x 8 needs inputs of at least 48 x 64, and the first multiple of 24 above 64 is 72.
     least_side = math.ceil(max(spec.least_size) / multiple) * multiple
     side = gt_size // scale  # of the crop of the input
     is_whole = gt_size % scale == 0
     if is_whole and side % multiple == 0 and side >= least_side:
         return
-    # Propose the valid size that is nearest to `gt_size`. E.g. gt_size 210, scale 4, multiple 8: a
-    # valid size is a multiple of 32, and 224 is nearer than 192. A side below `least_side` is not
-    # valid, so then propose `least_side`.
-    nearest_side = max(least_side, round(gt_size / (scale * multiple)) * multiple)
+    # Propose the valid size that is nearest to `gt_size`. E.g. with scale 4 and multiple 8 a valid
+    # size is a multiple of 32, so 210 becomes 224.
+    gt_multiple = scale * multiple
+    nearest_side = max(least_side, round(gt_size / gt_multiple) * multiple)
     key = "datasets.train.gt_size"
     raise OptionError(
         what=f"{key} is {gt_size}",
@@ -272,10 +269,8 @@ def _check_task(
             expected="true",
             do="set it to true, or choose another dataset",
         )
-    # With netG.nonblind_denoising, the test clips need the noise map, too. They get it if
-    # datasets.test.sigma is a number. If sigma is null (None), they have no noise map, so refuse
-    # them. Without a test dataset, or without the key sigma, getattr gives 0, and nothing is
-    # refused.
+    # The test clips get their noise map only if datasets.test.sigma is a number, and not null. The
+    # default 0 stands for "not null": without a test dataset or a key sigma nothing is refused.
     if spec.noise_map and getattr(test, "sigma", 0) is None:
         raise OptionError(
             what="netG.nonblind_denoising is true, and the test clips have no noise",
@@ -331,9 +326,8 @@ def _check_interpolation(
 
     The arguments are as in `_check_task`.
     """
-    # A training clip has the given frames and one frame in each gap between them. E.g. 4 given
-    # frames and 3 gaps: 7 frames. A network that interpolates takes exactly `least_frames` frames.
-    # In VRT this number is netG.img_size[0], so the message says this key.
+    # A training clip has the given frames and one frame in each gap between them, e.g. 4 + 3 = 7
+    # frames. In VRT the number of given frames is netG.img_size[0], as the message says.
     given_frames = spec.least_frames
     all_frames = 2 * given_frames - 1
     num_frame = getattr(train, "num_frame", None)
@@ -345,8 +339,8 @@ def _check_interpolation(
             expected=f"{all_frames}: netG.img_size[0] is {given_frames}, every second one is given",
             do=f"set it to {all_frames}",
         )
-    # The new frame has 3 channels, its colours. A network with more output channels, e.g. 6, would
-    # make several new frames, but the datasets have one sharp frame to train on.
+    # With more output channels, e.g. 6, the network would make several new frames, but the datasets
+    # have only one sharp frame to train on.
     out_chans = getattr(netG, "out_chans", 3)
     if train and out_chans != 3:
         raise OptionError(

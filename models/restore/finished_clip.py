@@ -77,9 +77,9 @@ def finish_clip(
         **notes,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
-    # Remove the files that only the scoring needed, after the JSON is written. A test that is
-    # interrupted before the JSON is written must find these files again. Some of the files may not
-    # exist, e.g. the file of a frame that was not restored.
+    # Remove the files that only the scoring needed, but only now: a test that is interrupted before
+    # the JSON is written needs them again. Some of them may not exist, e.g. of a frame that was not
+    # restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
@@ -104,8 +104,7 @@ def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
     instants = images[:-1]
     restored = images[-1]
     scored: Any = instants if instants else [restored]
-    # With metric.values "uint8" there is no exact file. Otherwise there is one, and its values
-    # replace the images.
+    # One file, whose values replace the images, or none with metric.values "uint8".
     for path in outputs.exact_files(clip, [stem]):
         exact = torch.from_numpy(np.load(path))  # (K, 3, H, W)
         scored = scored_values(exact, outputs.metric.values)

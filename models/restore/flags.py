@@ -29,10 +29,10 @@ JOINT = "joint"  # value of --method for the joint solution, see data/motion/joi
 def parser_of_tests(description: str | None) -> OptionParser:
     """Return the parser of the command line. --help shows the flags in this order.
 
-    A flag counts as given if its value differs from its default here. If a flag is not given, its
-    value may come from the option file or from the weights. The default of such a flag must be None
-    or False, because nobody can give these values on the command line. With the default 2, the
-    program could not tell "not given" from "given as 2".
+    A flag counts as given if its value differs from its default here. The value of a flag that is
+    not given may come from the option file or from the weights. Such a flag must have the default
+    None or False, which nobody can give on the command line. With the default 2, the program could
+    not tell "not given" from "given as 2".
 
     tests/parts/house/test_help.py reads the result of --help.
     """
@@ -139,10 +139,10 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         metavar="N",
         help="number of tiles that go through the network at once (val.batch_tiles)",
     )
-    # Neighbouring tiles overlap, so a pixel there has a value from each tile. The result is their
-    # weighted mean. With "smooth", the weight of a tile falls towards its border, so no seam is
-    # visible. With "kair", the borders of the tiles are cut off, and what is left of each tile has
-    # the same weight. The published results were made in this way. Without the flag, the blend is
+    # Where tiles overlap, a pixel has a value from each tile, and the result is their weighted
+    # mean. With "smooth", the weight of a tile falls towards its border, so that no seam is
+    # visible. With "kair", the borders of the tiles are cut off, as for the published results.
+    # Without the flag, the blend is
     #
     #     smooth   for the user's own clips (--input)
     #     smooth   for a test set, if the section val of the option file gives no sizes of tiles

@@ -59,10 +59,9 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # `can_cut` is whether several ranks may each restore some frames of a clip. This saves no
-        # time if each frame needs all tiles: if a tile is the whole clip, or with flip_seq, which
-        # averages with the time-reversed clip. With center_frame_only there is one frame to
-        # restore, so there is nothing to cut.
+        # Whether several ranks may each restore some frames of a clip. This would save no time if
+        # each frame needs all tiles: if a tile is the whole clip, or with flip_seq, which averages
+        # with the time-reversed clip. With center_frame_only there is only one frame.
         is_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -73,8 +72,8 @@ class NetworkMethod:
         The output folder records these settings. A test may continue in the folder of an earlier
         test only if the settings of both tests are equal.
         """
-        # 12 hex digits that change if the network is built in another way. The digest of the
-        # weights would not show this, because an option file may describe the network.
+        # A digest of how the network is built. An option file may describe the network, so the
+        # digest of the weights alone would not show another network.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
         text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -150,8 +149,8 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
         frames, side = RELEASED_TILES[number]
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
-        # Begin with the whole frame. If a GPU runs out of memory, it raises an error, and the tiles
-        # are halved. A CPU starts to swap instead, so it keeps the default side.
+        # Begin with the whole frame: if a GPU runs out of memory, the tiles are halved. A CPU would
+        # swap instead of raising an error, so it keeps the default side.
         tile_options["size_patch_testing"] = WHOLE
     # Tiles that the user chose are not halved when the memory is full.
     may_halve = tile is None or tile == "auto"
@@ -200,15 +199,10 @@ def _tiling(
     if flags.blend:
         fields["blend"] = flags.blend
     val = read_section(ValOptions, tile_options, "val")
-    # A network that interpolates gets the frames around each gap, one gap after the other. E.g. a
-    # network that takes two frames before a gap and two frames after the gap gets
-    #
-    #     0 1 2 3   for the gap between the frames 1 and 2
-    #     1 2 3 4   for the gap between the frames 2 and 3
-    #
-    # as the sequence 0 1 2 3 1 2 3 4. --flip-seq would reverse this sequence, and --pad-seq would
-    # repeat its last frame. But these flags are meant for the clip itself, 0 1 2 3 4, so they are
-    # refused.
+    # A network that interpolates gets the frames around each gap, one gap after the other. E.g. it
+    # gets the clip 0 1 2 3 4 as 0 1 2 3 1 2 3 4: four frames for each of two gaps. --flip-seq and
+    # --pad-seq are meant for the clip itself. They would reverse this sequence, or repeat its last
+    # frame.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",

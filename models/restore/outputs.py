@@ -97,10 +97,11 @@ class Outputs:
         If "frames" is not in `save`, frames are written below .work, and removed once their clip is
         finished.
         """
-        place = PLACES[kind].format(clip=clip, stem=stem, k=k)
-        if kind in ("frame", "instant") and "frames" not in self.save:
-            return self.folder / ".work" / place
-        return self.folder / place
+        path_in_folder = PLACES[kind].format(clip=clip, stem=stem, k=k)
+        is_temporary = kind in ("frame", "instant") and "frames" not in self.save
+        if is_temporary:
+            return self.folder / ".work" / path_in_folder
+        return self.folder / path_in_folder
 
     def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Return the paths of the restored frames with these names.

@@ -70,15 +70,14 @@ def restore_clips(job: Job) -> None:
         if utils_dist.is_main_process():
             claim_folder_of(job)
 
-    # The plan is a list of pieces (`Work`): a clip, or a part of a clip, whose frames are missing.
+    # The pieces of clips whose frames are missing, the longest piece first.
     plan = shared_plan(job)
-    # With n ranks, each rank takes every n-th item of a list. E.g. n = 4: rank 1 takes the items 1,
-    # 5, 9, ... The plan begins with the longest pieces, so each rank gets a long piece first.
+    # Of n ranks, each takes every n-th item of a list. E.g. rank 1 of 4 takes the items 1, 5, 9,
+    # ...
     of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[of_this_rank], more_scores)
-    # Now all ranks have restored their pieces, so the clips that were cut between ranks are
-    # complete and can be scored.
+    # All ranks have restored their pieces, so the clips that were cut between ranks are complete.
     cut_clips = sorted({work.clip_index for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for clip_index in cut_clips[of_this_rank]:
@@ -96,8 +95,8 @@ def claim_folder_of(job: Job) -> None:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()  # the digests of all clips may take minutes
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    # Write the settings as JSON and read them back, so that tuples become lists. They are compared
-    # with the run.json of an earlier test, and JSON has no tuples.
+    # The settings are compared with the run.json of an earlier test. JSON has no tuples, so write
+    # the settings as JSON and read them back, which turns tuples into lists.
     as_read_back = json.loads(json.dumps(_settings_of(job)))
     claim_folder(job.outputs, as_read_back, inputs, stems, job.overwrite)
     watchdog.phase("start")
@@ -184,16 +183,14 @@ def _restore_piece(
     watchdog.phase(f"restore: {clip.name}", restored_count)
     # A generator: each round of the loop below restores one more frame (C, H, W).
     restored_frames = restorer.frames(clip, work.frames, bar.update)
-    # The report shows one frame of each clip. Some methods (`ShowsPictures`) have more pictures of
-    # a frame, e.g. the motion that was found. The report shows them for the same frame.
+    # The frame of the clip that the report shows. Some methods (`ShowsPictures`) also have pictures
+    # of how they restored it, e.g. of the motion that was found.
     index_in_report = example_of(job.frames_of(clip))
     for index, frame in zip(work.frames, restored_frames, strict=True):
-        # Write the pictures first. The file of the frame means that the frame is finished, so a
-        # continued test would not write the pictures any more.
+        # The pictures come first: once the file of the frame exists, a continued test takes the
+        # frame as finished, and would not write them any more.
         if index == index_in_report and isinstance(restorer, ShowsPictures):
             job.outputs.write_pictures(clip.name, restorer.pictures())
-        # Write the picture, e.g. out/street/000000.png, and the exact values if the scores are
-        # computed from them.
         job.outputs.write_frame(clip.name, clip.stems[index], frame)
         restored_count += 1
         watchdog.phase(f"restore: {clip.name}", restored_count)

@@ -62,10 +62,9 @@ def protocol_text(number_format: str, mean: str) -> str:
     )
 
 
-# With --lpips, report.py appends LPIPS_NOTE to `protocol_text`. The note names the network and the
-# version of LPIPS. scripts/compare_runs.py cuts the note off before it compares two protocols. It
-# finds the note by its start "; LPIPS". The start must stay, because files of finished tests have
-# it.
+# With --lpips, report.py appends LPIPS_NOTE to `protocol_text`. scripts/compare_runs.py cuts the
+# note off before it compares two protocols. It finds the note by its start, which must stay,
+# because the files of finished tests have it.
 START_OF_LPIPS_NOTE = "; LPIPS"
 LPIPS_NOTE = f"{START_OF_LPIPS_NOTE}: AlexNet, version 0.1"
 

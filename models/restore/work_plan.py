@@ -64,8 +64,8 @@ def plan_work(job: Job) -> list[Work]:
     if finished_count:
         logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
 
-    # The largest number of pieces of a clip, so that each rank has work. E.g. 2 unfinished clips on
-    # 8 ranks: 4 pieces of each clip.
+    # The largest number of pieces of a clip, so that each rank has work: e.g. 4 for 2 unfinished
+    # clips on 8 ranks.
     pieces_of_clip = 1
     if unfinished and job.method.can_cut:
         pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
@@ -75,7 +75,7 @@ def plan_work(job: Job) -> list[Work]:
         pieces = _pieces(to_restore, pieces_of_clip)
         is_whole = len(pieces) == 1  # so the rank that restores the piece can score the clip
         plan += [Work(clip_index, piece, is_whole) for piece in pieces]
-    # Pieces of the same length are in the order of clips and frames, which is the same in every
+    # Pieces of the same length keep the order of clips and frames, so the plan is the same in every
     # run.
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip_index, work.frames.start))
 
