@@ -1,7 +1,6 @@
-"""Decide the geometry of a plane, the rate and the calibration: from option or dataset.json.
+"""Take the geometry of a plane, the rate and the calibration from the options or dataset.json.
 
-The option and dataset.json may both give a value. If the two values differ, one value must be
-wrong, so an error is raised:
+Both may give a value. If the two values differ, one of them must be wrong, so an error is raised:
 
     option spike.h   "h" in dataset.json   value
     360              missing               360

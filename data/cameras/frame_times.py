@@ -115,11 +115,11 @@ class FrameTimes:
     def until(self, end: Fraction) -> "FrameTimes":
         """Return the times of the same clip, with the end that another clock measured.
 
-        A film does not say how long its last frame lasts. The number of planes says it. So the last
-        frame of the result lasts until `end`, but at most as long as the longest frame.
+        A film does not say how long its last frame lasts, but the number of planes does. So the
+        last frame of the result lasts until `end`, but at most as long as the longest frame.
 
-        If `end` is not after the start of the last frame, or more than two frame lengths after this
-        start, the two clocks contradict each other. Then the result has a doubt.
+        The two clocks contradict each other if `end` is not after the start of the last frame, or
+        is more than two frame lengths after it. Then the result has a doubt.
 
         end: the end of the clip by the other clock (the planes), in the unit of `starts`.
         """

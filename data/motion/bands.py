@@ -166,9 +166,9 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     sees_band: (h, w) bool, whether each spike pixel sees a point of these rows.
     """
     # The smallest rectangle of the spike plane that holds all spike pixels of the band.
-    numbers_of_rows, numbers_of_columns = np.nonzero(sees_band)
-    rows = _range_of(numbers_of_rows)
-    columns = _range_of(numbers_of_columns)
+    row_numbers, column_numbers = np.nonzero(sees_band)
+    rows = _range_of(row_numbers)
+    columns = _range_of(column_numbers)
 
     # The map from a spike pixel of the band to a pixel of the band, in three steps:
     #

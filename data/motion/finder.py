@@ -51,10 +51,10 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         return motion_by_network(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # The limit DIM_SPIKES is 5 spikes in a pixel of median light. Below it, the frames along
-        # the mean of both motions have 0.1 to 0.3 dB more than along the motion of DIS. With 5 to
-        # 18 spikes they have up to 0.1 dB less. Measured on dim frames of the training videos and
-        # stills, by the PSNR of the solution of the equations (joint/).
+        # DIM_SPIKES was chosen by the PSNR of the solution of the equations (joint/), on dim frames
+        # of the training videos and stills. With fewer than 5 spikes in a pixel of median light,
+        # frames along the mean of both motions have 0.1 to 0.3 dB more than along the motion of
+        # DIS. With 5 to 18 spikes they have up to 0.1 dB less.
         if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)
         motion_of_network = by_network(recording, view, gain)

@@ -14,9 +14,8 @@ number of its spikes in the exposure. n decides how a frame is improved:
     9          CURVE_BELOW, stillness/shares.py   a curve through the shifts tells still pixels
     5          DIM_SPIKES, here                   the motion is searched in another way
 
-Whether a frame is improved at all does not depend on n, because a dark scene may have n = 0
-although its few bright things are seen well. `spikes_at_full_light` decides it (LEAST_SPIKES,
-restorer.py).
+But whether a frame is improved at all is decided by `spikes_at_full_light` (LEAST_SPIKES,
+restorer.py), because a dark scene may have n = 0 although its few bright things are seen well.
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits.

@@ -54,8 +54,8 @@ class RecordedClip:
                 expected="the spikes of each exposure",
                 do="add them, or choose a method that needs none",
             )
-        # `reader.dataset` is a `TestClips`, for --input `UserClips` (data/clips/clip_reader.py).
-        # The backend of `UserClips` is a `DiskFiles`, and `UserClips` simulates no camera.
+        # `reader.dataset` is a `TestClips`, or for --input a `UserClips`
+        # (data/clips/clip_reader.py), which reads with a `DiskFiles` and simulates no camera.
         self.reader = reader
         self.frames = len(reader.stems)  # number of frames of the clip
         if context is None:

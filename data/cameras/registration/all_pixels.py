@@ -120,7 +120,7 @@ def _priors(
     p = np.zeros(len(H))
     # With these large weights, the step of a value is -p: the middle goes back to its nominal
     # value, and the matrix (p = 0) stays.
-    strong = KEEPING_WEIGHT * np.diag(H)
+    keeping_weights = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
         spread_of_roll = SPREAD_ROLL * estimate.nominal_planes
@@ -131,9 +131,9 @@ def _priors(
         p[LENGTH_COLUMN] = estimate.length - estimate.nominal_planes
         p[ROLL_COLUMN] = estimate.roll
         if not fits_middle:
-            P[MIDDLE_COLUMN] = strong[MIDDLE_COLUMN]
+            P[MIDDLE_COLUMN] = keeping_weights[MIDDLE_COLUMN]
     if estimate.is_matrix_fixed:
-        P[:MATRIX_CHANGES] = strong[:MATRIX_CHANGES]
+        P[:MATRIX_CHANGES] = keeping_weights[:MATRIX_CHANGES]
     return P, p
 
 
@@ -148,10 +148,10 @@ def step_within_limits(
 
         step_f = -A_ff^-1 (gradient_f + A_fl step_l)
 
-    The reason: the first solution of the other values belongs to the large step of the time, which
-    is not made. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the first step
-    of the length was 200 planes. When the equations were not solved again, the matrix moved by 10
-    pixels back and forth, round by round.
+    The first solution of the other values is of no use, because it belongs to the large step of the
+    time. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the first step of the
+    length was 200 planes. Without the second solution, the matrix moved by 10 pixels back and
+    forth, round by round.
 
     A: H + P, (k, k). gradient: g + P p, (k,).
     limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.

@@ -108,8 +108,8 @@ def shared_noise(explanation: Explanation, sigma: float, stride: int) -> float:
     """Return the variance of a residual, times the number of compared pixels that share its noise.
 
     A round sums over pixels as if the noise of each pixel were independent. But the blur correlates
-    the noise of neighbours, so n pixels tell less than n independent pixels. Therefore priors and
-    variances of shifts are computed with this larger noise.
+    the noise of neighbours, so n pixels tell only as much as n / (sharing pixels) independent
+    pixels. Therefore priors and variances of shifts are computed with this larger noise.
 
     sigma: sigma of the blur, in spike pixels. stride: distance of the compared pixels.
     """
@@ -118,7 +118,7 @@ def shared_noise(explanation: Explanation, sigma: float, stride: int) -> float:
         squares.append(r**2 * w)
     mean_square = np.concatenate(squares).mean()
     # After a Gaussian blur, the noise of two pixels at the distance d has the correlation
-    # exp(-d^2 / (4 sigma^2)). The sum of these correlations over all pixels is 4 pi sigma^2. So n
-    # pixels tell as much as n / (4 pi sigma^2) independent pixels would. Only one of each stride^2
-    # pixels is compared, so the number of correlated pixels is divided by stride^2.
-    return mean_square * (4 * np.pi * sigma**2 / stride**2)
+    # exp(-d^2 / (4 sigma^2)). The sum of these correlations over all pixels is 4 pi sigma^2. Only
+    # one of each stride^2 pixels is compared.
+    sharing_pixels = 4 * np.pi * sigma**2 / stride**2
+    return mean_square * sharing_pixels

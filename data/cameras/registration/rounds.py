@@ -99,10 +99,10 @@ def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) ->
           offset is not needed to explain the clip.
     """
     is_nominal_better = _fits_clearly_better(at_nominal_offset, than=found)
-    shows_no_matrix = not math.isfinite(found.matrix_error)
-    is_needed = _fits_clearly_better(found, than=at_nominal_offset)
-    is_doubtful_and_not_needed = found.is_middle_doubtful and not is_needed
-    return is_nominal_better or shows_no_matrix or is_doubtful_and_not_needed
+    is_matrix_undetermined = not math.isfinite(found.matrix_error)
+    is_offset_needed = _fits_clearly_better(found, than=at_nominal_offset)
+    is_doubtful_and_not_needed = found.is_middle_doubtful and not is_offset_needed
+    return is_nominal_better or is_matrix_undetermined or is_doubtful_and_not_needed
 
 
 # B is clearly better than A if ratio(A, B) is above this limit. With a limit of 1, a little noise
@@ -114,9 +114,9 @@ CLEARLY_BETTER = 1.1
 def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
     """Return whether an estimate explains the spikes clearly better than another one.
 
-    E.g. the first estimate explains 99 % of the spikes' details, and the other estimate explains
-    98.8 %. So 1 % and 1.2 % are unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the first
-    estimate is clearly better.
+    E.g. the first estimate explains 99 % of the spikes' details, and the other estimate 98.8 %. So
+    1 % and 1.2 % are unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the first estimate is
+    clearly better.
     """
     unexplained = 1 - estimate.explained
     unexplained_by_other = 1 - than.explained

@@ -168,10 +168,10 @@ def _mend_pixels(sums: np.ndarray) -> None:
     sums: from `_cumulative_sums`.
     """
     total = sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
-    usual = cv2.medianBlur(total, ksize=5)  # median of the 5 x 5 pixels around a pixel
+    median_around = cv2.medianBlur(total, ksize=5)  # of the 5 x 5 pixels around each pixel
     # A pixel is wrong if it fires more than three times as often as its neighbours, or less than a
     # third as often. The margin of 8 spikes is for dark pixels, whose counts differ by chance.
-    is_wrong = (total > 3 * usual + 8) | (total < usual / 3 - 8)
+    is_wrong = (total > 3 * median_around + 8) | (total < median_around / 3 - 8)
     for y, x in np.argwhere(is_wrong):
         # The 3 x 3 pixels around (y, x), fewer at an edge of the plane. Wrong neighbours that come
         # before (y, x) are already replaced.

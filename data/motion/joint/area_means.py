@@ -11,16 +11,14 @@ lie, and the moments of an exposure sample them (chunk.py):
     K    mean over the points of a spike pixel whose middle lies at this place
     m    (1, H + 1, W + 1), the means
 
-The places are a grid. Its step is one RGB pixel, but the grid is shifted against the RGB pixels,
-and has one row and one column more. It is shifted so that one place is the middle of the spike
-pixel in the middle of the plane. E.g. if both cameras are aligned and a spike pixel covers 2 x 2
-RGB pixels, the middles of all spike pixels lie between four RGB pixels. So the places lie there,
-too, and m is the mean of these four.
+The places form a grid with a step of one RGB pixel, and with one row and one column more than the
+frame. The grid is shifted so that one of its places is the middle of the central spike pixel. E.g.
+if both cameras are aligned and a spike pixel covers 2 x 2 RGB pixels, the middle of each spike
+pixel lies between four RGB pixels. So all places lie between four RGB pixels, and m is their mean.
 
-All spike pixels are taken to be as large as the spike pixel in the middle of the plane, and turned
-in the same way. If one camera is tilted, this is a little wrong near the edges. The time of K grows
-with the number of points in a spike pixel: with 2 x 2 points, K takes a tenth of the time of the
-samples (chunk.py).
+All spike pixels are taken to have the size and the rotation of the central spike pixel. If one
+camera is tilted, this is a little wrong near the edges. The time of K grows with the number of
+points in a spike pixel: with 2 x 2 points, K takes a tenth of the time of the samples (chunk.py).
 
 What must stay: `adjoint` is the adjoint of `__call__`. Otherwise conjugate gradients do not
 converge. In tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say
@@ -65,13 +63,13 @@ class AreaMeans:
         down, across = view.points_in_pixel
         points = view.points_on_frame().reshape(plane_height, down, plane_width, across, 2)
         middles = points.mean(axis=(1, 3))  # (h, w, 2)
-        # The spike pixel in the middle of the plane: its middle (2,), and its points.
+        # The central spike pixel of the plane: its middle (2,), and its points.
         row = plane_height // 2
         column = plane_width // 2
         middle = middles[row, column]
         points_of_middle_pixel = points[row, :, column]  # (down, across, 2)
-        # By how much the places lie to the right of RGB pixels and below them, x and y in [0, 1).
-        # E.g. 0.5 and 0.5 if a spike pixel covers 2 x 2 RGB pixels.
+        # The shift of the places to the right of RGB pixels and below them, x and y in [0, 1). E.g.
+        # 0.5 and 0.5 if a spike pixel covers 2 x 2 RGB pixels.
         shift = middle % 1
         shift[shift > 1 - SAME_PLACE] = 0
         # The first place has the x and y of shift - 1, e.g. -0.5, so that no RGB pixel lies outside

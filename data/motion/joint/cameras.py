@@ -17,10 +17,10 @@ the groups:
     K L    blur by the lens, and mean over the area of a spike pixel (area_means.py)
     V_g    samples at v + u_g(v), one for each spike pixel; v is its middle (chunk.py)
 
-In truth a spike pixel sees the mean of the moved picture, and not the moved mean. Both are the same
-where all of its RGB pixels move alike. On clips of videos the two means differ by 1 to 3 % of the
-expected error of y. The moved mean is computed, because it needs only one sample for each spike
-pixel. The mean of the moved picture would need a sample for each RGB pixel.
+S l is an approximation. A spike pixel sees the mean of the moved picture, but V_g K L l is the
+moved mean, which needs only one sample for each spike pixel in place of one for each RGB pixel. The
+two are equal where all RGB pixels of a spike pixel move alike. On clips of videos they differ by 1
+to 3 % of the expected error of y.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
 frame: <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the products. A solution

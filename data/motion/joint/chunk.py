@@ -1,6 +1,6 @@
 """Sample a picture along the motion of some groups of planes, and map the samples back.
 
-A chunk has as many of the G groups of an exposure as are computed at a time (cameras.py). Group g
+A chunk is those of the G groups of an exposure that are computed at a time (cameras.py). Group g
 sees at pixel p what is at p + u_g(p) in the sharp frame. So both cameras sample pictures:
 
     B x        the part of these groups in the blurry frame: sum over g of s_g U_g x, (3, H, W)
@@ -63,8 +63,7 @@ class Chunk:
         # The samples of the means, for each spike pixel.
         means = pixels.area_means
         positions_on_means = _positions_of_spike_pixels(pixels, shifts)  # (groups, h, w, 2)
-        # The samples of all groups form one picture (groups h, w), so that `grid_sample` is called
-        # once.
+        # Put the samples of all groups below each other, (groups h, w), to call `grid_sample` once.
         self._positions_on_means = grid_positions(positions_on_means.flatten(0, 1), means.size)
         samples = sort_samples(positions_on_means, means.size)
         # V adds nothing up: each sample is an output of its own.

@@ -23,9 +23,8 @@ from torch import Tensor
 from data.spike.pictures import DISPLAY_GAMMA, LUMA
 
 # Slopes dx / dz are computed at display values of at least this value, about 10 of 255. At z = 0
-# the slope 2.2 z^1.2 is 0. An equation of light has the weight 1 / (error of its light), and the
-# error of its light is error of z * slope, so the weight would be infinite. No test notices another
-# small value.
+# the slope 2.2 z^1.2 is 0, and the weight of an equation, 1 / (slope * error of z), would be
+# infinite. No test notices another small value.
 DARK = 0.04
 
 
