@@ -112,11 +112,11 @@ class DatasetInfo:
 
         usual: number of planes that most files have. It is used if dataset.json has no number.
 
-        E.g. (56, 49). The planes after a raw frame are interpolated between this raw frame and the
-        next raw frame. The last raw frame has no next one, so the last file may be shorter. With 8
-        planes per raw frame, the last 7 planes are missing, and 49 of 56 remain. If sharp frames
-        are `offset` raw frames later than the middle of their exposure, the planes of `offset` raw
-        frames are missing, too.
+        The last file may be shorter, because planes are interpolated between a raw frame and the
+        next raw frame, which does not exist after the last one. E.g. with 8 planes per raw frame,
+        the last 7 of 56 planes are missing, so the result is (56, 49). If sharp frames are `offset`
+        raw frames later than the middle of their exposure, the planes of `offset` raw frames are
+        missing, too.
         """
         values_of_clip = self.clips.get(clip, {})
         planes = usual

@@ -76,18 +76,17 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         """
         if self.rows:
             return len(self.rows)
-        # Begin with a number that is certainly not too large: the number of whole periods between
-        # the end of the first exposure and the end of the file. E.g. in a file of 100 planes, with
-        # exposures of 20 planes every 25 planes, 80 planes are left after the first exposure. They
-        # are 3 whole periods. If the loop below began with 1 frame, it would take long for a file
-        # of a billion planes.
+        # Begin with a number of frames that surely fit: the whole periods between the end of the
+        # first exposure and the end of the file. E.g. in a file of 100 planes, with exposures of 20
+        # planes every 25 planes, the 80 planes after the first exposure are 3 whole periods. (If
+        # the loop below began with 1 frame, it would take long for a file of a billion planes.)
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
-        # This number may be too small: it does not count the first exposure, and it ignores that
-        # starts are rounded. So add frames as long as the next exposure ends within the file. In
-        # the example, the exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would
-        # end at 120, so there are 4 frames.
+        # Then add frames as long as the next exposure ends within the file, because the number does
+        # not count the first exposure, and ignores that starts are rounded. In the example, the
+        # exposures 0 to 3 end at the planes 20, 45, 70 and 95, and exposure 4 would end at 120. So
+        # there are 4 frames.
         while True:
             first, count = self.planes_of(frames, offset)
             if first + count > planes:

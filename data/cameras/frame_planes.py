@@ -66,9 +66,9 @@ def exposures_of(
         exposure = _exposure(spikes, clip, files, file_index, span)
         exposures.append(exposure)
 
-        # Try whether the representation can be made of the planes. The result depends only on the
-        # number of planes and on the center, which are the same for most frames of a clip. A trial
-        # takes longer than the rest of this loop, so each pair of values is tried once.
+        # Try whether the representation can be made of the planes. This depends only on the number
+        # of planes and on the center, which are the same for most frames of a clip. Try each pair
+        # of values once, because a trial takes longer than the rest of this loop.
         count_and_center = (span.count, exposure.center)
         if count_and_center not in tried:
             tried.add(count_and_center)

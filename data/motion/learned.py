@@ -102,11 +102,10 @@ def _on_frame(
         q = np.zeros_like(on_plane)  # (H, W, 2) in spike pixels
         for power, c_power in enumerate(c, start=1):
             q = q + c_power * tau**power
-        # q is the displacement of a point on the spike plane. The shift is its displacement on the
-        # frame.
+        # q is the displacement on the spike plane, and the shift is the displacement on the frame.
         shifts.append(mapped(view.to_rgb, on_plane + q) - without_motion)
-        # The error is 0 at the sharp instant, and is taken to grow in proportion to |tau|. The mean
-        # of |tau| over the exposure is 1/2. So with the factor 2, the mean error is `mean_error`.
+        # The error is taken to grow in proportion to |tau|, from 0 at the sharp instant. The factor
+        # 2 makes its mean `mean_error`, because the mean of |tau| over the exposure is 1/2.
         errors.append((mean_error * 2 * abs(tau)).astype(np.float32))
     return Motion(np.array(times), np.stack(shifts), np.stack(errors))
 

@@ -69,13 +69,13 @@ def pictures_at(
 
 
 # Wanted number of spikes in the window of a pixel. With fewer spikes, a picture would have more
-# noise. With more spikes, it would have more blur.
+# noise, and with more spikes, more blur.
 SPIKES_OF_PICTURE = 3.0
 # A window has at least this share of the planes of the exposure. Bright pixels have this window. A
 # larger value would blur. With a smaller value, the windows of a short exposure would have too few
-# planes, and the pictures would be uneven. flow.py asks for pictures at nine times of an exposure
-# (`motion_times` in shifts.py), which are about an eighth (0.125) apart. So the shortest windows do
-# not overlap.
+# planes, and the pictures would be uneven. The shortest windows do not overlap: flow.py asks for
+# pictures at nine times of an exposure (`motion_times` in shifts.py), about an eighth (0.125)
+# apart.
 LEAST_PICTURE = 0.11
 # A window has at most this share of the planes of the exposure. A larger value would blur, and a
 # smaller value would leave more noise.

@@ -22,9 +22,9 @@ exposes the rows at the bottom later than the rows at the top). The unit of time
 one read-out of the spike camera. If M, the times and a are right, then r is noise.
 
 If the clip does not determine a value, the value is not applied. E.g. in a pan (everything moves at
-one speed), a shift of the camera and a later exposure look the same. Then the middle of the
-exposure stays as the files say, and only the shift is fitted. If the files are wrong, the shift is
-wrong, too. But in this clip the two errors cancel.
+one speed), a shift of the camera and a later exposure look the same. So the middle of the exposure
+stays as the files say, and only the shift is fitted. If the files are wrong, the shift is wrong,
+too, but the two errors cancel in this clip.
 
 What must stay, in all modules of this folder: the same clip gives the same numbers, equal to the
 bit, because results are kept between runs. Another order of a sum or of a product changes the last
