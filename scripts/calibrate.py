@@ -57,7 +57,8 @@ from utils.output_folder import refuse_existing
 # scripts/parts/calibrate/:
 #
 #     camera_pairs.py      reads the pairs
-#     camera_position.py   how the cameras lie to one another; camera_features.py finds a start
+#     camera_position.py   how the cameras lie to one another
+#     camera_features.py   a rough position, from which the exact position is found
 #     camera_time.py       when the frames were exposed
 #     camera_overlay.py    the image to look at
 #
@@ -170,7 +171,7 @@ def with_position(
             "model": model,
             "pairs": len(views),
             "frames": [frame.name for _, frame in command.pairs],
-            "features": [position.start.inliers, position.start.matches],
+            "features": [position.rough.inliers, position.rough.matches],
             "correlation": round(quality.correlation, 4),
             "residual_px": round(quality.residual, 3),
             "residual_p90_px": round(quality.p90, 3),

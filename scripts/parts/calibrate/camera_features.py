@@ -1,12 +1,12 @@
 """Find the rough position of a spike image in a frame, from features that both images have.
 
-    best_start    how the spike image is mirrored, and its rough position (`Start`)
+    find_rough_position    how the spike image is mirrored, and its `RoughPosition`
 
 Features (SIFT) of both images are matched. RANSAC finds the affine matrix with which most matches
 agree, for any turn, scale and mirroring. camera_position.py makes the position exact.
 
-A view is a frame and the spikes of its exposure. A place is a point (x, y) of an image. Pixel
-centres are at whole numbers, as in data/cameras/calibration.py.
+A view is a frame and the spikes of its exposure. Points of an image are (x, y), and pixel centres
+are at whole numbers, as in data/cameras/calibration.py.
 
 What must stay: the same pairs give the same matrix, so RANSAC keeps its seed. A mirrored camera is
 found (test_a_mirrored_camera_is_found).
@@ -25,7 +25,7 @@ from scripts.parts.calibrate.camera_pairs import images_of, mirror_views
 
 # Wider frames are reduced to about this width, because the spike image has few pixels.
 FEATURE_WIDTH = 1200
-# Largest distance of a feature from the place where the matrix puts it, as a share of the longer
+# Largest distance of a feature from the point where the matrix puts it, as a share of the longer
 # side of the frame: e.g. 10 pixels of 1280. It must allow for perspective, which an affine matrix
 # cannot express. A larger distance would count wrong matches.
 FEATURE_TOLERANCE = 0.008
@@ -38,17 +38,17 @@ CLEAR_MATCH = 0.85
 Mirror = Literal["none", "columns", "rows", "both"]
 
 
-class Start(NamedTuple):
+class RoughPosition(NamedTuple):
     """The rough position of the spike image in the frame, from features."""
 
-    matrix: np.ndarray  # (3, 3), affine: place in the spike image -> place in the frame
+    matrix: np.ndarray  # (3, 3), affine: point in the spike image -> point in the frame
     inliers: int  # features that agree with the matrix
     matches: int  # features that were found in both images
 
 
-def best_start(
+def find_rough_position(
     views: Sequence[View], mirror: Mirror | Literal["auto"], light: str
-) -> tuple[Mirror, Start]:
+) -> tuple[Mirror, RoughPosition]:
     """Return how the spike image is mirrored, e.g. "columns", and its rough position.
 
     mirror: how the spike image is mirrored. "auto" tries the image as it is, and mirrored, and
@@ -66,13 +66,13 @@ def best_start(
     return "none", as_it_is
 
 
-def _from_features(views: Sequence[View], light: str) -> Start:
+def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     """Return the affine matrix with which most features of all views together agree."""
     matches: list[Match] = []
     for view in views:
         spikes, frame = images_of(view, light)
         matches += _matches(spikes, frame)
-    nothing = Start(np.eye(3), inliers=0, matches=len(matches))
+    nothing = RoughPosition(np.eye(3), inliers=0, matches=len(matches))
     if len(matches) < 4:  # an affine matrix fits any three matches exactly
         return nothing
     in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
@@ -93,20 +93,21 @@ def _from_features(views: Sequence[View], light: str) -> Start:
     if affine is None:
         return nothing
     # The determinant says by how much an area grows, and it is negative if the matrix mirrors. A
-    # matrix that mirrors is refused, because `best_start` tries mirrored images separately. So is
-    # an area that becomes 1000 times larger or smaller: the images do not show the same scene.
+    # matrix that mirrors is refused, because `find_rough_position` tries mirrored images
+    # separately. If an area becomes 1000 times larger or smaller, the images do not show the same
+    # scene.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
         return nothing
     matrix = np.vstack((affine, (0, 0, 1)))
-    return Start(matrix, inliers=int(is_inlier.sum()), matches=len(matches))
+    return RoughPosition(matrix, inliers=int(is_inlier.sum()), matches=len(matches))
 
 
 class Match(NamedTuple):
-    """A feature that is in both images. The places are (x, y)."""
+    """A feature that is in both images. The points are (x, y)."""
 
-    in_spikes: Sequence[float]  # place in the spike image, in spike pixels
-    in_frame: np.ndarray  # place in the frame, in RGB pixels
+    in_spikes: Sequence[float]  # point in the spike image, in spike pixels
+    in_frame: np.ndarray  # point in the frame, in RGB pixels
 
 
 def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:

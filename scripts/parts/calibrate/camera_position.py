@@ -4,8 +4,8 @@
                     2. the exact position (data/cameras/registration)
                     3. whether it is good enough (`Quality`)
 
-A view is a frame and the spikes of its exposure. A matrix is (3, 3). It maps a place (x, y, 1) of
-the spike image to a place of the frame. A patch is one of the 25 parts of the spike image that
+A view is a frame and the spikes of its exposure. A matrix is (3, 3). It maps a point (x, y, 1) of
+the spike image to a point of the frame. A patch is one of the 25 parts of the spike image that
 data/cameras/registration/parts.py matches separately.
 
 tests/parts/scripts/test_calibrate.py simulates two cameras and compares the matrix that is found
@@ -27,7 +27,7 @@ from data.cameras.calibration import scale_of
 from data.cameras.registration.fit import fit
 from data.cameras.registration.result import LEAST_EXPLAINED, FitResult
 from data.cameras.registration.view import View
-from scripts.parts.calibrate.camera_features import Mirror, Start, best_start
+from scripts.parts.calibrate.camera_features import Mirror, RoughPosition, find_rough_position
 from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirror_views
 
 # A calibration with fewer features, or with fewer patches, is refused. Smaller limits would accept
@@ -43,7 +43,7 @@ class Quality(NamedTuple):
 
     correlation: float  # how well the details of both images correlate
     patches: int  # number of patches that were found in the frame
-    # Distance in RGB pixels between the place where a patch was found and the place where the
+    # Distance in RGB pixels between the point where a patch was found and the point where the
     # matrix puts the patch: the median of all patches, and the 90th percentile.
     residual: float
     p90: float
@@ -52,9 +52,9 @@ class Quality(NamedTuple):
 class Position(NamedTuple):
     """How the spike image lies in the frame."""
 
-    matrix: np.ndarray  # (3, 3), from a place of the mirrored spike image to a place of the frame
+    matrix: np.ndarray  # (3, 3), from a point of the mirrored spike image to a point of the frame
     mirror: Mirror  # how the spike image is mirrored before the matrix maps it
-    start: Start  # the rough position
+    rough: RoughPosition
     quality: Quality
 
     def in_words(self) -> str:
@@ -62,7 +62,7 @@ class Position(NamedTuple):
 
         E.g. "60 of 81 features agree; correlation 0.912; mirrored: none; turned by 3.10 degrees".
         """
-        start = self.start
+        rough = self.rough
         quality = self.quality
         # The first column of the matrix is the step in the frame for a step of one spike pixel
         # along x. For a homography this holds only nearly.
@@ -70,7 +70,7 @@ class Position(NamedTuple):
         step_y = self.matrix[1, 0]
         angle = np.degrees(np.arctan2(step_y, step_x))
         return (
-            f"{start.inliers} of {start.matches} features agree; correlation "
+            f"{rough.inliers} of {rough.matches} features agree; correlation "
             f"{quality.correlation:.3f}; mirrored: {self.mirror}; turned by "
             f"{angle:.2f} degrees, {scale_of(self.matrix):.3f} RGB pixels per spike pixel\n"
             f"residual of {quality.patches} single patches: median {quality.residual:.2f}, 90 % "
@@ -95,17 +95,17 @@ def find_position(
     where: the files, for errors.
     """
     # 1. A rough position, from features.
-    found_mirror, start = best_start(views, mirror, light)
-    if start.inliers < LEAST_INLIERS:
+    found_mirror, rough = find_rough_position(views, mirror, light)
+    if rough.inliers < LEAST_INLIERS:
         raise cannot_calibrate(
-            f"only {start.inliers} of {start.matches} features match in one position", where
+            f"only {rough.inliers} of {rough.matches} features match in one position", where
         )
     # 2. The exact position. most_offset 0: the time is known.
     mirrored_views = mirror_views(views, found_mirror)
-    result = fit(mirrored_views, start.matrix, light, model, most_offset=0.0)
+    result = fit(mirrored_views, rough.matrix, light, model, most_offset=0.0)
     # 3. Is it good enough?
     quality = _quality_of(result, model, where)
-    return Position(result.matrix, found_mirror, start, quality)
+    return Position(result.matrix, found_mirror, rough, quality)
 
 
 def _quality_of(result: FitResult, model: str, where: str) -> Quality:
