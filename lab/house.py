@@ -87,13 +87,17 @@ class Counts:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self.import_lines += lines_of_node(node)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                self.functions += 1
-                if any(argument.arg == "opt" for argument in node.args.args):
-                    self.with_opt += 1
-                size = lines_of_node(node)
-                if size > self.longest_size:
-                    self.longest_size = size
-                    self.longest_name = f"{path.relative_to(ROOT)}: {node.name}"
+                self._add_function(node, path)
+
+    def _add_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> None:
+        """Add one function of a module."""
+        self.functions += 1
+        if any(argument.arg == "opt" for argument in node.args.args):
+            self.with_opt += 1
+        size = lines_of_node(node)
+        if size > self.longest_size:
+            self.longest_size = size
+            self.longest_name = f"{path.relative_to(ROOT)}: {node.name}"
 
 
 def lines_of_node(node: ast.stmt) -> int:

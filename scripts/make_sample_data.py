@@ -69,7 +69,7 @@ GT_PLANE = PLANES // 2  # the plane of the sharp frame
 RGB = "GOPRO_Large"  # folder of the frames
 SPIKES = "GOPRO_Large_spike_seq"  # folder of the spikes
 INFO = f"{SPIKES}/dataset.json"  # says how to read the spikes, and how the set was made
-ME = "scripts/make_sample_data.py"  # the mark in dataset.json that this program made the set
+MADE_BY = "scripts/make_sample_data.py"  # in dataset.json: which program made the set
 # The simulated sensor, as arguments of IntegrateAndFire:
 #   rate                spikes per plane at full light
 #   shot_noise          standard deviation of the charge of a plane at full light, in thresholds
@@ -261,7 +261,7 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
         "seed": seed,
         "version": plan.version,
         "files": digest_of(root),
-        "made_by": ME,
+        "made_by": MADE_BY,
     }
     if instants:
         about["instants"] = instant_planes(instants)
@@ -322,7 +322,7 @@ def _info_of_made_set(root: Path) -> dict[str, Any] | None:
         about = json.loads((root / INFO).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no dataset.json, or a damaged file
         return None
-    if not isinstance(about, dict) or about.get("made_by") != ME:
+    if not isinstance(about, dict) or about.get("made_by") != MADE_BY:
         return None
     has_keys = all(key in about for key in ("seed", "version", "files"))
     return about if has_keys else None

@@ -90,8 +90,8 @@ def print_candidates(shown: Sequence[Candidate]) -> None:
             f"  {candidate.score:10.3f}  {candidate.name:>14}  {candidate.file.planes:6}  "
             f"{rates.mean():.4f} (pixels {rates.min():.3f} to {rates.max():.3f})"
         )
-        # The doubts stand below the last column. So each line begins with three empty columns of
-        # the same widths as above.
+        # The doubts are printed below the last column, so each line begins with three empty columns
+        # of the same widths as above.
         for doubt in candidate.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {doubt}")
 
@@ -103,17 +103,12 @@ def print_verdict(ranking: Ranking) -> None:
     """
     if ranking.is_given:
         return
-    best = ranking.shown[0]
     if ranking.is_clear:
+        best = ranking.shown[0]
         print(f"  most likely {best.name}: neighbouring pixels resemble one another")
     else:
-        if best.doubts(best):
-            reason = "none of them gives an image without doubt"
-        else:
-            names = [candidate.name for candidate in ranking.nearly_best()]
-            reason = f"it may be {' or '.join(names)}"
         do = "--size H W" if ranking.picture else "--size H W, or --picture FRAME for its shape"
-        print(f"  the size is not clear: {reason}; give {do}")
+        print(f"  the size is not clear: {why_unclear(ranking)}; give {do}")
 
     print(f"  tried: {ranking.tried()}")
     if ranking.others:
@@ -121,6 +116,15 @@ def print_verdict(ranking: Ranking) -> None:
         unnamed = len(ranking.others) - len(names)
         more = f" and {unnamed} more" if unnamed else ""
         print(f"  fit too: {', '.join(names)}{more}")
+
+
+def why_unclear(ranking: Ranking) -> str:
+    """Return why no size of a ranking is clear, for the sentence "the size is not clear: ..."."""
+    best = ranking.shown[0]
+    if best.doubts(best):
+        return "none of them gives an image without doubt"
+    names = [candidate.name for candidate in ranking.nearly_best()]
+    return f"it may be {' or '.join(names)}"
 
 
 def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
