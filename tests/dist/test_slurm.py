@@ -80,8 +80,8 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 ):
     options = write_options(tmp_path)
     log = tmp_path / "job.out"
-    # The job may run for a minute, and gets SIGUSR1 10 s before its end. SLURM checks only every 30
-    # s which jobs are near their end. So the signal comes 20 to 50 s after the start.
+    # The job may run for a minute (--time=1), and gets SIGUSR1 10 s before its end. SLURM checks
+    # only every 30 s which jobs are near their end. So the signal comes 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
     options_of_job = (
         "datasets.test={}",
@@ -93,25 +93,28 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
     job = cluster.submit(
         f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), *options_of_job, cwd=copy
     )
-    # First, SLURM suspends the job for longer than the watchdog of the training allows.
+
+    # Life 1: SLURM suspends the job for longer than the watchdog of the training allows (8 s). Then
+    # the job reaches its limit of time, saves, and is queued again.
     wait_for(log, "Iter: ", limit_s=120)
     cluster.run("scontrol", "suspend", job)
     time.sleep(1)
     before = log.read_text()
-    time.sleep(14)  # longer than the limits of the watchdog
+    time.sleep(14)
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
     first = wait_for(log, "stopped by a signal at iter", limit_s=120)
-    # Second, the job has reached its limit, has saved, and is queued again. Now set a longer limit,
-    # so that SLURM does not send this signal again, even if this machine is slow.
+
+    # Life 2: an urgent job needs the node, so the job is stopped and queued again. The limit of
+    # time is longer now, so that SLURM does not send SIGUSR1 again, even if this machine is slow.
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=10")
-    second = cluster.wait_for_life(log, life=2, text="Iter: ", limit_s=180)
-    # Third, an urgent job needs the node, so the job is stopped and queued again.
+    cluster.wait_for_life(log, life=2, text="Iter: ", limit_s=180)
     cluster.submit(
         "--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true"
     )
     second = cluster.wait_for_life(log, life=2, text="stopped by a signal at iter", limit_s=60)
-    # Last, the user cancels the job. It saves, and is not queued again.
+
+    # Life 3: the user cancels the job. It saves, and is not queued again.
     cluster.wait_for_life(log, life=3, text="Iter: ", limit_s=180)
     cluster.run("scancel", job)
     third = cluster.wait_for_life(log, life=3, text="stopped by a signal at iter", limit_s=60)
@@ -138,9 +141,9 @@ def printing_python(folder: Path) -> str:
     python = write_command(
         folder / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
     )
-    places = f"{python.parent}:{os.environ['PATH']}"
+    search_path = f"{python.parent}:{os.environ['PATH']}"
     # submit_job.sh must set OMP_NUM_THREADS, so it is empty here.
-    return f"--export=ALL,VIRTUAL_ENV={folder},PATH={places},OMP_NUM_THREADS="
+    return f"--export=ALL,VIRTUAL_ENV={folder},PATH={search_path},OMP_NUM_THREADS="
 
 
 # Options of sbatch for one task of three cores.

@@ -666,8 +666,15 @@ def sections_of(page: Path) -> list[str]:
     return re.split(r"(?m)^(?=#+ )", without_comments)
 
 
+def english_page_of(path: Path) -> Path:
+    """Return the English page of a Chinese page. Any other file is returned as it is."""
+    return english(path) if path in TRANSLATED else path
+
+
 def facts_of_section(page: Path, section: str) -> dict[str, object]:
     """Return what must be equal in both languages of a section: everything but its words."""
+    # "##" of "## Time limits": the level of the heading.
+    heading = section[: section.find(" ")] if section.startswith("#") else ""
     blocks = FENCED.findall(section)
     if page.parent == ROOT:
         # The READMEs translate the comments in their code.
@@ -675,13 +682,12 @@ def facts_of_section(page: Path, section: str) -> dict[str, object]:
     prose = FENCED.sub("", section)
     rows = [line for line in prose.splitlines() if line.lstrip().startswith("|")]
     # A link leads to a page in its own language. Both languages count as the English page.
-    links = {english(link) if link in TRANSLATED else link for link in files_linked_by(page, prose)}
+    links = {english_page_of(link) for link in files_linked_by(page, prose)}
     # Each page links to itself in the other language.
-    links.discard(english(page) if page in TRANSLATED else page)
+    links.discard(english_page_of(page))
     names = re.findall(r"`([^`\n]+)`", prose)
     return {
-        # "##" of "## Time limits": the level of the heading.
-        "heading": section[: section.find(" ")] if section.startswith("#") else "",
+        "heading": heading,
         "blocks": blocks,
         # "\|" is a character of a cell, and "|" separates two cells.
         "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
