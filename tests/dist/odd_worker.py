@@ -190,9 +190,9 @@ def checkpoints_in_memory() -> int:
     keys_of_checkpoint = {"model_state_dict", "optimizer"}
     keys_of_weights = {"conv.weight", "conv.bias"}
     found = 0
-    for thing in gc.get_objects():
-        if isinstance(thing, dict):
-            keys = thing.keys()
+    for value in gc.get_objects():
+        if isinstance(value, dict):
+            keys = value.keys()
             if keys >= keys_of_checkpoint or keys >= keys_of_weights:
                 found += 1
     return found

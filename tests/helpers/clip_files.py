@@ -209,8 +209,12 @@ def data_section(
     changes: keys to change; None leaves a key out.
     """
     rgb = root / "GOPRO_Large"
-    gt = rgb / (f"{split}_GT" if regrouped else split)
-    lq = rgb / (f"{split}_GT_blurred" if regrouped else split)
+    if regrouped:
+        gt = rgb / f"{split}_GT"
+        lq = rgb / f"{split}_GT_blurred"
+    else:
+        gt = rgb / split
+        lq = rgb / split
     kind = "Train" if split == "train" else "Test"
     values: dict[str, Any] = {
         "dataset_type": f"{kind}DatasetRGBSpike",

@@ -647,7 +647,7 @@ def test_when_a_run_is_finished(progress, test_every, left):
         pytest.param(None, 5, Progress(step=50, epoch=4, batch=10), 50, id="at the end"),
     ],
 )
-def test_the_planned_end(total_iter, epochs, progress, expected):
+def test_the_planned_end_is_the_first_of_steps_and_epochs(total_iter, epochs, progress, expected):
     train = TrainOptions(total_iter=total_iter, epochs=epochs)
 
     assert planned_steps(train, steps_per_epoch=10, progress=progress) == expected

@@ -11,7 +11,8 @@ done. The order of the samples decides which samples the next step takes.
 What must stay: the names of the fields of both classes, because checkpoints hold them by name. A
 new field of `Progress` needs a line in utils/run/saved_state.py.
 
-Tests: test_the_planned_end and test_when_a_run_is_finished (tests/stories/test_checkpoint.py).
+Tests: test_the_planned_end_is_the_first_of_steps_and_epochs and test_when_a_run_is_finished
+(tests/stories/test_checkpoint.py).
 """
 
 import math
@@ -77,7 +78,7 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
 
     The options `total_iter` and `epochs` limit this number, and the smaller limit counts. E.g. 3
     epochs of 100 steps and total_iter 250 give 250. At least one of the two options is set, so the
-    result is finite. Test: test_the_planned_end.
+    result is finite. Test: test_the_planned_end_is_the_first_of_steps_and_epochs.
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:

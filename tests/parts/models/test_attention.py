@@ -71,7 +71,7 @@ class RandomAttention:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_is_right(dtype):
+def test_attention_equals_softmax_times_values_in_float64(dtype):
     made = RandomAttention(dtype, factor=1)
 
     expected = made.logits.softmax(3) @ made.v
@@ -86,7 +86,7 @@ def test_attention_is_finite_for_logits_of_any_size(dtype, factor):
 
 @pytest.mark.parametrize("factor", [1, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_log_sums_are_right_for_logits_of_any_size(dtype, factor):
+def test_log_sums_equal_logsumexp_for_logits_of_any_size(dtype, factor):
     made = RandomAttention(dtype, factor)
 
     assert made.sums.dtype == torch.float32
