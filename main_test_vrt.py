@@ -166,9 +166,9 @@ def main(argv: list[str]) -> int:
                 has_lpips=bool(request.results.lpips),
             )
             opt = read_options(request.opt, request.overrides)
-        # Join the ranks. The digest is a checksum of all options. If it differs between two ranks,
-        # the test ends. `checks_folder` holds the data checks of earlier runs. Without an option
-        # file there is no digest and no folder, and the time limits have their defaults.
+        # Join the ranks. The test ends if the digest, a checksum of all options, differs between
+        # two ranks. `checks_folder` holds the data checks of earlier runs. Without an option file
+        # there is neither, and the time limits have their defaults.
         if opt is None:
             utils_dist.begin()
         else:
@@ -274,14 +274,9 @@ def own_clips_by_network(
     # What the option file says of the network.
     description = opt.portable() if opt is not None else None
     saved = read_saved(network.weights, description)  # a `SavedNetwork`, not built yet
-    # The section `spike` of the training, with the user's changes. It is None if no spikes are
-    # read. Then the clips below are opened without spikes.
+    # The section `spike` of the training, with the user's changes. None: no spikes are read.
     spike_options = spikes_for_network(saved, files, network)
-    # A `NetworkMethod`. If there is a joint solution, or if the network has learned steps, a method
-    # that improves its frames is wrapped around it.
     method = with_improvement(network_for_own_clips(saved, network), joint, saved)
-    # `opened.clips` are readers (`DatasetClip` in data/clips/readers.py): `frame(0)` of a reader
-    # returns the tensors of the first frame.
     opened = clips_with_frames(
         files.input,
         files.spike,
@@ -290,8 +285,7 @@ def own_clips_by_network(
         scale=saved.scale,
         training_spikes=saved.spike_data,  # what the weights say of the spikes of their training
     )
-    clips = opened.clips
-    # A network that makes frames between the frames has another number of frames to restore.
+    clips = opened.clips  # readers: `frame(0)` of a reader returns the tensors of the first frame
     if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
     return OwnRestoration(method, clips, opened.frames_note, spike_options)
@@ -307,17 +301,13 @@ def own_clips_by_formula(
     Raises OptionError if the method needs blurry frames and there is no --input.
     """
     assert files.spike is not None  # `read_request` has refused a formula without --spike
-    # The section `spike`, made in three steps. E.g. with --spike-size 250 400:
-    #
-    #     asked           {"type": "dat", "h": 250, "w": 400}: what the command line says
-    #     section         an object with the checked values of `asked`, and with the values that the
-    #                     formula sets, e.g. its representation
-    #     spike_options   the object as a dict of all its keys
+    # What the command line says of the spikes, e.g. {"type": "dat", "h": 250, "w": 400}.
     asked = changed_spikes(
         {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
     )
+    # The checked section `spike`, with the values that the formula sets, e.g. its representation.
     section = spikes_for_formula(formula, files.spike, asked)
-    spike_options = section.plain()
+    spike_options = section.plain()  # a dict of all keys
     if files.input is not None:
         opened = clips_with_frames(files.input, files.spike, files.gt, spike_options)
     elif formula.is_grey:
@@ -374,9 +364,8 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
     folder = folder_of_test(opt, request, chosen)
     refuse_output_among_data(folder, dataset)
 
-    # An interpolating network makes new frames between the frames of a clip.
     interpolates = saved is not None and saved.spec.interpolates
-    # --save says what is saved. Without --save, val.save_img says whether frames are saved.
+    # Without --save, val.save_img says whether frames are saved.
     save_forms = results.save
     if not save_forms and opt.val.save_img:
         save_forms = ("frames",)
@@ -416,9 +405,8 @@ def method_on_test_set(
         weights_file = find_weights(opt.path, opt.folder, network.weights)
         saved = read_saved(weights_file, opt.portable())
         first_method = network_for_test_set(saved, network, opt.val, section)
-    # The joint solution and the learned steps improve the frames of the first method. Both read
-    # spike files. A test set of a user may have no spike files, but only ready spike channels for a
-    # network, so refuse such a test set.
+    # The joint solution and the learned steps need spike files. Refuse a test set that only has
+    # ready spike channels for a network.
     method = with_improvement(first_method, chosen.joint, saved)
     is_improved = method is not first_method
     if is_improved:
@@ -441,8 +429,7 @@ def clips_of_test_set(
         check_clips(dataset, "test", scale, instants=None)
         return dataset.readers()
     check_clips(dataset, "test", scale, method.instants)
-    # A network that interpolates gets every second frame of a clip, and is scored on the frames
-    # that were left out. For other networks the clips stay as they are.
+    # A network that interpolates is scored on every second frame, which is left out of its input.
     return scored_clips(dataset.readers(), saved.spec)
 
 
