@@ -88,7 +88,7 @@ def collect(
     expected: number of clips that there should be. With fewer clips, "complete" is false.
     mean: the mean that gets the name of the metric as its key: "clips" or "frames".
     """
-    # The result for "clips": name of a clip -> its entry, with the mean of each metric added. The
+    # The value of "clips": name of a clip -> its entry, with the mean of each metric added. The
     # names are in natural order, "clip2" before "clip10".
     table: dict[str, dict[str, Any]] = {}
     for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
@@ -160,27 +160,13 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
     restored_means = results["averages"].get("restored", {})
     input_means = results["averages"].get("input", {})
     metrics = [metric for metric in COLUMNS if metric in restored_means]
-
-    # A row for each clip.
     rows = []
     for name, clip in results["clips"].items():
         restored = clip.get("restored", {})
         blurry = clip.get("input", {})
         rows.append(_row(name, clip["frames"], restored, blurry, metrics))
     if metrics:
-        # A row for the mean that the option metric.mean chooses.
-        mean = restored_means["mean"]
-        frames = restored_means["frames"]
-        rows.append(_row(f"mean over {mean}", frames, restored_means, input_means, metrics))
-        # A row for the second mean.
-        other = OTHER_MEANS[mean]
-        other_restored = {}
-        other_blurry = {}
-        for metric in metrics:
-            other_key = other.key.format(metric=metric)
-            other_restored[metric] = restored_means.get(other_key)
-            other_blurry[metric] = input_means.get(other_key)
-        rows.append(_row(f"mean over {other.over}", frames, other_restored, other_blurry, metrics))
+        rows += _rows_of_means(restored_means, input_means, metrics)
 
     # The columns must be in the order of the cells of `_row`.
     header = ["clip", "frames"]
@@ -189,6 +175,28 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
     if metrics:
         header.append("gain dB")
     return header, rows
+
+
+def _rows_of_means(
+    restored_means: Mapping[str, Any], input_means: Mapping[str, Any], metrics: Sequence[str]
+) -> list[list[str]]:
+    """Return two rows of `score_table`: the mean that metric.mean chooses, and the second mean.
+
+    restored_means, input_means: entries of "averages" (`collect`). input_means may be {}.
+    """
+    mean = restored_means["mean"]  # "clips" or "frames"
+    frames = restored_means["frames"]
+    other = OTHER_MEANS[mean]
+    other_restored = {}
+    other_blurry = {}
+    for metric in metrics:
+        key = other.key.format(metric=metric)  # e.g. "psnr_frame_mean"
+        other_restored[metric] = restored_means.get(key)
+        other_blurry[metric] = input_means.get(key)
+    return [
+        _row(f"mean over {mean}", frames, restored_means, input_means, metrics),
+        _row(f"mean over {other.over}", frames, other_restored, other_blurry, metrics),
+    ]
 
 
 def _row(
@@ -212,14 +220,10 @@ def _row(
 
 
 def _gain(restored: float | str | None, blurry: float | str | None) -> str:
-    """Return the gain in decibels for a table, e.g. "+1.25".
-
-    Returns "-" if a score is missing. If both scores are infinite (images without any error), the
-    gain is "+0.00", because inf - inf would be NaN.
-    """
+    """Return the gain in decibels for a table, e.g. "+1.25", or "-" if a score is missing."""
     if restored is None or blurry is None:
         return "-"
-    if float(restored) == float(blurry):
+    if float(restored) == float(blurry):  # both may be infinite, and inf - inf is NaN
         return "+0.00"
     return f"{float(restored) - float(blurry):+.2f}"
 

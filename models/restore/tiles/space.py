@@ -71,17 +71,12 @@ def restore_space(
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale
-    # Height and width of a tile, in pixels of the input. A small frame is a single tile.
-    tile_height = height
-    tile_width = width
-    if tiling.size_patch_testing != WHOLE:
-        tile_height = min(tiling.size_patch_testing, height)
-        tile_width = min(tiling.size_patch_testing, width)
+    tile_height, tile_width = _size_of_tile(height, width, tiling)
     tops = tile_starts(height, tile_height, tiling.size_patch_overlapping)
     lefts = tile_starts(width, tile_width, tiling.size_patch_overlapping)
     if len(tops) == 1 and len(lefts) == 1:
         whole = run_padded(net, inputs, tiling)
-        tick(1)  # all of the work is done
+        tick(1)  # all work is done
         return whole
 
     # The tiles row by row, and from left to right within a row.
@@ -114,6 +109,14 @@ def restore_space(
         share_of_batch = len(batch) / len(patches)
         tick(share_of_batch)
     return total.div_(total_weight.to(total.dtype))
+
+
+def _size_of_tile(height: int, width: int, tiling: Tiling) -> tuple[int, int]:
+    """Return height and width of a tile, in pixels of the input. A small frame is a single tile."""
+    side = tiling.size_patch_testing
+    if side == WHOLE:
+        return height, width
+    return min(side, height), min(side, width)
 
 
 def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tiling) -> Tensor:
