@@ -51,16 +51,16 @@ def load_content(path: Path) -> Any:
 
 def _load_with_scalars(path: Path) -> Any:
     """Read a file as `load_plain` does, but also a file that holds NumPy scalars."""
-    # Few files hold NumPy scalars, so first read the file without them. If the file holds a scalar,
-    # `load_plain` refuses the file, and names the function that makes the scalar.
+    # Few files hold NumPy scalars. `load_plain` refuses such a file, and its error names the
+    # function that makes the scalar.
     try:
         return load_plain(path)
     except checkpoint.UNREADABLE as e:
         has_scalars = any(name in str(e) for name in SCALAR_NAMES)
         if not has_scalars:
             raise
-    # The file holds scalars. Read it again, with stand-ins for NumPy's functions. Each pair is our
-    # stand-in, and the name in a pickle that it replaces.
+    # Read the file again, with stand-ins for NumPy's functions: pairs of our stand-in, and the name
+    # in a pickle that it replaces.
     stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
     for name in SCALAR_NAMES:
         stand_ins.append((_scalar, name))
@@ -91,8 +91,8 @@ class _ScalarType:
 def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
     """Return the Python number of a NumPy scalar in a pickle.
 
-    torch.load calls this instead of NumPy's function. So no function of NumPy is called with data
-    of a pickle that may be hostile.
+    torch.load calls this instead of NumPy's own function, because the data of the pickle may be
+    hostile.
 
     data: the bytes of the scalar.
 

@@ -48,11 +48,10 @@ class LoadReport:
     def loaded_share(self) -> float:
         """Return the fraction of the network's tensors that were loaded, 0 to 1.
 
-        Missing tensors of the trunk count only if the file has any tensor of a trunk. Missing
-        tensors of the fusion operator count only if the file has any tensor of a fusion operator.
-        So the weights of an RGB network may start a network with spikes. E.g. the network has 100
-        tensors of its trunk and 10 tensors of its fusion operator, and the file has only the trunk:
-        100 of 100 tensors were loaded, so the fraction is 1.
+        Missing tensors of the fusion operator count only if the file has any tensor of a fusion
+        operator, so that the weights of an RGB network may start a network with spikes. E.g. if the
+        network has 100 tensors of its trunk and 10 of its fusion operator, and the file has only
+        the trunk, the fraction is 100 of 100. The same holds for missing tensors of the trunk.
         """
         file_has_fusion = self.file_has_fusion()
         file_has_trunk = self.file_has_trunk()

@@ -37,9 +37,8 @@ def load_weights(
     _refuse_nan(net, fitting, where)
     tensors_of_network = net.state_dict()
     for name in fitting:
-        # The table of relative positions follows from the size of the window. So the attention
-        # computes the table, and does not load it (models/vrt/attention/layer.py). Check that the
-        # table of the file is equal.
+        # The attention computes the table of relative positions from the size of the window, and
+        # does not load it (models/vrt/attention/layer.py). The table of the file must be equal.
         if name.endswith(".relative_position_index"):
             refuse_other_index(fitting[name], tensors_of_network[name], name, where)
     net.load_state_dict(fitting, strict=False)  # compare_weights has checked the names
@@ -47,8 +46,8 @@ def load_weights(
 
 
 # Without `strict`, at least this fraction of the tensors must match. If fewer match, the file most
-# likely belongs to another network, and the training would begin almost from random weights. With
-# 1.0, a network with one more layer than the file could not begin with the weights of the file.
+# likely belongs to another network. With 1.0, a network with one more layer than the file could not
+# begin with the weights of the file.
 LEAST_MATCHED = 0.9
 
 
@@ -76,8 +75,7 @@ def compare_weights(
             fitting[name] = in_file
             report.matched.append(name)
             continue
-        # The first layer may get zeros for additional input channels, e.g. for spikes. `wide` is
-        # None if the shapes differ in another axis, too.
+        # The first layer may get zeros for additional input channels, e.g. for spikes.
         is_first_layer = name == "conv_first.weight"
         wide = widen_first(in_file, in_network, net) if is_first_layer else None
         file_shape = tuple(in_file.shape)
@@ -108,9 +106,9 @@ def compare_weights(
 def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor | None:
     """Return the weight of conv_first, (E, inputs, 1, 3, 3), with zeros for new input channels.
 
-    So a network with spikes starts with the weights of a network for RGB. The new channels have no
-    effect at first. E.g. RGB in the file, RGB and two spike channels in the network: the weights of
-    the inputs R G B become R G B 0 0, in each group of channels.
+    So a network with spikes starts with the weights of a network for RGB, and the new channels have
+    no effect at first. E.g. with two spike channels, the weights of the inputs R G B in the file
+    become R G B 0 0, in each group of channels.
 
     A network with alignment has nine such groups: the frame, and the four nearest pixels in each of
     two neighbours (`aligned_input` in vrt/flow.py). Other networks have one group. If there is a
@@ -124,8 +122,8 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     has_other_kernel = in_file.shape[2:] != in_network.shape[2:]
     if has_other_outputs or has_other_kernel:
         return None
-    # A network of a user may have neither of these attributes. `pa_frames` above 0 means alignment:
-    # the frame and 2 neighbours x 4 corners are 9 groups.
+    # `pa_frames` above 0 means alignment: the frame and 2 neighbours x 4 pixels are 9 groups. A
+    # network of a user may have neither of these attributes.
     groups = 9 if getattr(net, "pa_frames", 0) else 1
     noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
     file_inputs = in_file.shape[1] - noise_channels

@@ -35,8 +35,8 @@ def file_of(weights: str | Path) -> Path:
     Raises CheckpointError if there are no published weights of this name, or if they cannot be
     fetched.
     """
-    # `size_limit` bounds the size of a download, and `check` refuses the tensors of another
-    # network. Both come before the file gets its final name.
+    # A download gets its final name only if it is not too large (`size_limit`) and holds the right
+    # tensors (`check`).
     return released.local_file(
         str(weights), released=RELEASED, size_limit=_most_bytes, check=_refuse_other_tensors
     )
@@ -97,8 +97,8 @@ def _shapes_of_released(name: str) -> dict[str, torch.Size]:
 def _most_bytes(name: str) -> int:
     """Return the largest size, in bytes, of a file with the published network `name`.
 
-    A file also has the names of the tensors, so 10 % and 5 MB are added to the bytes of the
-    tensors. A much larger file is not the right file, and must not fill the disk.
+    The limit is the size of the tensors, plus 10 % and 5 MB for their names. A larger file is not
+    the right one, and must not fill the disk.
     """
     network = _network_of_release(name, Path(name), weights={})
     tensors = _tensors_of(network)

@@ -74,8 +74,8 @@ class SavedNetwork:
         """
         netG = dict(self.netG)
         if "spynet_path" in netG:
-            # The weights of the flow network are in this file too. The file that spynet_path names
-            # may no longer exist.
+            # The weights of the flow network are in this file, too, and the file that spynet_path
+            # names may no longer exist.
             netG["spynet_path"] = None
         # Options that do not come from the weights file are trusted. An error in them is an
         # OptionError about the user's option file.
@@ -102,10 +102,9 @@ class SavedNetwork:
         """
         # A tensor that repeats one number is small in the file, and may be huge in the network.
         refuse_repeated_numbers(self.weights, self.path)
-        # Compare with the empty network, which takes no memory, however large it is. This call is
-        # made only for its errors.
+        # Refuse tensors that do not fit before a network with memory is built. The empty network
+        # takes no memory, however large it is.
         compare_weights(self.empty_network, self.weights, str(self.path), strict=True)
-        # Only a network that fits the tensors of the file is built with memory.
         net = self.network()
         load_weights(net, self.weights, str(self.path), strict=True)
         return net.eval().requires_grad_(False)

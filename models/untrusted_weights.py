@@ -34,10 +34,9 @@ def refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
             )
 
 
-# The largest allowed size of all tensors together, divided by the size of the file. Tensors may be
-# larger than their file, because two tensors may be one array of the file, e.g. a weight that two
-# layers use. A real file has few such tensors. A hostile file repeats one number millions of times,
-# and would fill the memory.
+# The largest allowed size of all tensors together, divided by the size of the file. A real file may
+# have a few tensors that share an array, e.g. a weight that two layers use. A hostile file repeats
+# one number millions of times, and would fill the memory.
 MOST_TIMES_FILE_SIZE = 4
 # Tensors of at most this many bytes (537 MB) in all are allowed, whatever the size of the file is.
 ALWAYS_ALLOWED_BYTES = 2**29
@@ -72,8 +71,8 @@ def refuse_larger(
 ) -> None:
     """Raise CheckpointError if the options of one of our networks ask for more than `weights` hold.
 
-    Call this before the network is built, because building it may take all memory or time.
-    Four simple rules give the least that the weights must hold:
+    Call this before the network is built, because building it may take all memory or time. Four
+    simple rules give the least that the weights must hold:
 
         key           rule                                          least that the file must have
         depths        a block has at least one tensor               sum(depths) tensors

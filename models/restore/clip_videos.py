@@ -45,9 +45,8 @@ def open_videos(
             # A folder of frames has no frame rate, so the user's flag --fps gives it.
             fps=clip.fps or outputs.fps,
             times=stamps or None,  # None: a constant frame rate
-            # A comparison is for players everywhere, and many players only play 4:2:0 (colour in
-            # half the resolution). The other videos are results, so their colour keeps its full
-            # resolution, 4:4:4.
+            # Many players only play 4:2:0 (colour in half the resolution), so a comparison has it.
+            # The other videos are results, and keep the full resolution of colour, 4:4:4.
             chroma="420" if kind == "comparison" else "444",
             pixel_aspect=clip.pixel_aspect,
         )
@@ -69,9 +68,8 @@ def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction
     last_duration = times[-1] - times[-2]
     end = times[-1] + last_duration
     stamps = []
-    # The slow video takes `instants` times as long as the input. A frame that the input shows from
-    # `begin` on begins at instants * begin in the slow video. There each of its instants is shown
-    # for as long as the input shows the frame.
+    # The slow video takes `instants` times as long as the input. So the instants of a frame that
+    # the input shows from `begin` on begin at instants * begin.
     for begin, after in itertools.pairwise([*times, end]):
         duration = after - begin
         for instant in range(instants):

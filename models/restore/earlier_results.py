@@ -76,8 +76,8 @@ def files_of_earlier_tests(
     for name in clips_without_files:
         content_of_clip = outputs.load_clip(name)
         if content_of_clip is None:
-            # The clip was not finished, so no file says which frames it had. If this test restores
-            # the clip too, take its frames.
+            # No file says which frames an unfinished clip had. Take its frames in this test, if
+            # any.
             stems_then = stems.get(name, ())
         else:
             stems_then = content_of_clip["stems"]
@@ -97,7 +97,7 @@ def refuse_another_test(
     # Settings that older versions did not record, with the values that they used. A new setting
     # needs a line here. Otherwise no test of an older version could be continued.
     defaults = {"metric.values": "uint8", "metric.more": []}
-    # `settings` are without secrets. Older versions hid fewer secrets, so hide them now.
+    # Older versions hid fewer secrets in run.json. `settings` are without secrets already.
     settings_then = redact(earlier_run["settings"])
     changed = _differences(defaults | settings_then, defaults | settings)
     # The two tests may have different clips. A clip of both tests must have the same files.

@@ -52,10 +52,10 @@ def spikes_for_network(
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
     # The options `rate` (spikes per plane at full light) and `light` ("linear" or "display") of the
     # training may be wrong for a user's spikes, so they are removed. Both stay in two cases:
-    # * `rate` is "match". Then the rate is measured in each clip, so it is right for all spikes.
-    #   The measured rate depends on `light`, so `light` stays as well.
-    # * The weights file is old and has no `spike_data`, the properties of the training spikes. Then
-    #   nothing else says what rate and light are.
+    #
+    #     rate is "match"       the rate is measured in each clip, and the measurement needs `light`
+    #     an old weights file   has no `spike_data`, the properties of the training spikes, so
+    #                           nothing else says what rate and light are
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}  # None: not known
     # Remove the keys that describe the files of the training, because a user's files differ.
@@ -124,8 +124,8 @@ def changed_spikes(
 def _refuse_wrong_inputs(saved: SavedNetwork, files: OwnFiles, network: NetworkFlags) -> None:
     """Raise OptionError if the flags do not give what the network takes."""
     spec = saved.spec
-    # New frames lie between the given frames, so there is no sharp frame to compare them with.
-    # --center-frame-only is meant for frames that are restored.
+    # There are no sharp frames to compare new frames with, and --center-frame-only is meant for
+    # frames that are restored.
     if spec.interpolates and (files.gt or network.tiles.center_frame_only):
         raise OptionError(
             what="these weights interpolate new frames",
