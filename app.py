@@ -162,8 +162,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         download = gr.File(label="Results", interactive=False, elem_id="download")
         messages = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        # What the buttons do. The arguments of `click` are handler, inputs, outputs. The outputs of
-        # `restore` are the values of `PageState`, so their order must stay.
+        # What the buttons do: `click` gets a handler, its inputs and its outputs. The outputs of
+        # `restore` must have the order of the fields of `PageState`.
         outputs = [work, state, messages, slider, number, download]
         for_page_only = {"api_visibility": "private"}  # for this page only, not for programs
         clip = [fields.frames, fields.spikes, fields.sharp]
@@ -254,8 +254,8 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
     folder: where the clips of the demo are. The first call makes them.
     """
-    # DEMO says which clips are made: their number, length and size. RGB and SPIKES are names of
-    # folders. E.g. the blurry frames of a clip are in <folder>/demo/GOPRO_Large/test/<clip>/blur.
+    # DEMO has the number, length and size of the clips. Their blurry frames are in
+    # <folder>/demo/GOPRO_Large/test/<clip>/blur, where GOPRO_Large is the value of RGB.
     make_sample(folder / "demo", DEMO)
     clips = sorted((folder / "demo" / RGB / "test").iterdir())
     clip = clips[-1]  # made from a photograph; the clip before it shows a computed scene

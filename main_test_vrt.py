@@ -129,11 +129,10 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 # --input, `job_on_test_set` makes the job.
 #
 # What must stay: the restored frames and the scores
-# (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand). A test that continues an earlier
-# test compares `Job.reading_options`, and takes over only results of the same settings
-# (test_results_of_other_settings_are_not_taken_over). So a changed key there makes old results
-# unusable. A refusal comes before the first frame is restored
-# (test_bad_input_ends_with_one_message).
+# (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand); the keys of `Job.reading_options`,
+# because a test continues an earlier test only with the same settings
+# (test_results_of_other_settings_are_not_taken_over); and every refusal comes before the first
+# frame is restored (test_bad_input_ends_with_one_message).
 # Free to change: titles and notes of the report. A new method is a new branch in `choose_method`.
 # Tests: tests/stories/test_main_test.py, test_reconstruct.py, test_joint.py, test_bad_input.py
 
@@ -227,9 +226,9 @@ def job_on_own_clips(
 
     files: the user's files, `request.own_files`.
     request: the command line.
-    chosen: the formula and the joint solution. Each is None if --method does not ask for it.
-    opt: the option file, which describes the network. It is None without --opt. Then the weights
-    file describes its network.
+    chosen: the formula and the joint solution, each None if --method does not ask for it.
+    opt: the option file, which describes the network. None without --opt: then the weights file
+    describes its network.
     """
     with naming_spike_size_flag():  # errors in the block name the flag --spike-size
         if chosen.formula is None:

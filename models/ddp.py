@@ -1,9 +1,8 @@
 """Wrap the trained network in DDP (DistributedDataParallel), and unwrap it.
 
-A rank is one process of a training. DDP sums the gradients of all ranks. model_vrt.py wraps the
-network at the first step. It wraps the network again at the step train.fix_iter, when frozen
-parameters are released. Code that reads names, attributes or weights of the network unwraps it
-first.
+A rank is one process of a training, and DDP sums the gradients of all ranks. model_vrt.py wraps the
+network at the first step, and again at the step train.fix_iter, when frozen parameters are
+released. Code that reads names, attributes or weights of the network unwraps it first.
 
 "Collective" in a docstring: each rank waits for all other ranks. So every rank must call the
 function, at the same point of the program.

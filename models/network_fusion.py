@@ -47,8 +47,8 @@ class FusionNet(nn.Module):
                 expected='"exposure" or "gated", base "fused": the result is a frame',
                 do='choose "exposure" or "gated" with base "fused", or net_type vrt',
             )
-        # `channels` raises an error if the data have no spikes. Its result is not needed. The
-        # argument None stands for netG.in_chans, which this network does not have.
+        # Called only for its error if the data have no spikes. None stands for netG.in_chans, which
+        # this network does not have.
         options.constructor.channels(None, spike_channels)
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels, each_frame_alone=True)

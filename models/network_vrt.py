@@ -1,7 +1,7 @@
 """VRT, the Video Restoration Transformer, on clips of RGB, or of RGB and spikes.
 
 Source: Liang et al., arXiv 2201.12288. The code was written from a description of the published
-network's arithmetic. Released weights load by name. This file connects the parts:
+network's arithmetic, and released weights load by name. This file connects the parts:
 
     frames, spikes -> fusion.on_input -> align neighbours along the optical flow -> conv_first
       -> stages 1 to 4 (at 1, 1/2, 1/4 and 1/8 of the resolution)
@@ -62,7 +62,7 @@ from utils.contract import InputSpec
 logger = logging.getLogger(__name__)
 
 # With checkpoint "auto" and no memory_budget_gb, a step may use this fraction of a GPU's memory.
-# The memory of a step is only estimated. So with a larger fraction, a step may run out of memory.
+# The memory of a step is only estimated, so with a larger fraction a step may run out of memory.
 # With a smaller fraction more branches are recomputed, which takes time.
 GPU_SHARE = 0.9
 # torch compiles a function again for each kind of input. After this number of compilations, it runs
@@ -372,7 +372,7 @@ class VRT(nn.Module):
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
         """Choose the recomputed branches for training steps on clips of this size, once.
 
-        With checkpoint "auto", a step then fits into memory_budget_gb. Otherwise this does nothing.
+        This does nothing unless checkpoint is "auto". A step then fits into memory_budget_gb.
         Afterwards the weights have no gradients.
 
         ModelVRT calls `fit` before the first step, also on a user's network that has such a method.

@@ -34,8 +34,8 @@ from utils.run import changed_options
 
 logger = logging.getLogger(__name__)
 
-# The keys under which our files describe their network. They are part of the file format. A file of
-# an older version lacks a new key, so a new key must be optional. E.g. "spike_data" is optional.
+# The keys under which our files describe their network. They are part of the file format. A new key
+# must be optional, as "spike_data" is, because files of older versions lack it.
 DESCRIPTION = ("scale", "netG", "spike_channels", "spike", "spike_data")
 # Keys of the section `spike` that say what the spike channels show, besides all keys that begin
 # with "representation.". The other keys describe the camera and its files.

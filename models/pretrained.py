@@ -32,8 +32,8 @@ def load_pretrained(
     """
     if not path:
         return None
-    # `read_weights` takes the weights under the preferred key, if the file has this key. Otherwise
-    # it takes the first of CONTAINERS (weights_file.py) that the file has. The keys:
+    # The preferred key of the file. A file without this key has its weights under another key, of
+    # which `read_weights` takes the first in CONTAINERS (weights_file.py). The keys are
     #
     #     "params"              the weights of <step>_G.pth or <step>_E.pth
     #     "model_state_dict"    the normal weights of a checkpoint
@@ -41,7 +41,7 @@ def load_pretrained(
     container = "params" if which == "netG" else "ema_state_dict"
     # `path` may be the name of published weights, such as "vrt/006". `file_of` returns their file.
     file = str(file_of(path))
-    # The error for a missing file advises: "correct path.pretrained_netG, or set it to null".
+    # Completes the error for a missing file: "correct path.pretrained_netG, or set it to null".
     key = f"path.pretrained_{which}, or set it to null"
     weights = read_weights(file, prefer=container, key=key)
     report = load_weights(net, weights, file, strict)

@@ -1,9 +1,9 @@
 """Build the network of an option file, and check that it fits the datasets.
 
 `NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
-models/network_<net_type>.py. This module imports all such files. `define_G` builds a network.
-`check_options` is called when an option file is read, before any data are opened. So a wrong option
-ends a run within seconds, and not after the data were prepared.
+models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network.
+`check_options` is called when an option file is read, so a wrong option ends a run within seconds,
+and not after the data were prepared.
 
 To add a check, add a function that raises an OptionError with its four parts by name, and call it
 in `check_options`. If several options are wrong, the user sees only the error of the first check.
@@ -247,9 +247,8 @@ def _check_task(
     """Raise OptionError if network and datasets are made for different tasks.
 
     The tasks are restoration, interpolation (new frames between the given frames) and denoising
-    with a known noise level. Keys of a dataset tell its task. A dataset with temporal_scale 2
-    leaves every second frame out, for interpolation. A dataset with sigma_max (training) or sigma
-    (testing) adds noise.
+    with a known noise level. Keys of a dataset tell its task: temporal_scale 2 leaves every second
+    frame out, for interpolation, and sigma_max (training) or sigma (testing) adds noise.
 
     netG, train, test, val: sections of the options. train and test may be None. spec: what the
     network takes.

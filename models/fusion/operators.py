@@ -42,8 +42,8 @@ class NoFusion(Fusion):
         return image_channels, image_channels
 
 
-# given: arguments that the network passes to the constructor. They are no keys of the option file.
-# The operators "gated" (below), "exposure" and "motion" get the same argument.
+# `given` names the arguments that the network passes to the constructor, and that are no keys of
+# the option file.
 @FUSIONS.register("concat", given=("spike_channels",))
 class ConcatFusion(Fusion):
     """Concatenates RGB and spike channels: in_chans = 3 + S."""

@@ -66,9 +66,9 @@ def parser_of_tests(description: str | None) -> OptionParser:
 def _add_flags_of_network(add: Callable[..., Any]) -> None:
     """Add the flags that choose what restores the frames: a network, or a method without weights.
 
-    --opt and --weights choose a network, and --method chooses another method. docs/testing.md has a
-    table of the formulas that --method may name. A plane is one read-out of the spike camera. The
-    rate of a pixel is its number of spikes per plane. The formulas compute
+    --opt and --weights choose a network, and --method chooses another method, e.g. a formula
+    (docs/testing.md has a table). A plane is one read-out of the spike camera, and the rate of a
+    pixel is its number of spikes per plane. The formulas compute
 
         tfp         the mean of the planes around the sharp frame
         tfi         1 / the interval between two spikes

@@ -41,8 +41,8 @@ from utils.secrets import redact
 
 logger = logging.getLogger(__name__)
 
-# Limits of report.html. Its videos have at most 24 x 1 MiB together. With larger limits a browser
-# would open the page slowly.
+# Limits of report.html, so that a browser opens the page quickly: its videos have at most 24 x 1
+# MiB together.
 MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures are shown
 MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB; a video of this size or a larger video is not shown
 # Lines of the protocol that the log shows, if the method has them. A network has the line

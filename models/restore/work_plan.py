@@ -1,8 +1,8 @@
 """Divide the frames that are still to be restored among the ranks, the processes of a test.
 
-In: a `Job`, whose output folder run_job.py has claimed. Out: the same plan on every rank: a list of
-`Work`. A `Work` is a range of frames of one clip. With n ranks, rank r takes the items r, r + n,
-... of the list. Rank 0 looks at the folder, makes the plan, and sends it to the other ranks.
+In: a `Job`, whose output folder run_job.py has claimed. Out: a list of `Work`, i.e. of ranges of
+frames of one clip, the same on every rank. With n ranks, rank r takes the items r, r + n, ... of
+the list. Rank 0 looks at the folder, makes the plan, and sends it to the other ranks.
 
 What must stay: the restored frames do not depend on the number of ranks, bit for bit
 (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). Each missing frame is in exactly
@@ -98,9 +98,8 @@ def _unfinished_clips(job: Job) -> list[int]:
 def _frames_to_restore(job: Job, clip: ClipReader) -> range:
     """Return the frames of a clip from the first missing frame to the last missing frame.
 
-    The result is a range, so existing frames between missing frames are computed again. Their
-    values stay the same. If no frame is missing, the range is empty. Then the clip stays in the
-    plan, because it must still be scored.
+    Existing frames between missing frames are computed again, with the same values. The range is
+    empty if no frame is missing and the clip must only be scored.
     """
     missing = _missing_frames(job, clip)
     if not missing:

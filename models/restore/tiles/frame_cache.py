@@ -22,7 +22,7 @@ SPARE_FRAMES = 2
 
 
 class FrameCache:
-    """A selection of the frames of a clip. The frames that were read last are kept in memory.
+    """A selection of the frames of a clip, which keeps the frames that were read last in memory.
 
     So a frame that lies in two overlapping tiles is decoded once.
     """
