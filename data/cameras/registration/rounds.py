@@ -188,9 +188,9 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
         else:
             step = round_on_all_pixels(estimate, views, sigma)
 
-        # The first four values (right, down, larger, turned) are in half sides of the plane. In a
-        # round on all pixels, the other values are times. In a round on parts, they are further
-        # changes of the matrix. If there are no other values, `initial` makes their maximum 0.
+        # The first four values (right, down, larger, turned) are in half sides of the plane. The
+        # other values are times in a round on all pixels, and further changes of the matrix in a
+        # round on parts. If there are none, `initial` makes their maximum 0.
         largest_amount = np.abs(step[:MATRIX_CHANGES]).max()
         edge_moved = largest_amount * estimate.coordinates.half_side  # in pixels
         largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)

@@ -1,8 +1,8 @@
 """Multiply the change of each spike pixel with the changes of its neighbours.
 
 If an edge moves, the pixels along the edge change together, so the product of their changes is
-above 0. If nothing moves, the changes are noise. The noise of a pixel is independent of the noise
-of its neighbours, so the product is 0 on average. With
+above 0. If nothing moves, the changes are noise, which is independent in neighbours, so the product
+is 0 on average. With
 
     c_i    change of pixel i, without what many pixels have in common (common_change.py)
     n_i    weighted sum of c_j over the neighbours j of pixel i, without i itself
@@ -75,8 +75,8 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
 
     The derivation has four steps:
 
-    1. Noise changes pixel i by e_i. The noise of two pixels is independent, so the mean of e_i e_j
-       is 0. The mean of e_i^2 is the variance v_i. `without_change_of_lamps` turns e_i into
+    1. Noise changes pixel i by e_i, with the variance v_i = mean of e_i^2. The noise of two pixels
+       is independent, so the mean of e_i e_j is 0. `without_change_of_lamps` turns e_i into
 
            c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
 
