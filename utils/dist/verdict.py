@@ -7,12 +7,12 @@ after each beat. There are two cases:
     this rank is too long in its phase   it may be waiting for another rank. So it *looks* for the
                                          rank that all wait for (`_cause_of_wait`)
 
-To look, a rank reads the states of all ranks in one request. Such a request is large if there are
-many ranks. So only one rank at a time looks, and only after it has been too long in a phase.
+To look, a rank reads the states of all ranks in one request, which is large if there are many
+ranks. So only one rank at a time looks, and only after it has been too long in a phase.
 
 The rank that judges measures all seconds with its own AwakeClock, so the clocks of the hosts need
-not agree. This clock stands still while the process is suspended. So after a suspension of the
-whole run, no rank is late. If only one rank is suspended, it writes no beats, and is SILENT.
+not agree. This clock stands still while the process is suspended, so no rank is late after a
+suspension of the whole run. A rank that is suspended alone writes no beats, and is SILENT.
 
 What must stay: a verdict names exactly one rank, and this rank is the cause
 (test_a_host_that_falls_silent_is_named_once, test_a_rank_that_is_waited_for_is_named_once). Free to
@@ -154,12 +154,8 @@ class Judge:
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
 
-        rank: of the ranks that have entered the fewest collectives, the one that is longest over
-            its budget.
-        quiet_s: seconds without a beat after which a rank is silent.
-
-        A silent rank writes no beats. The age in its last beat is small, so it never seems late,
-        although `rank` may be waiting for it. Such a rank has entered as few collectives as `rank`.
+        A silent rank writes no beats, and the age in its last beat is small. So it never seems
+        late, although `rank` may be waiting for it. It has entered as few collectives as `rank`.
         So all ranks with this number are candidates. E.g. with `rank` 2 and quiet_s 3:
 
             rank   syncs   age   last beat read
@@ -168,17 +164,12 @@ class Judge:
             5      2210    0.2   9.1 s ago       candidate, silent: the result names rank 5
             6      2210    0.3   0.2 s ago       candidate that beats: it is not the cause
 
-        Without rank 5, all candidates beat. Then rank 2 is STUCK.
+        Without rank 5, all candidates beat. Then rank 2 is STUCK. Test:
+        test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named.
 
-        When did a candidate beat last? If this rank watches the candidate, it has noted the time of
-        the last beat (`beats.heard`). The state of any other candidate has the number of its beat,
-        but no time. So this rank compares the numbers at two looks:
-
-            first look   beat 512    noted in `first_look`; nothing is known yet
-            later        beat 513    another number: the candidate beats
-               or        beat 512    the same number: silent, as soon as quiet_s have passed
-
-        Test: test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named.
+        rank: of the ranks that have entered the fewest collectives, the rank that is longest over
+            its budget.
+        quiet_s: seconds without a beat after which a rank is silent.
         """
         now = self.beats.clock.now()
         all_are_known = True  # whether every candidate is known to beat
@@ -189,23 +180,39 @@ class Judge:
             is_candidate = state["syncs"] == self.beats.states[rank]["syncs"]
             if not is_candidate:
                 continue
-            is_watched = other in self.beats.heard
-            if is_watched:
-                last = self.beats.heard[other]
-            else:
-                # `setdefault` notes the beat at the first look, and returns this note later.
-                last = self.first_look.setdefault(other, Heard(state["beat"], now))
-                if last.beat != state["beat"]:
-                    continue  # another number: the candidate beats
+            last = self._last_beat(other, now)
+            if last is None:
+                continue  # the candidate beats
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
-            # The number has not changed since the first look. Wait until quiet_s have passed.
+            is_watched = other in self.beats.heard
             if not is_watched:
-                all_are_known = False
+                all_are_known = False  # its next beat, or the end of quiet_s, will tell
         if all_are_known:
             return Verdict(rank, "STUCK", f"{self.beats.states[rank]['age']:.1f} s")
         return None
+
+    def _last_beat(self, rank: int, now: float) -> Heard | None:
+        """Return the last beat of a rank, and when this rank first read it.
+
+        If this rank watches `rank`, it has noted the time of the last beat (`beats.heard`). The
+        state of any other rank has the number of its beat, but no time. So this function notes the
+        beat at the first look, and compares the numbers at later looks:
+
+            first look   beat 512    noted in `first_look`, and returned
+            later        beat 512    no new beat: the noted beat is returned
+               or        beat 513    the rank beats: None is returned
+
+        now: present time, on the clock of the beats.
+        """
+        if rank in self.beats.heard:
+            return self.beats.heard[rank]
+        beat = self.beats.states[rank]["beat"]
+        if rank not in self.first_look:
+            self.first_look[rank] = Heard(beat, now)
+        noted = self.first_look[rank]
+        return noted if noted.beat == beat else None
 
     def stop_looking(self) -> None:
         """Let another rank look for the cause."""
