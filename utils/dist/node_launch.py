@@ -1,7 +1,7 @@
 """Find the ranks of this node, if a platform has started one process for the whole node (host).
 
 torchrun then takes the place of this process, and starts the ranks of the node. `node_variables`
-gives torchrun the numbers of ranks and nodes, whatever the platform calls them.
+returns the numbers of ranks and nodes under torchrun's names, whatever the platform calls them.
 
 What must stay: which variables count, because users' job scripts rely on it. Tests
 (tests/stories/test_launch.py): test_a_process_that_stands_for_a_node_knows_its_place,
@@ -20,12 +20,12 @@ from utils.dist.launch_variables import (
 from utils.dist.launcher_cells import Env
 
 # The variables that describe a node: torchrun's name -> the name on PAI-DLC. torchrun's names stand
-# for its flags, e.g. PET_NNODES for --nnodes. Kubeflow sets some of torchrun's names. If an
-# environment has both names of a variable, torchrun's name counts. E.g. Kubeflow sets PET_NNODES,
-# and it also sets WORLD_SIZE, but as the number of ranks. PET_NNODES counts.
+# for its flags, e.g. PET_NNODES for --nnodes. If an environment has both names of a variable,
+# torchrun's name counts. E.g. Kubeflow sets PET_NNODES to the number of nodes, and WORLD_SIZE to
+# the number of ranks, so PET_NNODES must count.
 NODE_NAMES = {
     "PET_NPROC_PER_NODE": "NPROC_PER_NODE",  # number of ranks on this node
-    "PET_NNODES": "WORLD_SIZE",  # number of nodes, if there is no PET_NNODES
+    "PET_NNODES": "WORLD_SIZE",  # number of nodes
     "PET_NODE_RANK": "RANK",  # number of this node
     "PET_MASTER_ADDR": "MASTER_ADDR",  # host of node 0
     "PET_MASTER_PORT": "MASTER_PORT",  # free port of this host
@@ -51,13 +51,9 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
 
     Raises one DistError that lists every variable that is missing, not a number, or out of range.
     """
-    # Take torchrun's own variable if it is set, else the variable of the platform. NODE_NAMES has
-    # both names, e.g. "PET_NNODES": "WORLD_SIZE".
-    name_of = {}  # torchrun's name of a variable -> the name that this environment uses
+    names = _names_in(env)
     values = {}  # torchrun's name of a variable -> its value
-    for torchruns_name, other_name in NODE_NAMES.items():
-        name = torchruns_name if env.get(torchruns_name) else other_name
-        name_of[torchruns_name] = name
+    for torchruns_name, name in names.items():
         if env.get(name):
             values[torchruns_name] = env[name].strip()
     if "PET_NPROC_PER_NODE" not in values or _is_rank(env):
@@ -68,35 +64,50 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         values["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
     elif values["PET_NPROC_PER_NODE"] == "cpu":
         values["PET_NPROC_PER_NODE"] = str(os.cpu_count())
-    # This variable shows an elastic job, whose nodes may come and go. torchrun's own variables
-    # describe an elastic job, and torchrun checks them.
-    if "PET_RDZV_ENDPOINT" in env:
+    # In an elastic job, nodes may come and go. torchrun's own variables describe such a job, and
+    # torchrun checks them.
+    is_elastic = "PET_RDZV_ENDPOINT" in env
+    if is_elastic:
         return values
 
     faults: list[str] = []
     ranks_text = values["PET_NPROC_PER_NODE"]
-    ranks_per_node = checked_number(ranks_text, name_of["PET_NPROC_PER_NODE"], faults, low=1)
-    node_count = count_of_members(env, name_of["PET_NNODES"], faults)  # the members are nodes here
+    ranks_per_node = checked_number(ranks_text, names["PET_NPROC_PER_NODE"], faults, low=1)
+    node_count = count_of_members(env, names["PET_NNODES"], faults)  # the members are nodes here
     if node_count > 1:
-        names = MemberNames(
-            count=name_of["PET_NNODES"],
-            number=name_of["PET_NODE_RANK"],
-            addr=name_of["PET_MASTER_ADDR"],
-            port=name_of["PET_MASTER_PORT"],
+        names_of_node = MemberNames(
+            count=names["PET_NNODES"],
+            number=names["PET_NODE_RANK"],
+            addr=names["PET_MASTER_ADDR"],
+            port=names["PET_MASTER_PORT"],
         )
         # Called only to find faults. torchrun reads the values itself.
-        member_of(env, names, faults)
+        member_of(env, names_of_node, faults)
     else:
         values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     refuse_faults(faults, env)
     # With one rank on each node, the number of nodes is the number of ranks, and RANK is the number
     # of the node and of its rank. Then this process is the rank itself, and needs no torchrun:
+    #
     #     PAI-DLC   NPROC_PER_NODE=1 WORLD_SIZE=2 RANK=1                    node 1 is rank 1
     #     Kubeflow  PET_NPROC_PER_NODE=1 PET_NNODES=2 WORLD_SIZE=2 RANK=1   node 1 is rank 1
+    #
     # Without WORLD_SIZE, a single node is the only rank, and several nodes need torchrun.
-    if ranks_per_node == 1 and env.get("WORLD_SIZE", "1") == str(node_count):
+    world_size = env.get("WORLD_SIZE", "1")
+    if ranks_per_node == 1 and world_size == str(node_count):
         return {}
     return values
+
+
+def _names_in(env: Env) -> dict[str, str]:
+    """Return for each variable of NODE_NAMES the name that counts in this environment.
+
+    E.g. {"PET_NNODES": "WORLD_SIZE", ...} if PET_NNODES is not set.
+    """
+    names = {}
+    for torchruns_name, other_name in NODE_NAMES.items():
+        names[torchruns_name] = torchruns_name if env.get(torchruns_name) else other_name
+    return names
 
 
 def _is_rank(env: Env) -> bool:
