@@ -143,9 +143,9 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
 def _listener(name: str, port: int) -> socket.socket | None:
     """Return a socket that listens on the address of MASTER_ADDR, and on no other address.
 
-    Returns None if this host does not know the address that the other hosts use. The store then
-    listens on every address. There are two such cases. A cloud forwards MASTER_ADDR to this host.
-    Or this host resolves its own name to a loopback address, as Debian does.
+    Returns None if this host does not know the address that the other hosts use: if a cloud
+    forwards MASTER_ADDR to this host, or if this host resolves its own name to a loopback address,
+    as Debian does. The store then listens on every address.
     """
     # The first address that the system knows for the name. `address` is what `bind` takes, e.g.
     # ("10.0.0.1", 29500).

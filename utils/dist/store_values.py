@@ -1,9 +1,9 @@
 """Write values into the key-value store of the run, and check the values that are read.
 
 Anybody who reaches the port of the store over the network can write into the store. So a rank
-checks type and range of each value that it reads, and opens no path that a value names. A process
-id may be false, too. So before a rank signals or ends a process, it checks that the process belongs
-to the run (`stacks.stack_file_of`).
+checks type and range of each value that it reads, and opens no path that a value names. Before it
+signals or ends a process, it checks that the process belongs to the run (`stacks.stack_file_of`),
+because a process id may be false, too.
 
 The launcher may give all ranks a job key, which is a secret. Then each value begins with a proof
 (HMAC) that its writer has the key:

@@ -154,9 +154,9 @@ class Judge:
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
 
-        A silent rank writes no beats, and the age in its last beat is small. So it never seems
-        late, although `rank` may be waiting for it. It has entered as few collectives as `rank`.
-        So all ranks with this number are candidates. E.g. with `rank` 2 and quiet_s 3:
+        A silent rank writes no beats. The age in its last beat is small, so it never seems late,
+        although `rank` may be waiting for it. Such a rank has entered as few collectives as `rank`,
+        so all ranks with this number are candidates. E.g. with `rank` 2 and quiet_s 3:
 
             rank   syncs   age   last beat read
             2      2210    312   0.4 s ago       `rank`: it waits in an all_reduce

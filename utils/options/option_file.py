@@ -85,8 +85,8 @@ def _merge(
         file    {"b": {"c": 9}}
         result  {"a": 1, "b": {"c": 9, "d": 3}}
 
-    `base` and `file` are not changed. `sources` gets the inherited keys. Most files of the project
-    have a base. Test: test_an_option_file_of_the_project_is_valid.
+    `base` and `file` are not changed, and `sources` gets the inherited keys. Test:
+    test_an_option_file_of_the_project_is_valid, because most files of the project have a base.
 
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """

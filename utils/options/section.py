@@ -268,7 +268,7 @@ def _error_of(
         # `kind` describes the outer section, e.g. 'network "vrt"', and no section within it.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
-    # 2. The key is missing. `expected` is the type of the field in words. Case 3 uses it, too.
+    # 2. The key is missing. `expected`, the type of the field in words, serves for case 3 as well.
     field = failed.model.model_fields[failed.key]
     is_section = _section_type(failed.model, failed.key) is not None
     expected = "an object { ... }" if is_section else describe(field)

@@ -8,7 +8,7 @@ content, and each turn of the loop moves forward (tests/stories/test_foreign_fil
 tests/parts/data/test_any_bytes.py).
 """
 
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from utils.picture.header import Header
 from utils.picture.orientation import UPRIGHT, Orientation
@@ -126,44 +126,55 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
     Any number in the file may be wrong. So nothing is read beyond the end of the content: a wrong
     offset gives no value, and a wrong number of entries ends the loop.
     """
-    order: Any = "big" if content[:2] == b"MM" else "little"
-
-    def number(at: int, length: int) -> int:
-        """Return the number in the `length` bytes from byte `at` on."""
-        return int.from_bytes(content[at : at + length], order)
-
-    is_big = number(at=2, length=2) == MARK_OF_BIG_TIFF
+    tiff = _TiffBytes(content, "big" if content[:2] == b"MM" else "little")
+    is_big = tiff.number(at=2, length=2) == MARK_OF_BIG_TIFF
     form = BIG_TIFF if is_big else TIFF
-
-    def first_value(entry_at: int) -> int | None:
-        """Return the first value of the entry that begins at a byte, None if it cannot be read.
-
-        The fields of an entry begin at its bytes 0, 2, 4, and 8 (in a BigTIFF 12).
-        """
-        value_type = number(entry_at + 2, length=2)
-        value_bytes = TIFF_TYPE_BYTES.get(value_type, 0)
-        value_count = number(entry_at + 4, form.offset_bytes)
-        if value_bytes == 0 or value_count == 0:
-            return None
-        # After the tag (2 bytes), the type (2 bytes) and the number of values.
-        value_at = entry_at + 4 + form.offset_bytes
-        is_elsewhere = value_bytes * value_count > form.offset_bytes
-        if is_elsewhere:
-            value_at = number(value_at, form.offset_bytes)
-        if value_at + value_bytes > len(content):
-            return None
-        return number(value_at, value_bytes)
-
-    directory_at = number(form.directory_offset_at, form.offset_bytes)
-    entry_count = number(directory_at, form.entry_count_bytes)
+    directory_at = tiff.number(form.directory_offset_at, form.offset_bytes)
+    entry_count = tiff.number(directory_at, form.entry_count_bytes)
     first_entry_at = directory_at + form.entry_count_bytes
     tags: dict[int, int] = {}
     for index in range(entry_count):
         entry_at = first_entry_at + index * form.entry_bytes
         if entry_at + form.entry_bytes > len(content):
             break
-        value = first_value(entry_at)
+        value = _first_value(tiff, form, entry_at)
         if value is not None:
-            tag = number(entry_at, length=2)
+            tag = tiff.number(entry_at, length=2)
             tags[tag] = value
     return tags
+
+
+class _TiffBytes(NamedTuple):
+    """The bytes of a TIFF, and the order of the bytes in its numbers."""
+
+    content: bytes
+    order: Literal["big", "little"]
+
+    def number(self, at: int, length: int) -> int:
+        """Return the number in the `length` bytes from byte `at` on."""
+        return int.from_bytes(self.content[at : at + length], self.order)
+
+
+def _first_value(tiff: _TiffBytes, form: TiffForm, entry_at: int) -> int | None:
+    """Return the first value of the entry that begins at a byte, or None if it cannot be read.
+
+    The fields of an entry begin at these bytes of the entry:
+
+                                     TIFF    BigTIFF
+        tag                          0       0
+        type                         2       2
+        number of values             4       4
+        the values or their offset   8       12
+    """
+    value_type = tiff.number(entry_at + 2, length=2)
+    value_bytes = TIFF_TYPE_BYTES.get(value_type, 0)
+    value_count = tiff.number(entry_at + 4, form.offset_bytes)
+    if value_bytes == 0 or value_count == 0:
+        return None
+    value_at = entry_at + 4 + form.offset_bytes
+    is_elsewhere = value_bytes * value_count > form.offset_bytes
+    if is_elsewhere:
+        value_at = tiff.number(value_at, form.offset_bytes)
+    if value_at + value_bytes > len(tiff.content):
+        return None
+    return tiff.number(value_at, value_bytes)

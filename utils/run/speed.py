@@ -1,8 +1,9 @@
 """Judge the speed of a run: does a rank wait for data, or is it slower than the others?
 
-In each step all ranks wait for the slowest rank, in the backward pass. So a step takes equally long
-on all ranks, and its time does not show the slow rank. But a rank waits for no other rank while it
-waits for data, and in its forward pass. So these two times are compared, in seconds per step.
+In each step all ranks wait for the slowest rank, in the backward pass. A step therefore takes
+equally long on all ranks, and its time does not show the slow rank. While a rank waits for data,
+and in its forward pass, it does not wait for other ranks. So these two times are compared, in
+seconds per step.
 
 A single log line may look bad by chance, because another program may have run at the same time. So
 several log lines form a window of at least WINDOW_STEPS steps, and a warning needs

@@ -70,9 +70,9 @@ def build_writers(
         repeated_scalars = None
         if progress.validated < progress.step:
             # This start repeats the validation of this step. An earlier start may have written the
-            # validation already, and may have died before it saved the score. So TensorBoard must
-            # hide the entries of this step. This also hides the training scalars of the step, which
-            # this start does not compute again. So the writer gets them, and writes them again.
+            # validation and died before it saved the score, so TensorBoard must hide the entries of
+            # this step. This also hides the training scalars of the step, which this start does not
+            # compute again. Give them to the writer, which writes them again.
             repeated_scalars = history.training_scalars(folder, progress.step)
         writers.append(
             TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated_scalars)

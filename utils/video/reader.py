@@ -205,10 +205,10 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
 
     This is a function and not a method of the reader, because a method could hang a loader process:
 
-    1. The generator of a method would hold the reader, and the reader holds the generator. Python
-       frees such a cycle late, perhaps in a loader process that was forked meanwhile.
+    1. The generator of a method would refer to the reader, and the reader refers to the generator.
+       Python frees such a cycle late, perhaps in a loader process that was forked meanwhile.
     2. Freeing the generator closes the film, and closing waits for the threads of the decoder.
-    3. A fork does not copy threads. So the loader process would wait forever.
+    3. A fork does not copy threads, so the loader process would wait forever.
     """
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
