@@ -42,18 +42,29 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
     shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
     total = torch.zeros(())
-    e = torch.zeros(())  # the errors of a level; after the loop, the errors of the finest level
+    e = torch.zeros(())  # replaced by the errors of each level
     for curves, weight in zip(found, LEVEL_WEIGHTS, strict=False):
-        # A pixel of this level has the mean of the true shifts of its spike pixels.
-        batch, times, axes = shifts.shape[:3]
-        size = shifts.shape[-1] // curves.size  # pixels of the level on a side
-        truth = F.avg_pool2d(shifts.flatten(1, 2), curves.size)  # (B, 11 x 2, size, size)
-        truth = truth.view(batch, times, axes, size, size)
-        difference = displacements(curves.coefficients, tau) - truth
-        # 0.01^2 keeps the gradient of the root finite if the error is 0.
-        length = (difference.square().sum(2) + 0.01**2).sqrt()  # (B, 11, size, size)
-        e = length.mean(1, keepdim=True)  # (B, 1, size, size)
+        e = errors_of_level(curves, shifts, tau)
         s = curves.log_error.clamp(*LOG_ERRORS)
         expected = e * torch.exp(-s) + s
         total = total + weight * (0.5 * e / USUAL_ERROR + 0.5 * expected).mean()
-    return total, float(e.detach().mean())
+    errors_of_finest = e.detach()  # of the last level
+    return total, float(errors_of_finest.mean())
+
+
+def errors_of_level(curves: Curves, shifts: Tensor, tau: Tensor) -> Tensor:
+    """Return the mean error of the shifts over the exposure, for each pixel of a level.
+
+    The result is (B, 1, size, size) in spike pixels, where `size` is the side of the level.
+
+    curves: the curves of the level. shifts, tau: as in `loss_of`.
+    """
+    # A pixel of this level has the mean of the true shifts of its spike pixels.
+    batch, times, axes = shifts.shape[:3]
+    size = shifts.shape[-1] // curves.size  # pixels of the level on a side
+    truth = F.avg_pool2d(shifts.flatten(1, 2), curves.size)  # (B, 11 x 2, size, size)
+    truth = truth.view(batch, times, axes, size, size)
+    difference = displacements(curves.coefficients, tau) - truth
+    # 0.01^2 keeps the gradient of the root finite if the error is 0.
+    length = (difference.square().sum(2) + 0.01**2).sqrt()  # (B, 11, size, size)
+    return length.mean(1, keepdim=True)

@@ -26,14 +26,23 @@ from lab.quality_suite.sources import VIDEOS, link_files, video_files
 from lab.vrt_forms.form import LIGHTS
 from models.portable import read_saved
 
-# The sets of training clips: videos and photographs in each light. One clip of each video and
-# photograph is enough for minutes of training, and the equations of all clips are kept in memory.
-# The order of the sets is part of the training, because `draw_clip` draws a set by its index.
-TRAINING_SETS: dict[str, ClipSet] = {}  # e.g. "one_seven_dim" -> "seven_dim" with one clip
-for _kind in ("seven", "photos"):
-    for _light in LIGHTS:
-        _set = SETS[f"{_kind}_{_light}"]
-        TRAINING_SETS[f"one_{_kind}_{_light}"] = replace(_set, clips=1)
+
+def _training_sets() -> dict[str, ClipSet]:
+    """Return the sets of training clips: videos and photographs in each light.
+
+    E.g. "one_seven_dim" is the set "seven_dim" of SETS with one clip of each video. One clip is
+    enough for minutes of training, and the equations of all clips are kept in memory. The order of
+    the sets is part of the training, because `draw_clip` draws a set by its index.
+    """
+    sets = {}
+    for kind in ("seven", "photos"):
+        for light in LIGHTS:
+            name = f"{kind}_{light}"
+            sets[f"one_{name}"] = replace(SETS[name], clips=1)
+    return sets
+
+
+TRAINING_SETS = _training_sets()
 # Light -> the set of test clips: the clips "choose" of lab/quality.py. The weight is not used here,
 # because all test clips are restored.
 TEST_SETS = {
