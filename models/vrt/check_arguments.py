@@ -69,7 +69,7 @@ def check_arguments(design: Design, image_channels: int, trunk_channels: int) ->
             "gigabytes; it has a default on a GPU only",
         )
     upscale = design.upscale
-    is_power_of_two = upscale.bit_count() == 1  # e.g. 4 is 100 in binary
+    is_power_of_two = upscale >= 1 and upscale.bit_count() == 1  # e.g. 4 is 100 in binary
     _need(upscale == 3 or is_power_of_two, "upscale", upscale, "1, 3 or a power of two")
     pa_frames = design.pa_frames
     _need(pa_frames in (0, 2, 4, 6), "pa_frames", pa_frames, "0, 2, 4 or 6")

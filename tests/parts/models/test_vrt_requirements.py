@@ -47,6 +47,7 @@ from utils.errors import DataError, OptionError
             id="groups not divisible by frames",
         ),
         pytest.param({"upscale": 6}, "netG.upscale", id="enlargement by 6"),
+        pytest.param({"upscale": -4}, "netG.upscale", id="negative enlargement"),
         pytest.param(
             {"indep_reconsts": [11]}, "netG.indep_reconsts", id="a stage that is not there"
         ),
