@@ -154,7 +154,10 @@ def _validate_clips_of_rank(
 
 def _count_frames(clips: Sequence[ClipReader], center_frame_only: bool) -> int:
     """Return the number of frames that are restored of these clips."""
-    return sum(len(wanted_frames(len(clip.stems), center_frame_only)) for clip in clips)
+    count = 0
+    for clip in clips:
+        count += len(wanted_frames(len(clip.stems), center_frame_only))
+    return count
 
 
 def _gather_panels(

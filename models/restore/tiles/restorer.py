@@ -105,33 +105,18 @@ class Restorer:
         because all tiles of a clip have the same size. If it runs out later nevertheless, the error
         is raised, because frames of two tilings would not fit together in one clip.
         """
-        cache = self.with_cache(reader)
-        has_yielded = False
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
+        cache = self.with_cache(reader)
         # Each frame needs arrays of the same sizes. Keeping the memory of the frame before saves a
         # tenth of the time of a large frame.
         if self.tiling.spec.each_frame_alone:
             keep_freed_memory()
 
-        def read_tile(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
-            return self._read(cache, moments)
-
-        def tick_of_frames(done_share: float) -> None:
-            # From a fraction of the clip to a number of frames.
-            tick(done_share * len(wanted))
-
+        has_yielded = False
         while True:  # until the clip is restored with tiles that fit into the memory
-            frames = stream_clip(
-                net=self._run_network,  # padding.py calls it, for each tile in space
-                read=read_tile,  # stream.py calls it, for each tile in time
-                num_frames=len(cache.stems),
-                tiling=self.tiling,
-                wanted=wanted,
-                tick=tick_of_frames,
-            )
             try:
-                for frame in frames:  # (1, C, sH, sW), because a tile is a batch of one clip
+                for frame in self._stream(cache, wanted, tick):  # (1, C, sH, sW)
                     has_yielded = True
                     self._refuse_nonfinite(frame, reader.name)
                     yield frame[0]
@@ -141,17 +126,43 @@ class Restorer:
                     raise
                 next_tiling = None if has_yielded else self._next_tiling(cache)
                 if next_tiling is None:
-                    raise DataError(
-                        what="out of memory",
-                        where=f"the network with {self.tiling.describe()}",
-                        expected="tiles that fit into memory",
-                        do=self.do,
-                    ) from e
+                    raise self._out_of_memory_error() from e
             # This stands after the except block, because within the block the traceback of the
             # error still refers to the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = next_tiling
             logger.warning("out of memory; trying again with %s", next_tiling.describe())
+
+    def _stream(self, cache: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        """Yield the frames `wanted` with the present tiles, (1, C, sH, sW) each.
+
+        The arguments are as in `_restore_frames`.
+        """
+
+        def read_tile(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
+            return self._read(cache, moments)
+
+        def tick_of_frames(done_share: float) -> None:
+            # From a fraction of the clip to a number of frames.
+            tick(done_share * len(wanted))
+
+        return stream_clip(
+            net=self._run_network,  # padding.py calls it, for each tile in space
+            read=read_tile,  # stream.py calls it, for each tile in time
+            num_frames=len(cache.stems),
+            tiling=self.tiling,
+            wanted=wanted,
+            tick=tick_of_frames,
+        )
+
+    def _out_of_memory_error(self) -> DataError:
+        """Make the error for tiles that do not fit into the memory."""
+        return DataError(
+            what="out of memory",
+            where=f"the network with {self.tiling.describe()}",
+            expected="tiles that fit into memory",
+            do=self.do,
+        )
 
     def with_cache(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
