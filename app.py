@@ -254,18 +254,21 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
     folder: where the clips of the demo are. The first call makes them.
     """
-    # DEMO has the number, length and size of the clips. Their blurry frames are in
-    # <folder>/demo/GOPRO_Large/test/<clip>/blur, where GOPRO_Large is the value of RGB.
-    make_sample(folder / "demo", DEMO)
-    clips = sorted((folder / "demo" / RGB / "test").iterdir())
+    demo_folder = folder / "demo"
+    make_sample(demo_folder, DEMO)  # DEMO has the number, length and size of the clips
+    clips = sorted((demo_folder / RGB / "test").iterdir())  # RGB is the name of a folder
     clip = clips[-1]  # made from a photograph; the clip before it shows a computed scene
-    blurry = sorted(map(str, (clip / "blur").iterdir()))
-    sharp = sorted(map(str, (clip / "sharp").iterdir()))
-
-    all_spikes = folder / "demo" / SPIKES
-    spikes = sorted(map(str, (all_spikes / "test" / clip.name / "spike").iterdir()))
-    spikes.append(str(all_spikes / FILE_NAME))  # dataset.json: size and rate of the spikes
+    blurry = paths_in(clip / "blur")
+    sharp = paths_in(clip / "sharp")
+    spikes = paths_in(demo_folder / SPIKES / "test" / clip.name / "spike")
+    # dataset.json: size and rate of the spikes
+    spikes.append(str(demo_folder / SPIKES / FILE_NAME))
     return blurry, spikes, sharp
+
+
+def paths_in(folder: Path) -> list[str]:
+    """Return the paths of all files in a folder, in the order of their names."""
+    return sorted(str(path) for path in folder.iterdir())
 
 
 class PageState(NamedTuple):

@@ -411,6 +411,9 @@ class VRT(nn.Module):
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
         """Compute shallow plus deep features: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
+        The arithmetic must stay, because released weights fit it
+        (test_the_plain_transcription_gives_the_reference_output).
+
         The result is channels last: a view of (B, N, H, W, E), in which all stages compute.
         flows: the result of `estimate_flows`. None if nothing is aligned.
         """

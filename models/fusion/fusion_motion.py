@@ -235,8 +235,8 @@ def _channels_at_full_size(
 ) -> Tensor:
     """Return what a step sees at full size, (CHANNELS_AT_FULL_SIZE, H, W).
 
-    Each tensor below has 3 channels, one for each colour, but g_s has 1 channel. The scale brings
-    the differences to about 1.
+    The order must stay, because trained weights fit it. Each tensor below has 3 channels, one for
+    each colour, but g_s has 1 channel. The scale brings the differences to about 1.
 
     to_proposal: proposal - z.
     """
@@ -257,8 +257,10 @@ def _channels_at_half_size(
 ) -> Tensor:
     """Return what a step sees at half size, but still of each pixel: (CHANNELS_AT_HALF_SIZE, H, W).
 
-    The evidence has 6 channels, and each other tensor below has 1. number: number of the step,
-    counted from 0.
+    The order must stay, because trained weights fit it. The evidence has 6 channels, and each other
+    tensor below has 1.
+
+    number: number of the step, counted from 0.
     """
     # Negative where z fits the spikes of the sharp instant better than z_0.
     growth_of_misfit = pulls.spikes_minus_z.abs() - spikes_minus_z_0.abs()

@@ -68,6 +68,7 @@ def finish_clip(
             watchdog.go_on()
             pictures.write(index, item, frame)
 
+    # These keys must stay: report.py reads them, also from the file of an earlier test.
     content = {
         "name": clip.name,
         "frames": len(indices),

@@ -67,10 +67,10 @@ class NetworkMethod:
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that the restored frames depend on.
+        """Return everything that the restored frames depend on, for run.json.
 
-        The output folder records these settings. A test may continue in the folder of an earlier
-        test only if the settings of both tests are equal.
+        A test continues an earlier test only if the settings of both are equal. So a new key needs
+        the value of older versions in `refuse_another_test` (earlier_results.py).
         """
         # A digest of how the network is built. An option file may describe the network, so the
         # digest of the weights alone would not show another network.

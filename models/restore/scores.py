@@ -115,6 +115,8 @@ def collect(
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
     """Return the averages of one kind, e.g. of "restored": an entry of "averages" (`collect`).
 
+    The keys must stay, because users' scripts read them in metrics.json.
+
     rows: the clips that have this kind. E.g. for "restored", each row has
         {"restored": {"psnr": 30.1}, "per_frame": {"restored": {"psnr": [30.2, 30.0]}}, ...}.
     expected, mean: as in `collect`.
