@@ -77,8 +77,9 @@ STUCK_ENDS_S = 0.5
 # Seconds without an answer of the store, three beats, after which a rank ends if the process that
 # hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
 HOST_GONE_S = 1.5
-# torch's time limit of a request to the store. It is never reached, because the host of the store
-# may be suspended for hours, which is not a failure. `_watch_watchdog` has the real limit.
+# torch's time limit of a request to the store. It must never be reached, because the host of the
+# store may be suspended for hours, which is not a failure. `_watch_watchdog` has the real limit,
+# in seconds in which this process ran.
 NEVER = timedelta(days=365)
 
 
@@ -146,11 +147,12 @@ class Watchdog(threading.Thread):
         # makes no rank silent.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
         # Each beat calls `now` of the clock. Between two calls, the clock counts at most slice_s,
-        # because in a longer time the process may have been suspended. A beat may be late, so
-        # slice_s is twice the interval.
+        # because in a longer time the process may have been suspended. Twice the interval leaves
+        # room for a late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
-        # After stall_s the other ranks can report and end this rank. Their report is better than
-        # the report of the guard: it has the last beat of this rank. So the guard waits 4 s longer.
+        # After stall_s the other ranks report and end this rank. Their report is better than the
+        # report of the guard, because it has the last beat of this rank. So the guard waits 4 s
+        # longer.
         guard_limit_s = budgets.stall_s + 4
         mark = None if self.store is None else run_mark()  # None: a single process
         self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, mark, log_file())
@@ -275,9 +277,10 @@ class Watchdog(threading.Thread):
         place = RUN.place
         now = self.beats.clock.now()
         if place is not self.place:
-            # The phase is new: it began `in_phase_s` seconds ago, after the last beat. This number
-            # is too large if the process was suspended in between, because `time.monotonic` goes on
-            # during a suspension. So count at most `slice_s`, as the clock of the beats does.
+            # The phase is new: it began `in_phase_s` seconds ago, after the last beat. If the
+            # process was suspended in between, this number is too large, because `time.monotonic`
+            # goes on during a suspension. So count at most `slice_s`, as the clock of the beats
+            # does.
             self.place = place
             in_phase_s = time.monotonic() - place.since
             self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
@@ -305,8 +308,7 @@ class Watchdog(threading.Thread):
         torch's own time limit of a request does not work if the network drops all packets.
         """
         # A call of `now` adds at most `slice_s` to the clock, even after a suspension of an hour.
-        # The loop calls `now` once in an interval. A call may be late, so `slice_s` is two
-        # intervals.
+        # The loop calls `now` once in an interval, so two intervals leave room for a late call.
         clock = AwakeClock(slice_s=2 * self.interval_s)
         seen_passes = 0
         changed_at = 0.0  # when the number of passes of the watchdog thread last changed
@@ -458,8 +460,8 @@ class Watchdog(threading.Thread):
         # The ranks of a host notice the loss seconds apart. Only the first of them reports: the
         # rank that gets this name.
         if not first_to_claim(self._name_of_loss()):
-            # Another rank reports. Give it time, because torchrun ends all ranks as soon as one
-            # rank has ended.
+            # Another rank reports. Give it time, because torchrun ends all ranks as soon as one of
+            # them ends.
             time.sleep(2.0)
         elif rank_0 is None or launch.is_store_of_agent:
             address = f"{launch.master_addr}:{launch.master_port}"

@@ -20,36 +20,46 @@ _FOLDER = "the folder is <path.root>/<task>"
 _SPLIT = "datasets.train is for training, datasets.test for testing"
 _INIT = "the network is initialized as VRT is"
 _REGULARIZER = "there is no such regularizer"
+_FEATURE_LOSS = "there is no feature loss"
 # Key of datasets.train and of datasets.test -> the reason why it has no effect.
 _DATASET = {
     "val_partition": "only VideoRecurrentTrainDataset leaves clips out",
-    "test_mode": _SPLIT, "phase": _SPLIT,
+    "test_mode": _SPLIT,
+    "phase": _SPLIT,
     "spike_channels": "it follows from the representation",
     "spike_data": "it follows from the spikes",
-}  # fmt: skip
+}
 # Section -> key -> the reason why the key has no effect here. The keys come from option files of
 # KAIR, and from files that former versions of this project saved. `drop_without_effect` of
 # utils/options/typed.py removes the keys with one warning, unless a registered part (such as a
 # network) has a parameter of this name.
 KAIR_ONLY = {
     "path": {
-        "task": _FOLDER, "log": _FOLDER, "models": _FOLDER, "images": _FOLDER, "options": _FOLDER,
+        "task": _FOLDER,
+        "log": _FOLDER,
+        "models": _FOLDER,
+        "images": _FOLDER,
+        "options": _FOLDER,
         "pretrained_optimizerG": "states of other programs cannot be resumed",
     },
     "train": {
         "G_optimizer_reuse": "a resumed run always continues with its optimizer",
         "G_optimizer_momentum": "Adam has betas instead",
-        "G_regularizer_orthstep": _REGULARIZER, "G_regularizer_clipstep": _REGULARIZER,
+        "G_regularizer_orthstep": _REGULARIZER,
+        "G_regularizer_clipstep": _REGULARIZER,
         "E_param_strict": "path.pretrained_netE is matched as G_param_strict says",
-        "F_lossfn_type": "there is no feature loss", "F_lossfn_weight": "there is no feature loss",
+        "F_lossfn_type": _FEATURE_LOSS,
+        "F_lossfn_weight": _FEATURE_LOSS,
     },
     "datasets.train": _DATASET,
     "datasets.test": _DATASET,
     "netG": {
-        "init_type": _INIT, "init_bn_type": _INIT, "init_gain": _INIT,
+        "init_type": _INIT,
+        "init_bn_type": _INIT,
+        "init_gain": _INIT,
         "recal_all_flows": "it never had an effect",
     },
-}  # fmt: skip
+}
 # The keys of KAIR_ONLY that former versions of this project saved, too. If a file has no other key
 # of KAIR_ONLY, it counts as a file of this project: the numbers of its loader are per GPU.
 FORMERLY_OURS = {"spike_channels", "spike_data"}

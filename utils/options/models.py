@@ -196,14 +196,15 @@ class Options(Section):
         return kair_keys.note_on_totals(self.kair_totals, self.datasets.train, ranks)
 
     def for_ranks(self, ranks: int) -> "Options":
-        """Return the options of a training on this number of ranks, with train.accumulation_steps.
+        """Return the options with the accumulation_steps that train.global_batch_size needs.
 
-        If train.global_batch_size is set, accumulation_steps follows from it: the number of batches
-        with which a step of all ranks comes nearest to it. E.g. for 8 samples, in batches of 1:
+        accumulation_steps is the number of batches of each rank in a step. If global_batch_size is
+        set, accumulation_steps is chosen so that the samples of a step come nearest to it. E.g. for
+        global_batch_size 8 and batches of 1 sample:
 
-            4 ranks    2 batches, 8 samples
-            3 ranks    3 batches, 9 samples
-            16 ranks   1 batch, 16 samples
+            3 ranks    3 batches: 9 samples
+            4 ranks    2 batches: 8 samples
+            16 ranks   1 batch: 16 samples
 
         Raises OptionError if the user has written another value of accumulation_steps, too.
 
