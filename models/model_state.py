@@ -264,9 +264,9 @@ class ModelState:
                 "options": self.network_options,
                 "iter": step,
             }
-            # keep=None: no run resumes from this file, so it needs neither former versions nor a
-            # file of checksums.
-            checkpoint.save(content, folder / f"{step}_{letter}.pth", keep=None)
+            # No run resumes from this file, so it needs neither former versions nor a sidecar.
+            path = folder / f"{step}_{letter}.pth"
+            checkpoint.save(content, path, keep=0, has_sidecar=False)
 
     # ---- For logs and comparisons ----
 

@@ -60,18 +60,17 @@ def own_checkpoint(folder: Path, name: str) -> Path:
 MAKE_ROOM = "free some space or quota, or set path.root to another disk, then resume"
 
 
-def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
+def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = True) -> None:
     """Write `state` to `path` atomically, and wait until file, sidecar and folder are on the disk.
 
     The sidecar is the small file with the digest of the checkpoint, e.g.
     checkpoint_latest.pth.sha256.
 
-    keep: number of former versions to keep, e.g. 1. It decides what becomes of the file at `path`:
-        1, 2, ...   it becomes <name>_previous.pth, the newest former version
-        0           it is replaced, and the former versions stay. This is used to add the result of
-                    a validation to a state that was saved before the validation
-        None        like 0, but the new file gets no sidecar. This is used for bare weights, because
-                    no run resumes from them
+    keep: number of former versions to keep. With 1 or more, the present file at `path` becomes the
+        newest former version, <name>_previous.pth. With 0 it is replaced, and the former versions
+        stay. 0 is used to add the result of a validation to a state that was saved before.
+    has_sidecar: False for bare weights, because no run resumes from them. Then the file has no
+        former versions either, whatever `keep` says.
 
     Raises CheckpointError, and leaves the former file as it was, if
     * `state` holds anything but plain types and tensors, because `load` could not read it with
@@ -96,7 +95,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         with open(new_file, "xb") as file:
             torch.save(state, file)
         _wait_for_disk(new_file)
-        if keep is None:
+        if not has_sidecar:
             os.replace(new_file, path)
             return
         with open(new_sidecar, "x", encoding="ascii") as file:
