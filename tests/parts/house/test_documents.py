@@ -29,6 +29,7 @@ from tests.dist.launching import run_ranks
 from tests.helpers.checked import find_match, options_of_part
 from tests.helpers.documents import PAGES, ROOT
 from tests.helpers.gopro_files import moving_frames, write_folder
+from utils.options.models import Options
 
 # Folders of the project whose files a page may name.
 FOLDERS = "scripts|lab|tests|docs|models|data|utils|options"
@@ -400,6 +401,12 @@ def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index
 # ---- The page on the large network ----
 
 
+def clips_of_step(opt: Options, gpus: int) -> int:
+    """Return the number of clips of an optimizer step on this number of GPUs."""
+    clips_of_gpu = options_of_part(opt.datasets.train).dataloader_batch_size
+    return gpus * clips_of_gpu * opt.for_ranks(gpus).train.accumulation_steps
+
+
 @pytest.fixture(scope="module")
 def large_file() -> dict[str, Any]:
     """Give the option file of docs/large.md."""
@@ -449,9 +456,9 @@ def test_the_file_for_a_gpu_trains_the_large_network_on_each_kind_of_data(
 
     assert opt.task == "large"
     assert opt.train.amp.enable
-    # A step must have 8 clips, as published. The base file has one clip per GPU.
-    clips_of_gpu = options_of_part(opt.datasets.train).dataloader_batch_size
-    assert clips_of_gpu * opt.train.accumulation_steps == 8
+    # A step must have 8 clips, as published.
+    for gpus in (1, 2, 4, 8):
+        assert clips_of_step(opt, gpus) == 8
     for section in (opt.datasets.train, opt.datasets.test):
         read = options_of_part(section)
         # The height of GoPro's planes, 360, must be replaced.
@@ -460,14 +467,33 @@ def test_the_file_for_a_gpu_trains_the_large_network_on_each_kind_of_data(
 
 
 @pytest.mark.parametrize("page", ["docs/large.md", "docs/zh/large.md"])
-def test_the_clips_of_a_step_on_any_gpus_are_as_published(page):
-    # A row has the number of GPUs, their memory, the clips at once and the passes of a step, e.g.
-    # "| 4 | 24 GB or more | 2 | 1 |": 4 x 2 x 1 = 8 clips.
-    rows = re.findall(r"(?m)^\| (\d) \|[^|\n]*\| (\d)[^|\n]*\| (\d)[^|\n]*\|$", read_page(page))
+def test_the_clips_of_a_step_on_any_gpus_are_as_published(option_file, large_file, page):
+    # A row has the number of GPUs, their memory and an option, e.g.
+    # "| 4 | 24 GB or more | `datasets.train.dataloader_batch_size=2` |".
+    rows = re.findall(r"(?m)^\| (\d) \|[^|\n]*\| `([\w.]+=\d)` \|$", read_page(page))
+    option_file.write_text(json.dumps(large_file))
 
-    assert len(rows) == 9
-    for gpus, clips_at_once, passes in rows:
-        assert int(gpus) * int(clips_at_once) * int(passes) == 8
+    assert len(rows) == 5
+    for gpus, option in rows:
+        opt = main_train_vrt.read_options(["--opt", str(option_file), option])
+        assert clips_of_step(opt, int(gpus)) == 8
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/large.md", "docs/zh/large.md", "docs/ddp.md", "docs/zh/ddp.md"]
+)
+def test_other_numbers_of_gpus_take_the_clips_that_the_page_says(option_file, large_file, page):
+    option_file.write_text(json.dumps(large_file))
+    opt = main_train_vrt.read_options(["--opt", str(option_file)])
+    text = read_page(page)
+
+    # The nearest numbers to 8 clips, e.g. "9 on 3 GPUs", and in Chinese "3 块为 9".
+    for gpus in (3, 5):
+        clips = clips_of_step(opt, gpus)
+        assert f"{clips} on {gpus}" in text or f"{gpus} 块为 {clips}" in text
+    # The page says: one clip for each GPU.
+    for gpus in (6, 7, 9, 16):
+        assert clips_of_step(opt, gpus) == gpus
 
 
 # ---- The option file for GoPro ----
@@ -478,7 +504,7 @@ def test_the_clips_of_a_step_on_any_gpus_are_as_published(page):
     ['{"lq_folder": "blur_gamma"}', '{"spike": {"light": "display"}}'],
     ids=["simulated", "spk-gopro"],
 )
-def test_the_file_for_gopro_has_eight_clips_a_step_on_four_gpus(option_file, section):
+def test_the_file_for_gopro_has_eight_clips_a_step(option_file, section):
     # The page says to write the second section in place of the first one for other spikes.
     [text] = re.findall(r"```json\n(.*?)```", read_page("docs/gopro.md"), re.DOTALL)
     option_file.write_text(text.replace('{"lq_folder": "blur_gamma"}', section))
@@ -486,9 +512,9 @@ def test_the_file_for_gopro_has_eight_clips_a_step_on_four_gpus(option_file, sec
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
     assert opt.train.amp.enable
-    train = options_of_part(opt.datasets.train)
-    assert 4 * train.dataloader_batch_size * opt.train.accumulation_steps == 8
-    for part in (train, options_of_part(opt.datasets.test)):
+    for gpus in (1, 2, 4, 8):
+        assert clips_of_step(opt, gpus) == 8
+    for part in (options_of_part(opt.datasets.train), options_of_part(opt.datasets.test)):
         light_fits_frames = (part.lq_folder, part.spike.light)
         assert light_fits_frames in [("blur_gamma", None), ("blur", "display")]
 
