@@ -300,7 +300,7 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
     limit_s: seconds after which the thread ends in any case.
     """
     known_count = 0  # number of requests that this thread knows of; they are counted from 1
-    unanswered = set()  # numbers of requests
+    unanswered: set[int] = set()  # numbers of requests
     clock = AwakeClock(slice_s=1.0)
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < limit_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
@@ -308,13 +308,24 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
             # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new.
             unanswered.update(range(known_count + 1, count + 1))
             known_count = count
-            # A rank first takes its number, and then writes its request. So a request may still be
-            # missing.
-            for number in list(unanswered):
-                if tcp_store.check([f"request/{number}"]):
-                    # Another program may have written a request that is not a text. "replace": such
-                    # a request must not end this thread. Nobody reads its answer.
-                    asker_id = tcp_store.get(f"request/{number}").decode(errors="replace")
-                    tcp_store.set(f"answer/{asker_id}", name)
-                    unanswered.remove(number)
+            unanswered -= _answer_written(tcp_store, unanswered, name)
             time.sleep(0.1)
+
+
+def _answer_written(tcp_store: Store, numbers: set[int], name: str) -> set[int]:
+    """Answer those of the requests `numbers` that are in the store. Returns their numbers.
+
+    A rank first takes its number, and then writes its request. So a request may still be missing.
+
+    name: the name of this start, which is the answer.
+    """
+    answered = set()
+    for number in numbers:
+        if not tcp_store.check([f"request/{number}"]):
+            continue
+        # Another program may have written a request that is not a text. "replace": such a request
+        # must not end this thread. Nobody reads its answer.
+        asker_id = tcp_store.get(f"request/{number}").decode(errors="replace")
+        tcp_store.set(f"answer/{asker_id}", name)
+        answered.add(number)
+    return answered

@@ -128,19 +128,26 @@ def _ask_for_stacks(file: Any, pids: list[int], has_titles: bool) -> None:
     for pid in pids:
         title = f"\nchild process {pid}:\n" if has_titles else ""
         with suppress(OSError):  # the process has ended
-            status = Path(f"/proc/{pid}/status").read_text()
-            if "State:\tT" in status:
-                reason = (
-                    "(the process is stopped by a signal, so it has no stack; "
-                    "kill -CONT lets it go on)"
-                )
-                file.write(f"{title}{reason}\n".encode())
-            # SIGUSR2 ends a process that has no handler for it, so such a process gets no signal.
-            elif _handles(status, signal.SIGUSR2):
-                file.write(title.encode())
-                size_before = os.fstat(file.fileno()).st_size
-                os.kill(pid, signal.SIGUSR2)
-                _wait_for_growth(file, size_before)
+            _ask_process_for_stacks(file, pid, title)
+
+
+def _ask_process_for_stacks(file: Any, pid: int, title: str) -> None:
+    """Let one process write its stacks into `file`, below a title.
+
+    Raises OSError if the process has ended.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    if "State:\tT" in status:
+        reason = (
+            "(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)"
+        )
+        file.write(f"{title}{reason}\n".encode())
+    # SIGUSR2 ends a process that has no handler for it, so such a process gets no signal.
+    elif _handles(status, signal.SIGUSR2):
+        file.write(title.encode())
+        size_before = os.fstat(file.fileno()).st_size
+        os.kill(pid, signal.SIGUSR2)
+        _wait_for_growth(file, size_before)
 
 
 def _wait_for_growth(file: Any, size_before: int) -> None:
