@@ -108,15 +108,15 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:--
 #     cannot read "wandb: {api_key: VALUE}"
 #     unknown flag --wandb-api-key VALUE
 #
-# What stands before the value has one of two forms. The first form is a name and ":" or "=". It
-# matches 'password = ' and '"pwd": ', and not "password ".
+# What stands before the value has one of two forms. The first form is a name, perhaps with a quote
+# after it, and then ":" or "=". It matches 'password = ' and '"pwd": ', but not "password ".
 _NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
-# The second form is a flag and "=" or a blank. After "--" there may be other words, up to 40
-# characters. They end with "_", "-", a digit, or a small letter before a capital letter. The form
-# matches "--token=", "--wandb-api-key=", "--hf2token " and "--hfToken ", and not "--compat ".
+# The second form is a flag, and then "=" or a blank. Between "--" and the name there may be other
+# words, of up to 40 characters. As in KEY, the name must begin a word. So the form matches
+# "--token=", "--wandb-api-key=", "--hf2token " and "--hfToken ", but not "--compat ".
 _FLAG = rf"--(?:[\w-]{{0,40}}(?:[_\d-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
 # The value is a text in quotes, whose end may be cut off, or a word. Its repetitions need no upper
-# bound: the search continues behind a match, so each character is read once.
+# bound, because the search continues behind a match and so reads each character once.
 _VALUE_IN_TEXT = "|".join(
     (
         r'"(?:\\.|[^"\\])*"?',  # in double quotes, perhaps with escapes: "a\"b"
@@ -126,14 +126,14 @@ _VALUE_IN_TEXT = "|".join(
         r"(?i:(?:bearer|basic|token)\s{1,9})?[^\s,;&}\]]+",
     )
 )
-# What may stand in front of a name, as in KEY: no letter or digit ("db_pwd: "), a digit
-# ("hf2token: "), or a small letter before a capital letter ("hfToken: "). So "mypwd: " is no name.
-# (?<![^\W_]) is a double negation: no letter or digit stands before, so also the start of the text
-# matches.
+# Where a name may begin within a text, as in KEY. So "mypwd: " has no name. The three cases:
+#     (?<![^\W_])          not after a letter or digit, so also at the start of the text: "db_pwd: "
+#     (?<=\d)              after a digit: "hf2token: "
+#     (?<=[a-z])(?=[A-Z])  after a small letter, with a capital letter: "hfToken: "
 _BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
 # Group 1 stays in the text, group 2 is the value.
 _IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
-# Signs around a value that are no part of it, e.g. of "***" in "(token=***)".
+# Characters around a value that do not belong to it, e.g. the bracket after "***" in "(token=***)".
 _AROUND_VALUE = "\"'()[]{}<>:.\\"
 # The last word of a text, with its signs "_" and "-".
 _END_OF_WORD = re.compile(r"[\w-]+$")
@@ -215,7 +215,7 @@ def _without_named(text: str, shows_counts: bool) -> str:
     def hidden(match: re.Match[str]) -> str:
         """Return a name and its value, hidden if it is a secret."""
         value = match[2].strip(_AROUND_VALUE)
-        # A value that is hidden already stays, so that the signs behind it stay.
+        # A value that is hidden already stays. Otherwise the characters behind it would be lost.
         stays = value == MASK
         if shows_counts:
             # The name may have words in front of the match, e.g. "num_" of "num_tokens".

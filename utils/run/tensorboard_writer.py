@@ -56,7 +56,7 @@ class TensorBoardWriter:
         repeated_scalars: None if the entries of `step` itself stay. Otherwise these entries are
             hidden, too, and these scalars are written in their place.
         """
-        from torch.utils.tensorboard import SummaryWriter, summary
+        from torch.utils.tensorboard import SummaryWriter
 
         first_hidden_step = step + 1 if repeated_scalars is None else step
         # SummaryWriter starts a thread. To find this thread, compare the threads before and after.
@@ -71,21 +71,27 @@ class TensorBoardWriter:
         self.close = self.writer.close
 
         with best_effort(str(folder)):
-            # TensorBoard shows text as Markdown, which leaves indented lines as they are.
-            lines = json.dumps(options, indent=2).splitlines()
-            text = "\n".join(f"    {line}" for line in lines)
-            self.writer.add_text("options", text, step)
-            # `SummaryWriter.add_hparams` would write the hyperparameters into a second run. So
-            # these lines do its work in this run. TensorBoard takes the values of the metrics from
-            # the scalars of this run.
-            hyperparameters: dict[str, Any] = {}  # e.g. "train.G_optimizer_lr" -> 0.0004
-            for name in HYPERPARAMETER_SECTIONS:
-                hyperparameters.update(flatten_options(options.get(name), name))
-            file_writer: Any = self.writer.file_writer  # open until `close`
-            metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)  # tag -> None
-            for entry in summary.hparams(hyperparameters, metrics):
-                file_writer.add_summary(entry)
+            self._write_options(options, step)
             self.scalars(repeated_scalars or {}, step)
+
+    def _write_options(self, options: dict[str, Any], step: int) -> None:
+        """Write all options as text, and some sections as hyperparameters beside the scores."""
+        from torch.utils.tensorboard import summary
+
+        # TensorBoard shows text as Markdown, which leaves indented lines as they are.
+        lines = json.dumps(options, indent=2).splitlines()
+        text = "\n".join(f"    {line}" for line in lines)
+        self.writer.add_text("options", text, step)
+        # `SummaryWriter.add_hparams` would write the hyperparameters into a second run, so these
+        # lines do its work in this run. TensorBoard takes the values of the metrics from the
+        # scalars of this run.
+        hyperparameters: dict[str, Any] = {}  # e.g. "train.G_optimizer_lr" -> 0.0004
+        for name in HYPERPARAMETER_SECTIONS:
+            hyperparameters.update(flatten_options(options.get(name), name))
+        file_writer: Any = self.writer.file_writer  # open until `close`
+        metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)  # tag -> None
+        for entry in summary.hparams(hyperparameters, metrics):
+            file_writer.add_summary(entry)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write a point of each curve."""
