@@ -4,8 +4,8 @@ A rank is one process of a training, and DDP sums the gradients of all ranks. mo
 network at the first step, and again at the step train.fix_iter, when frozen parameters are
 released. Code that reads names, attributes or weights of the network unwraps it first.
 
-"Collective" in a docstring: each rank waits for all other ranks. So every rank must call the
-function, at the same point of the program.
+"Collective" in a docstring means that the ranks wait for each other in this function, so every rank
+must call it at the same point of the program.
 
 What must stay: all ranks train the same parameters, and gradients are summed once per step
 (test_parts_released_at_fix_iter_are_reduced_over_the_ranks,

@@ -22,8 +22,8 @@ def load_weights(
 ) -> LoadReport:
     """Load `weights` into `net` by name, in place. Returns what happened to each tensor.
 
-    If conv_first of the network has more input channels than in the file, the weights of the
-    additional channels are zero. So the network at first ignores these channels.
+    If conv_first of the network has more input channels than in the file, the additional weights
+    are zero, so that the network ignores these channels at first.
 
     where: what an error names as the source of the weights, e.g. their path.
     strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
@@ -157,8 +157,8 @@ class SpoiltWeightsError(CheckpointError):
 def _refuse_integers(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is an integer, e.g. after a quantization.
 
-    torch would load the integers without a warning. But the scale of quantized weights is missing,
-    or the decimals of rounded weights are lost.
+    torch would load the integers without a warning, although the scale of quantized weights is
+    missing, or the decimals of rounded weights are lost.
     """
     for name, _ in net.named_parameters():
         if name in weights and not weights[name].is_floating_point():
@@ -174,9 +174,9 @@ def _refuse_integers(net: nn.Module, weights: dict[str, Tensor], where: str) -> 
 def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is NaN, e.g. in weights of a training that diverged.
 
-    A network with such weights restores NaN. A training skips each step, and its warnings name the
-    samples of the step, which are not the cause. Buffers are not checked, because NaN may have a
-    meaning there.
+    A network with such weights restores NaN, and a training skips every step, with warnings about
+    its samples, which are not the cause. Buffers are not checked, because NaN may have a meaning
+    there.
     """
     spoilt = []
     for name, _ in net.named_parameters():

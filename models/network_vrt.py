@@ -317,7 +317,7 @@ class VRT(nn.Module):
         if not self.pa_frames:
             return self._interpolate_frames(fused, spike)
 
-        # Align the neighbours of each frame along the flow, which is estimated from RGB or gray.
+        # Align the neighbours of each frame along the flow, which is estimated from RGB or grey.
         rgb = image[:, :, :3]
         # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Each is a
         # list with a flow for each distance in frames: 1, 2, ...
@@ -347,7 +347,7 @@ class VRT(nn.Module):
                 base, scale_factor=self.upscale, mode="bilinear", align_corners=False
             )
         x = self.conv_last(x)  # (n, K out_chans, sH, sW)
-        # All K instants have the same base. If it is gray, its one channel is added to each colour.
+        # All K instants have the same base. If it is grey, its one channel is added to each colour.
         instants = x.unflatten(1, (self.out_instants, -1))  # (n, K, out_chans, sH, sW)
         instants = instants + base[:, None]
         return instants.flatten(1, 2)

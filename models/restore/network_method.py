@@ -138,14 +138,12 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
 
     Published weights have the tiles of their authors. Other weights have large tiles.
     """
-    # The value of --tile: (frames, side), "auto", or None if the flag is not given. If frames and
-    # side are given, `_tiling` replaces the sizes that are chosen here.
+    # The value of --tile: (frames, side), "auto", or None if the flag is not given. `_tiling` lets
+    # (frames, side) replace the sizes that are chosen here.
     tile = flags.tiles.tile
     tile_options = ValOptions().plain()  # the defaults, as a dict
     if saved.released and tile is None:
-        # `released` is the name of a published network, e.g. "006_VRT_videodeblurring_GoPro". Its
-        # number is the key of the table.
-        number = saved.released[:3]
+        number = saved.released[:3]  # e.g. "006" of "006_VRT_videodeblurring_GoPro"
         frames, side = RELEASED_TILES[number]
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
@@ -154,8 +152,8 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
         tile_options["size_patch_testing"] = WHOLE
     # Tiles that the user chose are not halved when the memory is full.
     may_halve = tile is None or tile == "auto"
-    # "smooth" leaves no visible seams. The test set of an option file keeps the blend "kair" of the
-    # published scores.
+    # "smooth" leaves no visible seams. (A test set keeps "kair", the blend of the published
+    # scores.)
     tiling = _tiling(saved, tile_options, flags.tiles, blend="smooth", may_halve=may_halve)
     return NetworkMethod(saved, tiling, flags.dtype, flags.sigma)
 

@@ -10,10 +10,10 @@ computed again, so a test that was interrupted continues where it stopped.
       restore_share     restores the frames of this rank, and writes each frame (outputs.py)
       finish            scores a clip of which all frames are there (finished_clip.py)
 
-A rank is one process of the test. "Collective" in a docstring: each rank waits for all other ranks.
-So every rank must call the function, at the same point of the program. A block `all_ranks_or_none`
-is collective, too: an error on one rank within the block ends all ranks. `watchdog.phase` names
-what the process does now, for the report if it hangs.
+A rank is one process of the test. "Collective" in a docstring means that the ranks wait for each
+other in this function, so every rank must call it at the same point of the program. A block
+`all_ranks_or_none` is collective, too: an error on one rank within the block ends all ranks.
+`watchdog.phase` names what the process does now, for the report if it hangs.
 
 What must stay: a second run computes no finished frame again
 (test_a_second_run_writes_no_finished_file_again). The keys of `_settings_of` must stay, too,

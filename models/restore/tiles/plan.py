@@ -52,8 +52,8 @@ class Tiling:
     pad_seq: bool = False
     # Whether only frame n // 2 of n is restored.
     center_frame_only: bool = False
-    # Number of tiles in space per pass of the network. A larger number is faster on a GPU, and uses
-    # more memory. The number changes no result.
+    # Number of tiles in space per pass of the network. It changes no result. A larger number is
+    # faster on a GPU, and uses more memory.
     batch_tiles: int = 1
     # Whether smaller tiles are tried after an out-of-memory error.
     may_halve: bool = False
