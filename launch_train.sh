@@ -4,7 +4,7 @@
 # usage: ./launch_train.sh N [FILE] [section.key=value ...] [--resume auto|none|PATH] [--use_amp ...]
 #
 #   ./launch_train.sh 1 options/vrt/000_train_vrt_sample_rgbspike.json
-#   ./launch_train.sh 4 FILE --use_amp train.accumulation_steps=2
+#   ./launch_train.sh 4 FILE --use_amp train.global_batch_size=8
 #
 # N=1 starts python, a larger N starts scripts/torchrun_quiet.py. N may be left out if
 # NPROC_PER_NODE is set. Platforms that start one process per node set it. FILE defaults to the
