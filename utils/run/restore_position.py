@@ -67,8 +67,8 @@ def restore_progress(
         progress.next_epoch()
 
     # The run uses the options of this start, and not the options in the checkpoint. Log what
-    # differs. Older versions hid fewer secrets in a checkpoint, and `options` has no secrets. So
-    # hide all secrets of the checkpoint, too. Otherwise a secret would count as a changed option.
+    # differs. `options` has no secrets, but older versions hid fewer secrets in a checkpoint. Hide
+    # them here, so that a secret does not count as a changed option.
     changes = differences(redact(state["options"]), options)
     if changes and utils_dist.is_main_process():
         log_changed_options(changes)
@@ -179,15 +179,16 @@ def _fit_position_to_data(
     The number of ranks may change: e.g. 4 ranks with 2 samples each and 2 ranks with 4 samples each
     have the same number of samples per step.
 
+    The last two cases are errors because the queue of a cluster may start a run again after a host
+    or a disk was lost: the run must not continue with half of its GPUs or half of its clips. But if
+    the user has named the checkpoint (--resume FILE), the change is intended. Then the run goes on
+    with the next epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each
+    case.
+
     order_then: the order that the checkpoint was written with, or None if it is not known.
     order: the order of this start.
     resumed: the checkpoint.
     options: all options of this start.
-
-    Why two errors: the queue of a cluster may start a run again after a host or a disk was lost.
-    The run must not continue with half of its GPUs or half of its clips. If the user has named the
-    checkpoint (--resume FILE), the change is intended. Then the run goes on with the next epoch,
-    and the change is only logged. tests/dist/test_changed_resume.py tries each case.
     """
     ranks = utils_dist.get_world_size()
     ranks_then = resumed.state.get("world_size", 1)  # missing in early versions
@@ -206,8 +207,8 @@ def _fit_position_to_data(
     if (is_other_data or per_step != per_step_then) and not is_intended:
         raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
 
-    # If nothing has changed, an epoch has as many steps as before. Then no run has saved a position
-    # beyond the end of the epoch, so somebody has changed the file. Count this as a change, too.
+    # If nothing has changed, an epoch has as many steps as before. No run saves a position beyond
+    # the end of an epoch, so somebody has changed the file. Count this as a change, too.
     if not changes and progress.batch > order.steps:
         changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
     # At the start of an epoch the position can stay, because no sample of the epoch has been used.

@@ -77,15 +77,7 @@ class VideoWriter(AbstractContextManager):
         # denominator would be a power of two, e.g. 2^48, which is not a clock for a film.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
-        # A film has a clock with a number of ticks per second. Each time stamp is a whole number of
-        # ticks. E.g. times in 1/24 s and 1/25 s need 600 ticks per second, the least common
-        # multiple. At 30000 / 1001 frames per second a frame lasts 1001 / 30000 s, so 30000 ticks
-        # per second are needed. If more than FINEST_CLOCK are needed, `write` rounds the times to
-        # ticks of FINEST_CLOCK. A coarser clock would move frames
-        # (test_every_frame_of_a_video_keeps_its_time).
-        instants = times or [1 / self._fps]
-        denominators = [instant.denominator for instant in instants]
-        self._ticks_per_second = min(math.lcm(*denominators), FINEST_CLOCK)
+        self._ticks_per_second = _ticks_per_second(times or [1 / self._fps])
         self._temporary = temporary_beside(self.path)
         self._out: av.container.OutputContainer | None = None
         self._frame_count = 0  # number of frames written so far
@@ -196,3 +188,18 @@ class VideoWriter(AbstractContextManager):
                     readable_count += 1
         if readable_count != self._frame_count:
             raise OSError(0, f"{readable_count} of {self._frame_count} frames can be read back")
+
+
+def _ticks_per_second(instants: Sequence[Fraction]) -> int:
+    """Return the speed of a clock on which each instant is a whole number of ticks.
+
+    A film states its time stamps in ticks of such a clock. A coarser clock would move frames
+    (test_every_frame_of_a_video_keeps_its_time). E.g.
+
+        1/24 s, 1/25 s   600 ticks per second, the least common multiple of 24 and 25
+        1001/30000 s     30000 ticks per second: one frame at 30000/1001 frames per second
+
+    If more than FINEST_CLOCK are needed, the result is FINEST_CLOCK, and the caller rounds.
+    """
+    denominators = [instant.denominator for instant in instants]
+    return min(math.lcm(*denominators), FINEST_CLOCK)
