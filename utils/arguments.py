@@ -2,6 +2,10 @@
 
 argparse turns a ValueError into a message such as "invalid seed value: '-1'". It puts the name of
 the function into the message, so each kind of number has a function of its own.
+
+Free to change: a new kind of number is a new function. Its name should say what the number is.
+
+Test: test_bad_input_ends_with_one_message (tests/stories/test_main_test.py)
 """
 
 import math

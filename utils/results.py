@@ -2,6 +2,9 @@
 
 The PSNR of a perfect frame is infinite, so the files of scores need infinite numbers.
 
+What must stay: the format of the JSON files, e.g. metrics.json, because later commands read files
+that earlier versions wrote. Free to change: how the tables look, together with the tests.
+
 Tests: tests/parts/utils/test_results.py
 """
 
@@ -27,7 +30,7 @@ def json_bytes(value: Any) -> bytes:
 
     JSON has no infinite numbers, and Python would write `Infinity`, which other programs refuse. So
     an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json` turns the
-    texts back into numbers. This is the format of metrics.json, so it must stay.
+    texts back into numbers.
     """
     # Python writes the words Infinity, -Infinity and NaN, which are not JSON. When json.loads reads
     # the text again, it calls parse_constant for each of these words, which replaces them.

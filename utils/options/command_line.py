@@ -7,6 +7,8 @@ them.
 `OptionParser` raises an error where argparse would print the error and exit. In a run of several
 ranks, each rank reads the command line, so argparse would print the error once for each rank.
 
+Free to change: a new short flag for an option is a row of SHORT_FLAGS (section.py).
+
 Tests: test_the_command_line_has_short_flags_for_the_commonest_options and the tests below it
 (tests/parts/utils/test_option.py).
 """

@@ -16,6 +16,9 @@ file and line, the dotted key, what was expected and the nearest valid key.
 The keys of an option file are the fields of the sections that utils/options/models.py lists,
 and the parameters of registered parts.
 
+What must stay: the order of the steps, because a later source replaces the values of an earlier
+one.
+
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py,
 tests/parts/utils/test_hostile_options.py
 """
@@ -47,8 +50,7 @@ def load_options(
         with the dotted key in `where`, e.g. "train.epochs". This function replaces the key by its
         file and line, e.g. "a.json, line 3", because they help the user more
     """
-    # This order must stay, because a later source replaces the values of an earlier one: the file
-    # replaces values of its base, and an override replaces values of the file.
+    # The file replaces values of its base, and an override replaces values of the file.
     sources = Sources(str(path))
     raw = read_with_base(Path(path), sources)
     for override in overrides:

@@ -3,6 +3,10 @@
 The readers of the formats (formats.py, png.py and tiff.py) make a `Header`. Programs look at it
 before they decode a picture, because a file of a few bytes may state a picture that fills the
 memory.
+
+Free to change: a field may be added. With a default, only the readers that know its value set it.
+
+Tests: tests/parts/data/test_pictures.py, tests/stories/test_foreign_files.py
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Write environment.json into the folder of a run: command, versions, device and size.
 
-The report of the run (utils/run/report.py) and scripts/compare_runs.py show it.
+The report of the run (utils/run/report.py) shows all entries, and scripts/compare_runs.py shows
+"parameters". Free to change: a new entry may be added.
 
 Test: test_the_page_of_a_run_shows_its_scores (tests/parts/utils/test_results.py).
 """

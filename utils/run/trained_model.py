@@ -1,7 +1,7 @@
 """What a run needs of its model, and of the batches that the loader yields.
 
-utils/run/ imports neither models/ nor data/. models/model_vrt.py has the members of `TrainedModel`.
-A new member here must be added there.
+utils/run/ imports neither models/ nor data/, so it describes here which members it uses.
+models/model_vrt.py has these members. A new member must be added there, too.
 """
 
 from pathlib import Path
