@@ -125,8 +125,8 @@ def sha256_of(path: Path) -> str:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file completely or not at all, even on a full disk or if the process is killed.
 
-    The content is written under another name first. Then the file is renamed to `path`. The folder
-    is made if it is missing. Raises DataError.
+    The content is written under another name, and then the file is renamed to `path`. The folder is
+    made if it is missing. Raises DataError if the file cannot be written.
     """
     path = Path(path)
     with writing(path):

@@ -5,8 +5,8 @@ and reports (`first_to_claim`). The claim ends with its process. So the first ra
 others have asked and ended (`outlast_siblings`). Otherwise a later rank would get the name, and
 report again.
 
-What must stay: a claim of another user prevents no report. This module imports no installed
-package, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
+What must stay: another user's claim of a name does not prevent our report. This module imports no
+installed packages, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
 
 Tests: tests/dist/test_trust.py, tests/faults/test_startup.py
 (test_ranks_of_one_launch_report_the_same_error_once).

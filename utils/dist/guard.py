@@ -103,9 +103,9 @@ def guard(
     if silent_s is None:
         return  # the rank has ended
 
-    # The order of these steps matters. Read the stacks first, while the rank lives. Then end the
-    # rank. Write the report last, because the terminal may be paused. For the report the guard
-    # outlives the rank, but at most LAST_WORDS_S.
+    # The order of these steps matters: read the stacks while the rank lives, then end the rank, and
+    # write the report last, because the terminal may be paused. The guard outlives the rank for its
+    # report, but at most by LAST_WORDS_S.
     launcher = process_parent(pid)  # to be asked before the rank ends
     stacks = ""
     with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:

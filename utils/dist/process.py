@@ -227,8 +227,8 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# Python's own function that runs the functions registered with atexit. The function is private, and
-# has no public equivalent. None if this Python does not have the function. `end` calls it.
+# Python's own function that runs the functions registered with atexit. `end` calls it. The function
+# is private, but there is no public equivalent. None if this Python does not have it.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # Longest wait for exit handlers of libraries, in seconds. A library may still send its last data

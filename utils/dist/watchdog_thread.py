@@ -412,9 +412,8 @@ class Watchdog(threading.Thread):
         # A failure must name a rank, but no rank has failed. So this rank names itself.
         own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
         if self.store is not None:
-            # Two errors are possible here. ForeignValueError: the stranger has written under the
-            # key of the failure. RuntimeError: the store does not answer. After either error, no
-            # rank can claim the failure.
+            # ForeignValueError: the stranger has also written under the key of the failure.
+            # RuntimeError: the store does not answer. In both cases no rank can claim the failure.
             with suppress(ForeignValueError, RuntimeError):
                 first_failure = claim_failure(self.store, own_failure, self.beats.world_size)
                 if first_failure != own_failure:

@@ -103,9 +103,9 @@ class Registry:
         """Return a decorator that registers a class or function as `name`.
 
         given: parameters that the caller of `build` supplies, e.g. "seed". They are not option keys
-        annotations: more exact types for parameters. A class that inherits its constructor needs
-            them. E.g. section=OwnKeys, if the inherited constructor has the annotation
-            `section: Section`
+        annotations: types that replace the annotations of parameters. A class that inherits its
+            constructor needs them, e.g. section=OwnKeys if the inherited constructor has the
+            annotation `section: Section`
         """
 
         def add(constructor: Part) -> Part:

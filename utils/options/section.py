@@ -234,8 +234,8 @@ def _failed_key(
         key is a position within its value, here item 0 of a list, and is left out.
     model, values, where: arguments of `read_section`
     """
-    # Step into one section after the other. The first name that is not a section is the key. At the
-    # end, `model` and `values` belong to the section that has the key. In the example:
+    # Step into one section after the other, until a name is not a section. This name is the key, and
+    # `model` and `values` then belong to the section that has it. In the example:
     #
     #     names     "train", "G_optimizer_betas", "0"
     #     depth 0   "train" is a section: go on in it
@@ -275,8 +275,8 @@ def _error_of(
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
 
-    # 3. The value is wrong. The error shows the value, unless the value is a secret. A secret has
-    # the type SecretStr, or `redact` recognises it by its key or its form.
+    # 3. The value is wrong. The error shows the value unless it is a secret: a field of the type
+    # SecretStr, or a value that `redact` recognises as a secret by its key or its form.
     if "SecretStr" in str(field.annotation):  # in the text, because it may be "SecretStr | None"
         shown = MASK
     else:

@@ -199,8 +199,8 @@ def _rename_versions(path: Path, keep: int) -> None:
     The oldest version is overwritten. `X.pth` keeps its name as well, until the new file replaces
     it, so that there is a file `X.pth` at any time.
 
-    keep: number of former versions that stay. E.g. 2: X_previous -> X_previous2, and then X ->
-        X_previous. The old X_previous2 is lost.
+    keep: number of former versions that stay. E.g. with 2, X_previous becomes X_previous2, whose
+        old content is lost, and then X becomes X_previous.
     """
     # Rename the oldest version first, so that no version is overwritten before it has a new name:
     # the number is e.g. 2 first (X_previous -> X_previous2), and then 1 (X -> X_previous). Test:

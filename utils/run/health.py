@@ -212,9 +212,9 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Leave out a validation that cannot be compared with others. Case 1: a resumed run repeats
-        # the validation. No step was made before it, so there is no loss. Case 2: the PSNR is not
-        # finite. Perfect frames have the PSNR Inf, and broken frames NaN.
+        # Leave out a validation that cannot be compared with others. There is no loss if no step
+        # was logged since the validation before, e.g. if a resumed run repeats this validation. A
+        # PSNR that is not finite comes from perfect frames (Inf) or broken frames (NaN).
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))
@@ -284,9 +284,9 @@ class Health:
         sizes = {}
         for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
             sizes[path.name] = path.stat().st_size
-        # A run writes checkpoint_latest. A run with a test split also writes checkpoint_best. Each
-        # of them has the newest file and its former versions. E.g. with one former version these
-        # are 4 files. If 2 of them exist, 2 are missing.
+        # A run writes checkpoint_latest and, if it has a test split, checkpoint_best. Each of them
+        # has a newest file and its former versions. E.g. with one former version these are 2 * 2
+        # files. If 2 of them exist, 2 are missing.
         kinds = 1 if self.datasets.test is None else 2
         versions = 1 + self.train.keep_checkpoints
         missing_files = max(0, kinds * versions - len(sizes))

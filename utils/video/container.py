@@ -45,9 +45,10 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
 
     mode: "r" to read, "w" to write. options: additional arguments of `av.open`.
 
-    Reading has limits. A file that is not a film, e.g. a list of other files (ffconcat) or a text,
-    is refused, whatever its name. No frame of more than MOST_PIXELS is decoded. Raises OSError or
-    av.error.FFmpegError.
+    When reading, a file that is not a film, e.g. a list of other files (ffconcat) or a text, is
+    refused, whatever its name, and no frame of more than MOST_PIXELS is decoded.
+
+    Raises OSError or av.error.FFmpegError.
     """
     # PyAV's log callback can hang: a decoder thread that logs a line needs the GIL, while close()
     # holds the GIL and waits for this thread (PyAV #751). So restore FFmpeg's callback, which needs
