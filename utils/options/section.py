@@ -234,8 +234,8 @@ def _failed_key(
         key is a position within its value, here item 0 of a list, and is left out.
     model, values, where: arguments of `read_section`
     """
-    # Step into one section after the other, until a name is not a section. This name is the key, and
-    # `model` and `values` then belong to the section that has it. In the example:
+    # Step into one section after the other, until a name is not a section. This name is the key.
+    # `model` and `values` then belong to the section that has the key. In the example:
     #
     #     names     "train", "G_optimizer_betas", "0"
     #     depth 0   "train" is a section: go on in it
