@@ -60,7 +60,7 @@ class PerNode:
     There is one rank for each GPU.
     """
 
-    name: str  # name of the platform; nothing reads it, it names the row
+    name: str  # name of the platform, only for readers of this table
     nodes: Cell  # number of nodes
     node_rank: Cell  # number of this node, from 0
     gpus: Cell  # number of GPUs of a node
@@ -72,7 +72,8 @@ class PerNode:
 class CountOnly:
     """A platform that tells the number of processes or hosts, but not which of them this one is.
 
-    Without this number a process cannot be a rank. So such a row leads to an error with advice.
+    A process that does not know its own number cannot be a rank. So such a row leads to an error
+    with advice.
     """
 
     name: str  # name of the platform, for errors
@@ -103,8 +104,8 @@ PER_PROCESS = (
         rank=var("OMPI_COMM_WORLD_RANK"),
         local_rank=var("OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size=var("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        # Azure ML starts Open MPI, and sets this variable to "host:port" of rank 0. A list of one
-        # item has the same form, and `first_of` drops the port.
+        # Azure ML starts Open MPI, and sets this variable to "host:port" of rank 0. `first_of`
+        # takes this text for a list of one item, and drops the port.
         address=first_of("AZ_BATCH_MASTER_NODE"),
         advice=MPIRUN,
     ),
