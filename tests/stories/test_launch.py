@@ -575,6 +575,9 @@ def test_a_process_with_a_world_size_of_1_is_the_only_process(env, _message):
         pytest.param({"NNODES": "1", "NODE_RANK": "0"}, id="variables of torchrun"),
         pytest.param({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, id="Open MPI"),
         pytest.param({"SM_HOSTS": '["a"]', "SM_NUM_GPUS": "0"}, id="SageMaker"),
+        # More brackets than Python's json can read. Like any other text that is not JSON, it counts
+        # as an empty list.
+        pytest.param({"SM_HOSTS": "[" * 5000}, id="a list that cannot be read"),
     ],
 )
 def test_one_process_of_another_launcher_is_one_process(env):

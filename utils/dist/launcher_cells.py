@@ -48,7 +48,7 @@ def split_list(text: str) -> list[str]:
     if text.startswith("[") and not begins_with_address:
         try:
             all_items = [str(item) for item in json.loads(text)]
-        except ValueError:  # no JSON
+        except (ValueError, RecursionError):  # not JSON, or too many brackets for Python
             all_items = []
     else:
         all_items = re.split(r"[,\s]+", text.strip())
