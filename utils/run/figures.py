@@ -261,20 +261,25 @@ def _empty_figure(
         figure.subplots_adjust(**margins)
     axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(titles) + 1)]
     for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(title, loc="left", fontweight="bold", fontsize="large")
-        axis.set_xlabel("iteration")
-        axis.xaxis.set_major_formatter("{x:,.0f}")
-        locator: Any = axis.xaxis.get_major_locator()  # a MaxNLocator, by default
-        locator.set_params(integer=True)  # no tick between two iterations
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    if len(histories) > 1:
+        _style_panel(axis, title)
+    if len(histories) > 1:  # the names of the runs, each beside a line of its colour
         lines = []
         for number in range(len(histories)):
             lines.append(Line2D([], [], color=_colour(number), linewidth=3))
         columns_of_names = min(4, len(histories))
         figure.legend(lines, list(histories), loc="outside upper center", ncols=columns_of_names)
     return figure, axes
+
+
+def _style_panel(axis: Any, title: str) -> None:
+    """Give an empty panel its title, an axis of iterations and a grid."""
+    axis.set_title(title, loc="left", fontweight="bold", fontsize="large")
+    axis.set_xlabel("iteration")
+    axis.xaxis.set_major_formatter("{x:,.0f}")  # 4000 as "4,000"
+    locator: Any = axis.xaxis.get_major_locator()  # a MaxNLocator, by default
+    locator.set_params(integer=True)  # no tick between two iterations
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 # The running mean of a curve takes a window of a twentieth of all entries, but at least 3 and at
