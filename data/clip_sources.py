@@ -30,9 +30,9 @@ from data.cameras.representation_section import channels_of
 from data.clip_options import split_by_root
 from data.clips import preflight, root_check
 from data.clips.io_backend import IO_BACKENDS
-from data.clips.manifest import HELD_OUT, Problem, Source, same_files
+from data.clips.manifest import HELD_OUT, Problem, Source, raise_problems, same_files
 from data.root_spikes import common_properties, is_rate_assumed, properties_of, spikes_of
-from utils.errors import OptionError
+from utils.errors import DataError, OptionError
 from utils.user_path import expand_path
 
 
@@ -169,27 +169,44 @@ class ClipSources:
         split: "train" or "test".
         check_arguments: arguments of data.clips.preflight.check_source, e.g. `scale`, the scale of
         the network.
+
+        Raises DataError if a root cannot be read, e.g. because a folder is missing. The error also
+        names the problems of the other roots.
         """
         reports = []
+        unreadable = []  # errors of whole roots
         for source in cls.sources_of(section):
-            # The report is named "train", or with several roots "train 0", "train 1", ..., like the
-            # prefixes "0/", "1/" of the clips.
-            root_number = source.name_prefix.removesuffix("/")  # "" for a single root
-            name = f"{split} {root_number}" if root_number else split
-            if section.io_backend.type == "cache":
-                scale = check_arguments.get("scale", 1)
-                report = cls._report_of_cache(section, source, name, scale)
-            else:
-                check_arguments["share"] = section.checked_share
-                report = preflight.check_source(source, name, **check_arguments)
-            if is_rate_assumed(source):
-                what = (
-                    "neither dataset.json nor spike.rate gives the firing rate at full light; "
-                    "1 is assumed"
-                )
-                report.warnings.append(Problem("spikes", what, str(source.dataroot_spike)))
-            reports.append(report)
+            try:
+                reports.append(cls._report_of(section, source, split, **check_arguments))
+            except DataError as e:
+                unreadable.append(e)  # go on with the next root
+        if unreadable:
+            problems = [(report.source, report.problems) for report in reports]
+            raise_problems(problems, unreadable=unreadable)
         return reports
+
+    @classmethod
+    def _report_of(
+        cls, section: Any, source: Source, split: str, **check_arguments: Any
+    ) -> root_check.Report:
+        """Check one root. The arguments are those of `check`."""
+        # The report is named "train", or with several roots "train 0", "train 1", ..., like the
+        # prefixes "0/", "1/" of the clips.
+        root_number = source.name_prefix.removesuffix("/")  # "" for a single root
+        name = f"{split} {root_number}" if root_number else split
+        if section.io_backend.type == "cache":
+            scale = check_arguments.get("scale", 1)
+            report = cls._report_of_cache(section, source, name, scale)
+        else:
+            check_arguments["share"] = section.checked_share
+            report = preflight.check_source(source, name, **check_arguments)
+        if is_rate_assumed(source):
+            what = (
+                "neither dataset.json nor spike.rate gives the firing rate at full light; "
+                "1 is assumed"
+            )
+            report.warnings.append(Problem("spikes", what, str(source.dataroot_spike)))
+        return report
 
     @classmethod
     def _report_of_cache(

@@ -12,8 +12,9 @@ The result of the check is stored under <path.root>/.preflight (data/clips/kept.
 changes, a repeated start reads the stored result and looks at only some of the files: 1 % of them,
 but at least 4096.
 
-What must stay: one error names the problems of all splits
-(test_a_missing_root_hides_no_problem_of_the_other_split), and a result with problems is not stored.
+What must stay: one error names the problems of all roots of all splits
+(test_a_missing_root_hides_no_problem_of_the_other_split and the test below it), and a result with
+problems is not stored.
 Free to change: the lines of the log, together with test_preflight.py.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_kept.py,
@@ -52,8 +53,8 @@ def preflight(
     datasets: the sections of the splits. stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    Returns {options_digest: record_id} for the other ranks: both fields of each `Report` with a
-    stored result.
+    Returns {options_digest: record_id} for the other ranks. A `Report` has both fields if its
+    result is stored.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
@@ -62,30 +63,30 @@ def preflight(
         # A split may be left out. A dataset without the method `check` reads no clips.
         if section is None or not hasattr(section.constructor, "check"):
             continue
-        start = time.monotonic()
         try:
             reports_of_split = section.constructor.check(
                 section, split, stored=stored, show=show, scale=scale
             )
         except DataError as e:
-            # A whole root is missing. Go on with the next split, so that one error at the end names
-            # the problems of all splits (test_a_missing_root_hides_no_problem_of_the_other_split).
+            # A root cannot be read, e.g. because a folder is missing. Go on with the next split, so
+            # that one error at the end names the problems of all splits
+            # (test_a_missing_root_hides_no_problem_of_the_other_split).
             unreadable.append(e)
             continue
         reports += reports_of_split
         for report in reports_of_split:
-            _log(report, split, seconds=time.monotonic() - start)
+            _log(report, split)
     problems = [(report.source, report.problems) for report in reports]
     manifest.raise_problems(problems, unreadable=unreadable)
     return {report.options_digest: report.record_id for report in reports if report.record_id}
 
 
-def _log(report: Report, split: str, seconds: float) -> None:
+def _log(report: Report, split: str) -> None:
     """Log the warnings of a report, and its counts if there are no problems."""
     for warning in report.warnings:
         logger.warning("data %s: %s", split, warning)
     if not report.problems:
-        note = report.note or f"{report.counts()}, checked in {seconds:.1f} s"
+        note = report.note or f"{report.counts()}, checked in {report.seconds:.1f} s"
         logger.info("data %s: %s", report.name, note)
 
 
@@ -133,8 +134,10 @@ def check_source(
             )
 
     # Otherwise check everything. Only a result without problems is stored.
+    start = time.monotonic()
     check = RootCheck(source, decode)
     report = check.run(name, show, scale)
+    report.seconds = time.monotonic() - start
     if record and not report.problems:
         result = Result(report.counts(), report.warnings, report.clips)
         record.write(result, check.columns, check.states)

@@ -67,6 +67,7 @@ class Report:
     # What the log says in place of `counts()`, if a stored result or a clip cache was read, e.g.
     # "22 cached clips". "" if the files were checked.
     note: str = ""
+    seconds: float = 0.0  # how long the check of the files took
     # How others find the stored result: a later start by the digest of the options that were
     # checked, and the other ranks of this start by (name, checksum). If no result is stored, the
     # two are "" and None.

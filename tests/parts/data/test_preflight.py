@@ -169,6 +169,24 @@ def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
         assert "clip9 | lq lacks 1 of 6 frames" in message
 
 
+def test_a_missing_root_hides_no_problem_of_another_root_of_its_split(root, capsys):
+    write_clips(root / "second", "clip2")
+    (root / "second" / TRAIN / "clip2/blur/000003.png").unlink()
+    # The first root lacks its sharp frames, and the second root lacks one blurry frame.
+    roots: dict[str, Any] = {
+        "dataroot_lq": [str(root / TRAIN), str(root / "second" / TRAIN)],
+        "dataroot_gt": [str(root / "nowhere"), str(root / "second" / TRAIN)],
+        "dataroot_spike": [str(root / TRAIN_SPIKES), str(root / "second" / TRAIN_SPIKES)],
+    }
+
+    code = doctor_of_data(root, train=data_section(root, **roots), test=data_section(root, "test"))
+
+    assert code == 3
+    for message in (capsys.readouterr().err, error_of_check(root, **roots)):
+        assert str(root / "nowhere") in message
+        assert "clip2 | lq lacks 1 of 6 frames" in message
+
+
 def enlarge_in_header(content):
     """Write the size 2^31 - 1 x 2^31 - 1 into the header of a PNG picture, with its checksum."""
     # Bytes 12 to 28 are the header: 4 bytes each for its name, the width and the height, and 5
