@@ -1,4 +1,4 @@
-# make demo     restore two short clips with the shipped weights, and make a page that shows them (under two minutes)
+# make demo     restore two short clips with the shipped weights, train for 45 s, and make a page (about two minutes)
 # make sample   train on the sample set, print the table, check the gain (minutes on a laptop CPU)
 # make quick    the tests that tell most, at most 90 s on two cores
 # make test     all tests but the long ones

@@ -268,7 +268,8 @@ COMMANDS_THAT_MAKE_DATA = [
 
 
 def test_the_pages_give_three_commands_that_make_data():
-    # The quick start has the commands A and B, and the page on GoPro has one command.
+    # The quick start has two commands: for two cameras, and for an ideal camera. The page on GoPro
+    # has one command.
     assert len(COMMANDS_THAT_MAKE_DATA) == 3
 
 
