@@ -48,7 +48,7 @@ def write_environment(folder: Path, parameters: int) -> None:
     }
     path = folder / report.ENVIRONMENT_NAME
     with best_effort(str(path)):
-        # A value of None is left out: there is no GPU of CUDA, or no commit.
+        # A value of None is left out: there is no CUDA GPU, or no commit.
         known_values = {name: value for name, value in values.items() if value is not None}
         write_whole(path, f"{json.dumps(known_values, indent=2)}\n".encode())
 

@@ -161,7 +161,7 @@ def only_run_in(
             locked_folder.lock.close()  # frees the lock; the file .lock stays
 
 
-def refuse_lost_folders(folder: Path) -> None:
+def refuse_unwritable_folders(folder: Path) -> None:
     """Raise DataError if a run will not be able to save checkpoints or weights in its folder.
 
     E.g. `checkpoints` is a link to a disk that is not mounted, or that is mounted read-only.

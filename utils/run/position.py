@@ -43,6 +43,15 @@ class Progress:
     saved: int = -1  # step of the run's newest checkpoint_latest; -1 if it has none
     wandb_id: str | None = None  # id of the run at W&B
 
+    @property
+    def is_validation_left_out(self) -> bool:
+        """Whether signals have stopped the validation after `step` so often that it is left out.
+
+        A cluster may end each job before a long validation is done. If the run repeated the
+        validation after each stop, it would repeat it forever.
+        """
+        return self.validation_stops >= 2
+
     def advance(self) -> None:
         """Count one more step.
 
@@ -113,9 +122,6 @@ def left_to_do(
     # `validated` is the step of the last validation, and 0 before the first one. So step 0 counts
     # as validated, and a run does not begin with a validation.
     is_done = progress.validated == progress.step
-    # Leave out a validation that a signal has stopped twice. A cluster may end each job before a
-    # long validation is done. Without this rule, the run would repeat the validation forever.
-    is_left_out = progress.validation_stops >= 2
-    if is_due and not is_done and not is_left_out:
+    if is_due and not is_done and not progress.is_validation_left_out:
         return "validation"
     return "nothing" if is_last else "steps"

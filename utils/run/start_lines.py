@@ -37,11 +37,17 @@ def log_start(
 ) -> None:
     """Log a line for every rank, the head of the log, and the position of the start. Collective.
 
-    total_iter: number of steps of the whole run. The other arguments are arguments of `Run`, too.
+    opt: all options.
+    model: the network with its optimizer.
+    loader: yields the training batches.
+    clips: the clips to validate on. None if there is no test split.
+    total_iter: number of steps of the whole run.
+    progress: position where the run starts.
+    origin: text for the log: "fresh start", or "resumed from" and the checkpoint's path.
     """
-    # The programs also read option files of KAIR, the toolbox in which VRT was published. In KAIR
-    # the batch size and the number of workers are totals over all GPUs. Here they are numbers per
-    # GPU. The note warns the user.
+    # Warn if the batch size and the number of workers may be totals over all GPUs. They are totals
+    # in option files of KAIR, the toolbox in which VRT was published, and this program reads such
+    # files, too. Here they are numbers per GPU.
     note = opt.note_on_totals(utils_dist.get_world_size())
     if note and utils_dist.is_main_process():
         logger.warning("%s", note)
@@ -56,7 +62,7 @@ def log_start(
         device=str(model.device),
         samples=loader.steps_per_epoch * sampler.samples_per_step,
         first=first_three,
-        loss_is_finite=True,
+        loss_is_finite=True,  # until the first step has a loss
         weights=model.weights_hash(),
         weights_step=progress.step,
     )
@@ -83,7 +89,7 @@ def _log_if_epochs_are_cut(
     steps_by_epochs = planned_steps(without_total_iter, steps_per_epoch, progress)
     if total_iter < steps_by_epochs:
         logger.info(
-            "train.total_iter = %d ends the run before train.epochs = %d; --epochs on the "
-            "command line, or total_iter null, lets the epochs decide",
+            "train.total_iter = %d ends the run before train.epochs = %d; to let "
+            "train.epochs decide, give --epochs or set total_iter to null",
             total_iter, train.epochs,
         )  # fmt: skip
