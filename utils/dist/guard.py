@@ -56,9 +56,10 @@ def start_guard(
 
     rank: number of this rank, for the report.
     limit_s: seconds without a heartbeat after which the guard ends this process.
-    stack_file: path of the memory file for the stacks.
-    mark: end of the names of the memory files of this run (`stacks.run_mark`), by which the guard
-        finds the other ranks, which report the stall. None if there is no other rank.
+    stack_file: path of the memory file (memfd) into which this process writes its stacks.
+    mark: suffix of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
+        (`stacks.run_mark`). By it the guard finds the other ranks of this host, which may report
+        the stall. None if there is no other rank.
     log_file: path of the log of the run, or None if this rank has none.
     """
     if not system.has_proc():
@@ -97,7 +98,12 @@ def guard(
     rank by a signal (Ctrl-Z), it sends no heartbeat, but the guard does not end it: the user will
     let the rank go on, or the other ranks end it.
 
-    pid: process id of the rank. `start_guard` explains the other arguments.
+    rank: number of the rank, for the report.
+    pid: process id of the rank.
+    limit_s: seconds without a heartbeat after which the guard ends the rank.
+    stack_file: path of the memory file into which the rank writes its stacks.
+    mark: suffix of the names of the memory files of this run, or None if there is no other rank.
+    log_file: path of the log of the run, or None if the rank has none.
     """
     silent_s = _wait_for_silence(pid, limit_s)
     if silent_s is None:
@@ -120,12 +126,13 @@ def guard(
         what=f"rank {rank} is SILENT: its threads did not run for {silent_s:.1f} s: C code "
         "holds Python's lock",
         where=f"host {socket.gethostname()}, pid {pid}",
-        expected="a beat each half second (option watchdog.stall_s)",
+        expected="a beat each half second, and no silence longer than watchdog.stall_s",
         do="see its stack below",
     )
     _write_last_words(f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode(), log_file)
     if mark is not None:
-        # The claim of `_others_report` ends with this process. Leave the other guards time to ask.
+        # `_others_report` has claimed the report for this guard, by a socket that closes when this
+        # process ends (`first_to_claim`). Leave the other guards time to find the socket.
         time.sleep(1.0)
 
 
@@ -136,7 +143,9 @@ def _others_report(launcher: int, pid: int, mark: str) -> bool:
     hung, and their guards ended them. Then the guard that claims the report first reports
     (test_ranks_that_all_hang_in_c_code_are_reported_once).
 
-    launcher: process id of the parent of the ranks. pid: process id of the rank of this guard.
+    launcher: process id of the parent of the ranks.
+    pid: process id of the rank of this guard.
+    mark: suffix of the names of the memory files of this run, which only its ranks have.
     """
     deadline = time.monotonic() + OTHERS_END_S
     while has_ranks(launcher, pid, mark):
@@ -151,10 +160,11 @@ def _wait_for_silence(pid: int, limit_s: float) -> float | None:
 
     Returns None if the rank ends before. Each byte on stdin is a heartbeat.
 
-    pid: process id of the rank, which is the parent of this process
+    pid: process id of the rank, which is the parent of this process.
+    limit_s: seconds without a heartbeat that end the wait.
     """
-    # The clock counts at most slice_s in a turn of the loop. This is at most a third of the limit,
-    # so one late turn does not end a rank.
+    # On this clock, a pause of this process (a suspension, or a busy machine) counts as at most
+    # slice_s. This is at most a third of the limit, so one pause does not end a rank.
     clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
     heard_at = 0.0  # time of the last heartbeat, on `clock`
     while True:

@@ -49,11 +49,11 @@ def count_of_members(env: Env, name: str, faults: list[str], is_required: bool =
 def member_of(env: Env, names: MemberNames, faults: list[str]) -> Member:
     """Return the number of a rank or node, and where all meet. Appends wrong variables to `faults`.
 
-    The caller has read the count of ranks or nodes, so the variable of the count is a valid number
-    here.
+    Call this only if `count_of_members` has returned more than 1. Then the variable of the count is
+    set, and is a valid number.
     """
     last = int(env[names.count]) - 1
-    number = number_in(env, names.number, faults, low=0, high=last, high_is_from=names.count)
+    number = number_in(env, names.number, faults, low=0, high=last, below=names.count)
     addr = env.get(names.addr, "").strip()
     if not addr:
         faults.append(f"{names.addr} is missing (host name or address of rank 0)")
@@ -67,7 +67,7 @@ def checked_number(
     faults: list[str],
     low: int,
     high: int | None = None,
-    high_is_from: str = "",
+    below: str = "",
 ) -> int:
     """Return a text as an integer from `low` to `high`.
 
@@ -77,7 +77,8 @@ def checked_number(
     text: the value of a variable, without blanks around it; "" if it is missing.
     name: the name of this variable, for the sentence.
     high: the largest allowed number, or None if there is no limit.
-    high_is_from: where the limit comes from, for the sentence, e.g. "WORLD_SIZE".
+    below: name of the number that is `high` + 1, for the sentence, e.g. "WORLD_SIZE". Empty if
+        `high` is no such number.
     """
     if not text:
         faults.append(f"{name} is missing")
@@ -89,8 +90,8 @@ def checked_number(
         return low
     if value < low or (high is not None and value > high):
         limit = f"{low} or more" if high is None else f"{low} to {high}"
-        source = f" (below {high_is_from})" if high_is_from else ""
-        faults.append(f"{name} is {value}, expected {limit}{source}")
+        reason = f" (below {below})" if below else ""
+        faults.append(f"{name} is {value}, expected {limit}{reason}")
         return low
     return value
 
@@ -101,21 +102,22 @@ def number_in(
     faults: list[str],
     low: int,
     high: int | None = None,
-    high_is_from: str = "",
+    below: str = "",
     default: int | None = None,
 ) -> int:
     """Return the variable `name` of `env` as an integer from `low` to `high`.
 
-    A wrong variable adds a sentence to `faults`, and `low` is returned, as in `checked_number`.
+    A wrong variable adds a sentence to `faults`, and `low` is returned.
 
+    name: name of the variable.
     high: the largest allowed number, or None if there is no limit.
-    high_is_from: where this limit comes from, e.g. "WORLD_SIZE".
+    below: name of the number that is `high` + 1, for the sentence, e.g. "WORLD_SIZE".
     default: returned if the variable is missing. None if a missing variable is a fault.
     """
     text = env.get(name, "").strip()
     if not text and default is not None:
         return default
-    return checked_number(text, name, faults, low, high, high_is_from)
+    return checked_number(text, name, faults, low=low, high=high, below=below)
 
 
 def seconds_in(env: Env, name: str, default: float) -> float:

@@ -134,7 +134,7 @@ def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
         default=0,
         low=0,
         high=highest,
-        high_is_from="the number of GPUs on this host",
+        below="the number of GPUs on this host",
     )
 
 
@@ -162,7 +162,7 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     to `faults`.
     """
     last = task_count - 1
-    rank = number_in(env, "SLURM_PROCID", faults, low=0, high=last, high_is_from="SLURM_NTASKS")
+    rank = number_in(env, "SLURM_PROCID", faults, low=0, high=last, below="SLURM_NTASKS")
     # All tasks meet at task 0, which runs on the first host of its step. (A step is one call of
     # srun.) With `srun --nodelist` this need not be the first host of the job. So take the first of
     # these lists that is set:

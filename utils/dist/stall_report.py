@@ -62,7 +62,8 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
     last_state = beats.states[rank]  # the last beat of the rank
     expected_of_kind = {
         "DEAD": "all ranks alive",
-        "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
+        "SILENT": "a beat of every rank each half second, and no silence longer than "
+        "watchdog.stall_s",
         "STUCK": f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)",
     }
     # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left the phase after its
