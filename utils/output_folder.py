@@ -170,6 +170,7 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
     if folder.is_symlink() or not folder.is_dir():
         foreign_paths = [folder]
     else:
+        # The folders of our files. E.g. the file "a/b/0.png" has the folders "a/b", "a" and ".".
         our_folders = set()
         for name in ours:
             our_folders.update(parent.as_posix() for parent in PurePath(name).parents)

@@ -4,8 +4,10 @@ pydantic first checks each key of an option file separately. Then `Options` (mod
 functions one after the other. The first contradiction is raised. Contradictions between options and
 network, or between options and data, are found later, when network and data are loaded.
 
-Free to change: to add a check, add a function here and a line at the end of
-`Options._check_conflicts`. What must stay: a check changes no value.
+To add a check: add a function here, and a line at the end of `Options._check_conflicts`.
+
+What must stay: a check changes no value. Free to change: the texts of the errors that no test
+quotes.
 
 Tests: tests/parts/utils/test_option.py
 """
@@ -76,6 +78,7 @@ def refuse_other_accumulation(
     accumulation_steps: what global_batch_size needs.
     samples_per_batch: number of samples that all ranks together take at once.
     """
+    # `model_fields_set` (of pydantic) has the keys that the user has written, not the defaults.
     is_written = "accumulation_steps" in train.model_fields_set
     if is_written and train.accumulation_steps != accumulation_steps:
         raise OptionError(

@@ -139,7 +139,7 @@ def argument_without_secrets(argument: str) -> str:
     key, equals, text = argument.partition("=")
     value = _value_of(text)
     name = key.lstrip("-").replace("-", "_")  # `--api-key=...` counts as the key api_key
-    clean = redact(value, name, "***")
+    clean = redact(value, key=name, replacement="***")
     # If `redact` changed nothing, the value holds no secret. But the argument as a whole may still
     # look like a secret, e.g. like a URL with a password.
     if not equals or clean == value:

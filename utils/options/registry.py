@@ -235,7 +235,7 @@ class Registry:
             return dict(section)
         # A wrong value may be a secret in the wrong place, so `redact` hides it.
         raise OptionError(
-            what=f"{where} is {redact(section, where, '***')!r}",
+            what=f"{where} is {redact(section, key=where, replacement='***')!r}",
             where=where,
             expected=f"an object {{ ... }}, or the name of a {self.kind}",
             do=f"correct {where}",
@@ -277,8 +277,8 @@ class Registry:
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
             else:
-                # A parameter such as `section: Crops` is not a key itself. It gets all options,
-                # and the keys of Crops are among them.
+                # The parameter `section` of `def __init__(self, section: Crops)` is no option key.
+                # It gets the object with all options of the part, e.g. `gt_size`, a key of Crops.
                 arguments[key] = options
         # The parameters whose values come from the program.
         for key, value in given.items():
@@ -320,8 +320,8 @@ class Registry:
 def _drop_gone_keys(values: dict[str, Any], model: type[Section]) -> None:
     """Remove the keys of former versions from `values`, so that old option files can be read.
 
-    A key with another value than GONE lists asks for a feature that no longer exists. Such a key
-    stays, and `read_section` refuses it as unknown.
+    A key whose value differs from the value in GONE asks for a feature that no longer exists. Such
+    a key stays, and `read_section` refuses it as unknown.
     """
     gone_keys = getattr(model.constructor, "GONE", {})  # e.g. {"rate_windows": 0}
     for key, harmless_value in gone_keys.items():

@@ -281,7 +281,7 @@ def _error_of(
         shown = MASK
     else:
         value = failed.values.get(failed.key)
-        shown = repr(redact(value, failed.key, replacement=MASK))
+        shown = repr(redact(value, key=failed.key, replacement=MASK))
     return OptionError(
         what=f"{dotted} is {shown}",
         where=dotted,
