@@ -85,8 +85,8 @@ class FrameFiles:
         if len(spike_files) != 1 or frames == 1:
             return
         what = (
-            f"one spike file for {frames} frames: spike.exposure would say which planes belong to "
-            "which frame"
+            f"one spike file for {frames} frames needs spike.exposure, which says which planes "
+            "belong to which frame"
         )
         do = "restore the other spike files, or give spike.exposure (docs/data_format.md)"
         if self.source.is_user_clip:

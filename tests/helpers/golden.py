@@ -110,11 +110,12 @@ class NetVector:
 
     # The entry "network" has the arguments of the constructor.
     config: dict[str, Any]
-    # The weights by their names in models/network_vrt.py.
+    # The weights, by their names in models/network_vrt.py.
     weights: dict[str, Tensor]
     # Frames (B, N, C, H, W).
     input: Tensor
-    # A part of the values of outputs and gradients, by key.
+    # A part of the values of some tensors, by key: "output", "grad/<name>" for the gradient of a
+    # parameter or of the input, and "act/<name>" for an activation, e.g. "act/stage4".
     samples: dict[str, Tensor]
 
     def sample_of(self, key: str, tensor: Tensor) -> Tensor:
@@ -134,17 +135,20 @@ def load_net(name: str) -> NetVector:
         bf16_bytes           most weights and the input, one after another as bfloat16
         sd/<name>            a position bias. bfloat16 would round its sines, so it is stored as an
                              entry of its own
-        grad/<name>, ...     samples of gradients, of the output and of activations
+        output, grad/<name>, act/<name>
+                             samples of the output, of gradients and of activations
 
     config["bf16_layout"] names what is in bf16_bytes, in order: ["input", [1, 2, 3, 72, 64]],
     ["sd/conv_first.weight", [16, 27, 1, 3, 3]], ...
     """
     config, tensors = load(name)
-    config["network"].pop("recal_all_flows", None)  # an option that never had an effect
+    # The published network has this option, which never had an effect. Our network has no such
+    # argument.
+    config["network"].pop("recal_all_flows", None)
 
     stored = _weights_in_bfloat16(tensors.pop("bf16_bytes").numpy(), config["bf16_layout"])
-    sines = [key for key in tensors if key.startswith("sd/")]
-    for key in sines:
+    not_in_bfloat16 = [key for key in tensors if key.startswith("sd/")]  # position biases
+    for key in not_in_bfloat16:
         stored[key] = tensors.pop(key)
     weights = entries(stored, "sd/")
     if config["spynet"]:
@@ -195,7 +199,9 @@ def manifests() -> dict[str, Any]:
     The entry of a model has
 
         config            the arguments of the network
-        keys              [name, shape, dtype, kind] of each tensor, in the order of the file
+        keys              [name, shape, dtype, kind] of each tensor, in the order of the file. The
+                          kind is "parameter" or "buffer": a buffer is a constant, e.g. the mean
+                          colour in spynet.mean
         drop_path_prob    name of a DropPath -> its probability
         n_params          number of all parameters
     """

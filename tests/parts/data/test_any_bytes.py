@@ -217,7 +217,10 @@ def write_lmdb(root: Path, values: dict[str, bytes]) -> None:
 
 
 def write_list(root: Path, keys: Iterable[str]) -> None:
-    """Write the list of the keys. A line is a key, the size of the picture, and a compression."""
+    """Write the list of the keys. A line is a key, the size of the picture, and a compression.
+
+    E.g. "clip/00000000.png (1,2,3) 1". Only the key is read, so the size is any size.
+    """
     lines = [f"{key}.png (1,2,3) 1\n" for key in keys]
     (root / "meta_info.txt").write_text("".join(lines))
 
@@ -258,8 +261,8 @@ def test_an_lmdb_whose_numbers_point_out_of_the_file_is_refused(tmp_path, lmdb_c
     root = tmp_path / "a.lmdb"
     root.mkdir()
     write_list(root, KEYS[-1:])
-    # The file stores the length of the large value. Replace this length by a length beyond the end
-    # of the file.
+    # The file stores the length of the large value as four bytes. `count` shows that only this
+    # length has these bytes. Replace it by a length beyond the end of the file.
     length = LARGE.to_bytes(4, "little")
     far_too_long = (2**31).to_bytes(4, "little")
     assert lmdb_content.count(length) == 1

@@ -126,11 +126,14 @@ def test_an_endless_device_is_not_read_forever():
 
 def test_brackets_in_texts_are_not_counted(tmp_path):
     # The code counts the brackets outside of texts, because too many nested brackets would crash
-    # Python's reader. Brackets within a text do not count. This text has many brackets, and
-    # quotation marks and backslashes that do not end the text. In JSON, two backslashes mean one
-    # backslash, and a backslash before a quotation mark makes the mark a part of the text.
-    text = '"[[\\\\' + "[{" * 40 + '\\"' + "[" * 40 + '"'
-    (tmp_path / "dataset.json").write_text(f'{{"format": 1, "h": 8, "w": 12, "note": {text}}}')
+    # Python's reader. Brackets within a text do not count. The file is
+    #
+    #     {"format": 1, "h": 8, "w": 12, "note": "[[\\[{[{[{...\"[[[..."}
+    #
+    # In JSON, two backslashes mean one backslash, and a backslash before a quotation mark makes the
+    # mark a part of the text. So only the last quotation mark ends the text.
+    note = "[[\\" + "[{" * 40 + '"' + "[" * 40
+    (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"note": note}))
 
     assert load_info(str(tmp_path)).h == 8
 
@@ -190,9 +193,9 @@ def test_records_and_nulls_of_a_clip_are_accepted(tmp_path):
     own = {"split": "train", "source": "x.mp4", "planes": None, "offset": None, "rig": {"any": 1}}
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"clips": {"a": own}, "planes": 56}))
 
-    # A file has 56 planes. The last file of a clip may lack its last 7 planes. So it has at least
-    # 49 planes.
-    assert load_info(str(tmp_path)).planes_of("a", 7) == (56, 49)
+    # A file has 56 planes, and the last file of a clip has at least 49 planes, because its last 7
+    # planes may be missing. `usual` has no effect, because dataset.json gives "planes".
+    assert load_info(str(tmp_path)).planes_of("a", usual=7) == (56, 49)
 
 
 # ---- Exposures ----

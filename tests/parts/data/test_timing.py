@@ -520,7 +520,7 @@ def files_beside_folders(tmp_path):
 def test_a_clip_takes_the_spike_file_of_its_name(files_beside_folders):
     dataset = open_test_set(
         files_beside_folders,
-        exposure=EXPOSURE_WITHOUT_GAPS,
+        exposure=EXPOSURE_WITHOUT_GAPS,  # frame i begins at plane 24 i
         representation={"type": "raw", "window": 1},
     )
 
@@ -569,22 +569,24 @@ def one_file(tmp_path):
 @pytest.mark.parametrize(
     ("exposure", "message"),
     [
+        # The exposure of frame 3 should begin at plane 101: 7 + 3 * 31.4 = 101.2. In the first two
+        # cases it begins at plane 102, because 8 + 3 * 31.4 = 102.2, and 7 + 3 * 31.6 = 101.8.
         pytest.param(
             EXPOSURE_PAST_THE_END,
             "frame 3 of clip a/1 needs planes 102 to 125 .*the file has 125 planes",
-            id="starts one plane too late",
+            id="start 8: one plane too late",
         ),
         pytest.param(
             EXPOSURE | {"period": 31.6},
             "frame 3 of clip a/0 needs planes 102 to 125",
-            id="period too long",
+            id="period 31.6: too long",
         ),
         pytest.param(
             {"a/0": EXPOSURE, "a/1": [[0, 24], [30, 24], [101, 24]]},
             "lists 3 frames of clip a/1, which has a frame 3",
-            id="a frame is not listed",
+            id="frame 3 is not listed",
         ),
-        pytest.param({"a/0": EXPOSURE}, "does not list clip a/1", id="a clip is not listed"),
+        pytest.param({"a/0": EXPOSURE}, "does not list clip a/1", id="clip a/1 is not listed"),
     ],
 )
 def test_exposures_outside_of_the_file_name_clip_frame_or_planes(one_file, exposure, message):
@@ -595,7 +597,8 @@ def test_exposures_outside_of_the_file_name_clip_frame_or_planes(one_file, expos
 
 
 def test_one_file_without_exposures_is_refused(one_file):
-    with pytest.raises(DataError, match=r"one spike file for 4 frames: spike\.exposure would say"):
+    message = r"one spike file for 4 frames needs spike\.exposure, which says"
+    with pytest.raises(DataError, match=message):
         open_test_set(one_file)
 
 
@@ -640,7 +643,7 @@ def test_an_exposure_needs_its_file():
 # Options `spike` of a user, without the size of a plane, and with it.
 OF_USER = {"type": "dat", "center": "file", "rate": 1.0, "representation": "voxel"}
 WITH_SIZE = OF_USER | {"h": 8, "w": 12}
-# A window with the planes of all frames. The size is not needed, because arrays have a shape.
+# A window with the planes of all frames.
 WINDOW = OF_USER | {"first": 5, "count": FRAMES * PLANES}
 
 
@@ -659,6 +662,7 @@ def channels_of_user(frames, spikes, options):
     [
         pytest.param("file", WITH_SIZE | {"exposure": EXPOSURE}, id="file with exposures"),
         pytest.param("folder", WITH_SIZE | {"exposure": EXPOSURE}, id="folder of this file"),
+        # An array has a shape, so its options need no size of a plane.
         pytest.param("even.npy", WINDOW, id="array, divided evenly"),
         pytest.param("even.npz", WINDOW, id="compressed array, divided evenly"),
     ],

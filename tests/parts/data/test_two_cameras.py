@@ -69,15 +69,24 @@ def shifted_along_x(pixels: float) -> np.ndarray:
 
 
 TRUE_MATRIX = position_matrix()
-# Keys of the section `spike` with the size of the planes of the second camera.
-SECOND = {"h": 30, "w": 40}
-# Keys of the section `spike` for channels that are means of planes.
-MEAN = {
+# Options of the section `spike`: the size of the planes of the second camera.
+SIZE_OF_SECOND = {"h": 30, "w": 40}
+# Options of the section `spike` for channels that are means of planes. The program divides channels
+# by the option `rate`. With 1.0, the channels stay in spikes per plane, from 0 to RATE.
+OPTIONS_OF_MEANS = {
     "representation": {"type": "voxel", "num_bins": 2},
     "center": "file",
     "rate": 1.0,
     "light": "linear",
 }
+
+
+class Camera(NamedTuple):
+    """A spike camera."""
+
+    name: str  # "second" or "same", the folder of its files
+    matrix: np.ndarray  # (3, 3), from spike pixels to frame pixels
+    size: tuple[int, int]  # height and width of its planes
 
 
 def write_frames(
@@ -88,13 +97,16 @@ def write_frames(
     second: the matrix of the second camera.
     """
     without_change = np.eye(3)
+    cameras = [Camera("second", second, PLANE), Camera("same", without_change, FRAME)]
     for number in range(frames):
-        for kind, matrix, size in (("second", second, PLANE), ("same", without_change, FRAME)):
+        for camera in cameras:
             # `record` draws the scene with the first random numbers of `rng`. Both cameras get the
             # same random numbers, so they see the same scene.
             rng = np.random.default_rng([seed, number])
-            frame, spikes = record(rng, matrix, FRAME, size, planes=PLANES, rate=RATE)
-            write_dat(root / kind / split / clip / "spike" / f"{number:06d}.dat", spikes)
+            frame, spikes = record(
+                rng, camera.matrix, rgb=FRAME, spike=camera.size, planes=PLANES, rate=RATE
+            )
+            write_dat(root / camera.name / split / clip / "spike" / f"{number:06d}.dat", spikes)
         # Nothing moves, so the sharp frame is the blurry frame.
         picture = frame[..., None].repeat(3, axis=2)
         for folder in ("blur", "sharp"):
@@ -127,14 +139,14 @@ def camera_section(root: Path, split: str, kind: str = "second", **spike: Any) -
     kind: the camera, "second" or "same". spike: keys of its section `spike` to replace.
     """
     if kind == "second":
-        camera = SECOND | {"calibration": str(root / "true.json")}
+        camera = SIZE_OF_SECOND | {"calibration": str(root / "true.json")}
     else:
         camera = {"h": 45, "w": 80}
     values = {
         "dataroot_gt": str(root / "rgb" / split),
         "dataroot_lq": str(root / "rgb" / split),
         "dataroot_spike": str(root / kind / split),
-        "spike": {"type": "dat"} | MEAN | camera | spike,
+        "spike": {"type": "dat"} | OPTIONS_OF_MEANS | camera | spike,
     }
     if split == "test":
         return values | {"dataset_type": "TestDatasetRGBSpike"}
@@ -484,7 +496,7 @@ def open_clip(home) -> Callable[..., Any]:
     """
 
     def run(**spike: Any) -> Any:
-        options = {"type": "dat"} | SECOND | MEAN | spike
+        options = {"type": "dat"} | SIZE_OF_SECOND | OPTIONS_OF_MEANS | spike
         frames = home / "rgb/test/c/blur"
         (clip,) = user_clips(frames, home / "second/test/c/spike", spike_options=options)
         return clip

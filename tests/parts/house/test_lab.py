@@ -66,18 +66,20 @@ def test_the_difference_of_two_methods_is_the_mean_over_shared_seeds():
     concat = {0: 31.0, 1: 30.0, 2: 33.0, 3: 50.0}
     none = {0: 30.0, 1: 28.0, 2: 30.0}
 
+    # `difference` returns a NamedTuple of the mean and the margin, which is half the interval.
     found = difference(concat, none)
 
     half_interval = T_OF_THREE * 1 / 3**0.5
     assert found == pytest.approx((2.0, half_interval))
 
 
-# Number of clips -> 97.5 % quantile of Student's t for them, from a printed table.
+# Number n of differences, of seeds or of clips -> 97.5 % quantile of Student's t with n - 1 degrees
+# of freedom, from a printed table.
 QUANTILES = {3: 4.303, 11: 2.228, 12: 2.201, 14: 2.160, 21: 2.086, 31: 2.042, 121: 1.980}
 
 
 @pytest.mark.parametrize("n", QUANTILES)
-def test_the_interval_has_the_quantile_of_the_number_of_clips(n):
+def test_the_interval_has_the_quantile_of_the_number_of_differences(n):
     # E.g. 1, -1, 1, -1, and a 0 at the end if n is odd.
     differences = [1.0, -1.0] * (n // 2) + [0.0] * (n % 2)
     mine = dict(enumerate(differences))
@@ -133,7 +135,10 @@ def unequal_rows(unequal_methods: list[Outcome]) -> dict[str, str]:
     """Give the rows of the first table: name of a method -> its row."""
     text = tables(unequal_methods, ["recorded"])
     rows = {}
-    for line in text.splitlines()[:5]:
+    # The tables are separated by empty lines. The first one has a head, a rule, and a row for each
+    # method.
+    first_table, _, _ = text.partition("\n\n")
+    for line in first_table.splitlines():
         if line.startswith("|"):
             method = line.split("|")[1].strip()
             rows[method] = line

@@ -46,7 +46,7 @@ WEIGHTS = {
     "zip file without checksums": bytes_of_save(STATE, has_sums=False),
     "pickle": bytes_of_save(STATE, is_new=False),
 }
-# The shipped weights of a network, without checksums.
+# The bytes of weights/operator.pth, the smallest shipped network, without checksums.
 OPERATOR = bytes_of_save(
     torch.load(ROOT / "weights" / "operator.pth", weights_only=True), has_sums=False
 )
@@ -116,7 +116,7 @@ def content_of_small():
 
 # Keys of the section `netG` in the options that a file holds beside its weights.
 NET_KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
-# Keys of these options beside the keys within `netG`. The key `netG` replaces the whole section.
+# Keys at the top of these options. The key `netG` replaces the whole section.
 OUTER_KEYS = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 

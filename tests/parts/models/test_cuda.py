@@ -31,6 +31,8 @@ FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOIN
 # 16 or 20 channels. It has fewer blocks, to save time: two in each of the stages 1 to 7, and one in
 # each of the four groups of the last stage.
 REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
+# Height and width in pixels of the clip for the network REAL. The clip of the small network has 64.
+SIDE_FOR_REAL = 192
 # The largest accepted difference of a tensor, relative to its largest value.
 LIMITS_OF_OUTPUT = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 LIMITS_OF_GRADIENTS = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
@@ -78,7 +80,7 @@ def autocast_dtype(dtype: torch.dtype) -> torch.dtype | None:
 @pytest.fixture(scope="module")
 def float32_step() -> dict[str, Tensor]:
     """Give the results of a step of the network REAL in float32 on this GPU."""
-    return results_of_step(make_network(REAL).cuda(), make_clip(192).cuda())
+    return results_of_step(make_network(REAL).cuda(), make_clip(SIDE_FOR_REAL).cuda())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -100,8 +102,10 @@ def test_a_step_of_the_real_network_is_near_float32(float32_step, form, dtype):
     net = make_network(REAL, **FORMS[form]).cuda()
     poison()
 
-    found = results_of_step(net, make_clip(192).cuda(), autocast_dtype(dtype))
+    found = results_of_step(net, make_clip(SIDE_FOR_REAL).cuda(), autocast_dtype(dtype))
 
+    # `relative_errors` does not serve here, because it compares with stored samples of a tensor.
+    # `float32_step` has whole tensors.
     assert found.keys() == float32_step.keys()
     for name, value in float32_step.items():
         assert torch.isfinite(found[name]).all(), name
@@ -131,14 +135,23 @@ def test_a_deformable_convolution_with_wide_offsets_is_near_float64():
     steps = torch.randint(
         -64 * 40, 64 * 40, (2, 2 * TAPS * groups, side, side), generator=generator
     )
-    shapes = (
-        (2, width, side, side),
-        (2, TAPS * groups, side, side),
-        (width, width, 3, 3),
-        (width,),
-    )
-    x, mask, weight, bias = (torch.rand(shape, generator=generator) - 0.5 for shape in shapes)
-    inputs = [x, (steps + 0.5) / 64, mask + 0.5, weight / 8, bias]
+    shapes = {
+        "x": (2, width, side, side),
+        "mask": (2, TAPS * groups, side, side),
+        "weight": (width, width, 3, 3),
+        "bias": (width,),
+    }
+    # Uniform in [-0.5, 0.5).
+    drawn = {name: torch.rand(shape, generator=generator) - 0.5 for name, shape in shapes.items()}
+    # The arguments of `deform_conv`, in order. The mask is in [0, 1), the weights in [-1/16, 1/16).
+    arguments = {
+        "x": drawn["x"],
+        "offset": (steps + 0.5) / 64,
+        "mask": drawn["mask"] + 0.5,
+        "weight": drawn["weight"] / 8,
+        "bias": drawn["bias"],
+    }
+    inputs = list(arguments.values())
 
     def results(tensors: list[Tensor]) -> list[Tensor]:
         tensors = [t.detach().requires_grad_() for t in tensors]

@@ -70,7 +70,8 @@ def test_gated_starts_almost_closed():
 
     change = build_operator("gated").on_input(rgb, spike) - rgb
 
-    # At the start the gate is sigmoid(-4) = 0.018. It multiplies the correction, which depends on
+    # At the start the gate is sigmoid(-4) = 0.018, because -4 is the default of the option
+    # `gate_bias`. It multiplies the correction, which depends on
     # random weights in an untrained network. The largest product here is 0.011. If the gate was
     # open, the product would be far above the limit.
     assert 0 < change.abs().max() < 0.05
@@ -121,7 +122,7 @@ def test_a_network_with_spikes_refuses_another_number_of_channels(section, in_ch
     two_channels = spike[:, :, :2]
     net = small_network(in_chans=in_chans, fusion=section)
 
-    with pytest.raises(DataError, match="S = 4"):
+    with pytest.raises(DataError, match=f"S = {SPIKE_CHANNELS}"):
         net(rgb, two_channels)
 
 
@@ -187,14 +188,14 @@ def test_the_untrained_network_on_the_fused_base_returns_the_fused_frames(name):
 
 @pytest.fixture
 def grey_estimates():
-    """Give grey frames, spike channels, and the S images between which `small_exposure` chooses.
+    """Give (frames, spike channels, images). The operator mixes these S images, here S = 4.
 
-    The last spike channel is the confidence. All others are ratios: the light around the sharp
-    instant, divided by the mean light of the exposure. So S channels have S - 1 ratios, and there
-    are S images: the frame, and the frame times each ratio.
+    The channels are three ratios, and the confidence as the last channel. A ratio is the light
+    around the sharp instant, divided by the mean light of the exposure. The images are the frame,
+    and the frame times each ratio, which estimates the sharp frame.
 
-    Spikes have no colour, so a ratio is the ratio of grey values. Only in a grey frame, each colour
-    changes by this ratio. Therefore the frames here are grey.
+    The frames are grey, because a ratio compares grey values. In a coloured frame, the operator may
+    change each colour by another factor.
     """
     rgb, channels = random_clip()
     rgb = rgb[:, :, :1].expand_as(rgb)

@@ -27,9 +27,10 @@ from utils.dist.status import status_line
 from utils.errors import DistError
 from utils.run.measured import Measured, log_values
 
-# Exit codes of a run: the user must change an option, or the data do not fit the options.
+# Exit codes of a run: the user must change an option (OptionError or DistError), or the data are
+# missing or wrong (DataError).
 CHANGE_OPTIONS = 2
-DATA_DO_NOT_FIT = 3
+BAD_DATA = 3
 
 # ---- The option gpu_ids ----
 
@@ -259,7 +260,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_error_if_the_cpu_is_asked_for(tmp_pat
     # the data.
     result = start_with_unusable_gpus(tmp_path, visible="-1")
 
-    assert result.exit_codes == [DATA_DO_NOT_FIT]
+    assert result.exit_codes == [BAD_DATA]
     assert "/nowhere" in result.text
 
 
@@ -273,18 +274,35 @@ GPUS = [
 # What a rank tells of itself in the status.
 FACTS = {
     "device": "cuda:1",
-    "loss_is_finite": True,
-    "weights": "0",
+    "loss_is_finite": True,  # whether the loss of the newest step is finite
+    "weights": "0",  # digest of all weights after step `weights_step`
     "weights_step": 3,
-    "samples": 4,
-    "first": [1],
+    "samples": 4,  # number of samples of this rank in an epoch
+    "first": [1],  # numbers of the first samples of this start of the run
 }
-STATE = {"host": "a", "pid": 7, "step": 3, "age": 0.1, "phase": "data"}
+STATE = {
+    "host": "a",
+    "pid": 7,
+    "step": 3,
+    "age": 0.1,  # seconds since the phase began
+    "phase": "data",  # what the rank does, here: waits for data
+}
 
 
 def rank_with(use: dict[str, float] | None) -> Measured:
     """Return the figures of a rank at a line of the log. use: the use of its GPU, or None."""
-    return Measured("a", (), 0, 0.0, 0.0, 0.0, 0.0, {"memory_gb": 1.0}, {}, use)
+    return Measured(
+        host="a",
+        cores=(),
+        steps=0,
+        seconds=0.0,
+        data_s=0.0,
+        forward_s=0.0,
+        compute_s=0.0,
+        values={"memory_gb": 1.0},
+        memory={},
+        gpu=use,
+    )
 
 
 def test_the_use_of_a_gpu_is_said_in_percent_and_gigabytes(monkeypatch):
