@@ -179,7 +179,7 @@ def scene_of(clip: Path) -> PhotoScene:
     return PhotoScene(
         FrameSource(photo).read(0),
         side=recipe["side"],
-        count=recipe["frames"],
+        intervals=recipe["frames"],
         planes=recipe["planes"],
         crop=recipe["crop"],
         rng=random_stream(f"scene of clip {clip.name}", recipe["seed"]),

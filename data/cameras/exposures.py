@@ -76,17 +76,19 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         """
         if self.rows:
             return len(self.rows)
+        # An example for the comments below: in a file of 100 planes, with exposures of 20 planes
+        # every 25 planes, the exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4
+        # would end at 120. So there are 4 frames.
+        #
         # Begin with a number of frames that surely fit: the whole periods between the end of the
-        # first exposure and the end of the file. E.g. in a file of 100 planes, with exposures of 20
-        # planes every 25 planes, the 80 planes after the first exposure are 3 whole periods. (If
-        # the loop below began with 1 frame, it would take long for a file of a billion planes.)
+        # first exposure and the end of the file. In the example, the 80 planes after the first
+        # exposure are 3 whole periods. (If the loop below began with 1 frame, it would take long
+        # for a file of a billion planes.)
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
-        # Then add frames as long as the next exposure ends within the file, because the number does
-        # not count the first exposure, and ignores that starts are rounded. In the example, the
-        # exposures 0 to 3 end at the planes 20, 45, 70 and 95, and exposure 4 would end at 120. So
-        # there are 4 frames.
+        # Then add frames as long as the next exposure ends within the file. This is needed, because
+        # the number does not count the first exposure, and ignores that starts are rounded.
         while True:
             first, count = self.planes_of(frames, offset)
             if first + count > planes:
@@ -139,7 +141,9 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
         table = {"": table}
 
     exposures = {}
-    clip = ""  # the clip whose exposures are read, for the message
+    # The clip whose exposures are read, for the message. It is "" if the error is in the exposures
+    # for all clips, or in the table itself, e.g. if the table is an empty object.
+    clip = ""
     try:
         for clip, entry in TypeAdapter(Tables).validate_python(table).items():
             exposures[clip] = _exposures_of_clip(entry)

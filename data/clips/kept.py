@@ -114,8 +114,8 @@ def digest_of_options(source: Source) -> str:
                 spikes.timing.describe(),
             ]
         )
-        # Clips in `own_spikes` have spike settings of their own. These settings follow from
-        # dataset.json, which is in `spikes.info`. Only their calibrations come from other files.
+        # `own_spikes` are the spike settings of single clips. Only their calibrations are added,
+        # because their other settings follow from dataset.json, which is in `spikes.info`.
         for settings in (spikes, *source.own_spikes.values()):
             if settings.calibration:
                 options.append(settings.calibration.digest())
@@ -131,10 +131,9 @@ def checked_clips(source: Source) -> ClipTable | None:
     Any rank and any loader worker may call this. Returns None if the run has not checked the
     source, or if this machine cannot read the record. Then the caller must check the files itself.
     """
-    # The start of a run sets two values in RUN, the state of the run: {digest of the options: id of
-    # the record}, and the folder of the records.
-    record_ids: Mapping[str, Sequence[str]] = RUN.record_ids
-    folder = RUN.checks_folder
+    # The start of a run sets both values in RUN, the state of the run.
+    record_ids: Mapping[str, Sequence[str]] = RUN.record_ids  # digest of the options -> RecordId
+    folder = RUN.checks_folder  # the folder of the records; None if no records are kept
     if folder is None or not record_ids:
         return None
     record_id = record_ids.get(digest_of_options(source))
@@ -150,6 +149,7 @@ def checked_clips(source: Source) -> ClipTable | None:
         columns = columns_in(content, types_of(kinds_of(source)))
     except (OSError, ValueError):
         return None
+    # With the prefix, e.g. "0/", because a run may have several data roots with equal clip names.
     return ClipTable(source, columns, source.name_prefix)
 
 
@@ -183,14 +183,16 @@ class Record:
             counts = str(about["counts"])
             digest = str(about["arrays"])
             columns = self._read_columns(digest)
+            # Without `source.name_prefix`, because one record serves all runs, and each run may
+            # give this data root another prefix.
             table = ClipTable(self.source, columns)
             if not is_as_before(table, columns, share):
                 return None
-        # The files are not a correct record, so the check must run again.
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            # The files are not a correct record, so the check must run again.
             return None
-        # The data have changed and are wrong now. The check runs again and says what is wrong.
         except (DataError, OptionError, SpikeFileError):
+            # The data have changed and are wrong now. The check runs again and says what is wrong.
             return None
         self.record_id = (self.name, digest)
         return Result(counts, warnings, table)

@@ -2,7 +2,8 @@
 
     files_in    the pictures of a folder, in order
     clips_in    the clips of a folder: films, and folders of pictures
-    clip_path   the folder or the file of one kind within a clip
+    clip_path   where one kind of files of a clip is, e.g. the spikes of "clip_a": the file
+                "clip_a.dat", or the folder "clip_a/spike"
 
 What must stay: the order of `files_in`, because it is the order of the frames
 (test_images_are_sorted_by_the_numbers_in_their_names), and the names of the clips, because results
@@ -83,8 +84,10 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
 def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
     """Return the path of the files of a clip.
 
-    It is the first of these that exists: a file with one of the suffixes, e.g. "<path>.dat", the
-    folder "<path>/<inner>", and `path` itself.
+    It is the first of these that exists, or else `path`:
+
+        * a file with one of the suffixes, e.g. "<path>.dat"
+        * the folder "<path>/<inner>", e.g. "<path>/spike"
     """
     for suffix in suffixes:
         # Cameras and Windows write endings in capital letters, too.

@@ -58,7 +58,7 @@ class UserFrames(Protocol):
 
 
 class FrameSource(UserFrames):
-    """The frames of a user: a folder of images, a single image, or a video.
+    """The frames of a clip that is a folder of images, a single image, or a video.
 
     What must stay: the stems, because the results of a user have these names.
     """
@@ -90,7 +90,7 @@ class FrameSource(UserFrames):
         # Warn after the first image was decoded. If it is damaged, the user sees only its error,
         # and no warnings before the error.
         if not self.is_video:
-            self._warn()
+            self._warn_of_losses()
 
     def _open_video(self, go_on: Callable[[], object]) -> None:
         """Open the video, and name its frames by their numbers."""
@@ -126,7 +126,7 @@ class FrameSource(UserFrames):
         height, width = first.shape[:2]
         return height, width
 
-    def _warn(self) -> None:
+    def _warn_of_losses(self) -> None:
         """Warn of files of the folder that are left out, and if reading the first image loses data.
 
         E.g. an image of 16 bits is cut to 8 bits.

@@ -52,9 +52,10 @@ class PhotoScene:
     """A photograph in motion: the light of each plane, and where each pixel moves.
 
     picture: the photograph, (H, W, 3) uint8.
-    side: shorter side of the scaled photograph, in pixels of the made frame. E.g. side 288 gives
-    2 * 288 = 576 pixels of the view. A smaller photograph is not scaled.
-    count: number of frame intervals. An interval is the time from one made frame to the next.
+    side: shorter side to which the photograph is scaled down, in pixels of the made frame. E.g.
+    with side 288, the scaled photograph has a shorter side of 2 * 288 = 576 pixels, because it is
+    scaled to pixels of the view. A smaller photograph is not scaled.
+    intervals: number of frame intervals. An interval is the time from one made frame to the next.
     planes: number of planes in an interval.
     crop: side of a made frame in pixels.
     rng: generator of the scene. First it draws the camera (`draw_camera`), then the farther piece,
@@ -65,7 +66,7 @@ class PhotoScene:
         self,
         picture: np.ndarray,
         side: int,
-        count: int,
+        intervals: int,
         planes: int,
         crop: int,
         rng: np.random.Generator,
@@ -73,7 +74,7 @@ class PhotoScene:
         # The photograph is scaled to pixels of the view, and turned into light: (H, W, 3).
         light = cv2.LUT(scale_down(picture, FINE * side), LIGHT_OF_DISPLAY_VALUE)
         self.crop = crop
-        self.number_of_planes = count * planes  # P, of the whole clip
+        self.number_of_planes = intervals * planes  # P, of the whole clip
         view_side = FINE * crop
 
         # All random numbers are drawn here, before the first plane is painted.
@@ -81,7 +82,7 @@ class PhotoScene:
         # The time of each plane in frame intervals: (P, 1). 0 is the middle of the clip. E.g. 8
         # intervals last from -4 to 4.
         share_of_clip = np.arange(self.number_of_planes) / self.number_of_planes  # (P,)
-        time = (share_of_clip - 0.5)[:, None] * count
+        time = (share_of_clip - 0.5)[:, None] * intervals
         shake = self._camera.shake
         self._layers = [whole_photograph(light, shake)]  # the farthest one first
         for depth in range(1, 1 + NEAR_LAYERS):
@@ -96,11 +97,13 @@ class PhotoScene:
             yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
 
     def shifts(self, plane: int, other: int) -> np.ndarray:
-        """Return how far the scene of each pixel moves from `plane` to `other`.
+        """Return how far the scene of each pixel moves from one plane to another.
 
-        Returns (crop, crop, 2) float32: x and y in pixels of the made frame. In `plane`, a pixel
-        shows the nearest layer whose opacity is above 1/2 at this pixel. The result is the shift of
-        this layer. In `other`, a nearer layer may hide it, which does not change the shift.
+        Returns (crop, crop, 2) float32: x and y in pixels of the made frame.
+
+        In `plane`, a pixel shows the nearest layer whose opacity is above 1/2 at this pixel. The
+        result is the shift of this layer.
+        In `other`, a nearer layer may hide this layer, which does not change the shift.
 
         Benchmarks and tests compare with these true motions. With a wrong scale,
         test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another fails.

@@ -93,7 +93,7 @@ def _record_with_rig(
         scene = PhotoScene(
             frames.read(0),
             side=cut.side,  # the shorter side of the photograph is scaled down to this length
-            count=recipe.frames,
+            intervals=recipe.frames,
             planes=recipe.planes,
             crop=crop,
             rng=rng,
@@ -101,7 +101,7 @@ def _record_with_rig(
         lights = scene.lights()
     else:
         lights = video_scene(
-            frames, cut, count=recipe.frames, planes=recipe.planes, crop=crop, rng=rng
+            frames, cut, intervals=recipe.frames, planes=recipe.planes, crop=crop, rng=rng
         )
     # For each frame, the two cameras give a blurry frame, a sharp frame and the planes.
     spike_side = crop // recipe.ratio  # side of a spike plane in pixels

@@ -26,7 +26,7 @@ from data.making.video_parts import Cut
 
 
 def video_scene(
-    frames: FrameSource, cut: Cut, count: int, planes: int, crop: int, rng: np.random.Generator
+    frames: FrameSource, cut: Cut, intervals: int, planes: int, crop: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
@@ -36,7 +36,8 @@ def video_scene(
     (test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame).
 
     frames: frames of the video. cut: the part of the video.
-    count: number of frame intervals. planes: number of planes in an interval. crop: side in pixels.
+    intervals: number of frame intervals. planes: number of planes in an interval.
+    crop: side of the made frame in pixels.
     rng: generator of the motion. The order of its draws must stay, because it decides the clips.
     """
 
@@ -46,9 +47,11 @@ def video_scene(
         return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
     # The frames of the intervals, with one frame before and one frame after them (FRAMES_BESIDE).
-    light_path = LightPath(light_of, count=cut.frames(intervals=count))
+    light_path = LightPath(light_of, count=cut.frames(intervals=intervals))
     height, width = light_path.at(0.0).shape[:2]
-    corners = _corners_of_crop(height, width, crop=crop, count=count, planes=planes, rng=rng)
+    corners = _corners_of_crop(
+        height, width, crop=crop, intervals=intervals, planes=planes, rng=rng
+    )
 
     # Times are in frames of the cut. The sharp plane of the first interval has n / 2 frames
     # before it, where n is the number of frames of an interval, so it gets the time of the first
@@ -65,17 +68,17 @@ def video_scene(
 
 
 def _corners_of_crop(
-    height: int, width: int, crop: int, count: int, planes: int, rng: np.random.Generator
+    height: int, width: int, crop: int, intervals: int, planes: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the upper left corner of a moving crop in each plane: (count planes, 2), x and y.
+    """Return the upper left corner of a moving crop in each plane: (intervals planes, 2), x and y.
 
     height, width: size of the scaled frames. crop: side of the crop in pixels.
-    count: number of frame intervals. planes: number of planes in an interval.
+    intervals: number of frame intervals. planes: number of planes in an interval.
     rng: generator of the motion. First for x and then for y, it draws an amplitude, a walk (a
     smooth random motion) and the middle of the walk. Another order would give other data sets.
     """
     room = np.array((width, height)) - crop  # largest x and y of a corner
-    number_of_planes = count * planes
+    number_of_planes = intervals * planes
     # The middle plane of each interval. The corner must be on a whole pixel there.
     sharp_planes = range(planes // 2, number_of_planes, planes)
     corners = np.empty((number_of_planes, 2))

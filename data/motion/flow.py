@@ -87,8 +87,12 @@ def _first_search(
 ) -> dict[float, np.ndarray]:
     """Search the shifts (H, W, 2) from the sharp instant to each time. Return time -> shifts.
 
-    picture_at: time -> its picture, (H, W) uint8. search_times: in the order of `motion_times`.
-    start_motion: where the searches begin, as in `motion_of`.
+    picture_at: time -> its picture, (H, W) uint8.
+    search_times: 8 times, in the order of `motion_times`: away from the sharp instant, first the
+    times before it.
+    start_motion: a motion at which the search of each time begins. None: a search begins at the
+    motion of the nearer time, continued at the same speed. The first search on each side of the
+    sharp instant begins without motion.
     """
     # On each side, the times are in the order of their distance from the sharp instant. So the
     # result at one time is a good start for the search at the next time.
@@ -146,6 +150,8 @@ def _second_search(
         shifts_there = _search_shifts(exact_dis, mean_picture, picture, curves[index])
         # Begin the search back at about the inverse of the shifts there. The inverse at p is
         # -there(q), where q is the point that moves to p. q is not known, so take p - there(p).
+        # E.g. in one direction, with there(p) = 0.1 p, the point 10 moves to 11, so the inverse at
+        # 11 is -1. The next line gives -there(11 - 1.1) = -0.99.
         inverse = -values_at_shifts(shifts_there, -shifts_there)
         shifts_back = _search_shifts(quick_dis, picture, mean_picture, inverse)
         shifts[index] = shifts_there
@@ -156,7 +162,8 @@ def _second_search(
         if index == sharp:
             continue
         if _lacks_search_back(index, sharp):
-            # Take the mean of the two neighbours. (At the sharp instant the difference is 0.)
+            # Take the mean of the two times beside it. (At the sharp instant the difference is 0.)
+            # Both exist, because the first and the last time never lack the search back.
             differences[index] = (differences[index - 1] + differences[index + 1]) / 2
         errors[index] = expected_error(shifts_of_time, differences[index])
     return shifts, errors
@@ -165,9 +172,12 @@ def _second_search(
 def _lacks_search_back(index: int, sharp: int) -> bool:
     """Return whether no search leads back from the picture of a time. Every second time lacks it.
 
-    E.g. of the nine times 0 to 8 with the sharp instant 4, the times 1, 3, 5 and 7 lack it. With
-    a search back at all times, the motion takes a sixth more time, and the PSNR changes by -0.02 to
-    +0.01 dB.
+    E.g. of the nine times 0 to 8 with the sharp instant 4, the times 1, 3, 5 and 7 lack it. The
+    first and the last time never lack it, because there are four times on each side of the sharp
+    instant (INSTANTS in shifts.py).
+
+    With a search back at all times, the motion takes a sixth more time, and the PSNR changes by
+    -0.02 to +0.01 dB.
     """
     return (index - sharp) % 2 == 1
 
@@ -186,12 +196,12 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 # ---- DIS of OpenCV -----------------------------------------------------------------------------
 
 # If pictures are noisy, DIS compares squares of the side PATCH, and their distance is STRIDE, in
-# pixels. The defaults of DIS are 8 and 3. Small squares find small things that move on their own,
-# but in noisy pictures they follow the noise.
+# pixels. The preset of DIS that is used here, MEDIUM, has 8 and 3. Small squares find small things
+# that move on their own, but in noisy pictures they follow the noise.
 PATCH = 16
 STRIDE = 4
-# Largest number of steps in which DIS moves a square towards the place that fits best. The default
-# of DIS is 25. With 12 steps, finding the motion takes 15 % less time, and the PSNR changes by
+# Largest number of steps in which DIS moves a square towards the place that fits best. The preset
+# MEDIUM has 25. With 12 steps, finding the motion takes 15 % less time, and the PSNR changes by
 # -0.01 to +0.02 dB. With 6 steps, it would take 25 % less time, but the photograph "rocket", a few
 # bright points on black, would lose 0.2 dB.
 DESCENT_STEPS = 12
@@ -207,10 +217,15 @@ def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     return dis
 
 
-# Three searches are less exact, unless light is dim: the first search, the search back, and the
-# search there at times without a search back. In these, the distance of the squares is one pixel
-# more, and fewer steps refine each scale (the default of DIS is 5). This saves a tenth of the time
-# of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB. No test notices.
+# Three searches are quick, i.e. less exact:
+#
+#     * the first search
+#     * the search back
+#     * the search there at times without a search back
+#
+# In these, the distance of the squares is one pixel more, and fewer steps refine each scale (MEDIUM
+# has 5). This saves a tenth of the time of a frame and costs 0.01 dB. If light is dim, no search is
+# quick (`is_dim` in `motion_of`), because it would cost 0.04 dB. No test notices.
 QUICK_STRIDE_MORE = 1  # pixels that are added to the distance of the squares
 QUICK_REFINEMENT = 2  # steps that refine each scale
 

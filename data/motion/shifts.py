@@ -25,9 +25,9 @@ import numpy as np
 from data.motion.exposure import Recording
 
 # Number of steps in which `Motion.back` inverts the shifts. Each step multiplies the error by about
-# the gradient of the shifts, which is far below 1 where neighbours move alike. E.g. with a gradient
-# of 0.1, four steps leave 1/10,000 of the error. With 0 steps,
-# test_the_way_back_is_the_inverse_of_the_way_there fails.
+# the gradient of the shifts: how much the shift changes from one pixel to the next. The gradient is
+# far below 1 where neighbours move alike. E.g. with a gradient of 0.1, four steps leave 1/10,000 of
+# the error. With 0 steps, test_the_way_back_is_the_inverse_of_the_way_there fails.
 INVERSION_STEPS = 4
 # Number of steps if `Motion.back` gets a start. Such a start is wrong by only about a tenth of a
 # pixel, so fewer steps are enough: with a gradient of 0.1, two steps leave 1/1000 of a pixel.
@@ -38,7 +38,9 @@ STEPS_FROM_START = 2
 class Motion:
     """The shifts of all pixels from the sharp instant to K times of the exposure."""
 
-    times: np.ndarray  # (K,) planes after the sharp instant, ascending; 0 is one of them
+    # (K,) planes after the sharp instant, ascending; 0 is one of them. They are the times of
+    # `motion_times` and 0, sorted by `motion_of` (flow.py).
+    times: np.ndarray
     shifts: np.ndarray  # (K, H, W, 2) float32, x and y in RGB pixels
     errors: np.ndarray  # (K, H, W) float32, expected length of the error of each shift, in pixels
 
@@ -77,7 +79,9 @@ class Motion:
             back[p] = -shifts[p + back[p]]
 
         This is solved as a fixed-point iteration: each step puts the last `back` into the right
-        side.
+        side. E.g. in one direction, with shifts[p] = 0.1 p, the point 10 moves to 11. So back[11]
+        is -1, and -shifts[11 - 1] is -1, too. The steps begin at -shifts[11] = -1.1. The first step
+        gives -shifts[11 - 1.1] = -0.99, and the second step gives -shifts[11 - 0.99] = -1.001.
 
         start: (H, W, 2), where the steps begin, e.g. the shifts back from a near time. Fewer steps
         are enough with it. None: they begin at -shifts, which is right if all pixels move alike.
@@ -119,8 +123,8 @@ def motion_times(recording: Recording) -> list[float]:
 
     First come the times before the sharp instant, then the times after it. On both sides the times
     lead away from the sharp instant. E.g. an exposure from 40 planes before the sharp instant to 48
-    planes after it has the times -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` (flow.py) relies
-    on this order.
+    planes after it has the times -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` (flow.py) searches
+    in this order. Then it sorts the times and adds the sharp instant, 0: these are `Motion.times`.
     """
     planes_before = recording.sharp - recording.begin
     planes_after = recording.end - recording.sharp

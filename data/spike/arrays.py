@@ -119,7 +119,7 @@ class ArrayFile:
                 shape=self.shape,
                 order=order,
             )
-        elif math.prod(self.shape) <= MOST_BYTES_KEPT:
+        elif math.prod(self.shape) <= MOST_BYTES_KEPT:  # one value is one byte (uint8 or bool)
             with self._opened() as file:
                 file.seek(self.start)
                 data = np.frombuffer(file.read(), self.dtype)
@@ -127,7 +127,7 @@ class ArrayFile:
         elif self.is_fortran:
             # The values of one plane are spread over the whole file.
             raise ValueError(
-                "its first axis varies fastest; save numpy.ascontiguousarray(array) in its place"
+                "its first axis varies fastest; save it again with numpy.ascontiguousarray(array)"
             )
         return self._whole
 

@@ -26,9 +26,12 @@ from .light import window_light
 from .pictures import to_display, to_linear
 from .registry import representation
 
+# The type of the option half_windows, e.g. (2, 6, 12) or [0.1, 0.28].
+HalfWindows = tuple[int | float, ...] | list[int | float]
+
 
 def _lag_of_light(**_: Any) -> int:
-    """Return -1 half plane: around plane m, the channels show the time m - 1/2.
+    """Return the lag, -1 half plane: around plane m, the channels show the time m - 1/2.
 
     The light of plane m was collected between the planes m - 1 and m, so its middle is m - 1/2.
     `represent` (represent.py) needs the lag when it reverses time.
@@ -37,7 +40,7 @@ def _lag_of_light(**_: Any) -> int:
 
 
 # proportional: the channels are firing rates, so `spike.rate`, `light` and `gamma` apply to them.
-# `Representation` (registry.py) explains the other arguments.
+# lag_in_half_planes: a function that returns the time that the channels show, minus the center.
 @representation("exposure", proportional=True, lag_in_half_planes=_lag_of_light)
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
@@ -71,8 +74,8 @@ def exposure_rates(
             raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
         windows.append((start, stop))
 
-    # The mean light of each window: its sum (h, w), in spikes, over its number of planes, which is
-    # smaller near the ends of the stream.
+    # The mean light of each window is its sum (h, w), in spikes, divided by its number of planes.
+    # Near the ends of the stream, a window has fewer planes.
     lights = window_light(stream, windows)
     rates = []
     for light, (start, stop) in zip(lights, windows, strict=True):
@@ -104,14 +107,17 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 # Number of spikes in the exposure at which the confidence of `relative`, n / (n + 4), is 1/2. The
-# error of the light of an exposure is about one spike, here 1/4 of the light. Other values were not
-# compared. The value must stay, because trained networks expect it.
+# error of the light of an exposure is about one spike. With 4 spikes this is 1/4 of the light.
+# Other values were not compared. The value must stay, because trained networks expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
-# is_ratio: the channels are ratios, so `spike.light` and `spike.gamma` apply, and `spike.rate` has
-# no effect. takes_context: the function also gets planes outside of the exposure, and its option
-# half_exposure says where the exposure ends.
+# proportional: the channels are not firing rates, because a ratio has no unit.
+# is_ratio: the channels are ratios of firing rates, so `spike.light` and `spike.gamma` apply, and
+# `spike.rate` has no effect.
+# takes_context: the function also gets planes outside of the exposure, and its option half_exposure
+# says where the exposure ends.
+# lag_in_half_planes: a function that returns the time that the channels show, minus the center.
 @representation(
     "relative",
     proportional=False,
@@ -122,7 +128,7 @@ SPIKES_OF_HALF_CONFIDENCE = 4.0
 def relative(
     stream: np.ndarray,
     center: int,
-    half_windows: tuple[int | float, ...] | list[int | float] = (2, 6, 12),
+    half_windows: HalfWindows = (2, 6, 12),
     half_exposure: int | None = None,
     num_bins: int = 0,
 ) -> np.ndarray:
@@ -135,13 +141,15 @@ def relative(
     without plane 0.
 
     num_bins: number of further windows, which are equal parts of the exposure. Each window is a
-    channel. It is 1 for a pixel without spikes, and for a pixel with one interval around window and
-    exposure.
+    channel. The channel is 1 for a pixel without spikes, and for a pixel if one interval covers the
+    whole exposure.
 
     The last channel is the confidence n / (n + 4), where n is the number of spikes in the exposure.
-    The light is 1 / interval in all planes between two spikes (data/spike/light.py), so a window
-    may be shorter than an interval. With spike.context, the intervals at the ends of the exposure
-    are seen as a whole. Ratios do not depend on the threshold or the gain of the sensor.
+    A window may be shorter than an interval, because the light is 1 / interval in all planes
+    between two spikes (data/spike/light.py). With spike.context, the intervals at the ends of the
+    exposure are seen as a whole, because planes around the exposure are read, too. Ratios do not
+    depend on the threshold or the gain of the sensor, because both multiply the light of window and
+    exposure alike.
     The blurry frame times the ratio estimates the sharp frame: in linear light with gamma 1, in
     display values with gamma 2.2.
     """
@@ -173,9 +181,6 @@ def relative(
         ratios.append(_ratio(mean_of_window, mean_of_exposure))
     confidence = spikes / (spikes + SPIKES_OF_HALF_CONFIDENCE)
     return np.stack((*ratios, confidence)).astype(np.float32)
-
-
-HalfWindows = tuple[int | float, ...] | list[int | float]
 
 
 def _check_windows(

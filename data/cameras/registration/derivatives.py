@@ -1,8 +1,13 @@
 """Compute the derivatives of the residuals by each unknown, and the tile of each pixel.
 
-The residuals are r = s - F a, with the details s of the summed spikes, the details F of five
-features of the frame, and the coefficients a of the features. `derivatives` returns the derivatives
-of r by the changes of the matrix and by the times. The derivative by a is -F.
+The residuals are r = s - F a. "Details" are what a band-pass filter keeps of an image (details.py).
+
+    s (h, w)       details of the sum of the spikes of the exposure
+    F (h, w, 5)    details of five features of the frame, e.g. of its red channel (view.py)
+    a (5,)         coefficients of the features
+
+`derivatives` returns the derivatives of r by the changes of the matrix and by the times of the
+exposure. The derivative by a is -F.
 
 In a round on all pixels (all_pixels.py), these derivatives are the columns of
 J = dr / d(unknowns). A round on parts (parts.py) uses only the first two, the shifts. The order of
@@ -35,8 +40,12 @@ TIME_COLUMNS = slice(MIDDLE_COLUMN, MATRIX_AND_TIMES)
 def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> list[np.ndarray]:
     """Return the derivatives of r by the matrix and the times, seven images (h, w).
 
-    Order: shift right, shift down, scale, turn, middle, length, roll. The unit of the first four is
-    half the longer side of the plane, and of the last three it is a plane of the stream.
+    They are the derivatives by
+
+        shift right, shift down    in half sides: half of the longer side of the plane is 1
+        scale                      without a unit: 0.01 makes the plane 1 % larger
+        turn                       in radians
+        middle, length, roll       in planes of the stream
 
     predicted: F a (h, w), the details of the spikes as the frame predicts them.
     """
@@ -58,11 +67,13 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     turned = right * y - down * x
 
     # The derivatives of the summed spikes s by the times. If the exposure begins and ends one plane
-    # later, the sum gains the plane at the end and loses the plane at the start.
+    # later, the sum gains the plane at the end and loses the plane at the start. `rate_at_end` is
+    # the details of the spikes in one plane at the end of the exposure, (h, w).
     later = details.rate_at_end - details.rate_at_start
     # If the exposure is one plane longer, the sum gains half a plane at the start and half a plane
-    # at the end. On average this is F a / length. The average gain is subtracted, because larger
-    # coefficients a explain it.
+    # at the end. On average this is F a / length. The average gain is subtracted: without this, a
+    # longer exposure would look the same as larger coefficients a. What is left is only how the
+    # planes at both ends differ from the average plane.
     gained = (details.rate_at_start + details.rate_at_end) / 2
     longer = gained - predicted / np.float32(estimate.length)
     # A row at y is exposed y * roll planes later than the middle row.

@@ -1,7 +1,7 @@
 """Change the matrix by one round on parts of the plane, and say how exact the matrix is.
 
-A round improves the estimate once (rounds.py). The spike plane is cut into PARTS x PARTS parts, and
-a round takes three steps:
+A round improves the estimate once (rounds.py). A view is one blurry frame with its spikes. The
+spike plane is cut into PARTS x PARTS parts, and a round takes three steps:
 
     1. For each part, find the shift d (2,), to the right and down, with which the spikes of the
        part match the frame best (`_equations_of_parts`, `_shifts`).
@@ -14,8 +14,14 @@ The shift of a part is a Gauss-Newton step towards the least sum of w r^2:
 
     H_ij = sum of w r_i r_j        g_i = sum of w r_i r        d = -H^-1 g
 
-The sums are over the compared pixels of the part. r (n,) are the residuals and w (n,) their weights
-(explanation.py). r_0 and r_1 are the derivatives of r by a shift to the right and by a shift down.
+The sums are over the n compared pixels of the part.
+
+    r (n,)      residuals: details of the spikes minus what the frame predicts of them
+    w (n,)      weights of the residuals, 1 or less (explanation.py)
+    r_0, r_1    derivatives of r by a shift to the right and by a shift down, (n,) each
+
+d is the shift at which the sum would be least, if r were linear in d. The sign is negative, because
+g is the slope of the sum (divided by 2), and the step leads down the slope.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). In a shape, v and t
@@ -73,12 +79,13 @@ class PartEquations(NamedTuple):
 
 
 def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
-    """Change the matrix by one round, and set its error. The times stay.
+    """Change the matrix by one round, and set its error. The times of the exposure stay.
 
-    Returns the amounts (k,) of the change, one for each of the k changes of the model. If the clip
-    does not determine the amounts, returns zeros. Then rounds.py makes no further round.
+    Returns the amounts (k,) of the change, one for each of the k CHANGES (matrix.py) that are
+    fitted. k is 4, 6 or 8, e.g. 8 for the model "homography". If the clip does not determine the
+    amounts, returns zeros. Then rounds.py makes no further round.
 
-    views: at least one. sigma: size of the details in spike pixels.
+    views: the details of each view, at least one. sigma: size of the details in spike pixels.
     """
     explanation = explain(views)
     equations = _equations_of_parts(estimate, views, explanation)
@@ -98,7 +105,7 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     shifts, variances = _shifts(usable.H, usable.g, noise)
 
     # Turn the shifts of the parts into one change of the matrix. Set the errors before this change,
-    # because the scale of the present matrix converts them to RGB pixels.
+    # because the scale of the present matrix converts them to pixels of the binned frame.
     joint = join_shifts(shifts, variances, usable.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
@@ -107,11 +114,17 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
 def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     """Set matrix_error and remaining_shifts, both in pixels of the binned frame.
 
-        error^2 = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
+        variance = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
+        error    = sqrt(variance) * pixels of the binned frame per half side of the plane
 
-    error^2 is a mean over the points (x, y) of the plane. A shift moves all points by the same
-    distance. Any other change (e.g. a turn) moves a point in proportion to its distance from the
-    middle, whose square is x^2 + y^2.
+    The variance is in squared half sides of the plane, and is a mean over the points (x, y) of the
+    plane. A shift moves all points by the same distance. The changes "larger", "turned", "wider"
+    and "sheared" move a point by its distance from the middle, whose square is x^2 + y^2.
+
+    The last two changes of "homography" move a point less. E.g. for "nearer at the right" and a
+    square plane, the mean squared move is mean(x^4 + x^2 y^2) = 0.31, and not mean(x^2 + y^2) =
+    0.67. So the part of these two changes in the variance is about twice too large, which is on the
+    safe side.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -120,6 +133,7 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     of_shifts = variance_of_change[:2].sum()
     of_others = mean_square_distance * variance_of_change[2:].sum()
     variance = of_shifts + of_others  # in squared half sides of the plane
+    # From here on, half sides become pixels of the binned frame.
     estimate.matrix_error = estimate.rgb_per_half_side * float(np.sqrt(variance))
     # The length of what remains of the shift of each part.
     remaining_x, remaining_y = joint.remaining.T

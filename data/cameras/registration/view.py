@@ -34,8 +34,8 @@ class View:
 
     E.g. with before = 20 and count = 40, the planes 20 ... 59 of the stream are the exposure.
 
-    A stream of one plane (before = 0, count = 1) may hold the number of spikes of each pixel in a
-    whole exposure. Then only the matrix is fitted.
+    A stream of one plane (before = 0, count = 1) may be a count image: the number of spikes of each
+    pixel in a whole exposure. Then only the matrix is fitted.
     """
 
     frame: np.ndarray  # (H, W, 3) uint8, R, G, B
@@ -72,7 +72,9 @@ class Pair:
     """A frame and its spikes, prepared for the fit. A pair does not change after it was made."""
 
     integrated: np.ndarray  # (H, W, 3) float32, the frame in the unit that the spikes integrate
-    overexposed: np.ndarray  # (H, W) float32, 1 where the frame is overexposed
+    # (H, W) float32. 1 where the frame is overexposed, and 0 elsewhere. If pixels are binned, the
+    # fraction 0 ... 1 of overexposed pixels among those that became one pixel.
+    overexposed: np.ndarray
     sums: np.ndarray  # (T + 1, h, w). sums[p]: number of spikes in the planes 0 ... p - 1
     before: int  # number of planes of the stream before the exposure
     count: int  # number of planes of the exposure
@@ -108,7 +110,8 @@ class Pair:
         """Return how many planes the stream has on each side of start and end, up to MOST_REACH.
 
         start, end: start and end of the exposure of each row, (h,), in planes from the nominal
-        start of the exposure.
+        start of the exposure. The rows are the rows of the (binned) spike plane. They differ,
+        because a rolling shutter exposes each row at another time.
         """
         # The nominal start is `before` planes after the start of the stream.
         planes_of_stream = len(self.sums) - 1
@@ -121,8 +124,9 @@ class Pair:
         grey = self.integrated.mean(axis=2)  # (H, W)
         colours = blur(self.integrated, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
-        # The factor 2 has no effect on the fit: with another factor, the fitted coefficient of this
-        # feature changes, and the product of feature and coefficient stays.
+        # The factor 2 is kept only because the last bits of results may change without it. It has
+        # no other effect: with another factor, the fitted coefficient of this feature changes, and
+        # the product of feature and coefficient stays.
         lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)
         curve_and_lens = np.stack((curve, lens), axis=2)  # (H, W, 2)
         values = np.concatenate((colours, curve_and_lens), axis=2)  # (H, W, 5)
@@ -163,17 +167,20 @@ def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
 
 
 def _mend_pixels(sums: np.ndarray) -> None:
-    """Replace pixels that always or never fire by the median of their neighbours, in place.
+    """Replace pixels that fire far more or far less often than their neighbours, in place.
 
-    sums: from `_cumulative_sums`.
+    E.g. a broken pixel fires always, or never. It gets the median of the 3 x 3 pixels around it.
+    A pixel counts as broken if it fires more than three times as often as its neighbours, or less
+    than a third as often.
+
+    sums: (T + 1, h, w), from `_cumulative_sums`.
     """
     total = sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
     median_around = cv2.medianBlur(total, ksize=5)  # of the 5 x 5 pixels around each pixel
-    # A pixel is wrong if it fires more than three times as often as its neighbours, or less than a
-    # third as often. The margin of 8 spikes is for dark pixels, whose counts differ by chance.
-    is_wrong = (total > 3 * median_around + 8) | (total < median_around / 3 - 8)
-    for y, x in np.argwhere(is_wrong):
-        # The 3 x 3 pixels around (y, x), fewer at an edge of the plane. Wrong neighbours that come
+    # The margin of 8 spikes is for dark pixels, whose counts differ by chance.
+    is_broken = (total > 3 * median_around + 8) | (total < median_around / 3 - 8)
+    for y, x in np.argwhere(is_broken):
+        # The 3 x 3 pixels around (y, x), fewer at an edge of the plane. Broken neighbours that come
         # before (y, x) are already replaced.
         top = max(y - 1, 0)
         left = max(x - 1, 0)

@@ -49,7 +49,7 @@ def test_a_seed_gives_its_scene():
     brightness = np.arange(160, dtype=np.uint8)
     picture = np.tile(brightness[None, :, None], (120, 1, 3))
     rng = np.random.default_rng(0)
-    scene = PhotoScene(picture, side=60, count=3, planes=20, crop=32, rng=rng)
+    scene = PhotoScene(picture, side=60, intervals=3, planes=20, crop=32, rng=rng)
 
     # The mean shift from plane 10 to plane 50, over all pixels: the background and both pieces.
     mean_shift = scene.shifts(plane=10, other=50).mean(axis=(0, 1))

@@ -20,7 +20,7 @@ def scene():
     """Give a photograph of noise in motion, of two frames."""
     rng = np.random.default_rng(0)
     photo = rng.integers(0, 256, (100, 120, 3), np.uint8)
-    return PhotoScene(photo, side=48, count=2, planes=PLANES, crop=SIDE, rng=rng)
+    return PhotoScene(photo, side=48, intervals=2, planes=PLANES, crop=SIDE, rng=rng)
 
 
 def test_the_motion_belongs_to_the_frame_whose_picture_is_seen(scene):

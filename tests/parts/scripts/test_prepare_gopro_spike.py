@@ -780,7 +780,7 @@ def test_a_source_that_is_too_small_is_left_out(sources_of_rig, tmp_path, capsys
 def test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another():
     rng = np.random.default_rng(0)
     photo = cv2.GaussianBlur(rng.integers(0, 256, (200, 260, 3), np.uint8), (0, 0), 3)
-    scene = PhotoScene(photo, side=96, count=1, planes=40, crop=64, rng=rng)
+    scene = PhotoScene(photo, side=96, intervals=1, planes=40, crop=64, rng=rng)
 
     from_plane = 20
     to_plane = 36
