@@ -33,7 +33,7 @@ def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
     """
     if not amp.enable:
         return None
-    # One answer for each rank.
+    # has_native[r]: whether the device of rank r computes in bfloat16 natively.
     has_native = utils_dist.gather_objects(devices.has_native_bfloat16(device))
     if amp.dtype != "auto":
         name = amp.dtype

@@ -78,10 +78,12 @@ class InChunks(torch.autograd.Function):
             w[name] = None if weight is None else weight.detach()
         w = cast(w, x.dtype)
 
-        # The tape records only if x needs a gradient. If only weights need one, backward computes
-        # the attention again.
-        has_backward = ctx.needs_input_grad[0]
-        tape = tape_of_forward(work.has_own_attention, work.keeps_attention, x.dtype, has_backward)
+        # The tape records only if x needs a gradient. If only weights need gradients, nothing is
+        # recorded, and backward computes the attention again.
+        needs_grad_of_x = ctx.needs_input_grad[0]
+        tape = tape_of_forward(
+            work.has_own_attention, work.keeps_attention, x.dtype, needs_grad_of_x
+        )
 
         samples, tokens, _ = x.shape
         output_channels = len(w["fc2"])
@@ -89,12 +91,16 @@ class InChunks(torch.autograd.Function):
         # A chunk has three index tensors (chunk.py). E.g. a window with the token 6, padding, and
         # the tokens 0 and 1:
         #
-        #     rows      6 0 0 1    the tokens to read. At padding, token 0 is read instead
-        #     results   6   0 1    the tokens to write
-        #     kept      0   2 3    the positions of the results among the rows, for backward
+        #     rows      6 0 0 1    (4,): the tokens to read. At padding, token 0 is read instead
+        #     results   6   0 1    (3,): the tokens to write
+        #     kept      0   2 3    (3,): the positions of the results among the rows, for backward
+        #
+        # So `take` returns 4 rows of x[sample], (4, C). y is (3, outputs of fc2), and h is
+        # (3, hidden), where hidden is the number of channels that fc2 reads.
         for sample, chunk, factors in work.pieces(samples):
-            # The result of `take` gets no name, so that it is freed before the last layer. `hidden`
-            # returns the residual y and the input h of fc2.
+            # `hidden` returns the residual y and the input h of fc2. y is None for a GatedMlp, and
+            # h is None if stochastic depth has dropped the MLP of a Block. The result of `take`
+            # gets no name, so that it is freed before the last layer.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
                 branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), factors.mlp)
@@ -135,8 +141,8 @@ class InChunks(torch.autograd.Function):
         sums = _zeros_for_gradients(weights, needs_gradient)
 
         # Step 2 below computes the gradients of fc2 and its bias by hand. Autograd computes the
-        # gradients of all other weights, so these weights become leaves of each chunk's graph, i.e.
-        # tensors whose gradients autograd can return.
+        # gradients of all other weights. So these other weights become leaves of the graph of each
+        # chunk. A leaf is a tensor whose gradient autograd can return.
         names_with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w = _as_leaves(weights, names_with_graph, x.dtype)
 
@@ -162,9 +168,9 @@ class InChunks(torch.autograd.Function):
                 gradients.append(grad_branch @ w["fc2"])
                 del grad_branch  # frees it before step 3
 
-            # 3. Run backward through the graph of this chunk, to its tokens and to the weights.
-            # This frees the tensors that the graph has saved, so do not pass retain_graph. Only
-            # tokens, y, h and the other variables keep their tensors until the next chunk.
+            # 3. Run backward through the graph of this chunk, to its tokens and to the weights. Do
+            # not pass retain_graph here, because then the graph would keep its saved tensors, and
+            # the memory would hold them longer. test_fake_gpu.py counts the tensors.
             inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):

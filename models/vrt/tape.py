@@ -35,25 +35,27 @@ class Tape:
 
 
 def tape_of_forward(
-    has_own_attention: bool, keeps_results: bool, dtype: torch.dtype, has_backward: bool
+    has_own_attention: bool, keeps_results: bool, dtype: torch.dtype, needs_grad_of_x: bool
 ) -> Tape | None:
     """Return the tape for a forward pass, or None if torch's attention is used.
 
     The attention of a layer with has_own_attention:
 
-        with a backward pass                    ours, because it can keep its results
-        without a backward pass, bfloat16       ours, because it is faster
-        without a backward pass, other dtypes   torch's, because ours is not faster
+        x needs a gradient                        ours, because it can keep its results
+        x needs no gradient, bfloat16             ours, because it is faster
+        x needs no gradient, another dtype        torch's, because ours is not faster
 
     has_own_attention: whether the layer can use our attention for CPUs (`Work` in work.py).
     keeps_results: whether the results are kept for backward, and not computed again.
-    dtype: the dtype of the tokens. has_backward: whether a backward pass may follow.
+    dtype: the dtype of the tokens.
+    needs_grad_of_x: whether the input of the layer needs a gradient. If only weights need
+    gradients, this is False, although a backward pass follows.
     """
     if not has_own_attention:
         return None
-    if not has_backward and dtype is not torch.bfloat16:
+    if not needs_grad_of_x and dtype is not torch.bfloat16:
         return None
-    return Tape(is_recording=keeps_results and has_backward)
+    return Tape(is_recording=keeps_results and needs_grad_of_x)
 
 
 def tape_of_backward(has_own_attention: bool, recorded: tuple[Tensor, ...]) -> Tape | None:

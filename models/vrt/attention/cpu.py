@@ -27,9 +27,15 @@ from models.vrt.tape import Tape
 class CpuAttention(torch.autograd.Function):
     """Attention of packed heads (n, T, 3, heads, hd): q, k and v in one tensor.
 
-    Forward is called twice for each chunk of windows. A layer keeps only its input (chunks.py), so
-    its forward pass builds no graph. Its backward pass calls forward again, with a graph, and then
-    backward. A `Tape` carries the results to the second call, so that they are not computed twice:
+    A layer that runs chunk by chunk (chunks.py) keeps only its input, and its backward pass
+    computes each chunk again. So `CpuAttention.forward` runs twice for each chunk of windows, and
+    `CpuAttention.backward` runs once:
+
+        forward pass of the layer     CpuAttention.forward, the first call
+        backward pass of the layer    CpuAttention.forward, the second call, with a graph. Then
+                                      CpuAttention.backward
+
+    A `Tape` (tape.py) carries the results to the second call, so that they are not computed twice:
 
         recorded   the results of the first calls, in the order of the calls
         playback   the same results, read by the second calls
@@ -53,13 +59,21 @@ class CpuAttention(torch.autograd.Function):
         bias: (heads, T, T), added to the logits, or None. mask: (T, T), the mask of all n windows,
             or None.
         scale: factor of the logits. mutual: whether the two frames of a window attend to each
-            other. tape: carries the results from the first call to the second.
+            other. If so, each frame counts as a window from here on: the output is
+            (2 n, heads, T / 2, hd), and the mask is (T / 2, T / 2).
+        tape: carries the results from the first call to the second.
         """
-        q, k, v = heads_of(qkv, mutual)
+        # With `mutual`, the queries of a frame are the queries of the other frame of its window.
+        q, k, v = heads_of(qkv, mutual)  # (n, heads, T, hd) each
         # What is added to the logits of each round, (windows * heads, T, T), or None.
         offset = _offset_of_round(q, bias, mask, tape)
+        # There are three cases:
+        #
+        #     playback        the second call: reads the results in the order of their recording
+        #     is_recording    the first call: computes the results, and records them
+        #     neither         computes the results, and keeps nothing, e.g. in an evaluation in
+        #                     bfloat16
         if tape.playback is not None:
-            # The second call. Read the results in the order in which they were recorded (below).
             out = next(tape.playback)  # (n, heads, T, hd)
             log_sums = next(tape.playback)  # (n, heads, T, 1)
         else:
@@ -76,14 +90,15 @@ class CpuAttention(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Compute the gradients of qkv and of the bias, round by round.
 
-        The gradient of the bias is the gradient of the logits, summed over all windows. It is at
-        least float32, because the sum is long.
+        The gradient of the bias is the gradient of the logits, summed over all windows. The sum of
+        the windows of one round has the dtype of q, e.g. bfloat16. The sum over the rounds is
+        float32 or float64, because it is long.
 
         grad: the gradient of the output, (n, heads, T, hd).
         """
         scale = ctx.scale
         qkv, bias, out, log_sums, offset = ctx.saved_tensors
-        q, k, v = heads_of(qkv, ctx.mutual)
+        q, k, v = heads_of(qkv, ctx.mutual)  # as in forward
         n, heads, t, hd = q.shape
         round_size = windows_at_once(q)
         precise_dtype = log_sums.dtype  # float32 or float64
@@ -93,10 +108,13 @@ class CpuAttention(torch.autograd.Function):
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
-        # Memory for the two T x T matrices of a round, P and X (cpu_gradients.py). Each round
-        # overwrites it.
+        # Memory for the two T x T matrices of a round: P, the weights of the attention, and X, the
+        # gradient of the logits (cpu_gradients.py). Each round overwrites it.
         p_memory, x_memory = q.new_empty(2, min(round_size, n) * heads, t, t)
 
+        # q, k, v and grad with two more channels each, (n, heads, T, hd + 2). With these channels
+        # the product of q and k also subtracts the log-sum-exp, and the product of grad and v
+        # subtracts sum(grad * out) (`WideTensors`).
         wide = append_two_channels(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
         for first in range(0, n, round_size):
             in_round = slice(first, first + round_size)

@@ -12,14 +12,16 @@ The equations are the same for all three. dO is the gradient of the output O. Th
 written L = log2(sum over the keys of 2^logit).
 
     P     = 2^(logit - L)                the weights of the attention, computed again
+    dP    = dO V^T                       the gradient of the weights
     delta = rowsum(dO * O)               gradient_of_queries, which runs first, writes it
-    dS    = P * (dO V^T - delta)         the gradient of the logits
+    dS    = P * (dP - delta)             the gradient of the logits
     dQ    = scale dS K
     dV    = P^T dO
     dK    = scale dS^T Q
     dbias = the sum of dS over windows
 
-A * B is the product number by number, and A B the matrix product.
+A * B is the product number by number, and A B the matrix product. In the code dP is called grad_p,
+and dS is called ds.
 
 All three kernels take the same arguments, because one function launches them
 (`BackwardPass.launch`). `gradient_of_queries` explains the arguments.
@@ -85,8 +87,9 @@ def gradient_of_queries(
     use grad_bias.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
-    6 tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (queries 0 ... 63) in the
-    second group (window 1).
+    6 tiles, so 36 programs. Successive programs have successive heads, then comes the next tile,
+    then the next group (`_head_and_tile`). So program 40 = 1 * 36 + 0 * 6 + 4 computes group 1
+    (window 1), tile 0 (queries 0 ... 63) and head 4.
     """
     # What this program computes: the tile, the head, and the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // QUERIES)
@@ -102,9 +105,11 @@ def gradient_of_queries(
     bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
 
     for window in range(first, end):
-        # With MUTUAL, the queries of the other frame of the pair meet the keys of this window.
+        # With MUTUAL, the queries of the other frame of the pair meet the keys of this window. E.g.
+        # for window 0: q and dQ are in window 1, and all other tensors are in window 0.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
+        # Where L and delta of the queries are, (QUERIES,).
         query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
         # All three: (QUERIES, PAD).
         q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
@@ -122,13 +127,15 @@ def gradient_of_queries(
             key_row = window * T + first_key
             k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
             v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+            # exp2_scale q k^T + bias + mask. `regions` has the masks, and `region_row` says which
+            # mask each window has.
             logits = _logits(
                 q, k, exp2_scale, bias_of_head, region_row, regions, window,
                 row=first_query, column=first_key,
                 T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
             )  # fmt: skip
             p = tl.exp2(logits - log_sum[:, None])  # (QUERIES, KEYS)
-            grad_p = tl.dot(grad_out, tl.trans(v))  # (QUERIES, KEYS)
+            grad_p = tl.dot(grad_out, tl.trans(v))  # dP = dO V^T, (QUERIES, KEYS)
             ds = p * (grad_p - row_delta[:, None])
             grad_q = tl.dot(ds.to(k.dtype), k, grad_q)  # adds to grad_q
 
@@ -138,8 +145,11 @@ def gradient_of_queries(
 
 @jit(do_not_specialize=["n", "group_size"])
 def gradients_of_keys(
-    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, group_size, exp2_scale, scale,
+    qkv, bias, region_row, regions,
+    out,  # not used
+    grad, grad_stride: tl.constexpr, log_sums, delta, grad_qkv,
+    grad_bias,  # not used
+    n, group_size, exp2_scale, scale,
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
@@ -147,11 +157,12 @@ def gradients_of_keys(
     """Write dV = P^T dO and dK = scale dS^T Q, for one tile of keys of one head, in a group.
 
     The arguments are as in `gradient_of_queries`. The kernel writes the elements of grad_qkv that
-    belong to the keys and values, and does not use out and grad_bias.
+    belong to the keys and values.
 
     E.g. windows of T = 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has 6
-    tiles, so 36 programs. Program 40 = 36 + 4 computes head 4 of tile 0 (keys 0 ... 63) in the
-    second group (window 1).
+    tiles, so 36 programs. Successive programs have successive heads, then comes the next tile, then
+    the next group (`_head_and_tile`). So program 40 = 1 * 36 + 0 * 6 + 4 computes group 1
+    (window 1), tile 0 (keys 0 ... 63) and head 4.
     """
     # What this program computes: the tile, the head, and the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=T // KEYS)
@@ -179,9 +190,10 @@ def gradients_of_keys(
 
         for first_query in range(0, T, QUERIES):
             # With MUTUAL, the queries of the other frame of the pair meet the keys of this window.
-            # The output and its gradient belong to the window of the keys.
+            # E.g. for window 0: q is in window 1. k, v, dO, L and delta are in window 0.
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
+            # Where L and delta of the queries are, (QUERIES,).
             query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
             # Both: (QUERIES, PAD).
             q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
@@ -197,7 +209,7 @@ def gradients_of_keys(
             p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
-            # dS = P (dO V^T - delta), and dK = scale dS^T Q.
+            # dP = dO V^T, dS = P * (dP - delta), and dK = scale dS^T Q. dP is transposed, too.
             grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
             ds = p * (grad_p - tl.load(delta + query_index)[None, :])
             grad_k = tl.dot(ds.to(k.dtype), q, grad_k)  # adds to grad_k, still without its factor
@@ -209,18 +221,23 @@ def gradients_of_keys(
 
 @jit(do_not_specialize=["n", "group_size"])
 def gradient_of_bias(
-    qkv, bias, region_row, regions, out, grad, grad_stride: tl.constexpr, log_sums, delta,
-    grad_qkv, grad_bias, n, group_size, exp2_scale, scale,
+    qkv, bias, region_row, regions,
+    out,  # not used
+    grad, grad_stride: tl.constexpr, log_sums, delta,
+    grad_qkv,  # not used
+    grad_bias, n, group_size, exp2_scale,
+    scale,  # not used
     T: tl.constexpr, HEADS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
-    MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    MUTUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,  # not used: this kernel runs only with a bias
+    HAS_MASK: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Write the sum of dS over a group of windows, for one tile of the (keys, queries) of one head.
 
     `GpuAttention.backward` (attention/gpu.py) adds the sums of all groups, which gives the gradient
     of the bias. Without a bias, this kernel is not launched. The arguments are as in
-    `gradient_of_queries`. The kernel writes grad_bias, and does not use out, grad_qkv, scale and
-    HAS_BIAS.
+    `gradient_of_queries`. The kernel writes grad_bias.
 
     E.g. T = 192 tokens, 6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs
     for each group of windows. Tile 5 is the part of keys 64 ... 127 and queries 128 ... 191:
@@ -254,8 +271,10 @@ def gradient_of_bias(
 
     for window in range(first, end):
         key_row = window * T + first_key
+        # With MUTUAL, the queries come from the other frame of the pair, as in `gradients_of_keys`.
         query_row = _window_of_queries(window, MUTUAL) * T + first_query
         out_row = window * T + first_query
+        # Where L and delta of the queries are, (QUERIES,).
         query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
         k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
         v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
@@ -271,7 +290,7 @@ def gradient_of_bias(
         logits += bias_tile
         p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
 
-        # dS = P (dO V^T - delta), transposed.
+        # dP = dO V^T and dS = P * (dP - delta), both transposed.
         grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
         ds = p * (grad_p - tl.load(delta + query_index)[None, :])
         total += ds
