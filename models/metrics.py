@@ -144,9 +144,9 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     c1 = (0.01 * 255) ** 2
     c2 = (0.03 * 255) ** 2
     # The formula above, as a fraction.
-    above = (2 * mx * my + c1) * (2 * cov + c2)
-    below = (mx**2 + my**2 + c1) * (vx + vy + c2)
-    return float((above / below).mean())
+    numerator = (2 * mx * my + c1) * (2 * cov + c2)
+    denominator = (mx**2 + my**2 + c1) * (vx + vy + c2)
+    return float((numerator / denominator).mean())
 
 
 # psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y.
@@ -177,7 +177,9 @@ def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
             expected="another name: a table has one column for each name",
             do="register the metric by another name",
         )
-    metrics = {}  # by name
+    # Name of a metric -> the metric. `constructor` returns the function that is registered under a
+    # name, e.g. "psnr" -> the function `psnr`.
+    metrics = {}
     for name in names:
         metrics[name] = Metric(name, METRICS.constructor(name), COLUMNS[name].on_luma)
     names_in_more: set[str] = set()
@@ -193,7 +195,7 @@ def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -
                 do="remove one of them",
             )
         names_in_more.add(name)
-        # `constructor` returns the registered function. `partial` fills in its options.
+        # `partial` fills in the options of the registered function.
         score = partial(METRICS.constructor(name), **options)
         metrics[name] = Metric(name, score, COLUMNS[name].on_luma)
     return list(metrics.values())

@@ -63,7 +63,8 @@ def write_report(job: Job) -> None:
     entries = [entry for entry in loaded if entry is not None]
 
     # metrics.json and table.txt: the scores, and how they came about. `collect` returns
-    # {"clips": ..., "averages": ...}, and marks averages over fewer clips than job.expected.
+    # {"clips": ..., "averages": ...}. job.expected is the number of clips that the test should
+    # have. `collect` marks averages over fewer clips.
     protocol = protocol_of(job, entries)
     scores = collect(entries, expected=job.expected, mean=job.outputs.metric.mean)
     results = {"protocol": protocol, **scores}
@@ -119,7 +120,9 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
         elif paths:
             protocol[kind] = paths[0]
     protocol.setdefault("frames", job.frames_note)  # a method may have said more about its frames
-    # Papers differ in the pixels that they exclude from the scores. Here none are excluded.
+    # Papers differ in the pixels that they exclude from the scores. Some score only a crop of each
+    # frame ("crop"), and some leave out a few pixels along its edges ("border"). Here every pixel
+    # counts.
     protocol["crop"] = "none"
     protocol["border"] = "nothing excluded"
     # Usually a single entry. After an out-of-memory error, later clips have smaller tiles.

@@ -50,13 +50,15 @@ def restore_clips(job: Job) -> None:
     """Restore the missing frames, score each clip and write its videos. Collective.
 
     Raises OptionError or DataError if the output folder holds other files or results. Raises
-    OptionError for a slow motion of a single instant.
+    OptionError if --save slowmotion is asked for, but the method restores only one instant of each
+    exposure.
     """
     device = utils_dist.get_device()
     with utils_dist.all_ranks_or_none():
         if "slowmotion" in job.outputs.save and job.method.instants == 1:
             raise OptionError(
-                what="--save slowmotion, and one sharp frame is restored for each blurry one",
+                what="--save slowmotion needs several sharp frames of each blurry frame, but this "
+                "method restores one",
                 where="--save slowmotion",
                 expected="a network with several instants of each exposure (netG.out_instants)",
                 do="leave out slowmotion",
@@ -81,6 +83,8 @@ def restore_clips(job: Job) -> None:
     cut_clips = sorted({work.clip_index for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for clip_index in cut_clips[of_this_rank]:
+            # The pace of a clip is the seconds per frame of the rank that has restored it. No rank
+            # has restored the whole of a cut clip, so it has no pace.
             finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
 
 
@@ -94,6 +98,7 @@ def claim_folder_of(job: Job) -> None:
     for clip in job.clips:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()  # the digests of all clips may take minutes
+    # Name of a clip -> the names of its frames without endings, e.g. {"street": ["000000", ...]}.
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
     # The settings are compared with the run.json of an earlier test. JSON has no tuples, so write
     # the settings as JSON and read them back, which turns tuples into lists.
@@ -108,13 +113,12 @@ def _settings_of(job: Job) -> dict[str, Any]:
     run.json has these keys. The run.json of an older version lacks a new key. So if you add a key,
     add the value that older versions used to `refuse_another_test` (earlier_results.py).
     """
-    # The LPIPS weights are recorded by name, size and time of change, because reading 240 MB of
-    # weights in each test would take too long.
+    # The LPIPS weights are recorded by name, size and time of change, because a digest of 240 MB of
+    # weights in each test would take too long. The files exist: `restore_clips` has read them.
     lpips_files = []
     for name in job.lpips:
-        if os.path.exists(name):
-            stat = os.stat(name)
-            lpips_files.append([name, stat.st_size, stat.st_mtime_ns])
+        stat = os.stat(name)
+        lpips_files.append([name, stat.st_size, stat.st_mtime_ns])
     outputs = job.outputs
     return {
         **job.method.settings(),
@@ -147,7 +151,7 @@ def restore_share(
     with open_progress("bar", total, "restoring", "frames") as bar:
         for work in share:
             clip = job.clips[work.clip_index]
-            if not work.frames:  # no frame of the clip is missing, only its scores are
+            if not work.frames:  # no frame of the clip is missing, only its scores are. So no pace
                 finish(job, restorer, clip, more_scores, mean_pace=None)
                 logger.info("%s: scored; its frames were restored before", clip.name)
                 continue
