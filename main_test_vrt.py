@@ -85,6 +85,14 @@ from utils.options.val_options import MetricOptions
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
+# Words of this file:
+#
+#     method    what restores the frames of a clip: a network, a formula, the joint solution, or
+#               learned steps. Each is a class that fulfils `Method` (utils/contract.py)
+#     reader    an object that reads one clip, frame by frame: a `ClipReader` (utils/contract.py)
+#     Job       a record of what a test does: the method, the readers of the clips, and what is
+#               saved where (models/restore/job.py)
+#
 # One command, followed through the program, for a film clip.mp4 of 14 frames:
 #
 #     python main_test_vrt.py --input clip.mp4 --spike clip.dat --spike-size 250 400 \
@@ -100,19 +108,19 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #
 # 2. `choose_method` and `read_options` have nothing to do without --method and --opt.
 #
-# 3. `job_on_own_clips` reads the weights, opens the clips, and returns a `Job`. It calls
+# 3. `job_on_own_clips` reads the weights, opens the clips, and returns the `Job`. It calls
 #
 #     read_saved              reads motion.pth: a `SavedNetwork`, with its weights and options
 #     spikes_for_network      the section `spike` of the training, changed by the command line:
 #                             {"type": "dat", "h": 250, "w": 400, "calibration": "auto", ...}
 #     network_for_own_clips   the network in tiles: a `NetworkMethod`
-#     with_improvement        wraps the `NetworkMethod` in a `LearnedMotion`, because motion.pth has
-#                             the fusion "motion"
+#     with_improvement        the method: the `NetworkMethod` within a `LearnedMotion`, because
+#                             motion.pth has the fusion "motion"
 #     clips_with_frames       opens clip.mp4 and clip.dat: one reader, whose `frame(0)` returns the
 #                             first frame and its spikes. With calibration "auto", it also finds
 #                             where the spike pixels lie on the frames
 #
-# 4. `restore_clips` (models/restore/run_job.py) asks the method for the 14 frames. It writes
+# 4. `restore_clips` (models/restore/run_job.py) restores the 14 frames by the method. It writes
 #
 #     out/run.json                      before the first frame: settings, and names of the results
 #     out/.work/clip/000000.png ...     each frame, as soon as it is restored. These files are
@@ -128,11 +136,16 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 # With --method, a formula or the joint solution is the method of the job. With --opt and without
 # --input, `job_on_test_set` makes the job.
 #
-# What must stay: the restored frames and the scores
-# (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand); the keys of `Job.reading_options`,
-# because a test continues an earlier test only with the same settings
-# (test_results_of_other_settings_are_not_taken_over); and every refusal comes before the first
-# frame is restored (test_bad_input_ends_with_one_message).
+# What must stay, and which test notices:
+#
+#     the restored frames and the scores
+#         test_the_numbers_equal_the_numbers_of_a_restoration_by_hand
+#     the keys of `Job.reading_options`, because a test continues an earlier test only with the same
+#     settings
+#         test_results_of_other_settings_are_not_taken_over
+#     every refusal comes before the first frame is restored
+#         test_bad_input_ends_with_one_message
+#
 # Free to change: titles and notes of the report. A new method is a new branch in `choose_method`.
 # Tests: tests/stories/test_main_test.py, test_reconstruct.py, test_joint.py, test_bad_input.py
 
@@ -158,6 +171,8 @@ def main(argv: list[str]) -> int:
         # Read the command line and the option file, before the ranks know of each other.
         with utils_dist.all_ranks_or_none():
             request = read_request(argv, __doc__)
+            # What --method asks for: a formula, the options of the joint solution, or both. Both
+            # are None without --method.
             chosen = choose_method(
                 request.formula,
                 request.joint,
@@ -166,9 +181,10 @@ def main(argv: list[str]) -> int:
             )
             opt = read_options(request.opt, request.overrides)
         # Join the ranks. The test ends if the digest, a checksum of all options, differs between
-        # two ranks. `checks_folder` holds the data checks of earlier runs. Without an option file
-        # there is neither, and the time limits have their defaults.
+        # two ranks. `checks_folder` holds the data checks of earlier runs.
         if opt is None:
+            # Without an option file there is no digest and no checks_folder, and the time limits
+            # have their defaults.
             utils_dist.begin()
         else:
             utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.checks_folder)
