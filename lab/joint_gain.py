@@ -24,8 +24,8 @@ is the last way, and prints a table. docs/benchmarks/quality.md has the figures.
 
 What must stay: the names of the written files, and what a clip is made from. Clips and frames that
 are already in <out> are used again, even if this file would make other clips now. Free to change:
-the table. tests/parts/house/test_joint_gain.py tests only the table. Free to add: a way, a part or
-a condition.
+the table. tests/parts/house/test_joint_gain.py tests only the table, and which ways are refused.
+Free to add: a way, a part or a condition.
 """
 
 import argparse
@@ -153,7 +153,15 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="NAME",
         help=f"{conditions}; default the first four",
     )
-    add("--ways", nargs="+", default=list(WAYS)[1:], metavar="NAME", help="default %(default)s")
+    compared_ways = list(WAYS)[1:]  # all but BASE, which is always restored
+    add(
+        "--ways",
+        nargs="+",
+        choices=compared_ways,
+        default=compared_ways,
+        metavar="NAME",
+        help="default %(default)s",
+    )
     add(
         "--formulas",
         action="store_true",

@@ -1,11 +1,14 @@
 """lab/joint_gain.py: its table says how much the last way gains, and for which clip it gains least.
 
-The gains are over the operator, in dB. The last way is "motion".
+The gains are over the operator, in dB. The last way is "motion". A way that cannot be compared with
+the operator is refused.
 """
 
 from dataclasses import replace
 
-from lab.joint_gain import WAYS, Scores, table_of
+import pytest
+
+from lab.joint_gain import WAYS, Scores, read_arguments, table_of
 
 
 def test_the_table_has_the_gain_with_its_interval_and_names_the_worst_clip():
@@ -28,3 +31,18 @@ def test_the_table_has_the_gain_with_its_interval_and_names_the_worst_clip():
         "-0.50 (park_00)",  # the clip with the least gain
         "0.50",  # seconds per frame
     ]
+
+
+# A misspelt way, a method of --formulas, and the operator itself. Without another way, the table
+# would compare the operator with itself.
+@pytest.mark.parametrize("way", ["motin", "exposure", "operator"])
+def test_a_way_that_cannot_be_compared_with_the_operator_is_refused(way, capsys):
+    with pytest.raises(SystemExit):
+        read_arguments(["--videos", "videos", "--ways", way])
+    assert f"invalid choice: '{way}'" in capsys.readouterr().err
+
+
+def test_a_way_is_chosen_by_its_name():
+    arguments = ["--videos", "videos", "--ways"]
+    assert read_arguments([*arguments, "motion"]).ways == ["motion"]
+    assert read_arguments([*arguments, "joint from operator"]).ways == ["joint from operator"]
