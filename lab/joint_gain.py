@@ -19,8 +19,10 @@ with one of two false models of the frame. `means` takes means of display values
 and `curve` uses another curve from light to display values. No way gets the true calibration:
 spike.calibration=auto finds the position of the spike camera and the times of the exposures.
 
-The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, where <way>
-is the last way, and prints a table. docs/benchmarks/quality.md has the figures.
+The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, e.g.
+motion_report_rig.json, and prints a table. <way> is the first word of the last way. The ways are in
+the order of WAYS, whatever their order in the command line. docs/benchmarks/quality.md has the
+figures.
 
 What must stay: the names of the written files, and what a clip is made from. Clips and frames that
 are already in <out> are used again, even if this file would make other clips now. Free to change:
@@ -49,7 +51,8 @@ from scripts.make_sample_data import RGB, SPIKES
 from utils.results import markdown_table, read_json
 
 # Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The table
-# shows how much better the last way is than BASE.
+# shows how much better the last way is than BASE. The names are in the written files, so they must
+# stay.
 OPERATOR_WEIGHTS = str(ROOT / "weights/operator.pth")
 BASE = "operator"
 WAYS = {
@@ -57,7 +60,9 @@ WAYS = {
     "joint from operator": ("--method", "joint", "--weights", OPERATOR_WEIGHTS),
     "motion": ("--weights", str(ROOT / "weights/motion.pth")),
 }
-# Ways that need no weights. They are columns before the others if --formulas is given.
+# Ways that need no weights. They are columns before the others if --formulas is given. "joint"
+# begins with the frames of the formula exposure, and "joint from operator" above begins with the
+# frames of the operator.
 FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}
 
 
@@ -81,8 +86,11 @@ PARTS = {
 }
 # Condition -> value of --rig of scripts/prepare_gopro_spike.py. Every other condition has the name
 # of a rig, so its name is the value. --method joint assumes that a blurry frame is the mean of
-# light, and that light = (display value)^2.2. "means" breaks the first assumption, "curve" the
-# second.
+# light, and that light = (display value)^2.2. Each of these conditions breaks one assumption, with
+# fields of `RgbCamera` (data/cameras/rgb_camera.py):
+#
+#     means   sum_gamma=2.2: a blurry frame is the mean of light^(1 / 2.2), i.e. of display values
+#     curve   gamma=1.8 and contrast=0.3: a display value is an S-shaped curve of light^(1 / 1.8)
 FALSE_FRAMES = {"means": "ideal,sum_gamma=2.2", "curve": "ideal,gamma=1.8,contrast=0.3"}
 
 
@@ -110,7 +118,8 @@ def main(argv: Sequence[str]) -> int:
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # Add the operator, because the table compares the last way with it.
+    # Add the operator, because the table compares the last way with it. The ways are in the order
+    # of WAYS, not in the order of the command line.
     names = {BASE, *args.ways}
     ways = {way: flags for way, flags in WAYS.items() if way in names}
     if args.formulas:
@@ -128,8 +137,8 @@ def main(argv: Sequence[str]) -> int:
         scores_of_conditions[condition] = scores
 
         # Write a file for each condition, so that a stop loses the scores of one condition at most.
-        # Its name is e.g. motion_report_rig.json: the first word of the last way, and the folder of
-        # the clips.
+        # E.g. the last way "joint from operator" and the folder report_rig of the clips give
+        # joint_report_rig.json.
         first_word = last_way.split()[0]
         file = out / f"{first_word}_{clips.name}.json"
         write_scores(file, args.part, condition, scores)
@@ -151,7 +160,7 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="+",
         default=CONDITIONS,
         metavar="NAME",
-        help=f"{conditions}; default the first four",
+        help=f"{conditions}; default the first {len(CONDITIONS)}",
     )
     compared_ways = list(WAYS)[1:]  # all but BASE, which is always restored
     add(

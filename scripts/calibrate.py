@@ -7,14 +7,15 @@ moments.
     python scripts/calibrate.py --pair moving.dat moving.png --planes 100 40 \\
         --geometry calibration.json --search-planes 30 --out synchronised.json
 
-The first form finds the geometry. Capture flat or distant scenes with much texture. The cameras and
-the scene must be at rest, or the planes must be exactly the planes of the frame's exposure. The
-second form takes the geometry from a file, and finds two things: by how many planes the exposure
-began later than --planes says, and the share of these planes in which the frame was exposed. The
-scene has to move. Each form writes the file for `spike.calibration`, and an overlay image beside it
-to look at. No file is overwritten. More: docs/data_format.md, section "Making a calibration file".
+The first form finds the position, i.e. how the cameras lie to one another. Capture flat or distant
+scenes with much texture. The cameras and the scene must be at rest, or the planes must be exactly
+the planes of the frame's exposure. The second form takes the position from a file, and finds two
+things: by how many planes the exposure began later than --planes says, and the share of these
+planes in which the frame was exposed. The scene has to move. Each form writes the file for
+`spike.calibration`, and an overlay image beside it to look at. No file is overwritten. More:
+docs/data_format.md, section "Making a calibration file".
 
-How the geometry is found: features of both images (SIFT, RANSAC) give a rough position, for any
+How the position is found: features of both images (SIFT, RANSAC) give a rough position, for any
 turn, scale and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes
 the position exact. Then single parts of the plane are matched on their own, to measure the error
 that is left. The second form uses the same fit, but does not change the matrix. All places are
@@ -38,7 +39,7 @@ from data.cameras.registration.view import View
 from data.cameras.spike_errors import spike_errors_as_data_errors
 from data.spike.geometry import SpikeGeometry
 from scripts.parts.calibrate.camera_overlay import overlay
-from scripts.parts.calibrate.camera_pairs import read_view, refuse_sizes
+from scripts.parts.calibrate.camera_pairs import read_view, refuse_different_sizes
 from scripts.parts.calibrate.camera_position import find_position
 from scripts.parts.calibrate.camera_time import find_time, share_of
 from scripts.parts.exit_codes import with_exit_code
@@ -65,9 +66,9 @@ from utils.output_folder import refuse_existing
 # Words of this file:
 #     plane      one readout of the spike camera: a bit for each spike pixel
 #     view       a frame and the spikes of its exposure (View)
-#     geometry   in the code: height, width and storage of the planes of a spike file
-#                (SpikeGeometry). In the text above and in --geometry: how the cameras lie to one
-#                another, which the code calls position
+#     geometry   height, width and storage of the planes of a spike file (SpikeGeometry). Only the
+#                option --geometry means something else: a calibration with the position
+#     position   how the cameras lie to one another: the matrix, and how the image is mirrored
 #
 # What must stay: the keys of the written file, a `Calibration`, which docs/data_reference.md
 # describes (test_the_file_says_the_clock_with_the_sizes). The same pairs give the same file.
@@ -98,14 +99,15 @@ def main(arguments: list[str] | None = None) -> int:
             )
             for spikes, frame in command.pairs
         ]
-        refuse_sizes(views, [frame for _, frame in command.pairs])
+        refuse_different_sizes(views, [frame for _, frame in command.pairs])
         if earlier:
             calibration = with_time(earlier, geometry, views, command)
         else:
             calibration = with_position(geometry, views, command)
 
-    # The region is the part of the frame that the spike camera sees. The grid finds it from the
-    # matrix, so it can be added only now.
+    # The region is a rectangle in the part of the frame that the spike camera sees: in words e.g.
+    # "rows 0 to 719, columns 30 to 1249". The grid finds it from the matrix, so it can be added
+    # only now.
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": grid.region.as_list()})
     save_calibration(command.out, calibration)
@@ -143,7 +145,8 @@ def with_position(
 
     The field `made` says how well the calibration fits, for the person who opens the file:
 
-        features           number of features that agree with the matrix, and of all features
+        features           number of features that agree with the rough matrix, and number of
+                           features that were found in both images
         correlation, patches, residual_px, residual_p90_px
                            the fields of `Quality` (scripts/parts/calibrate/camera_position.py)
 

@@ -131,7 +131,8 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
     """
     root = root.resolve()  # if root is a link to another disk, the link stays
     if root.is_file() or _has_content(root):
-        if check_made(root, plan, seed, instants):
+        about = info_of_unchanged_set(root, plan, seed)
+        if is_up_to_date(about, plan, instants):
             return False
         print(
             f"{root} was made by another version of this script, or without these instants: "
@@ -149,8 +150,9 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
         write_info(new_set, plan, seed, instants)
 
         if _has_content(root):
-            # Check the older set once more, because somebody may have changed it meanwhile.
-            check_made(root, plan, seed)
+            # Check the older set once more, because somebody may have changed it meanwhile. Then
+            # this raises DataError.
+            info_of_unchanged_set(root, plan, seed)
             root.rename(Path(temporary, "old"))
         new_set.rename(root)
     return True
@@ -257,7 +259,7 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
         "light": "linear",
         "gt_plane": GT_PLANE,
         "gamma": 2.2,  # of the pictures
-        # How the set was made, for `check_made`.
+        # How the set was made, for `info_of_unchanged_set` and `is_up_to_date`.
         "seed": seed,
         "version": plan.version,
         "files": digest_of(root),
@@ -265,8 +267,8 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     }
     if instants:
         about["instants"] = instant_planes(instants)
-    # The key "size" has the name of the plan. A sample set does not have it, because sample sets
-    # are older than this key, and the same seed must give the same dataset.json.
+    # The key "size" has the name of the plan. It is not written for the plan "sample", so that the
+    # same seed still gives the same file: sample sets are older than this key.
     if plan.name != "sample":
         about["size"] = plan.name
     (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -277,7 +279,8 @@ def digest_of(root: Path) -> str:
 
     dataset.json is left out, because it holds this digest. Links and empty folders count by their
     names. So the digest changes if any file is changed, removed or added. How it is computed must
-    stay, because `check_made` compares it with the digest in the dataset.json of an earlier set.
+    stay, because `info_of_unchanged_set` compares it with the digest in the dataset.json of an
+    earlier set.
     """
     table = ""
     for path in sorted(root.rglob("*")):
@@ -290,13 +293,12 @@ def digest_of(root: Path) -> str:
     return hashlib.sha256(table.encode()).hexdigest()
 
 
-def check_made(root: Path, plan: SetPlan, seed: int, instants: int = 0) -> bool:
-    """Return whether `root` is the data set of `seed` and `plan`, with the instants.
+def info_of_unchanged_set(root: Path, plan: SetPlan, seed: int) -> dict[str, Any]:
+    """Return the dataset.json of the set in `root`, which may be replaced.
 
-    Returns False if the folder may be replaced: its set is unchanged, but another version made it,
-    or it has other instants. Raises DataError if the folder must not be replaced: it holds other
-    data, or a set with changed, missing or new files. This check protects a user's files, so it
-    must come before anything is removed.
+    Raises DataError if the folder must not be replaced: it holds other data, a set with changed,
+    missing or new files, or a set of another seed or plan. This check protects a user's files, so
+    it must come before anything is removed.
     """
     about = _info_of_made_set(root)
     if about is None:
@@ -310,8 +312,17 @@ def check_made(root: Path, plan: SetPlan, seed: int, instants: int = 0) -> bool:
     if made_seed != seed or made_size != plan.name:
         what = f"the sample set was made with seed {made_seed} and size {made_size}"
         raise _not_to_be_replaced(root, what, expected=f"seed {seed} and size {plan.name}")
+    return about
 
+
+def is_up_to_date(about: dict[str, Any], plan: SetPlan, instants: int) -> bool:
+    """Return whether this version made a set, with these instants. If not, it is made again.
+
+    about: the dataset.json of an unchanged set of this plan and seed.
+    instants: number of sharp pictures of each exposure that are wanted, 0 or odd.
+    """
     is_of_version = about["version"] == plan.version
+    # If no instants are wanted, a set with any instants will do.
     has_instants = not instants or about.get("instants") == instant_planes(instants)
     return is_of_version and has_instants
 

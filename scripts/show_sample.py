@@ -30,7 +30,7 @@ from scripts.parts.show_sample.sample_read import (
     Wanted,
     read_sample,
     refuse_missing_sample,
-    sample_of_any_set,
+    sample_of_other_set,
 )
 from scripts.parts.show_sample.sample_sections import sections, tensor_sections
 from utils.errors import OptionError
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     if hasattr(dataset, "draw"):
         page = page_of(dataset, wanted, command.motion)
     else:
-        page = page_of_any_set(dataset, wanted, command.motion)
+        page = page_of_other_set(dataset, wanted, command.motion)
 
     about = {"options": f"{command.opt}; {type(dataset).__name__}", **page.facts}
     write_page(command.out, page._replace(facts=about))
@@ -120,7 +120,7 @@ def page_of(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     return Page(title, verdict, facts(sample.draw), shown_sections)
 
 
-def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
+def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     """Return the page of a data set that has no files: its tensors, without a verdict.
 
     It is not known how the spikes of this data set became channels. So the spikes cannot be
@@ -130,7 +130,7 @@ def page_of_any_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     """
     if has_motion:
         refuse_motion_without_files(dataset)
-    sample = sample_of_any_set(dataset, wanted)
+    sample = sample_of_other_set(dataset, wanted)
     # The page writes the names of the frames below the blurry frames (lq) and below the sharp
     # frames (gt).
     names = {kind: sample.names for kind in ("lq", "gt") if kind in sample.item}

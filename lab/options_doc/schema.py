@@ -79,7 +79,8 @@ def make_schema() -> str:
 def in_lines(schema: Schema) -> str:
     """Return a schema as JSON with one line for each key and each definition.
 
-    So a difference in git shows which key has changed. An entry that is an object, as "$defs" and
+    So a difference in git shows which key has changed. `json.dumps` can only indent all levels or
+    none, so the two outer levels are put together here. An entry that is an object, as "$defs" and
     "properties" are, gets a line for each of its own entries. E.g.:
 
         "type": "object",
@@ -101,7 +102,7 @@ def in_lines(schema: Schema) -> str:
 
 
 def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str = "") -> Schema:
-    """Return the schema of a section that names a registered part.
+    """Return the schema of a section that names a registered part, e.g. the network of netG.
 
     The type in the section decides which keys it may have. Without a type, it may have the keys of
     any part, because the file may inherit the type. E.g. for two parts A and B:
@@ -111,6 +112,7 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
             {"if": the type is B, "then": the keys of B},
             {"if": there is no type, "then": the keys of A and B}]}
 
+    registry: the parts of one kind by their names, e.g. all networks.
     names: the parts that may be named.
     where: dotted key of the section, e.g. "datasets.train". Keys of KAIR are looked up by it.
     """
@@ -193,16 +195,16 @@ def shared_reference(name: str, schema: Schema, shared: Schema) -> Schema:
     """
     own_name = name
     number = 1
-    # `setdefault` puts the schema under the name if the name is free. It returns the schema that is
-    # then under the name.
-    while shared.setdefault(own_name, schema) != schema:
+    while own_name in shared and shared[own_name] != schema:  # another schema has this name
         number += 1
         own_name = f"{name}_{number}"
+    if own_name not in shared:
+        shared[own_name] = schema
     return {"$ref": f"#/$defs/{own_name}"}
 
 
 def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:
-    """Return the schema of each key of a model, and of KAIR's keys without effect in its section.
+    """Return the schema of each key of a model, and of this section's keys that only KAIR uses.
 
     text: a docstring, which explains keys that have no description.
     where: dotted key of the section, e.g. "datasets.train".

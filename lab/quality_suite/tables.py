@@ -65,7 +65,7 @@ def _table_of_methods(outcomes: Sequence[Outcome], base: Outcome | None) -> str:
         if outcome.parameters:
             size = f"{outcome.parameters:,}"
             if base and not _have_same_size(outcome, base):
-                size += ", NOT ALIKE"
+                size += ", OTHER SIZE"
         seconds = outcome.seconds()
         time = f"{seconds:.2f}" if seconds else "-"
         gains = _gains_of_all_runs(outcome)
@@ -94,6 +94,8 @@ def _gains_of_all_runs(outcome: Outcome) -> list[float]:
 def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], metric: str) -> str:
     """Return the table of a metric: the blurry input, then each method.
 
+    The margin of a cell (the number after ±) is the standard deviation over seeds.
+
     outcomes: at least one; all have the metric.
     """
     # Any method gives the row of the blurry input, because all methods were tested on the same
@@ -114,7 +116,10 @@ def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], met
 
 
 def _table_of_gains(outcomes: Sequence[Outcome], conditions: Sequence[str], metric: str) -> str:
-    """Return the table of the gains over the blurry input, with their intervals over clips."""
+    """Return the table of the gains over the blurry input.
+
+    The margin of a cell (the number after ±) is half the 95 % confidence interval over clips.
+    """
     rows = []
     for outcome in outcomes:
         cells = []
@@ -125,7 +130,10 @@ def _table_of_gains(outcomes: Sequence[Outcome], conditions: Sequence[str], metr
 
 
 def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
-    """Return the last table: the PSNR of networks minus the PSNR of the base, over common seeds."""
+    """Return the last table: the PSNR of networks minus the PSNR of the base, over common seeds.
+
+    The margin of a cell (the number after ±) is half the 95 % confidence interval over clips.
+    """
     rows = []
     for outcome in outcomes:
         common_seeds = sorted(outcome.runs.keys() & base.runs.keys())
@@ -142,7 +150,10 @@ def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Seque
 
 
 def _mean_and_deviation(values: Sequence[float]) -> Spread | None:
-    """Return mean and standard deviation. One value has no deviation. Returns None for no value."""
+    """Return the mean of scores of seeds, with their standard deviation as the margin.
+
+    One value has no deviation. Returns None for no value.
+    """
     if not values:
         return None
     deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -152,6 +163,7 @@ def _mean_and_deviation(values: Sequence[float]) -> Spread | None:
 def table_cell(spread: Spread | None, sign: str = "") -> str:
     """Return a cell of a table, e.g. Spread(1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for None.
 
+    spread: its margin may be over seeds or over clips, see `Spread`.
     sign: "+" writes a plus before a positive mean.
     """
     if spread is None:

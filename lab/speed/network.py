@@ -1,4 +1,4 @@
-"""Measure time and memory of a restoration or a training step: the commands net and train.
+"""The commands `net` and `train` measure time and memory of a restoration or a training step.
 
 What must stay: the keys of the numbers, because the files in docs/benchmarks have them, and
 `networks` and `Clip`, which lab/gpu.py uses. test_the_benchmark_compares_with_the_naive_network

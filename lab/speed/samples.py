@@ -1,4 +1,4 @@
-"""Measure how long a training sample takes, for each way to read it: the command data.
+"""The command `data` measures how long a training sample takes, for each way to read it.
 
 What must stay: the names of the ways, which are keys of the numbers in docs/benchmarks. No test
 runs this command: try it after a change. Free to change: the form of the table.

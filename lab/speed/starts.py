@@ -1,6 +1,7 @@
-"""Measure how long a training on many clips takes until its first step: the command start.
+"""The command `start` measures how long the start of a training on many clips takes.
 
-lab/large_set.py makes the set and starts the training.
+lab/large_set.py makes the set and starts the training, which ends after a few steps of a tiny
+network.
 
 What must stay: the keys of the numbers, because docs/benchmarks has them. No test runs this
 command: try it after a change. Free to change: the form of the table.
@@ -14,11 +15,19 @@ from utils.results import markdown_table as table
 
 
 def run_start(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure a first start of a training on many clips, and a second one. Prints a table.
+    """Measure a first start of a training on many clips, and a second one. Prints a table, e.g.
 
-    If strace is installed, the table says two more things: how often a start asks the file system
-    for each file of the set, and how many seconds longer a start takes on a slow file system.
+        | start | s   | CPU s | GB   | states a file | opens a file | lists a file | s more ... |
+        | first | 9.1 | 12.0  | 0.70 | 1.333         | 1.100        | 0.125        | 11.0       |
+        | again | 6.2 | 8.0   | 0.65 | 0.180         | 0.010        | 0.002        | 0.5        |
+
+    (These numbers are examples, not measured.) The last four columns are there only if strace is
+    installed. "states a file" says how often a start asks for the state of a file, divided by the
+    number of files in the set. "s more at 0.5 ms a call" is the time that a start spends on the
+    files of the set if each call to the file system takes 0.5 ms longer, as over a network.
     """
+    # A start on two clips costs little more than the imports of Python modules. It is measured to
+    # subtract their calls.
     costs_of_two_clips = large_set.costs(2, args.folder)
     costs_of_starts = large_set.costs(args.clips, args.folder)
     for name, costs in costs_of_starts.items():  # "first", "again"
@@ -38,8 +47,11 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
 def _subtract_imports(costs: dict[str, float], costs_of_two_clips: dict[str, float]) -> None:
     """Subtract the costs of the imports from the calls and the slow seconds. Changes `costs`.
 
-    What is left belongs to the files of the set. A start on two clips costs little more than the
-    imports. The other costs stay as they are. Without strace, there is nothing to subtract.
+    What is left belongs to the files of the set. The other costs, e.g. "seconds", stay as they are.
+    Without strace there are no calls and no slow seconds, so nothing is subtracted.
+
+    costs: the costs of one start, as `large_set.costs` returns them.
+    costs_of_two_clips: the costs of the same start on two clips, about those of the imports.
     """
     for key in (*large_set.CALLS, "slow_seconds"):
         if key in costs:

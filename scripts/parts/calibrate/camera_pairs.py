@@ -118,10 +118,10 @@ def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
 # ---- What is refused --------------------------------------------------------------------------
 
 
-def refuse_sizes(views: Sequence[View], frames: Sequence[Path]) -> None:
-    """Raise DataError if the frames differ in size: then they are not of one camera.
+def refuse_different_sizes(views: Sequence[View], frames: Sequence[Path]) -> None:
+    """Raise DataError if the frames differ in size, because then they are not of one camera.
 
-    frames: the file of each view
+    frames: the file of each view.
     """
     sizes = {}  # shape of a frame -> a file of this shape
     for view, frame in zip(views, frames, strict=True):

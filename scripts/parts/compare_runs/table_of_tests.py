@@ -21,7 +21,7 @@ SHOWN_CLIPS = 5  # clips that an error names; the others are probably different 
 
 
 class TestRow(NamedTuple):
-    """A row of the table of tests: a test, or the input."""
+    """A row of the table of tests: a test, or the input, which are the blurry frames."""
 
     method: str  # e.g. "tfp", or "network, " and its weights
     averages: dict[str, float]  # metric -> mean over the clips
@@ -30,7 +30,8 @@ class TestRow(NamedTuple):
 class InputOfClip(NamedTuple):
     """What a test has read of one clip. It must be equal in two tests of the same clip."""
 
-    stems: list[str] | None  # names of the frames
+    # Names of the frames without suffix, e.g. "000012". None if metrics.json does not have them.
+    stems: list[str] | None
     scores: dict[str, float]  # metric -> score of the blurry frames
 
 
@@ -38,7 +39,9 @@ class ScoredTest(NamedTuple):
     """A test, and what must be the same in another test so that the two can be compared."""
 
     name: str  # name of the test in the table
-    scoring: str  # how metrics were computed, in words
+    scoring: (
+        str  # how metrics were computed, in words (`protocol_text` of models/restore/scores.py)
+    )
     clips: dict[str, InputOfClip]
 
 
@@ -48,6 +51,8 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     A metric that a test does not have is a dash. E.g. a test of grey frames has no RGB PSNR. Raises
     DataError if a test has no scores, or if two tests were scored differently or on different
     frames.
+
+    folders: name of a test in the table -> folder with its metrics.json.
     """
     table_rows: dict[str, TestRow] = {}
     first: ScoredTest | None = None
@@ -86,10 +91,10 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 
     result: the content of its metrics.json.
     """
-    # If LPIPS was computed, the text ends with the network and weights of LPIPS, e.g. "...; LPIPS:
-    # ...". Tests with different weights of LPIPS may be compared, so this end is cut off.
+    # If LPIPS was computed, the text ends with "; LPIPS: AlexNet, version 0.1". Cut this end off,
+    # so that a test with LPIPS may be compared with a test without it.
     scoring, _, _ = result["protocol"].get("metrics", "").partition(START_OF_LPIPS_NOTE)
-    # The frames of each clip and the scores of its input tell two test sets apart.
+    # Two sets of test clips differ in the frames of a clip, or in the scores of its blurry frames.
     clips = {}
     for clip, of_clip in result["clips"].items():
         clips[clip] = InputOfClip(of_clip.get("stems"), of_clip.get("input", {}))
@@ -126,7 +131,7 @@ def refuse_other_scoring(first: ScoredTest, test: ScoredTest) -> None:
             what=f"{first.name} and {test.name} were scored differently: {first.scoring}, "
             f"{test.scoring}",
             where=test.name,
-            expected="the same metric.values and metric.mean",
+            expected="tests with the same options metric.values and metric.mean",
             do="repeat one of the tests",
         )
 

@@ -38,8 +38,8 @@ class Layer:
     The scene is the camera's view of a background layer and of objects in front of it.
     """
 
-    # (n, n, 4), with n = side + 2 * MARGIN. Channels 0 to 2: linear colour times opacity.
-    # Channel 3: opacity.
+    # (n, n, 4), with n = side + 2 * MARGIN. Channels 0 to 2: linear colour times opacity
+    # (premultiplied alpha). Channel 3: opacity in [0, 1].
     sheet: np.ndarray
     path: np.ndarray  # (planes, 3): shift x and shift y in pixels, angle in radians
     side: int = SIZE  # side of the frame, in pixels
@@ -74,8 +74,8 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
         if not is_background:
             opacity = _outline(rng, n)
         colour = to_linear(texture(rng, n))
-        # Colour times opacity, because `render` computes colour * opacity + (1 - opacity) * behind,
-        # where `behind` is the picture of the layers behind this layer.
+        # Premultiplied alpha: the sheet stores colour * opacity. `render` adds (1 - opacity) *
+        # behind, where `behind` is the picture of the layers behind this layer.
         sheet = np.concatenate((colour * opacity, opacity), axis=2)  # (n, n, 4)
         # Parallax: a nearer layer shifts more. The background shifts as far as the camera shakes,
         # and the objects 1.35, 1.7 and 2.05 times as far.
@@ -101,8 +101,11 @@ def _shake_of_camera(rng: np.random.Generator, planes: int) -> tuple[np.ndarray,
 
 
 def _outline(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Return the opacity (n, n, 1) of one rounded object near the middle of the sheet."""
-    # A polygon of nine corners around a centre, in pixels.
+    """Return the opacity (n, n, 1) of one object near the middle of the sheet.
+
+    The object is a polygon with nine corners and soft edges.
+    """
+    # The corners lie around a centre, at 14 to 34 pixels from it.
     angles = np.sort(rng.uniform(0, 2 * np.pi, 9))
     radii = rng.uniform(14, 34, 9)
     centre = n / 2 + rng.uniform(-36, 36, 2)

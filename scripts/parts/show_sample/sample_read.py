@@ -1,15 +1,16 @@
 """Read the sample that show_sample.py shows.
 
     read_sample             reads a sample of a data set of clips from files
-    sample_of_any_set       reads a sample of a data set of another kind
+    sample_of_other_set     reads a sample of a data set of another kind, e.g. of a user's class
     refuse_missing_sample   raises an error if the data set has no such sample
 
 A sample has three kinds of images: "lq" (low quality) is the blurry frame, "gt" (ground truth) is
 the sharp frame, and "spike" has the channels that are computed from the spikes. A draw says which
 clip, frames, crop and flips were chosen for the sample.
 
-Some values have the type Any, and a comment names their class. Their modules import torch, and
---help must not wait for torch.
+Some values have the type Any, because their modules import torch, and --help must not wait for
+torch. In `read_sample` the data set is a `ClipDataset` (data/clip_reading.py). In the other
+functions it may be any data set of docs/extending.md.
 
 What must stay: the sample is the one that training gets
 (test_the_page_shows_the_frames_of_the_sample).
@@ -56,17 +57,22 @@ def read_sample(dataset: Any, wanted: Wanted) -> Sample:
     split, index, epoch = wanted
     title = f"Sample {index} of datasets.{split}"
     if dataset.is_training:
-        # The same (epoch, index) gives the same draw each time, so both calls have the same crop.
+        # A training set draws a sample by (epoch, index). The same pair gives the same draw each
+        # time, so both calls have the same crop.
         sample_id = (epoch, index)
         return Sample(f"{title}, epoch {epoch}", dataset.draw(sample_id), dataset[sample_id])
     count = min(SHOWN_FRAMES, dataset.frame_count(index))
-    # The draw and the tensors must be of the same frames: 0 ... count - 1 of the clip.
+    # A test set draws frames of a clip by (clip, first frame, number of frames): here the frames
+    # 0 ... count - 1. The draw and the tensors must be of the same frames.
     draw = dataset.draw(index, 0, count)
     return Sample(title, draw, dataset.read_frames(index, 0, count))
 
 
-def sample_of_any_set(dataset: Any, wanted: Wanted) -> BareSample:
-    """Read a sample of training, or the first frames of a test clip, from any kind of data set."""
+def sample_of_other_set(dataset: Any, wanted: Wanted) -> BareSample:
+    """Read a sample of training, or the first frames of a test clip, from any kind of data set.
+
+    It uses only what every data set has (docs/extending.md), so it works without files.
+    """
     split, index, epoch = wanted
     title = f"Sample {index} of datasets.{split}"
     if split == "train":

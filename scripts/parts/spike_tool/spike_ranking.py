@@ -57,7 +57,8 @@ LEAST_SMOOTHNESS = 0.3
 # header or an array of other numbers may be read as spikes, and the mean may lie outside.
 USUAL_RATES = (0.001, 0.98)
 # Hundreds of sizes may fit the length of a file. Only this number of the smoothest sizes become
-# candidates. Each candidate needs an image, so a larger number takes more time.
+# candidates. Each candidate needs the mean of AVERAGED_PLANES planes, so a larger number takes more
+# time.
 SHOWN_DERIVED = 8
 
 
@@ -96,7 +97,9 @@ class Candidate:
         height, width = self.file.size
         rate = self.rates.mean()
         known_sizes = {(h, w) for h, w, _ in KNOWN_GEOMETRIES}
-        # The direction in which the image is least smooth: "columns" or "rows".
+        # The direction in which the image is least smooth: "columns" or "rows". It decides the
+        # score. A wrong size may spoil one direction more than the other, so this candidate is
+        # compared with the best one in this direction.
         direction = min(self.smooth, key=lambda name: self.smooth[name])
         smoothness_there = self.smooth[direction]
         best_smoothness_there = best.smooth[direction]
@@ -112,8 +115,8 @@ class Candidate:
             )
         if smoothness_there < best_smoothness_there - CLEAR_LEAD:
             doubts.append(
-                f"neighbouring {direction} resemble one another less ({smoothness_there:.2f}, not "
-                f"{best_smoothness_there:.2f})"
+                f"neighbouring {direction} resemble one another less ({smoothness_there:.2f}; the "
+                f"smoothest size has {best_smoothness_there:.2f})"
             )
         if self.score < LEAST_SMOOTHNESS:
             doubts.append(f"neighbouring {direction} do not resemble one another")
@@ -150,8 +153,9 @@ class Ranking:
     """The candidates for the geometry of a file.
 
     shown: the candidates, the smoothest image first.
-    others: sizes (h, w) that fit the length of the file too, but are less smooth. Their images are
-        not made, because each image takes time.
+    others: sizes (h, w) that fit the length of the file too, but are less smooth. They were judged
+        by the mean of a few planes (`smoothest_first`). They are no candidates, because a candidate
+        needs the mean of more planes, which takes time.
     is_given: whether the file, the options or dataset.json say the geometry.
     picture: height and width of a frame of the same view. Only sizes with its ratio of height to
         width are tried. None: no frame is given.
@@ -174,8 +178,9 @@ class Ranking:
         geometries = camera_geometries(path, options)
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
-        # The camera SPS100 stores lines with a pattern that no other file has. If the file has this
-        # pattern, its size is known, so no other size is tried.
+        # The camera SPS100 stores lines with a pattern that no other file has. `camera_geometries`
+        # returns its geometry only if the file has this pattern. Then the size is known, so no
+        # other size is tried.
         has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
         if not has_sps100_lines:
             derived_sizes = self._derived_sizes(path, options, known=geometries)

@@ -146,8 +146,8 @@ def unequal_rows(unequal_methods: list[Outcome]) -> dict[str, str]:
 
 
 def test_the_table_names_a_method_with_more_parameters(unequal_rows):
-    assert "106, NOT ALIKE" in unequal_rows["wide"]
-    assert "NOT" not in unequal_rows["concat"]
+    assert "106, OTHER SIZE" in unequal_rows["wide"]
+    assert "OTHER" not in unequal_rows["concat"]
 
 
 def test_the_table_counts_the_clips_that_are_worse_than_their_input(unequal_rows):
