@@ -232,7 +232,10 @@ def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
 
 
 def _is_here(maker: Maker, root: Path) -> bool:
-    """Return whether this machine has files of the maker's driver. root: see `notes_on_unused`."""
+    """Return whether this machine has files of the maker's driver.
+
+    root: the root folder "/" of the system, or another folder in tests.
+    """
     return any(root.glob(maker.files))
 
 

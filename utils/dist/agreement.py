@@ -15,6 +15,7 @@ Tests: test_an_error_ends_all_ranks_with_one_message_and_one_code (tests/dist/te
 tests/faults/test_startup.py.
 """
 
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -40,9 +41,9 @@ def check_same_on_all_ranks(
     if all(other == values[0] for other in values):
         return
     # Equal values are listed together, e.g. "rank 0, 1, 3: 'a'; rank 2: 'b'".
-    ranks_of_value: dict[str, list[str]] = {}
+    ranks_of_value: dict[str, list[str]] = defaultdict(list)
     for rank, other in enumerate(values):
-        ranks_of_value.setdefault(repr(other), []).append(str(rank))
+        ranks_of_value[repr(other)].append(str(rank))
     groups = []
     for text, rank_numbers in ranks_of_value.items():
         groups.append(f"rank {', '.join(rank_numbers)}: {text}")

@@ -51,6 +51,8 @@ def member_of(env: Env, names: MemberNames, faults: list[str]) -> Member:
 
     Call this only if `count_of_members` has returned more than 1. Then the variable of the count is
     set, and is a valid number.
+
+    names: the names of the variables of this rank or node, e.g. "WORLD_SIZE", "RANK", ...
     """
     last = int(env[names.count]) - 1
     number = number_in(env, names.number, faults, low=0, high=last, below=names.count)
@@ -125,6 +127,7 @@ def seconds_in(env: Env, name: str, default: float) -> float:
 
     A million seconds are 11 days. A larger number is taken for a mistake, e.g. for milliseconds.
 
+    name: name of the variable, e.g. "NCCL_TIMEOUT".
     default: returned if the variable is missing or empty.
     """
     text = env.get(name)

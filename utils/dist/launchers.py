@@ -185,7 +185,7 @@ def _unknown_rank(row: CountOnly, env: Env, command: str) -> DistError:
         expected="one process for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and "
         "MASTER_PORT",
         do=f"{row.advice.format(command=command)}\n"
-        f"{INDENT_OF_DO}one process alone: WORLD_SIZE=1 {command}",
+        f"{INDENT_OF_DO}or, for one process alone: WORLD_SIZE=1 {command}",
     )
 
 

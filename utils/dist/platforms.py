@@ -198,8 +198,8 @@ def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str
         where=f"the environment of rank {rank}",
         expected="LOCAL_RANK if the platform starts one process per GPU, "
         "NPROC_PER_NODE if it starts one per node",
-        do=f"one process per GPU:  LOCAL_RANK=$((RANK % {gpu_count})) {command}\n"
-        f"{INDENT_OF_DO}one process per node: NPROC_PER_NODE={gpu_count} {command}",
+        do=f"type, for one process per GPU: LOCAL_RANK=$((RANK % {gpu_count})) {command}\n"
+        f"{INDENT_OF_DO}or, for one process per node: NPROC_PER_NODE={gpu_count} {command}",
     )
 
 
@@ -218,10 +218,10 @@ def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -
             f"GPUs: {gpu_count - 1} of them would idle",
             where="the environment of this task",
             expected="one task for each GPU",
-            do=f"sbatch --nodes={node_count} --ntasks-per-node={gpu_count} "
+            do=f"type: sbatch --nodes={node_count} --ntasks-per-node={gpu_count} "
             f"--gpus-per-node={gpu_count} submit_job.sh FILE\n"
             f"{INDENT_OF_DO}or: srun --ntasks-per-node={gpu_count} {command}\n"
-            f"{INDENT_OF_DO}one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
+            f"{INDENT_OF_DO}or, for one GPU of each node: CUDA_VISIBLE_DEVICES=0 srun {command}",
         )
 
 
@@ -245,6 +245,6 @@ def _refuse_batch_script(env: Env, task_count: int, command: str) -> None:
             "srun starts tasks",
             where="the environment of the batch script: SLURM_PROCID without SLURM_STEP_ID",
             expected="a process that srun has started",
-            do=f"sbatch submit_job.sh FILE, or in your own script: srun {command}\n"
-            f"{INDENT_OF_DO}one process alone: WORLD_SIZE=1 {command}",
+            do=f"type: sbatch submit_job.sh FILE, or in your own script: srun {command}\n"
+            f"{INDENT_OF_DO}or, for one process alone: WORLD_SIZE=1 {command}",
         )

@@ -17,6 +17,10 @@ def text_of_stall(verdict: Verdict, stacks: str, beats: Beats) -> str:
 
         rank  host              pid  step  seconds  collectives  phase
            0  gpu7             4711   120      0.4         2211  all_reduce in backward
+
+    verdict: which rank stands still, and how.
+    stacks: the stacks of this rank, or "" if there are none.
+    beats: the beats that the reporting rank has read.
     """
     lines = [str(_stall_error(verdict, stacks, beats)), ""]
     lines.append("rank  host              pid  step  seconds  collectives  phase")
@@ -56,7 +60,9 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
     Its first line is e.g. 'rank 3 is STUCK: 312.4 s in phase "forward" at step 120', or 'rank 3
     is SILENT: no beat for 9.1 s; last seen in phase "forward" at step 120'.
 
+    verdict: which rank stands still, and how.
     stacks: the stacks of the rank, or "" if there are none. The advice depends on this.
+    beats: the beats that this rank has read.
     """
     rank, kind, what = verdict  # e.g. 3, "STUCK", "312.4 s"
     last_state = beats.states[rank]  # the last beat of the rank

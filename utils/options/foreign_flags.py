@@ -146,7 +146,7 @@ def refuse_train_flags(argv: Sequence[str]) -> None:
     train_flags = [flag for flag in TRAIN_FLAGS if flag in _flags(argv)]
     if train_flags:
         raise OptionError(
-            what=f"{', '.join(train_flags)} of another program",
+            what=f"the command line has flags of another program: {', '.join(train_flags)}",
             where="the command line",
             expected=f"the flags in --help; the flags of other programs are in {PAGE}",
             do="; ".join(f"in place of {flag}: {TRAIN_FLAGS[flag]}" for flag in train_flags),
@@ -171,7 +171,7 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
         return
     translations = [f"{flag} -> {KAIR_TEST[flag].ours}" for flag in kair_flags]
     raise OptionError(
-        what=f"{', '.join(kair_flags)} of KAIR's main_test_vrt.py",
+        what=f"the command line has flags of KAIR's main_test_vrt.py: {', '.join(kair_flags)}",
         where="the command line",
         expected=f"{'; '.join(translations)} ({PAGE})",
         do=f"python main_test_vrt.py {shlex.join(_our_arguments(kair_flags, argv))}",

@@ -232,7 +232,9 @@ def _failed_key(
     loc: the path to the wrong value, as pydantic gives it, e.g. ("train", "G_optimizer_betas", 0).
         The first names are sections within one another. Then comes the key. Whatever follows the
         key is a position within its value, here item 0 of a list, and is left out.
-    model, values, where: arguments of `read_section`
+    model: the model that `read_section` was called for, e.g. Options.
+    values: the values that `read_section` was called for.
+    where: dotted key of their section, "" for the whole file.
     """
     # Step into one section after the other, until a name is not a section. This name is the key.
     # `model` and `values` then belong to the section that has the key. In the example:
@@ -258,7 +260,11 @@ def _error_of(
 ) -> OptionError:
     """Return an error of pydantic as an error for the user.
 
-    model, values, where, kind: arguments of `read_section`
+    error: one of the errors that pydantic has found in `values`.
+    model: the model that `read_section` was called for, e.g. Options.
+    values: the values that `read_section` was called for.
+    where: dotted key of their section, "" for the whole file.
+    kind: what this section describes, e.g. 'network "vrt"', or "".
     """
     failed = _failed_key(error["loc"], model, values, where)
     dotted = failed.dotted

@@ -88,6 +88,10 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     The options `total_iter` and `epochs` limit this number, and the smaller limit counts. E.g. 3
     epochs of 100 steps and total_iter 250 give 250. At least one of the two options is set, so the
     result is finite. Test: test_the_planned_end_is_the_first_of_steps_and_epochs.
+
+    train: the section `train` of the options.
+    steps_per_epoch: number of steps of an epoch of this start.
+    progress: how far the run is.
     """
     total = math.inf if train.total_iter is None else train.total_iter
     if train.epochs is not None:

@@ -110,7 +110,11 @@ class _ValidationRow(NamedTuple):
 def _validation_rows(
     history: History, steps: Sequence[float], metrics: Sequence[str]
 ) -> list[_ValidationRow]:
-    """Return a row of the table of validations for each step."""
+    """Return a row of the table of validations for each step.
+
+    steps: the steps that have a validation.
+    metrics: names of the metrics, e.g. "psnr".
+    """
     restored = {name: _values_by_step(history, f"val/{name}") for name in metrics}
     blurry = {name: _values_by_step(history, f"val/{name}_input") for name in metrics}
     rows = []

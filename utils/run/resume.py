@@ -86,8 +86,8 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
             what="path.resume is null, yet the folder holds a run",
             where=str(latest),
             expected="an empty folder for a run from zero",
-            do="--resume auto resumes it; for a new run set another task name or move the folder "
-            "away",
+            do="give --resume auto to resume it; for a new run set another task name or move the "
+            "folder away",
         )
     if resume is not None and resume != "auto":
         return _find_named(_named_file(Path(resume)), latest, has_own)
@@ -172,7 +172,7 @@ def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
         what=f"the folder holds a run, yet its {latest.name} is missing: only {best.name} is left",
         where=str(best),
         expected=f"{latest.name}, to go on where the run ended, or a folder without a run",
-        do=f"--resume {best} goes on from that file; for a new run set another task name",
+        do=f"give --resume {best} to go on from that file; for a new run set another task name",
     )
 
 
@@ -189,7 +189,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         refuse_wrong_types(state, path)
         return state
     raise CheckpointError(
-        what="not a checkpoint to resume from: it holds no optimizer state and no position",
+        what="the file is no checkpoint to resume from: it holds no optimizer state and no "
+        "position",
         where=str(path),
         expected="a file checkpoints/checkpoint_*.pth of a run",
         do=f"give such a file; to start a new run from these weights: path.pretrained_netG={path}",

@@ -131,7 +131,12 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
 
 
 def _wrong(path: Path, key: str, value: Any, expected: str) -> CheckpointError:
-    """Return the error of a wrong value. expected: what a run saves there."""
+    """Return the error of a wrong value.
+
+    path: the file of the checkpoint.
+    key: key of the value, e.g. "order.samples".
+    expected: what a run saves there, e.g. "a table".
+    """
     # A value may be a list of any length: 60 characters are enough to recognise it.
     shown = repr(value)
     if len(shown) > 60:

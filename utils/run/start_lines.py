@@ -81,7 +81,11 @@ def log_start(
 def _log_if_epochs_are_cut(
     train: TrainOptions, steps_per_epoch: int, total_iter: int, progress: Progress
 ) -> None:
-    """Log if train.total_iter ends the run before all of train.epochs are done."""
+    """Log if train.total_iter ends the run before all of train.epochs are done.
+
+    total_iter: number of steps of the whole run.
+    progress: position where the run starts.
+    """
     if train.epochs is None:
         return
     # The number of steps that the run would have without train.total_iter.

@@ -69,7 +69,12 @@ class WandbWriter:
         self.close = self.run.finish
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """Write a picture."""
+        """Write a picture.
+
+        tag: name of the picture, e.g. "val/<clip>".
+        rgb: the picture, (height, width, 3).
+        step: number of optimizer steps so far.
+        """
         self.run.log({tag: self.image_of(rgb)}, step=step)
 
 

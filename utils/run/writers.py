@@ -56,6 +56,8 @@ def build_writers(
 ) -> list[Any]:
     """Return the writers that the options `logging` ask for. The history is always the first.
 
+    section: the section `logging` of the options.
+    folder: the folder of the run.
     options: all options, without secrets.
     progress: the position at which this start begins. `progress.wandb_id` is the W&B run to
         continue. If it is None, this function sets it to the id of the new W&B run.

@@ -266,7 +266,11 @@ def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction
 
 
 def _other_size_error(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
-    """Return the error for a frame of PyAV that has another size than the first frame."""
+    """Return the error for a frame of PyAV that has another size than the first frame.
+
+    path: the film.
+    number: number of the frame, from 0.
+    """
     height, width = upright_size(frame)
     first_height, first_width = upright_size(first)
     return DataError(
