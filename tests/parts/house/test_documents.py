@@ -351,7 +351,8 @@ def keys_of(block: str) -> dict[str, Any]:
 class OptionBlocks:
     """The blocks of options in the pages on data, in the order of the pages."""
 
-    files: list[dict[str, Any]]  # a complete option file for each of three layouts of files
+    # A complete option file for each layout of files: case 1, case 2, and both forms of case 3.
+    files: list[dict[str, Any]]
     exposures: list[str]  # three forms of the key `exposure`
     section: str  # a section `train` with most of its keys
     roots: str  # keys that name several folders
@@ -365,6 +366,20 @@ def read_option_files(page: str) -> list[dict[str, Any]]:
     return [block for block in blocks if "datasets" in block]
 
 
+def files_of_the_cases() -> list[dict[str, Any]]:
+    """Return the option file of docs/data_format.md with the line of each case, as users write it.
+
+    The page has one whole file, with the line `"spike": ...` of the first case in `train` and in
+    `test`. Each case has a block with its own line.
+    """
+    page = read_page("docs/data_format.md")
+    [text] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    lines = re.findall(r"```jsonc\n(.*)\n```", page)
+    assert text.count(lines[0]) == 2
+
+    return [json5.loads(text.replace(lines[0], line)) for line in lines]
+
+
 @pytest.fixture(scope="module")
 def option_blocks() -> OptionBlocks:
     """Give the blocks of options in docs/data_format.md and docs/data_reference.md."""
@@ -374,19 +389,21 @@ def option_blocks() -> OptionBlocks:
     # One block has all forms of `exposure`. Each form begins with the key at the start of a line.
     # The split gives an empty text before the first form.
     _, *exposures = re.split(r'^(?="exposure")', forms, flags=re.MULTILINE)
-    files = read_option_files("docs/data_format.md")
-    return OptionBlocks(files, exposures, section, roots, camera)
+    return OptionBlocks(files_of_the_cases(), exposures, section, roots, camera)
 
 
-def test_the_page_on_data_shows_three_layouts(option_blocks):
-    assert len(option_blocks.files) == 3
+def test_the_page_on_data_shows_four_layouts(option_blocks):
+    assert len(option_blocks.files) == 4
+    for file in option_blocks.files:
+        # Training and test have the same kind of data.
+        assert file["datasets"]["train"]["spike"] == file["datasets"]["test"]["spike"]
 
 
 def test_the_page_on_data_shows_three_forms_of_exposure(option_blocks):
     assert len(option_blocks.exposures) == 3
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", range(4))
 def test_the_options_for_each_layout_are_valid(option_file, option_blocks, index):
     option_file.write_text(json.dumps(option_blocks.files[index]))
 
@@ -434,10 +451,10 @@ def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(large_file, option_
 def test_the_table_of_the_large_network_has_the_section_of_each_layout(option_blocks):
     in_table = [json5.loads(line) for line in SPIKE_LINES]
 
-    # Three rows are for the three layouts. The other three are for a dataset.json, and for the two
-    # commands of the quick start.
+    # Three rows are for the first three layouts. The third row says how to get the fourth one. The
+    # other three rows are for a dataset.json, and for the two commands of the quick start.
     assert len(in_table) == 6
-    for file, spike in zip(option_blocks.files, in_table[:3], strict=True):
+    for file, spike in zip(option_blocks.files[:3], in_table[:3], strict=True):
         for section in file["datasets"].values():
             # The value null removes the size of GoPro's planes, which the base file gives.
             without_null = {key: value for key, value in spike.items() if value is not None}
