@@ -131,7 +131,15 @@ class Ranks:
             arguments = [str(word) for word in (script, *args_of_rank)]
 
             stdout, stderr = self.files[rank]
-            process = _start(arguments, variables, stdout, stderr, prefix, gate, cwd)
+            process = _start(
+                arguments,
+                env=variables,
+                out=stdout,
+                err=stderr,
+                prefix=prefix,
+                gate=gate,
+                cwd=cwd,
+            )
             self.processes.append(process)
         # Each forked rank has its own copy of `gate`. When this process closes `gate_writer`, the
         # reads of all ranks end, and all ranks begin.
@@ -389,15 +397,18 @@ def _start(
 ) -> Any:
     """Start one rank: a fork that waits at the gate or, if it cannot be a fork, a new process.
 
-    arguments: the script and its arguments. env: the whole environment. out, err: the files for
-    stdout and stderr. See Ranks for the rest.
+    arguments: the script and its arguments. env: the whole environment.
+    out, err: the files for stdout and stderr.
+    prefix: a command that is given the command of the rank, e.g. ("nice", "-n", "5"), or ().
+    gate: the end of a pipe from which a fork reads. It begins when the other end is closed.
+    cwd: the folder in which the rank runs.
     """
     # A fork has the libraries of the fork server, which have read their environment variables. So a
     # rank that needs other values of these variables cannot be a fork. A rank with a prefix, e.g.
     # `nice`, cannot be a fork either.
     can_fork = not prefix and fork_server().can_start(env)
     if can_fork:
-        return fork_server().start(arguments, env, out, err, gate, cwd)
+        return fork_server().start(arguments, env=env, out=out, err=err, gate=gate, cwd=cwd)
     return subprocess.Popen(
         [*prefix, sys.executable, *arguments],
         cwd=cwd,

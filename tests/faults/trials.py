@@ -439,8 +439,8 @@ def epochs(share: float) -> Results:
     """Train for many short epochs, with loader processes that live for an epoch or for the run."""
     full_number = number_of(trials=200, share=share, at_least=2)
     each = {}  # run, in words -> number of epochs that it came through
-    # persistent: "true" if the loader processes live for the whole run, "false" if for an epoch. It
-    # is a text, because it becomes an option on the command line.
+    # persistent: whether the loader processes live for the whole run, "true", or for an epoch,
+    # "false". It is a text, because it becomes an option on the command line.
     for ranks, persistent in product((2, 4), ("false", "true")):
         with tempfile.TemporaryDirectory() as folder:
             options = write_odd_options(Path(folder))
@@ -451,7 +451,11 @@ def epochs(share: float) -> Results:
 
 
 def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str) -> int:
-    """Return how many of the epochs a run came through; 0 if it failed."""
+    """Return how many of the epochs a run came through; 0 if it failed.
+
+    full_number: number of epochs of the run. persistent: "true" or "false", whether the loader
+    processes live for the whole run.
+    """
     changes = (
         f"train.epochs={full_number}",
         "train.total_iter=1000000",  # more steps than the epochs have, so the epochs end the run

@@ -181,13 +181,19 @@ def to_gpu(net: nn.Module) -> None:
 def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[windows.Chunk, ...]:
     """Return the chunks of `models.vrt.windows.window_chunks` on the GPU.
 
-    `window_chunks` has the same arguments. It computes indices, and fake tensors have no numbers.
-    So `window_chunks` runs on the CPU, and the result is moved to the GPU.
+    `window_chunks` computes indices, and fake tensors have no numbers. So `window_chunks` runs on
+    the CPU, and the result is moved to the GPU.
 
+    size: tokens of a clip (D, H, W). window: size of a window. shift: number of tokens by which the
+    windows are shifted, for each axis. device: the fake GPU, which has no effect here.
+    batch: number of clips.
     most: largest number of windows in a chunk. The default, 2**40, is more than any clip has.
     """
     with unset_fake_temporarily():
-        chunks = windows.window_chunks(size, window, shift, torch.device("cpu"), batch, most)
+        cpu = torch.device("cpu")
+        chunks = windows.window_chunks(
+            size=size, window=window, shift=shift, device=cpu, batch=batch, most=most
+        )
     return moved_to_gpu(chunks)
 
 

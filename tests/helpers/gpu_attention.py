@@ -80,6 +80,9 @@ def attention_of_a_gpu(
 
     This function stands in for torch's scaled_dot_product_attention, which would choose a kernel
     for the device of this machine.
+
+    q, k, v: (windows, heads, tokens, channels of a head). attn_mask: is added to the logits (tokens
+    of q, tokens of k); None adds nothing. scale: factor of the logits; None for 1 / sqrt(channels).
     """
     # On a GPU, autocast would give the kernels inputs of 16 bits. Do the same here.
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:

@@ -69,7 +69,13 @@ class Case:
         if motion is None:
             motion = motion_of(self.recording, clip.view, self.gain)
         self.equations = Equations(
-            self.recording, self.pixels, motion, self.gain, is_good, Solver(), device
+            recording=self.recording,
+            pixels=self.pixels,
+            motion=motion,
+            gain=self.gain,
+            is_good=is_good,
+            solver=Solver(),
+            device=device,
         )
 
     def psnr(self, frame: torch.Tensor) -> float:

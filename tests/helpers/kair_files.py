@@ -106,7 +106,12 @@ def shrink_options(options: dict[str, Any]) -> dict[str, Any]:
 def picture(
     seed: int, frame: int, height: int, width: int, extension: str = "png", contrast: int = 100
 ) -> bytes:
-    """Return an encoded picture of smooth shapes, which move to the right by 2 pixels per frame."""
+    """Return an encoded picture of smooth shapes, which move to the right by 2 pixels per frame.
+
+    seed: which shapes; the pictures of a clip have the same seed. frame: number of the frame.
+    extension: format of the file, e.g. "png". contrast: half the range of the values, which lie
+    around 128. So with 100 they lie from 28 to 228.
+    """
     y, x = np.mgrid[:height, :width] / 16
     x = x - frame / 8  # 2 pixels per frame, because a pixel is 1 / 16
     channels = []
@@ -128,6 +133,7 @@ def clip_pictures(
     """Return the pictures of clips by their path, e.g. "001/00000000.png".
 
     clips, stems: names of the clips and of the frames of each. size: height and width.
+    extension: format of the files, e.g. "png". contrast: half the range of the values, 0 to 127.
     """
     pictures = {}
     for seed, clip in enumerate(clips):
@@ -175,6 +181,7 @@ def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
 def _write_split(folder: Path, options: dict[str, Any], split: str, count: int, side: int) -> None:
     """Write the clips of a split, and its meta file if it has one.
 
+    split: "train" or "test". side: height of the sharp frames; their width is side + 16.
     count: frames of a clip. Clips of Vimeo always have seven: im1 to im7.
     """
     key = f"datasets.{split}."

@@ -144,7 +144,9 @@ def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -
         return gpu.window_attention(qkv, bias, spans, scale, mutual)
 
     def exact(qkv: Tensor, bias: Tensor | None = None) -> Tensor:
-        return window.window_attention(qkv, bias, spans, scale, mutual, None, is_plain=True)
+        return window.window_attention(
+            qkv, bias, spans=spans, scale=scale, mutual=mutual, tape=None, is_plain=True
+        )
 
     return _errors(kernel, exact, inputs, grad)
 

@@ -157,13 +157,13 @@ def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
     def solved(band):
         """Return the sharp frame of a band, (3, rows, W), which solves the joint equations."""
         equations = Equations(
-            band.of_recording(recording),
-            SpikePixels(band.view, CPU),
-            band.of_motion(motion),
-            band.of_plane(gain),
-            band.of_plane(is_good),
-            Solver(),
-            CPU,
+            recording=band.of_recording(recording),
+            pixels=SpikePixels(band.view, CPU),
+            motion=band.of_motion(motion),
+            gain=band.of_plane(gain),
+            is_good=band.of_plane(is_good),
+            solver=Solver(),
+            device=CPU,
         )
         return equations.solve(band.of_frame(z_0))
 

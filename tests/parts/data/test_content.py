@@ -204,7 +204,9 @@ def plain_png(height: int, width: int) -> bytes:
         checksum = zlib.crc32(kind + data)
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    # 8 bits a value, and 2 for RGB. Each 0 stands for the usual choice: deflate, usual filters, no
+    # interlacing.
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     rows = height * bytes(1 + 3 * width)
     content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 0)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + content

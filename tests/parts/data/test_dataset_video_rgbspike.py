@@ -804,7 +804,11 @@ def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips_root, spike):
 
 
 def sampler(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **how):
-    """Return the sampler of a rank at the start of an epoch. It gives pairs (epoch, index)."""
+    """Return the sampler of a rank at the start of an epoch. It gives pairs (epoch, index).
+
+    world_size: number of ranks. batch_size: samples of a rank in a step. length: samples of the
+    data set. how: more arguments of the sampler, e.g. shuffle=False.
+    """
     made = ResumableDistributedSampler(
         length, world_size=world_size, rank=rank, samples_per_step=batch_size, seed=seed, **how
     )

@@ -38,7 +38,11 @@ def estimate(
     offset_error: float = 0.1,
     matrix_error: float = 0.1,
 ) -> Estimate:
-    """Return an estimate as rounds would leave it. By default it gives no reason to doubt it."""
+    """Return an estimate as rounds would leave it. By default it gives no reason to doubt it.
+
+    explained: fraction from 0 to 1. doubtful: whether the middle is doubtful.
+    offset_error: standard error in planes. matrix_error: standard error in RGB pixels.
+    """
     made = Estimate([pair], nominal_matrix(SPIKE, RGB), "similarity", most_offset=5.0)
     made.explained = explained
     made.is_middle_doubtful = doubtful

@@ -113,7 +113,11 @@ def write_npz(
     member: str = "spk.npy",
     packing: int = zipfile.ZIP_DEFLATED,
 ) -> None:
-    """Write a .npz of zeros, a plane at a time, so that the test itself needs little memory."""
+    """Write a .npz of zeros, a plane at a time, so that the test itself needs little memory.
+
+    shape: shape of the array, e.g. (planes, height, width). member: name of the array in the
+    archive. packing: how the archive is compressed.
+    """
     header = io.BytesIO()
     about = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, about)

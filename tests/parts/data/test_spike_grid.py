@@ -36,7 +36,12 @@ FINE = TURNED @ np.diag([0.4, 0.4, 1.0])
 
 
 def grid(matrix=TURNED, plane=PLANE, frame=FRAME, nearest=False, **keys):
-    """Return the grid of a calibration. keys: more keys of the calibration."""
+    """Return the grid of a calibration.
+
+    matrix: (3, 3), from spike pixels to RGB pixels. plane, frame: height and width.
+    nearest: whether a pixel takes the nearest spike pixel, without interpolation.
+    keys: more keys of the calibration.
+    """
     calibration = Calibration(
         matrix=matrix.tolist(), spike_size=list(plane), rgb_size=list(frame), **keys
     )

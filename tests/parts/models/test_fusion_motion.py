@@ -59,14 +59,22 @@ def equations(request, tmp_path_factory):
     """Give the equations of the middle frame of a clip that moves."""
     scene = Scene(velocity=(9.0, -4.0), size=request.param)
     folder = scene.write(tmp_path_factory.mktemp("clip") / "a")
-    clip = RecordedClip(reader_of(folder), None)
+    clip = RecordedClip(reader_of(folder), context=None)
     gain, is_good = clip.gain()
     recording = clip.read(1)
     motion = motion_of(recording, clip.view, gain)
     # These numbers are smaller than the defaults of Solver, so that the tests are quick.
     solver = Solver(groups=6, linearisations=1, steps=3)
     pixels = SpikePixels(clip.view, CPU)
-    return Equations(recording, pixels, motion, gain, is_good, solver, CPU)
+    return Equations(
+        recording=recording,
+        pixels=pixels,
+        motion=motion,
+        gain=gain,
+        is_good=is_good,
+        solver=solver,
+        device=CPU,
+    )
 
 
 # ---- The first estimate ----

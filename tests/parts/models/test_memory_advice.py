@@ -46,7 +46,11 @@ def advice(
 ):
     """Return the option lines that would make a step with these options smaller.
 
-    least_frames: fewest frames that the network takes. netG: keys of the network.
+    batch: clips that a rank computes at once. accumulation: number of such batches in a step.
+    global_batch_size: clips of a step on all ranks, or None if the option is not given.
+    gt_size, frames: side of a crop in pixels, and number of its frames. amp: whether the training
+    is in mixed precision. least_frames: fewest frames that the network takes.
+    scale: factor by which the network enlarges the frames. netG: keys of the network.
     """
     data = Data(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
     train = TrainOptions(

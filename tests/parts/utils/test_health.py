@@ -316,7 +316,11 @@ def loader_of_train(tmp_path):
 
 
 def advice(section, workers, share, cores):
-    """Return the advice to a rank that waits for data for this share of the time."""
+    """Return the advice to a rank that waits for data for this share of the time.
+
+    section: the options datasets.train. workers: number of loader processes. cores: CPU cores of
+    the rank.
+    """
     with_workers = section.model_copy(update={"dataloader_num_workers": workers})
     return loader_advice(with_workers, share, cores)
 

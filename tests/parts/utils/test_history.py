@@ -28,7 +28,8 @@ from utils.run.history_writer import HistoryWriter
 def write(folder, steps, start=0, tag="train/loss", factor=1.0, draws_report=False):
     """Write a curve with the value factor * step at each step, as a start of a run does.
 
-    start: the step of the checkpoint from which the run resumes. tag: name of the curve.
+    start: the step of the checkpoint from which the run resumes, or 0 for a fresh start.
+    tag: name of the curve. draws_report: whether the report is also drawn, which takes longer.
     """
     writer = HistoryWriter(folder, start, draws_report)
     for step in steps:

@@ -38,12 +38,12 @@ def random_stream():
 
 
 def spike_times(stream: np.ndarray, y: int, x: int) -> np.ndarray:
-    """Return the times of the spikes of a pixel."""
-    return np.flatnonzero(stream[:, y, x]) + 1
+    """Return the times of the spikes of the pixel in row y and column x."""
+    return np.flatnonzero(stream[:, y, x]) + 1  # a spike of plane n has the time n + 1
 
 
 def used_intervals(stream: np.ndarray, edges: np.ndarray, y: int, x: int) -> list[Interval]:
-    """Return the intervals of a pixel in the order of time.
+    """Return the intervals of the pixel in row y and column x, in the order of time.
 
     `spike_intervals` has a place for each pair of edges. If two edges have the same nearest spike,
     there is no interval between them, and its count is 0.

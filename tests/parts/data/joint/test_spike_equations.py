@@ -18,7 +18,9 @@ def columns_with_equations(to_rgb: np.ndarray, is_good: np.ndarray) -> list[bool
     pixels = SpikePixels(View((16, 16), (8, 8), to_rgb, is_display=False), CPU)
     gain = np.ones((8, 8), np.float32)
     edges = np.linspace(0, PLANES, 7)
-    made_of_spikes = spike_equations(recording, pixels, edges, gain, is_good, CPU)
+    made_of_spikes = spike_equations(
+        recording, pixels, group_edges=edges, gain=gain, is_good=is_good, device=CPU
+    )
     return (made_of_spikes.weights > 0).any(0).all(0).tolist()
 
 
