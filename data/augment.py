@@ -253,7 +253,7 @@ class CameraPerturb:
                 what=f"camera.threshold_range is {limits}",
                 where="camera.threshold_range",
                 expected="[lowest, highest] factor, both > 0",
-                do="for instance [0.5, 4.0]",
+                do="set for instance [0.5, 4.0]",
             )
 
     def draw(self, seed: list[int]) -> CameraDraw:

@@ -53,9 +53,9 @@ def choose_method(
     reconstruction = Reconstruction(method_options(formula), center_frame_only)
     if reconstruction.is_grey and has_lpips:
         raise OptionError(
-            what=f"--lpips with --method {formula['type']}, whose frames are grey",
+            what=f"--lpips cannot score the frames of --method {formula['type']}: they are grey",
             where="--lpips",
             expected="frames in colour: LPIPS has no luma form",
-            do="remove it, or use --method exposure",
+            do="remove --lpips, or use --method exposure",
         )
     return ChosenMethod(reconstruction, options_of_joint)

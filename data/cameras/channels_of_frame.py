@@ -77,7 +77,8 @@ def read_channels(
 def rate_of(spikes: DatSpikes, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
     """Return the spikes per plane at full light: the known rate, or the measured one ("match").
 
-    The arguments are as in `measured_rate`.
+    stream: the planes of the frame, (T, h, w). image: the blurry frame at the same place,
+    (H, W, 3) uint8, B, G, R. window: which spike pixel lies at which RGB pixel.
     """
     if spikes.rate != "match":
         return spikes.rate

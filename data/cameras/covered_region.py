@@ -40,7 +40,7 @@ def usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> C
             what=f"the spike camera does not see all of the region {calibration.region}",
             where=f"{path}, region",
             expected=f"within {largest.as_list()}",
-            do="correct it, or set it to null",
+            do="correct the region, or set it to null",
         )
     return region
 

@@ -237,7 +237,7 @@ def _read_info(path: Path) -> DatasetInfo:
             where=str(path),
             expected=f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", '
             '"light", "gt_plane"',
-            do="correct it, or make the data set again",
+            do="correct dataset.json, or make the data set again",
         ) from e
     # The path does not go through the JSON above, because the name of a folder may have bytes that
     # JSON cannot hold.
@@ -276,7 +276,8 @@ def _with_values_of_recipe(table: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("recipe is no JSON object")
     values = dict(table)
     values["interpolate"] = recipe.get("interpolate")
-    values.setdefault("light", recipe.get("light"))
+    if "light" not in values:
+        values["light"] = recipe.get("light")
     return values
 
 

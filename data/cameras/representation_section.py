@@ -73,7 +73,7 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
             what=f"spike.representation {name} cannot be made: {e}",
             where="spike.representation",
             expected=str(inspect.signature(rp.REPRESENTATIONS[name].function)),
-            do="correct its options",
+            do="correct the options of spike.representation",
         ) from e
 
 
@@ -97,5 +97,5 @@ def refuse_keys_without_effect(
         what=f"{keys} has no effect on spike.representation {representation}",
         where=keys,
         expected="keys that it uses",
-        do="remove it, or choose another representation",
+        do=f"remove {keys}, or choose another representation",
     )

@@ -124,7 +124,7 @@ class Rig(RgbCamera):
                 where="--rig",
                 expected=f"{', '.join(NAMED)} or random, then changes of fields of "
                 "data/cameras/rig.py, such as rig,parallax=0,rate=0.2",
-                do="correct it",
+                do="correct --rig",
             ) from e
 
     @classmethod

@@ -246,7 +246,9 @@ class Timing:
     ) -> "_PlanesOfFrame":
         """Return the planes that belong to a frame, before the share and the limits of the file.
 
-        The arguments are as in `span`. Raises DataError for a frame that `spike.exposure` lacks.
+        frame: number of the frame. planes: number of planes of the file.
+        ranges: the result of `plane_ranges`, if the clip has one file, else None.
+        Raises DataError for a frame that `spike.exposure` lacks.
         """
         if self.exposures is not None:
             # One file for the clip, and the option spike.exposure lists the planes. `_exposure` has
@@ -313,6 +315,6 @@ def _unlisted_frame(does: str, clip: str, frame: int) -> DataError:
     return DataError(
         what=f"spike.exposure {does} clip {clip}, which has a frame {frame}",
         where=f"clip {clip}",
-        expected="one for every frame",
+        expected="an exposure for every frame",
         do="complete spike.exposure",
     )

@@ -108,7 +108,9 @@ def _guessed_exposures(
     end. But if `tick_hz` is given, the length of the film contradicts the number of planes. Then we
     turn the seconds of the film into planes.
 
-    The arguments are as in `unknown_times`.
+    times: times of the frames, which are not sure.
+    first, count: the planes first ... first + count - 1 of the file belong to the frames.
+    tick_hz: planes per second, or None.
 
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """

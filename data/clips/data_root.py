@@ -94,7 +94,13 @@ def _list_folders(
     single_files: bool,
     names: Collection[str] | None,
 ) -> Listing:
-    """List a root on disk, with the arguments and errors of `list_root`."""
+    """List a root on disk.
+
+    folder: name of the folder within a clip, e.g. "blur". suffixes: endings of the files' names.
+    single_files: whether a file directly in the root is a clip, too.
+    names: list only these clips. None: every clip.
+    Raises DataError if the root cannot be read or holds no clip.
+    """
     listing = Listing()
     expected = "a folder with one folder per clip"
     # An OSError in the block becomes a DataError with these texts.

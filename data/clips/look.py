@@ -142,7 +142,13 @@ def _loses_something(header: Header) -> bool:
 def _with_shape_of_png(
     look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool
 ) -> Look:
-    """Do the work of `_with_shape` for a PNG, with the same arguments and result."""
+    """Return the look at a PNG with `shape` and `is_reduced`, and with `flaw` if it is damaged.
+
+    head: the beginning of the file. read_all: a function that returns the content of the file. It
+    is called only if the header is longer than `head`, or if the pixels are decoded.
+    decode: whether to decode the pixels. If not, the header alone gives the shape.
+    Raises DataError for a picture that is too large, has values of another kind, or has no header.
+    """
     content = b""  # the whole file, as soon as it is needed
     header = read_header(head)
     # A long text or colour profile may stand before the pixels. Then `head` is too short for the
@@ -199,6 +205,9 @@ def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) 
 
     In a file of this sensor, each line ends with a word of the sensor, so its planes are not in the
     layout "raster". No header shows this, but opening the file as raster planes finds the words.
+
+    geometry: size of a plane. remainder: "error" or "truncate", what to do with bytes after the
+    last whole plane.
     """
     look = Look(entry_of(path))
     try:

@@ -154,7 +154,11 @@ class RootCheck:
         return self._report(name, clips, scale)
 
     def _report(self, name: str, clips: ClipTable, scale: int) -> Report:
-        """Return the report: all problems and warnings, in the order in which users see them."""
+        """Return the report: all problems and warnings, in the order in which users see them.
+
+        name: name of the report, e.g. "train". clips: the clips that passed the check.
+        scale: scale of the network.
+        """
         source = self.source
         report = Report(
             name,

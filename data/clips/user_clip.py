@@ -249,7 +249,7 @@ def _listing(
     repeated_stems = [stem for stem, count in Counter(stems).items() if count > 1]
     if repeated_stems:
         raise DataError(
-            what=f"files with the same name: {', '.join(repeated_stems)}",
+            what=f"several files have the same name: {', '.join(repeated_stems)}",
             where=where,
             expected="one file per frame",
             do="remove one of the files",

@@ -158,7 +158,7 @@ def _refuse_equal_names(sources: list[ClipSource], path: Path) -> None:
     repeated_names = [name for name, count in counts.items() if count > 1]
     if repeated_names:
         raise DataError(
-            what=f"two raw clips of the same name: {', '.join(repeated_names[:5])}",
+            what=f"two raw clips have the same name: {', '.join(repeated_names[:5])}",
             where=str(path),
             expected="a different name for each clip",
             do="rename one of the clips",
@@ -181,7 +181,7 @@ def _refuse_no_cut(cuts: list[Cut], source: ClipSource, recipe: Recipe) -> None:
     """Raise DataError if a video has no part that can be recorded."""
     if not cuts:
         raise DataError(
-            what="no part without a cut and with small motion",
+            what="the video has no part without a cut and with small motion",
             where=str(source.path),
             expected=f"{recipe.frames} exposures whose frames can be interpolated",
             do="lower --frames, --average or --crop",

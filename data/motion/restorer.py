@@ -241,6 +241,8 @@ class MotionRestorer:
         """Return the improved frame (3, H, W), and z_0 where nothing moves.
 
         z_0: the first estimate of the frame, (3, H, W).
+        whole: what is known of the frame, e.g. its motion. areas: the areas of the frame.
+        tick: called after each area with the work done, as a share of the frame.
         """
         improved = []  # (3, rows, W) of each area
         for area in areas:

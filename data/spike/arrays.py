@@ -81,7 +81,7 @@ class ArrayFile:
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Yield planes first ... first + count - 1, at most PART at a time: (n, h, w).
 
-        Raises as `read`.
+        Raises OSError, ValueError, and the errors of zipfile and zlib for a damaged file.
         """
         whole = self._whole_array()
         if whole is not None:

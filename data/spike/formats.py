@@ -122,7 +122,9 @@ def count_planes(
     file is not opened. For an array, the number is in the header. In the layout "sps100", the first
     byte of the planes must be found in the content.
 
-    size: size of the file in bytes, if the caller knows it already.
+    geometry: size and layout of a plane.
+    remainder: "truncate" ignores bytes after the last whole plane, "error" refuses them.
+    size: size of the file in bytes. None: the size is looked up.
     Raises SpikeFileError.
     """
     if is_array(path) or geometry.layout != "raster":
@@ -142,7 +144,7 @@ def array_shape(path: PathLike) -> tuple[int, ...] | None:
     """Return (T, h, w) of a file that holds an array, or None for packed planes.
 
     A caller that has no geometry can take the size of a plane from the result.
-    Raises SpikeFileError as `open_spikes`.
+    Raises SpikeFileError for a file that cannot be read, or that holds no such array.
     """
     if not is_array(path):
         return None

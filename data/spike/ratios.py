@@ -190,8 +190,10 @@ def _check_windows(
 
     Each window must be shorter than the exposure, and the exposure must lie in the stream.
 
-    most_planes: largest half_exposure that the stream allows. The other arguments are options of
-    `relative`.
+    half_windows: planes on each side of center (1 or more), or shares of half_exposure (below 1).
+    half_exposure: planes of the exposure on each side of center.
+    most_planes: largest half_exposure that the stream allows.
+    num_bins: number of further windows, which are equal parts of the exposure.
     """
     # A value below 1 is a fraction, so it need not be whole.
     are_whole = all(half < 1 or half % 1 == 0 for half in half_windows)

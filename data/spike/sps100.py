@@ -139,7 +139,7 @@ def file_without_words(size: int, path: PathLike, geometry: SpikeGeometry) -> Sp
         where=str(path),
         expected=f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} "
         "bytes per plane",
-        do='check it; "raster" is the layout without these words',
+        do='check the file; "raster" is the layout without these words',
     )
 
 

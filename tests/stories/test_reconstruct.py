@@ -449,7 +449,7 @@ REFUSALS = [
     Refusal("cannot set val.pad_seq", WRONG_USE, ["tfp", *SPIKES_ALONE, "val.pad_seq=true"]),
     Refusal("scale is 2", WRONG_USE, ["tfp", *OPTIONS, "scale=2", "netG.upscale=2"]),
     Refusal(
-        "--lpips with --method tfi, whose frames are grey",
+        "--lpips cannot score the frames of --method tfi: they are grey",
         WRONG_USE,
         ["tfi", *OPTIONS, "--lpips", "w.pth"],
     ),

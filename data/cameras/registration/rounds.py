@@ -54,7 +54,9 @@ def best_estimate(
         at_start             the start, without any round. Its errors are infinite, so none of its
                              values is applied to the clip
 
-    The arguments are as in `Estimate`.
+    pairs: the frames and their spikes. start: the matrix M (3, 3) at which the rounds begin.
+    model: which CHANGES of the matrix are fitted, e.g. "affine". None: the matrix is fixed.
+    most_offset: largest offset of the times that is searched, in planes.
     """
     found = after_all_rounds(Estimate(pairs, start, model, most_offset))
     if not model:

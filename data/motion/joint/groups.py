@@ -100,8 +100,11 @@ def plane_groups(
 ) -> PlaneGroups:
     """Divide the exposure of all rows into groups of planes, and find the shifts of each group.
 
+    recording: the planes around the exposure. view: where the spike camera sees the frame.
+    motion: the shifts of the pixels of the frame within the exposure.
     count: G, number of groups. E.g. 60 planes from 0 to 60 and 6 groups: the edges are 0, 10, ...
     60, and a group has the shifts at its middle, 5, 15, ... 55.
+    device: where the tensors of the result are.
     """
     # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
     # the groups reach from the start of the earliest row to the end of the latest row.

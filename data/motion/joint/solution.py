@@ -78,7 +78,8 @@ def _solve_linearised(
 ) -> Tensor:
     """Return z (3, H, W) after the equations are linearised at z and solved.
 
-    The arguments are as in `solve`.
+    prior_weight: lambda, (H, W). z: where the equations are linearised, (3, H, W).
+    z_0: first estimate, near which z is held, (3, H, W). steps: steps of conjugate gradients.
     """
     linearised = Linearised(system, z)
     d = conjugate_gradients(
