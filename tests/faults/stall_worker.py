@@ -37,7 +37,7 @@ STEP = int(sys.argv[3])
 STALL_S = float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
 
-FOREVER_S = 3600
+FOREVER_S = 3600  # seconds for which a rank sleeps if it hangs, longer than any trial waits
 STEPS = 100  # length of a run without MINUTES
 STEP_S = 0.02  # pause after each step of a run without MINUTES
 EXCHANGE_STEPS = 5  # the ranks meet at a barrier every fifth step, as in a validation

@@ -50,6 +50,7 @@ def in_threads(*calls: Callable[[], object]) -> None:
 
 # ---- What a beat and a start cost ----
 
+# Number of turns of each rank.
 TURNS = 3
 
 

@@ -43,6 +43,7 @@ CASES = {
     "one source, float16": Case(sources=1, channels=12, groups=2, dtype=torch.float16),
     "two sources, float32": Case(sources=2, channels=10, groups=4, dtype=torch.float32),
 }
+# Number of images of an input.
 IMAGES = 2
 # Height and width are small, because Triton's interpreter is slow. A program of a kernel computes
 # 128 output pixels, and 2 x 7 x 9 = 126 pixels do not fill it. So the masks of the kernels, which

@@ -274,6 +274,7 @@ def sample_of_eight_epochs(clips_root):
     return [dataset[(epoch, 0)] for epoch in range(8)]
 
 
+# The numbers of the three frames of a sample, in both directions of time.
 FORWARD = [0, 1, 2]
 BACKWARD = [2, 1, 0]
 
@@ -448,6 +449,7 @@ def test_the_names_of_samples_change_with_the_planes_of_a_frame(tmp_path):
 
 # ---- dataset.json: rate, centre, light ----
 
+# Channels that are the mean of 5 planes: the plane of the sharp frame, and 2 planes on each side.
 TFP_OF_5 = {"type": "dat", "representation": {"type": "tfp", "half_window": 2}}
 
 
@@ -530,6 +532,7 @@ def test_a_damaged_dataset_json_is_named(tmp_path, content):
         build_clips(tmp_path)
 
 
+# One channel, the mean of planes around the sharp frame, with the same number on each side.
 VOXEL_OF_1 = {"type": "dat", "representation": {"type": "voxel", "num_bins": 1}}
 # A grey picture of 4 x 4 pixels, the display value of its pixels, and the light that they show.
 GREY = np.full((4, 4, 3), 128, np.uint8)

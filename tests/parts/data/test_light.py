@@ -12,15 +12,20 @@ from data.motion.light import is_saturated, median_spikes, spikes_at_full_light
 from data.motion.view import View
 from data.spike.pictures import to_display
 
+# A spike pixel sees the same as the pixel of the frame. It integrates light.
 VIEW = View(size=(4, 4), plane=(4, 4), to_rgb=np.eye(3), is_display=False)
 
 
 def recording_of(light: float, each: int) -> Recording:
-    """Return a recording of 60 planes in which each pixel fires each `each` planes."""
+    """Return a recording of 60 planes.
+
+    light: light of all pixels, from 0 to 1. each: all pixels fire in every n-th plane, where n is
+    `each`. E.g. 2 gives 30 spikes for each pixel.
+    """
     blurry = to_display(np.full((4, 4, 3), light, np.float32))
     stream = np.zeros((60, 4, 4), np.uint8)
     stream[each - 1 :: each] = 1
-    return Recording(blurry, stream, begin=0, end=60, sharp=30)
+    return Recording(blurry=blurry, stream=stream, begin=0, end=60, sharp=30)
 
 
 def test_a_dark_scene_and_a_bright_scene_have_the_same_spikes_at_full_light():

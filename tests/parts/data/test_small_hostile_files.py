@@ -162,7 +162,9 @@ def test_a_large_npz_gives_the_planes_of_its_array(tmp_path):
     assert np.array_equal(np.concatenate(parts), planes[10:160])
 
 
+# The header of a .npy file of bytes, without its first number, the number of planes.
 BYTES = "{'descr': '|u1', 'fortran_order': False, 'shape': (%s, 8, 8)}"
+# What is wrong in a header -> the header.
 HEADS = {
     "more planes than there are": BYTES % 10**9,
     "a huge number": BYTES % 10**30,

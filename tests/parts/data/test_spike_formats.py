@@ -367,7 +367,7 @@ def npz(**arrays):
     return file.getvalue()
 
 
-SPIKES = random_spikes(8, 12)
+SPIKES = random_spikes(8, 12)  # (5, 8, 12)
 NPZ = npz(spk=SPIKES)
 
 

@@ -254,6 +254,7 @@ def test_a_region_that_the_spike_camera_does_not_see_is_refused():
 
 # ---- The file of a calibration ----
 
+# The keys of a correct calibration. All other keys are optional.
 GOOD: dict[str, Any] = {
     "format": 1,
     "matrix": [[1.5, 0, 3], [0, 1.5, -2]],

@@ -425,6 +425,8 @@ def tfstp_by_definition(spikes: np.ndarray, tau_d: float, tau_f: float, step: fl
     return min(rate, 1 / planes_since_last)
 
 
+# The time constants in planes, and the utilisation, a share from 0 to 1. They differ from the
+# defaults of tfstp, so that a test fails if an option has no effect.
 SYNAPSE: dict[str, Any] = {"tau_d": 4.0, "tau_f": 15.0, "utilisation": 0.2}
 
 

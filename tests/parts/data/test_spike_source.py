@@ -21,8 +21,9 @@ from data.clips.clip_reader import user_clips
 from tests.helpers.clip_files import write_dat, write_png
 from utils.errors import DataError, OptionError
 
+# Number of planes.
 PLANES = 201
-# Spikes of each of 2 x 2 pixels.
+# Spikes of each of 2 x 2 pixels in these planes.
 COUNTS = np.array([[20, 40], [80, 160]])
 # Exponent from light to display values.
 TO_DISPLAY = 1 / 2.2
@@ -266,6 +267,7 @@ def test_a_representation_of_the_whole_file_needs_no_sharp_plane():
     assert exposure.center == 12  # the middle
 
 
+# One file has the planes of all frames. Frame i has two planes, which begin at plane 2 i.
 EXPOSURE = {"start": 0.0, "length": 2.0, "period": 2.0}
 
 

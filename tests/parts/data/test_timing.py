@@ -49,6 +49,8 @@ PLANE = SpikeGeometry(8, 12)
 FRAMES = 4
 CLIPS = ("a/0", "a/1")
 
+# Representations, i.e. how spikes become channels: the means of 3 parts of the planes (voxel), the
+# mean of 5 planes around the sharp frame (tfp), and the planes around it themselves (raw).
 VOXEL_OF_3 = {"type": "voxel", "num_bins": 3}
 TFP_OF_5 = {"type": "tfp", "half_window": 2}
 RAW_OF_5 = {"type": "raw", "window": 5}
@@ -371,6 +373,8 @@ def test_exposures_beyond_the_file_are_refused_in_a_cache(cached_files):
 # With the option `context: 30`, a frame also gets up to 30 planes before its exposure and up to 30
 # planes after it.
 
+# Light around the sharp frame (2 planes on each side), and light of 3 parts of the exposure, both
+# relative to the mean light of the exposure. The last channel is a confidence.
 RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
 

@@ -23,6 +23,7 @@ from tests.helpers.clip_files import write_clip
 from tests.helpers.weights_files import make_home
 from utils.errors import CheckpointError
 
+# The arguments of a small VRT.
 SMALL: dict[str, Any] = {
     "upscale": 1,
     "img_size": [3, 32, 32],

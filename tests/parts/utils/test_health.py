@@ -505,7 +505,9 @@ def test_a_wrong_size_of_a_plane_is_named(home, own_spikes, tmp_path, capfd):
 
 # ---- The learning rate at its floor ----
 
+# The rate drops at the steps 300 and 600.
 STEPS = {"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600]}
+# A cosine of 200 steps from the full rate, then a cosine of 300 steps from about half of it.
 RESTARTS = {"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}
 # A case: options of a schedule for a run of 1000 steps, and the step from which the rate is at its
 # floor (None: never). A rate of at most 1/1000 of the full rate counts as the floor. A cosine gets
