@@ -330,7 +330,8 @@ def restore_small(device: str, net: str) -> Figures:
     The published code restores a clip of this size as one tile. So both networks can be compared
     on it.
 
-    net: "ours" or "naive", as in `prepare`.
+    net: "ours" for the network of this project, or "naive" for the unoptimised one in
+        tests/helpers/naive_vrt.py.
     """
     frames = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
     network = prepare(device, net=net).net.eval()

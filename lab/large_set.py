@@ -209,9 +209,12 @@ def measure_start(options: Path, steps: int, repository: Path = ROOT) -> dict[st
 
 
 def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
-    """Train until step `steps`, and count the system calls. Arguments as in `measure_start`.
+    """Train until step `steps`, and count the system calls.
 
     Returns the number of calls of each kind in CALLS; {} if strace is not installed.
+
+    options: the option file.
+    repository: folder of the main_train_vrt.py that runs.
     """
     if not shutil.which("strace"):
         return {}
@@ -238,9 +241,12 @@ def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str,
 def measure_slow_start(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
     """Train until step `steps` while each call in CALLS takes LATENCY_US longer.
 
-    Arguments as in `measure_start`. Calls of imports take longer too.
+    Calls of imports take longer, too.
 
     Returns slow_seconds (wall time); {} if strace is not installed.
+
+    options: the option file.
+    repository: folder of the main_train_vrt.py that runs.
     """
     if not shutil.which("strace"):
         return {}

@@ -78,7 +78,10 @@ class _DeformConv(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
-        """Return (n, c', h, w) in the dtype of x. The arguments are as in `deform_conv`."""
+        """Return (n, c', h, w) in the dtype of x.
+
+        `deform_conv` gives the shapes of the arguments. offset and mask are contiguous.
+        """
         n, _, h, w = x.shape
         groups = mask.shape[1] // TAPS
         grouped = _channels_innermost(x, groups)  # (n, G, h, w, C)

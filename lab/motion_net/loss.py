@@ -57,7 +57,8 @@ def errors_of_level(curves: Curves, shifts: Tensor, tau: Tensor) -> Tensor:
 
     The result is (B, 1, size, size) in spike pixels, where `size` is the side of the level.
 
-    curves: the curves of the level. shifts, tau: as in `loss_of`.
+    curves: the curves of the level.
+    shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
     # A pixel of this level has the mean of the true shifts of its spike pixels.
     batch, times, axes = shifts.shape[:3]

@@ -146,7 +146,9 @@ def samples_of(
 def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) -> list[Sample]:
     """Return a sample of each frame of a clip.
 
-    net: the operator, which makes the first estimates. find_motion: as in `samples_of`.
+    net: the operator, which makes the first estimates.
+    find_motion: finds the motion within an exposure, from the recording of the exposure, the view
+        (where the spike pixels lie on the frame), and the gain of each spike pixel.
     """
     # The context is the planes that are read around an exposure. None stands for the usual number:
     # as many planes before and after the exposure as half an exposure has.

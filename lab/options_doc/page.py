@@ -131,8 +131,8 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
         fields = registry.model(name).model_fields
         for key in registry.keys(name):
             text = fields[key].description
-            if text:
-                rows.setdefault((key, text), fields[key])
+            if text and (key, text) not in rows:
+                rows[key, text] = fields[key]
 
     chosen = []
     for (key, text), field in rows.items():

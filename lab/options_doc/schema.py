@@ -178,9 +178,10 @@ def _keys_of_any(keys_of_parts: Sequence[Schema]) -> Schema:
     schemas_of_keys: dict[str, list[Schema]] = {}  # key -> its different schemas
     for keys in keys_of_parts:
         for key, schema in keys.items():
-            schemas = schemas_of_keys.setdefault(key, [])
-            if schema not in schemas:
-                schemas.append(schema)
+            if key not in schemas_of_keys:
+                schemas_of_keys[key] = []
+            if schema not in schemas_of_keys[key]:
+                schemas_of_keys[key].append(schema)
     together: Schema = {}
     for key, schemas in schemas_of_keys.items():
         together[key] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

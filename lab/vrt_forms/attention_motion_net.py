@@ -47,8 +47,14 @@ class AttentionMotionNet(MotionNet):
     ) -> Tensor:
         """Return the inputs of the conv net of a level, with the channels of the attention.
 
-        `MotionNet.forward` calls this for each level. The arguments are the arguments of
-        `MotionNet._inputs`, whose result (B, 48, h, w) begins with the 30 channels of the pictures.
+        `MotionNet.forward` calls this for each level. The result of `MotionNet._inputs`,
+        (B, 48, h, w), begins with the 30 channels of the pictures.
+
+        pictures: (B * 15, 2, h, w), in the resolution of the level.
+        scene: (B, 3, h, w), in the resolution of the level.
+        curve: (B, 6, h, w), the motion found so far.
+        log_error: (B, 1, h, w), the logarithm of its expected error.
+        size: side of a pixel of the level, in spike pixels.
         """
         inputs = super()._inputs(pictures, scene, curve, log_error, size)
         if size not in ATTENTION_LEVELS:

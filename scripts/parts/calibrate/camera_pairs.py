@@ -45,7 +45,9 @@ def read_view(
     """
     if planes and search_planes:
         first, count = planes
-        stream, before = _stream_around(path, geometry, first, count, search_planes)
+        stream, before = _stream_around(
+            path, geometry, first=first, count=count, search_planes=search_planes
+        )
     else:
         # To find how the cameras lie to one another, one picture is enough: the sum of all planes
         # of the exposure. It is given as a stream with one plane, (1, h, w), which is the whole
@@ -68,7 +70,9 @@ def _stream_around(
 
     Returns the planes (T, h, w), and how many of them lie before the exposure.
 
-    first, count: the planes of the exposure. search_planes: largest offset that is searched.
+    first: the first plane of the exposure.
+    count: the number of planes of the exposure.
+    search_planes: the largest time offset that is searched, in planes.
     """
     # An exposure with any searched offset must lie within the stream. The fit also measures how the
     # light changes with time, for which it needs MOST_REACH additional planes on each side.
@@ -89,7 +93,7 @@ def _stream_around(
 
 def mirror_views(views: Sequence[View], mirror: str) -> list[View]:
     """Return the views with mirrored spike images."""
-    # The axes along which a stream (planes, h, w) is reversed.
+    # The axes along which a stream (planes, h, w) is reversed. E.g. mirrored columns: axis 2 (w).
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
     mirrored_views = []
     for view in views:

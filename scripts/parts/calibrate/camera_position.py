@@ -89,6 +89,7 @@ def find_position(
 
     Raises DataError if the images do not show the same scene, or show too little to judge by.
 
+    views: for each pair, the frame and the spikes of its exposure.
     light: what the spike camera integrates.
     model: which matrices are allowed, e.g. "homography".
     mirror: how the spike image is mirrored. "auto" finds it.

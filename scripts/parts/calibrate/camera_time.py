@@ -48,6 +48,7 @@ def find_time(
     end of what is searched.
 
     calibration: the known calibration. Its matrix stays as it is.
+    views: for each pair, the frame and the spikes around its exposure.
     light: what the spike camera integrates.
     search: largest offset that is searched, in planes.
     where: the files, for errors.

@@ -45,7 +45,8 @@ def refuse_problems(
 def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: Any) -> None:
     """Add to the problems each option that our option models or our network refuse.
 
-    values, parts: as in `refuse_problems`
+    values: the sections of the new file.
+    parts: PARTS of main_train_vrt.py, the networks, data sets and losses that a file may name.
     """
     from models.select_network import check_options  # imported here, because it brings torch
 
@@ -66,7 +67,8 @@ def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: 
             what = f"{single.what}; expected {single.expected}"
             # If the conversion has already noted a problem of this key, that problem stays,
             # because its text says more.
-            conversion.problems.setdefault(single.where, Problem(what, do=_way_out(single)))
+            if single.where not in conversion.problems:
+                conversion.problems[single.where] = Problem(what, do=_way_out(single))
 
 
 def _way_out(error: OptionError) -> str:
@@ -74,7 +76,7 @@ def _way_out(error: OptionError) -> str:
     if not error.what.startswith(UNKNOWN_OPTION):
         key = error.where.partition("[")[0]  # `netG.depths[3]` is set as a whole
         return f"give {key}=VALUE"
-    drop = f"--drop {error.where}, if it may be left out"
+    drop = f"give --drop {error.where}, if it may be left out"
     # If the key is nearly the name of one of our keys, the error advises to rename it.
     if error.do == "rename it":
         return f"{error.do}, or {drop}"

@@ -27,7 +27,7 @@ def convert_network(conversion: Conversion) -> None:
         elif mode is not None:
             conversion.problems[key] = Problem(
                 what=f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart",
-                do=f"--drop {key}, and give netG.fusion=exposure, gated, concat or none",
+                do=f"give --drop {key}, and give netG.fusion=exposure, gated, concat or none",
             )
 
     convert_optical_flow(conversion)
@@ -46,7 +46,7 @@ def convert_optical_flow(conversion: Conversion) -> None:
     module = flow.pop("module", "spynet")
     if module != "spynet":
         conversion.problems[f"{key}.module"] = Problem(
-            what="the only flow network here is SpyNet", do=f"--drop {key}, and {do}"
+            what="the only flow network here is SpyNet", do=f"give --drop {key}, and {do}"
         )
         return
     weights_file = flow.pop("checkpoint", None)
@@ -56,7 +56,7 @@ def convert_optical_flow(conversion: Conversion) -> None:
         if value:
             conversion.problems[f"{key}.{name}"] = Problem(
                 what="SpyNet has no parameters here",
-                do=f"--drop {key}.{name}, if it may be left out",
+                do=f"give --drop {key}.{name}, if it may be left out",
             )
 
 

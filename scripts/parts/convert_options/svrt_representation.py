@@ -52,7 +52,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         conversion.problems[key] = Problem(
             what=f"{reconstruction.kind!r} has no counterpart; only tfp, middle_tfp, tfi, "
             "raw_window and encoding25 have one",
-            do=f"--drop {' '.join(given_keys)}, to write tfp with {reconstruction.bins} bins "
+            do=f"give --drop {' '.join(given_keys)}, to write tfp with {reconstruction.bins} bins "
             "instead",
         )
         return
@@ -60,7 +60,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     for name in reconstruction.unknown:
         conversion.problems[f"{key}.{name}"] = Problem(
             what="unknown to this script",
-            do=f"--drop {key}.{name}, if it may be left out",
+            do=f"give --drop {key}.{name}, if it may be left out",
         )
     _compare_channels(conversion, channels_key, channels, counterpart)
     _set_representation(conversion, split, counterpart)
@@ -131,11 +131,13 @@ def _joined_reconstruction(
         for name, value in section.items():
             if value is None:  # null: as if the parameter were missing
                 continue
-            first = joined.setdefault(name, value)  # the value of the first key that has this name
+            if name not in joined:
+                joined[name] = value
+            first = joined[name]  # the value of the first key that has this name
             if first != value:
                 both_keys = f"{given_key}, {key_of_problems}.{name}"
                 conversion.problems[both_keys] = Problem(
-                    what=f"{value!r} and {first!r} are given", do=f"--drop {given_key}"
+                    what=f"{value!r} and {first!r} are given", do=f"give --drop {given_key}"
                 )
     return joined
 
@@ -241,7 +243,7 @@ def _compare_channels(
         section = json.dumps(counterpart.representation)
         conversion.problems[channels_key] = Problem(
             what=f"{channels}, but {section} has {our_channels} channels",
-            do=f"--drop {channels_key}, or correct the reconstruction",
+            do=f"give --drop {channels_key}, or correct the reconstruction",
         )
     else:
         conversion.dropped[channels_key] = "it follows from the representation"

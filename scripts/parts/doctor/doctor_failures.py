@@ -140,8 +140,8 @@ def known_failures(text: str, first_line: int) -> list[Finding]:
     findings: dict[str, Finding] = {}  # name of the failure -> finding
     for line_number, line in enumerate(text.splitlines(), first_line):
         finding = _known_failure(line, line_number, rows)
-        if finding is not None:
-            findings.setdefault(finding.check, finding)  # an earlier line of this kind stays
+        if finding is not None and finding.check not in findings:  # an earlier line stays
+            findings[finding.check] = finding
     return list(findings.values())
 
 

@@ -69,7 +69,9 @@ def _run_in_processes(
 ) -> None:
     """Run function(*call) for each call in a pool of processes.
 
-    workers, function, calls: arguments of `run_in_parallel`.
+    workers: number of processes.
+    function: a function at the top level of a module.
+    calls: the arguments of each call.
     on_result: is called with (index of the call, its result) as soon as a call has ended.
     """
     # The start method is spawn, because OpenCV's threads do not survive a fork.

@@ -3,8 +3,8 @@
 data/motion/ measures the motion of a frame of a test clip. `OneSample` and `SampleReader` let a
 sample of training look like a test clip.
 
-Some values have the type Any, and a comment names their class. Their modules import torch, and
---help must not wait for torch.
+Some values have the type Any, because their modules import torch, and --help must not wait for
+torch. `dataset` is a data set of clips from files, a `ClipDataset` (data/clip_reading.py).
 
 What must stay: the page shows the motion of the whole frame, as `--method joint` finds it
 (test_the_motion_within_the_exposure_is_shown_if_asked_for).

@@ -10,8 +10,9 @@ What must stay: the page shows the frames and channels that the network gets
 (test_the_page_shows_the_frames_of_the_sample, test_the_page_shows_every_channel_of_the_spikes).
 Free to change: all else. A new section is an entry in the list of `sections`.
 
-Some values have the type Any, and a comment names their class. Their modules import torch, and
---help must not wait for torch.
+Some values have the type Any, because their modules import torch, and --help must not wait for
+torch. `dataset` is a data set of clips from files, a `ClipDataset` (data/clip_reading.py). It is
+the data set of `sample`.
 """
 
 from typing import Any
@@ -35,7 +36,8 @@ CYAN = (0, 220, 255)  # around the region that crops are drawn from
 def sections(dataset: Any, sample: Sample, comparison: Any) -> list[Section]:
     """Return the sections of the page, from the whole frame to the single spike channels.
 
-    comparison: the Comparison of spikes and frames. None if there are no spikes.
+    comparison: the `Comparison` of spikes and frames (data/alignment.py). None if there are no
+        spikes.
     """
     item = sample.item
     names = {}  # "lq", "gt" -> a name for each frame

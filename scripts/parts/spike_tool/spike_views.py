@@ -117,7 +117,8 @@ def write_video(
 ) -> None:
     """Write a video: each plane, white where a pixel fired, beside its reconstruction.
 
-    fps, tick_hz: as in `write_images`
+    fps: frames per second of the video.
+    tick_hz: planes per second, for the times in the titles. None: the titles have no times.
     """
     images = with_progress(rendering.images(planes), len(planes), "video", "frames")
     with VideoWriter(out, fps) as video:

@@ -608,7 +608,7 @@ CHOSEN_VALUES = {
 
 
 def advice_in(printed: str) -> str:
-    """Return the lines with the advice of an error, e.g. "      do: --drop netG.depth"."""
+    """Return the lines with the advice of an error, e.g. "      do: give --drop netG.depth"."""
     lines = printed.splitlines()
     return "\n".join(line for line in lines if line.startswith("      do: "))
 
@@ -616,8 +616,8 @@ def advice_in(printed: str) -> str:
 def keys_to_drop(advice: str) -> list[str]:
     """Return the keys that an advice says to drop.
 
-    E.g. "do: --drop a.b c.d, and give x=1" -> ["a.b", "c.d"]: the keys end at a comma or at the end
-    of the line.
+    E.g. "do: give --drop a.b c.d, and give x=1" -> ["a.b", "c.d"]: the keys end at a comma or at
+    the end of the line.
     """
     dropped = []
     for keys in re.findall(r"--drop ([^,\n]+)", advice):
