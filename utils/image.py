@@ -132,7 +132,7 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
 def comparison(
     blurry: np.ndarray, spikes: np.ndarray | None, restored: np.ndarray, sharp: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Return the panels of a comparison: name -> (H, W, 3) uint8.
+    """Return the panels of a comparison: name -> picture of 3 channels, uint8.
 
     The panels come in this order: blurry, spikes, restored, sharp, error x5. A panel without data
     is left out. The error is 5 x |restored - sharp|, at most 255.
@@ -141,8 +141,11 @@ def comparison(
     its report (utils/run/report.py) reads them. So a new panel does not break the reports of older
     runs.
 
+    blurry: (h, w, 3) uint8. It may be smaller than `restored`, e.g. with super-resolution.
     spikes: display values (H, W) from `ClipReader.spike_light`, or None. The 99.5 % quantile of the
         values becomes white, so that a few bright pixels do not make the picture dark.
+    restored: (H, W, 3) uint8.
+    sharp: (H, W, 3) uint8, or None if there is no sharp frame.
     """
     panels = {"blurry": blurry}
     if spikes is not None:

@@ -157,6 +157,7 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     meet(RUN.store, launch)
     # Rank 0 and its store may be lost before the watchdog of this rank has read a beat of rank 0.
     # So read a beat here. From its host and process id, the watchdog can report the end of rank 0.
+    # `setdefault`: if the watchdog thread has read a beat of rank 0 meanwhile, its beat stays.
     first_state = read_state(rank=0, value=RUN.store.get("beat/0"))
     RUN.watchdog.beats.states.setdefault(0, first_state)
 

@@ -190,7 +190,8 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
 def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str) -> DistError:
     """Return the error of a process that cannot know which of the visible GPUs it shall use.
 
-    gpu_count: number of visible GPUs. command: what the user typed, for the advice.
+    gpu_count: number of visible GPUs.
+    command: what the user typed, for the advice.
     """
     return DistError(
         what=f"WORLD_SIZE is {world_size}, LOCAL_RANK and NPROC_PER_NODE are missing, "
@@ -208,7 +209,8 @@ def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -
 
     A task uses one GPU, so the other GPUs of the node would idle.
 
-    gpu_count: number of visible GPUs. command: what the user typed, for the advice.
+    gpu_count: number of visible GPUs.
+    command: what the user typed, for the advice.
     """
     hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     node_count = host_count(hosts)

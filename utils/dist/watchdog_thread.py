@@ -155,7 +155,13 @@ class Watchdog(threading.Thread):
         # longer.
         guard_limit_s = budgets.stall_s + 4
         mark = None if self.store is None else run_mark()  # None: a single process
-        self.guard = start_guard(self.rank, guard_limit_s, self.stack_path, mark, log_file())
+        self.guard = start_guard(
+            self.rank,
+            limit_s=guard_limit_s,
+            stack_file=self.stack_path,
+            mark=mark,
+            log_file=log_file(),
+        )
         self.budgets = budgets
         # Other ranks report a silent rank only if its last beat has a budget (the limit of its
         # phase) above 0. So write such a beat now, because the main thread may hang at once.

@@ -73,7 +73,8 @@ def note_on_totals(keys: list[str], loader: Any, ranks: int) -> str:
     datasets.train.dataloader_batch_size=2, with which the total is 8 again.
 
     keys: the field `kair_totals` of the options, e.g. ["dataloader_batch_size"].
-    loader: the section datasets.train. ranks: number of processes.
+    loader: the section datasets.train.
+    ranks: number of processes.
     """
     # With one rank, the total and the number per GPU are the same.
     if ranks == 1 or not keys:

@@ -177,7 +177,8 @@ class Registry:
     def _refuse_reserved(self, name: str, key: str) -> None:
         """Raise OptionError if a parameter has a name that a section needs for itself.
 
-        name: name of the part. key: name of the parameter.
+        name: name of the part
+        key: name of the parameter
         """
         is_private = key.startswith("_")
         is_of_pydantic = key.startswith("model_") and hasattr(Section, key)

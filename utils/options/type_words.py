@@ -102,7 +102,8 @@ def _describe_list(item_type: Any, limits: Sequence[Any]) -> str:
     A smallest length is not in the text, because nearly all lists of this project have one fixed
     length.
 
-    item_type: the type of an element. limits: what pydantic keeps of `Field(max_length=...)`.
+    item_type: the type of an element
+    limits: what pydantic keeps of `Field(max_length=...)`
     """
     length = ""  # "2 ", or "" without a largest length
     for limit in limits:

@@ -163,7 +163,8 @@ def _refuse_full_disk(path: Path, need_mb: float) -> None:
 def _plain_bytes(value: Any, where: str = "state") -> int:
     """Return the number of bytes of all tensors in `value`, which is nearly the size of the file.
 
-    value: a state, or a part of it. where: the place of the part, e.g. "state['optimizer'][0]".
+    value: a state, or a part of it.
+    where: the place of the part, e.g. "state['optimizer'][0]".
 
     Raises CheckpointError for a type that torch.load refuses with ``weights_only=True``.
     """

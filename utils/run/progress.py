@@ -96,7 +96,8 @@ class Lines:
         self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0
     ) -> None:
         """total: number of things to do, e.g. 500.
-        name: what is done, e.g. "check". unit: what is counted, e.g. "clips".
+        name: what is done, e.g. "check".
+        unit: what is counted, e.g. "clips".
         say: function that is called with each line.
         quiet_s: seconds at the start in which no line comes.
         """

@@ -43,8 +43,10 @@ class Bar(ExitStack):
     def __init__(
         self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any
     ) -> None:
-        """total: number of things to do. name: what is done, e.g. "check".
-        unit: what is counted, e.g. "clips". is_kept: whether the finished bar stays on the screen.
+        """total: number of things to do.
+        name: what is done, e.g. "check".
+        unit: what is counted, e.g. "clips".
+        is_kept: whether the finished bar stays on the screen.
         options: additional options of tqdm.
         """
         super().__init__()
@@ -116,7 +118,9 @@ class AboveBars:
     """
 
     def __init__(self, stream: Any, terminal: Any) -> None:
-        """stream: the stream that is replaced. terminal: the stream that shows the bars."""
+        """stream: the stream that is replaced, e.g. stdout.
+        terminal: the stream that shows the bars, stderr.
+        """
         self.stream = stream
         self.terminal = terminal
         self._unfinished = ""  # the text after the last end of line

@@ -59,7 +59,8 @@ class RunProgress(ExitStack):
     def update(self, step: int, values: str) -> None:
         """Show that one more step is done.
 
-        step: number of steps done so far. values: numbers of the newest log line, for the bar.
+        step: number of steps done so far.
+        values: numbers of the newest log line, for the bar.
         """
         if self._bar:
             self._bar.update(1, self._name, self._beside_bar(step, values))

@@ -172,7 +172,8 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     Logs a warning for HDR and for interlaced films, which look different in a player. Raises
     OSError or FFmpegError if no frame can be decoded, and DataError for frames of different sizes.
 
-    container: the opened file, an object of PyAV. path: of the file, for messages.
+    container: the opened file, an object of PyAV.
+    path: path of the file, for messages.
     go_on: called after each decoded frame.
     """
     stream = _film_in(container)
@@ -290,7 +291,8 @@ HDR = {16: "PQ", 18: "HLG"}
 def _warn_of_hdr_or_interlaced(path: str | Path, stream: Any, is_interlaced: bool) -> None:
     """Warn of films that look different here than in a player.
 
-    stream: the film, an object of PyAV. path: of its file, for messages.
+    path: path of the file, for messages.
+    stream: the film, an object of PyAV.
     """
     transfer = HDR.get(stream.codec_context.color_trc)
     if transfer:

@@ -63,6 +63,8 @@ class VideoWriter(AbstractContextManager):
     ) -> None:
         """Prepare a video. The file is opened with the first frame, because its size is needed.
 
+        path: the file of the film.
+        fps: frames per second.
         times: seconds at which each frame is shown. None: `fps` frames per second.
         chroma: "444" keeps the colour of every pixel. "420" keeps one colour for 2 x 2 pixels, and
             plays everywhere. It needs even sizes: if a size is odd, the last row or column is
@@ -98,7 +100,14 @@ class VideoWriter(AbstractContextManager):
                 # column.
                 below = height - frame.shape[0]
                 beside = width - frame.shape[1]
-                frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)
+                frame = cv2.copyMakeBorder(
+                    frame,
+                    top=0,
+                    bottom=below,
+                    left=0,
+                    right=beside,
+                    borderType=cv2.BORDER_REPLICATE,
+                )
 
             rgb: Any = frame  # Any, because the types of PyAV do not know uint8 arrays
             image = av.VideoFrame.from_ndarray(rgb, format="rgb24")
