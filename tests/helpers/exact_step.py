@@ -109,7 +109,7 @@ def results_of_step(
 
 
 def take_samples(tensor: Tensor) -> Tensor:
-    """Return up to `SAMPLES` values of a tensor, evenly spread over its elements."""
+    """Return up to `SAMPLES` values (k,) of a tensor, evenly spread over its elements."""
     flat = tensor.reshape(-1)
     positions = torch.linspace(0, len(flat) - 1, min(len(flat), SAMPLES), dtype=torch.float64)
     return flat[positions.long()]

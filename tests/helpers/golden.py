@@ -119,9 +119,10 @@ class NetVector:
     samples: dict[str, Tensor]
 
     def sample_of(self, key: str, tensor: Tensor) -> Tensor:
-        """Return the values of a tensor that are stored as the sample of `key`.
+        """Return the values (k,) of a tensor that are stored as the sample of `key`.
 
-        A sample has each n-th value, so that the file stays small.
+        A sample has each n-th value of the flattened tensor, so that the file stays small. E.g. for
+        the key "grad/input" of most vectors, n is 11.
         """
         stride = self.config["sample_strides"][key]
         return tensor.detach().reshape(-1)[::stride]

@@ -71,7 +71,10 @@ def main() -> None:
 
 
 def inputs_of(case: Case) -> list[Tensor]:
-    """Return x, offset, mask, weight and bias of a deformable convolution."""
+    """Return the arguments of a deformable convolution: x, offset, mask, weight and bias.
+
+    models/vrt/deform_conv.py says their shapes.
+    """
     generator = torch.Generator().manual_seed(0)
     size = (HEIGHT, WIDTH)
     # Offsets of -6 to 6 pixels, in steps of 1/64.

@@ -55,12 +55,14 @@ def make_reader(lq, spike=None, spike_reversed=None):
 
 
 def restore_clip(net, lq, spike=None, spike_reversed=None, **tiling):
-    """Restore frames lq (B, T, C, H, W) in tiles. Returns (B, T, C', scale H, scale W).
+    """Restore a clip in tiles. Returns frames (B, T, C', scale H, scale W).
 
     With center_frame_only, the result has only the middle frame. C' is the number of channels that
     the network returns.
 
-    lq, spike, spike_reversed: see `make_reader`. tiling: arguments of `make_tiling`.
+    lq: frames (B, T, C, H, W). spike: spike channels (B, T, S, H, W), or None without spikes.
+    spike_reversed: the spike channels for frames that are played backwards.
+    tiling: fields of Tiling and of InputSpec, e.g. flip_seq=True.
     """
     cut = make_tiling(**tiling)
     frame_count = lq.shape[1]

@@ -40,7 +40,7 @@ def motion(tmp_path_factory) -> Motion:
 
 
 def tau_of(motion: Motion) -> np.ndarray:
-    """Return the instants of a motion, from -1 at the begin of the exposure to 1 at its end."""
+    """Return the instants (n,) of a motion: -1 at the begin of the exposure, 1 at its end."""
     half_exposure = 30  # planes
     return (motion.times / half_exposure).astype(np.float32)
 

@@ -200,7 +200,7 @@ def golden_means(request) -> GoldenMeans:
 
 @pytest.fixture
 def planes(home, golden_means) -> np.ndarray:
-    """Give the 41 planes of the golden values."""
+    """Give the planes (41, 250, 400) from which the golden values were computed."""
     spikes = read_spikes(home / f"spike/{golden_means.clip}.dat", PLANE)
     return spikes[golden_means.first_plane : golden_means.first_plane + 41]
 

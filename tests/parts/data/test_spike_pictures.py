@@ -21,11 +21,11 @@ TIMES = [0.0, -30.0, 45.0]  # planes after the sharp instant
 def recording_of(stream: np.ndarray) -> Recording:
     """Return a recording whose blurry frame is black, because pictures do not depend on it."""
     blurry = np.zeros((SIDE, SIDE, 3), np.float32)
-    return Recording(blurry, stream, begin=0, end=PLANES, sharp=PLANES / 2)
+    return Recording(blurry=blurry, stream=stream, begin=0, end=PLANES, sharp=PLANES / 2)
 
 
 def firing(each: int) -> np.ndarray:
-    """Return a stream in which each pixel fires each `each` planes."""
+    """Return a stream (PLANES, SIDE, SIDE) in which each pixel fires once in `each` planes."""
     stream = np.zeros((PLANES, SIDE, SIDE), np.uint8)
     stream[each - 1 :: each] = 1
     return stream

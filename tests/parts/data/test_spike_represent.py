@@ -239,7 +239,7 @@ HALF_WINDOW_OF_S_VRT = 20
 
 
 def middles_of_s_vrt(planes: int) -> np.ndarray:
-    """Return the middles of four windows in a file of `planes` planes.
+    """Return the middles (4,) of four windows in a file of `planes` planes.
 
     The file is divided into four equal parts. E.g. for 56 planes, the middles of the parts are 7,
     21, 35 and 49.
@@ -359,7 +359,11 @@ def test_voxel_bins_around_the_middle_of_an_even_stream_are_the_whole_stream():
 def tfi_by_definition(spikes: np.ndarray, center: int, half_window: int) -> np.ndarray:
     """Return 1 / (time between the last spike before the centre and the first one after it).
 
-    A pixel without such spikes within the window has 1 / (length of the window).
+    The result has the shape (h, w). A pixel without such spikes within the window has the value
+    1 / (length of the window).
+
+    spikes: (planes, h, w). center: number of the middle plane. half_window: planes of the window on
+    each side of it.
     """
     out = np.empty(spikes.shape[1:], np.float32)
     for y, x in np.ndindex(out.shape):
@@ -920,7 +924,7 @@ def test_cropping_before_representing_equals_cropping_after(data, chosen, seed, 
 def channels_or_none(
     name: str, planes: np.ndarray, center: float, **options: Any
 ) -> np.ndarray | None:
-    """Return the channels of a representation, or None if there are too few planes."""
+    """Return the channels (C, h, w) of a representation, or None if there are too few planes."""
     try:
         return represent(name, planes, center, rate=0.6, gamma=2.2, **options)
     except ValueError:
@@ -930,7 +934,7 @@ def channels_or_none(
 def reversed_channels(
     name: str, planes: np.ndarray, center: float, options: dict[str, Any]
 ) -> np.ndarray | None:
-    """Return the channels in reversed time, made from the channels in forward time.
+    """Return the channels (C, h, w) in reversed time, made from the channels in forward time.
 
     Returns None if there are too few planes around the centre.
     """

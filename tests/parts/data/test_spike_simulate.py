@@ -49,7 +49,7 @@ def sensor(rate: float = 0.5, seed: int = 0, **options: Any) -> simulate.Integra
 
 
 def constant(light: float, planes: int) -> list[np.ndarray]:
-    """Return `planes` planes of the same light."""
+    """Return `planes` planes (8, 8) of the same light, which is from 0 to 1."""
     return [np.full((8, 8), light, np.float32)] * planes
 
 
@@ -341,7 +341,7 @@ def test_a_stream_without_spikes_stays_without_spikes():
 def changed_by_definition(
     stream: np.ndarray, factor: float, rng: np.random.Generator, dark: float
 ) -> np.ndarray:
-    """Return the spikes of a sensor with `factor` times the threshold, plane by plane.
+    """Return the spikes (T, h, w) of a sensor with `factor` times the threshold, plane by plane.
 
     The light comes from the recorded spikes. The unit of the charge is the new threshold.
 

@@ -63,7 +63,7 @@ def position_matrix(
 
 
 def shifted_along_x(pixels: float) -> np.ndarray:
-    """Return the true matrix, shifted along x by this number of frame pixels."""
+    """Return the true matrix (3, 3), shifted along x by this number of frame pixels."""
     x, y = TRUE_SHIFT
     return position_matrix(shift=(x + pixels, y))
 

@@ -26,7 +26,7 @@ LAST_OF_FLOW = "spynet.basic_module.5.basic_module.8"
 
 
 def frames(*shape: int) -> torch.Tensor:
-    """Return random frames; by default 3 frames of 32 x 32."""
+    """Return random frames of this shape; by default (1, 3, 3, 32, 32), which is B, N, C, H, W."""
     return torch.rand(shape or (1, 3, 3, 32, 32))
 
 
