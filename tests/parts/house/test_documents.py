@@ -23,6 +23,7 @@ import matplotlib
 import pytest
 
 import main_train_vrt
+from lab.card_recipes import clips_at_once
 from models.vrt.memory.fit_memory import BYTES_PER_PARAMETER
 from scripts import prepare_gopro_spike
 from tests.dist.launching import run_ranks
@@ -432,8 +433,31 @@ def large_file() -> dict[str, Any]:
     return large
 
 
-# The values of the key `spike` in the table of docs/large.md. Each row is for another kind of data.
-SPIKE_LINES = re.findall(r'(?m)^\|[^|]*\| `"spike": ([^`]*)`', read_page("docs/large.md"))
+# The additions to the key `spike` that docs/large.md names, e.g. '"context": 88'.
+ADDITIONS = re.findall(r"(?m)^\* If it has no .*?, add `([^`]*)`", read_page("docs/large.md"))
+
+
+def spike_of_large_network(spike: dict[str, Any]) -> dict[str, Any]:
+    """Return `spike` of a small network with the additions of docs/large.md that it lacks."""
+    large = dict(spike)
+    for addition in ADDITIONS:
+        for key, value in keys_of(addition).items():
+            large.setdefault(key, value)
+    return large
+
+
+def spikes_of_small_networks() -> dict[str, dict[str, Any]]:
+    """Return the key `spike` of the small network for each kind of data that the pages name."""
+    of_quick_start = read_option_files("docs/quickstart.md")
+    cases = ("case 1", "case 2", "case 3", "case 3, one file")
+    files = dict(zip(cases, files_of_the_cases(), strict=True))
+    files |= dict(zip(("two cameras", "ideal camera"), of_quick_start, strict=True))
+    spikes = {name: file["datasets"]["train"].get("spike", {}) for name, file in files.items()}
+    # A dataset.json has the size of the planes and the sharp instants.
+    return spikes | {"dataset.json": {"calibration": "auto"}}
+
+
+SMALL_SPIKES = spikes_of_small_networks()
 
 
 def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(large_file, option_blocks):
@@ -448,26 +472,57 @@ def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(large_file, option_
     assert large == small
 
 
-def test_the_table_of_the_large_network_has_the_section_of_each_layout(option_blocks):
-    in_table = [json5.loads(line) for line in SPIKE_LINES]
-
-    # Three rows are for the first three layouts. The third row says how to get the fourth one. The
-    # other three rows are for a dataset.json, and for the two commands of the quick start.
-    assert len(in_table) == 6
-    for file, spike in zip(option_blocks.files[:3], in_table[:3], strict=True):
-        for section in file["datasets"].values():
-            # The value null removes the size of GoPro's planes, which the base file gives.
-            without_null = {key: value for key, value in spike.items() if value is not None}
-            assert section["spike"] == without_null
+def test_both_splits_of_a_small_network_have_the_same_spikes():
+    # So the additions to the line of `train` are right in `test`, too.
+    for file in [*files_of_the_cases(), *read_option_files("docs/quickstart.md")]:
+        sections = file["datasets"]
+        assert sections["train"].get("spike") == sections["test"].get("spike")
 
 
-@pytest.mark.parametrize("line", SPIKE_LINES)
+# The key `spike` of the large network for each kind of data.
+FULL = {"h": 250, "w": 400, "center": "file", "context": 88, "calibration": "auto"}
+EXPOSURE = {"start": 12, "length": 400, "period": 833.3333}
+NO_SIZE = {"h": None, "w": None, "context": 88}
+LARGE_SPIKES = {
+    "case 1": FULL,
+    "case 2": FULL | {"exposure": EXPOSURE},
+    "case 3": NO_SIZE | {"center": "file", "calibration": "trainsets/mine/rig.json"},
+    "case 3, one file": NO_SIZE
+    | {"center": "file", "calibration": "trainsets/mine/rig.json", "exposure": EXPOSURE},
+    "dataset.json": NO_SIZE | {"calibration": "auto"},
+    "ideal camera": NO_SIZE,
+    "two cameras": NO_SIZE | {"calibration": "recorded"},
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_SPIKES)
+def test_the_additions_give_the_spikes_of_the_large_network(kind):
+    assert spike_of_large_network(SMALL_SPIKES[kind]) == LARGE_SPIKES[kind]
+
+
+@pytest.mark.parametrize("page", ["docs/large.md", "docs/zh/large.md"])
+def test_the_examples_of_the_large_network_follow_the_additions(page):
+    # E.g. "| `"spike": {"calibration": "recorded"}` | `"spike": {...}` |". The second cell of an
+    # example without a change has no code.
+    examples = re.findall(
+        r'(?m)^\| (?:`("spike": [^`]*)`|[^`|]* `spike`[^`|]*) \| (.*) \|$', read_page(page)
+    )
+
+    assert len(examples) == 3
+    for small_text, large_text in examples:
+        small = keys_of(small_text)["spike"] if small_text else {}
+        large = keys_of(large_text.strip("`"))["spike"] if "`" in large_text else small
+        assert small in SMALL_SPIKES.values()
+        assert spike_of_large_network(small) == large
+
+
+@pytest.mark.parametrize("kind", SMALL_SPIKES)
 def test_the_file_for_a_gpu_trains_the_large_network_on_each_kind_of_data(
-    option_file, large_file, line
+    option_file, large_file, kind
 ):
     options = copy.deepcopy(large_file)
     for section in options["datasets"].values():
-        section["spike"] = json5.loads(line)
+        section["spike"] = spike_of_large_network(SMALL_SPIKES[kind])
     option_file.write_text(json.dumps(options))
 
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
@@ -486,32 +541,44 @@ def test_the_file_for_a_gpu_trains_the_large_network_on_each_kind_of_data(
 
 @pytest.mark.parametrize("page", ["docs/large.md", "docs/zh/large.md"])
 def test_the_clips_of_a_step_on_any_gpus_are_as_published(option_file, large_file, page):
-    # A row has the number of GPUs, their memory and an option, e.g.
-    # "| 4 | 24 GB or more | `datasets.train.dataloader_batch_size=2` |".
-    rows = re.findall(r"(?m)^\| (\d) \|[^|\n]*\| `([\w.]+=\d)` \|$", read_page(page))
+    # A row has the number of GPUs, the least memory of each and an option, e.g.
+    # "| 1 | 24 to 79 GB | `datasets.train.dataloader_batch_size=2` |".
+    row = r"(?m)^\| (\d) \| (\d+) [^|\n]*\| `([\w.]+=(\d))` \|$"
+    rows = re.findall(row, read_page(page))
     option_file.write_text(json.dumps(large_file))
 
-    assert len(rows) == 5
-    for gpus, option in rows:
+    assert len(rows) == 6
+    for gpus, gb, option, clips in rows:
         opt = main_train_vrt.read_options(["--opt", str(option_file), option])
         assert clips_of_step(opt, int(gpus)) == 8
+        assert int(clips) == clips_at_once(int(gpus), int(gb))
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/large.md", "docs/zh/large.md", "docs/ddp.md", "docs/zh/ddp.md"]
-)
+@pytest.mark.parametrize("page", ["docs/ddp.md", "docs/zh/ddp.md"])
 def test_other_numbers_of_gpus_take_the_clips_that_the_page_says(option_file, large_file, page):
     option_file.write_text(json.dumps(large_file))
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
-    text = read_page(page)
 
-    # The nearest numbers to 8 clips, e.g. "9 on 3 GPUs", and in Chinese "3 块为 9".
-    for gpus in (3, 5):
-        clips = clips_of_step(opt, gpus)
-        assert f"{clips} on {gpus}" in text or f"{gpus} 块为 {clips}" in text
-    # The page says: one clip for each GPU.
-    for gpus in (6, 7, 9, 16):
+    # Two rows of a table: the numbers of GPUs, and the clips of a step. The first column is for
+    # several numbers of GPUs, and the last one for more than 8: one clip for each GPU.
+    table = r"(?m)^\| GPU[^|\n]*\|(.*)\|\n\|[-|]+\|\n\|[^|\n]*\|(.*)\|$"
+    [(gpus_row, clips_row)] = re.findall(table, read_page(page))[-1:]
+    columns = list(zip(gpus_row.split("|"), clips_row.split("|"), strict=True))
+    for gpus_cell, clips_cell in columns[:-1]:
+        for gpus in re.findall(r"\d+", gpus_cell):
+            assert clips_of_step(opt, int(gpus)) == int(clips_cell)
+    named = [int(gpus) for gpus in re.findall(r"\d+", gpus_row)]
+    assert sorted(named) == [*range(1, 9), 8]
+    for gpus in (9, 16):
         assert clips_of_step(opt, gpus) == gpus
+
+
+@pytest.mark.parametrize("size", [64, 72, 128])
+def test_the_large_network_takes_smaller_crops(option_file, large_file, size):
+    option_file.write_text(json.dumps(large_file))
+    command = ["--opt", str(option_file), f"datasets.train.gt_size={size}"]
+
+    assert options_of_part(main_train_vrt.read_options(command).datasets.train).gt_size == size
 
 
 # ---- The option file for GoPro ----
