@@ -8,9 +8,9 @@ A plane is one readout of the spike camera. Here the number of a plane also says
 readout.
 
 What must stay: every constant, every range and the order of the random numbers, because they decide
-the files of the data set (test_the_same_seed_gives_the_same_bytes_and_another_seed_others). Whoever
-changes one raises `version` of the `SetPlan` in scripts/make_sample_data.py, so that old files are
-made again.
+the files of the data set. Whoever changes one raises `version` of the `SetPlan` in
+scripts/make_sample_data.py, so that old files are made again. No test notices a changed constant:
+test_the_same_seed_gives_the_same_bytes_and_another_seed_others compares files of one version only.
 """
 
 from dataclasses import dataclass
@@ -207,7 +207,10 @@ def _clouds(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _paint_shape(rng: np.random.Generator, picture: np.ndarray) -> None:
-    """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8, in place."""
+    """Paint a random disc, bar, polygon or letter into a picture (n, n, 3) uint8, in place.
+
+    The order of the random numbers must stay, and no test notices another order.
+    """
     n = len(picture)
     brightness = rng.uniform(0.05, 0.95)
     tint = 0.2 * rng.uniform(-1, 1, 3)
