@@ -407,7 +407,9 @@ def method_on_test_set(
 
     A network cuts the clips into tiles as the options `val` say.
 
-    opt, chosen: as in `job_on_test_set`. network: what the command line says of a network.
+    opt: the option file. network: what the command line says of a network.
+    chosen: what --method asks for. `chosen.formula` is None if a network makes the frames, and
+        `chosen.joint` is None without --method joint.
     """
     section = section_of_test_set(opt)
     # A formula or a network makes the frames.

@@ -115,7 +115,7 @@ def _refuse_step(need: Need, lq: Tensor, size: float, changes: list[str]) -> NoR
         # begins after 12 characters: "  do        " (`SpikeVRTError.__str__`).
         indent = " " * 12
         lines = [f"{indent}{change}" for change in changes]
-        do = "\n".join(["one of these, or several:", *lines])
+        do = "\n".join(["choose one of these, or several:", *lines])
     else:
         do = "use a smaller network, or a machine with more memory"
     raise OptionError(
@@ -145,9 +145,10 @@ BYTES_PER_AVERAGED = 4
 
 
 def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: int) -> Need:
-    """Estimate the memory of a step. ranks: number of processes on this host.
+    """Estimate the memory of a step.
 
-    The other arguments are as in `check_memory`.
+    lq: the input clips, (B, T, C, H, W). is_half: whether autocast computes in 16 bits.
+    has_average: whether the run keeps averaged weights. ranks: number of processes on this host.
     """
     parameter_count = sum(parameter.numel() for parameter in net.parameters())
     bytes_per_parameter = BYTES_PER_PARAMETER

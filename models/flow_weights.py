@@ -64,7 +64,7 @@ def _file_to_load(path: str) -> str:
     if path == PUBLISHED_FLOW:
         return str(OWN_FLOW)
     raise OptionError(
-        what=f"no file {path}",
+        what=f"there is no file {path}",
         where="netG.spynet_path",
         expected=f"SpyNet weights: the published ones ({PUBLISHED_ADDRESS}) or "
         f"models/vrt/{OWN_FLOW.name}",

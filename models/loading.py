@@ -56,8 +56,9 @@ def compare_weights(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Return what `load_weights` would report, and the tensors that it would load.
 
-    net: the network, which may be on the device "meta". The other arguments are as in
-        `load_weights`.
+    net: the network, which may be on the device "meta". weights: name -> tensor.
+    where: the source of the weights, for errors, e.g. their path. strict: whether all names and
+        shapes must match.
 
     Raises CheckpointError if the weights do not fit.
     """

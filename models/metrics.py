@@ -127,7 +127,7 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     _check_shapes(restored, sharp)
     if min(restored.shape[:2]) < len(_SSIM_KERNEL):
         raise DataError(
-            what=f"SSIM of an image of {restored.shape[1]}x{restored.shape[0]}",
+            what=f"SSIM cannot score an image of {restored.shape[1]}x{restored.shape[0]}",
             where="",  # this function does not know the names of the images
             expected="at least 11x11 pixels",
             do="use larger frames",
@@ -249,13 +249,20 @@ def add_scores(
             values |= more_scores(image, sharp)
 
     # Append each value to the list of its kind and metric. The first frame makes the lists.
-    columns = scores.setdefault(kind, {})
+    if kind not in scores:
+        scores[kind] = {}
+    values_of_frames = scores[kind]  # metric -> value of each frame so far
     for name, value in values.items():
-        columns.setdefault(name, []).append(value)
+        if name not in values_of_frames:
+            values_of_frames[name] = []
+        values_of_frames[name].append(value)
 
 
 def _values_of(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return the value of each metric, by name. image, sharp: as in `add_scores`."""
+    """Return the value of each metric, by name.
+
+    image, sharp: (H, W, 3) RGB in 0..255.
+    """
     values = {}
     luma: tuple[np.ndarray, np.ndarray] | None = None  # computed once, if a metric needs it
     for metric in metrics:
@@ -314,7 +321,7 @@ def _check_shapes(restored: np.ndarray, sharp: np.ndarray) -> None:
     """Raise DataError if two images have different shapes."""
     if restored.shape != sharp.shape:
         raise DataError(
-            what=f"two images of different sizes: {restored.shape} and {sharp.shape}",
+            what=f"two images have different sizes: {restored.shape} and {sharp.shape}",
             where="",  # this function does not know the names of the images
             expected="two images of the same size",
             do="check --gt",

@@ -42,7 +42,7 @@ class FusionNet(nn.Module):
         makes_frames = issubclass(options.constructor, ImageFusion)
         if not makes_frames or options.base == "blurry":
             raise OptionError(
-                what=f"net_type fusion with netG.fusion {options.type}",
+                what=f"net_type fusion cannot use netG.fusion {options.type}",
                 where="netG.fusion",
                 expected='"exposure" or "gated", base "fused": the result is a frame',
                 do='choose "exposure" or "gated" with base "fused", or net_type vrt',

@@ -175,7 +175,7 @@ def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -
     if first_difference is not None:
         key, training_value, other_value = first_difference
         raise CheckpointError(
-            what=f"the spike channels have {key} {other_value}, the weights were trained with "
+            what=f"the spike channels have {key} {other_value}, but the weights were trained with "
             f"{training_value}",
             where=str(path),
             expected=f"the {key} of the training, {training_value}",

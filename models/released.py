@@ -76,7 +76,7 @@ def local_file(
     stems = [stem for stem in released if stem.startswith(f"{number}_")]
     if not stems:
         raise CheckpointError(
-            what="no released weights of this name",
+            what="there are no released weights of this name",
             where=text,
             expected=", ".join(f"vrt/{stem[:3]}" for stem in sorted(released)),
             do="choose one of these names, or give a file",

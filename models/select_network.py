@@ -272,7 +272,7 @@ def _check_task(
     # default 0 stands for "not null": without a test dataset or a key sigma nothing is refused.
     if spec.noise_map and getattr(test, "sigma", 0) is None:
         raise OptionError(
-            what="netG.nonblind_denoising is true, and the test clips have no noise",
+            what="netG.nonblind_denoising is true, but the test clips have no noise",
             where="datasets.test.sigma",
             expected="0 to 255",
             do="set it, e.g. to 30",
@@ -323,7 +323,8 @@ def _check_interpolation(
 ) -> None:
     """Raise OptionError if the options do not fit a network that interpolates.
 
-    The arguments are as in `_check_task`.
+    netG, train, test, val: sections of the options. train and test may be None. spec: what the
+    network takes.
     """
     # A training clip has the given frames and one frame in each gap between them, e.g. 4 + 3 = 7
     # frames. In VRT the number of given frames is netG.img_size[0], as the message says.
@@ -350,7 +351,7 @@ def _check_interpolation(
         )
     if val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False):
         raise OptionError(
-            what="val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates",
+            what="val.flip_seq, val.pad_seq or pad_sequence is true, but the network interpolates",
             where="val",
             expected="each new frame is made only from its neighbours",
             do="set val.flip_seq, val.pad_seq and pad_sequence to false",

@@ -53,7 +53,7 @@ def refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
     most_bytes = max(MOST_TIMES_FILE_SIZE * file_bytes, ALWAYS_ALLOWED_BYTES)
     if tensor_bytes > most_bytes:
         raise CheckpointError(
-            what=f"{len(weights)} tensors of {tensor_bytes / 1e6:.0f} MB in a file of "
+            what=f"there are {len(weights)} tensors of {tensor_bytes / 1e6:.0f} MB in a file of "
             f"{file_bytes / 1e6:.1f} MB",
             where=str(path),
             expected="one number in the file for each number of a tensor",

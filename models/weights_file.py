@@ -50,7 +50,7 @@ def read_content(path: Path, key: str) -> Any:
     """
     if not path.is_file():
         raise CheckpointError(
-            what="no such weights file",
+            what="there is no such weights file",
             where=str(path),
             expected="an existing file",
             # `address_of` adds where to download the file, if it is a published one.
@@ -62,7 +62,9 @@ def read_content(path: Path, key: str) -> Any:
 def tensors_in(content: Any, path: Path, prefer: str = "params") -> dict[str, Tensor]:
     """Return the state dict in the content of the weights file `path`.
 
-    prefer: as in `read_weights`. Raises CheckpointError if there is no state dict.
+    prefer: the key to take if the content has several of the keys CONTAINERS.
+
+    Raises CheckpointError if there is no state dict.
     """
     # If the file holds its state dict under a key, take what is under the key.
     if isinstance(content, dict):
@@ -76,7 +78,7 @@ def tensors_in(content: Any, path: Path, prefer: str = "params") -> dict[str, Te
             keys = sorted(str(name) for name in content)
             what += f" with the keys {keys[:5]}"  # five keys are enough to recognise the file
         raise CheckpointError(
-            what=f"{what} instead of a state dict",
+            what=f"the file holds {what} instead of a state dict",
             where=str(path),
             expected=f"tensors by name, directly or under {', '.join(CONTAINERS)}",
             do="choose another file",

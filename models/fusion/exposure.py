@@ -104,7 +104,7 @@ class ExposureFusion(ImageFusion):
         if not is_valid:
             key = "netG.fusion.estimates"
             raise OptionError(
-                what=f"{estimate_count} estimates from {spike_channels} spike channels",
+                what=f"{spike_channels} spike channels cannot give {estimate_count} estimates",
                 where=key,
                 expected="a ratio for each and a confidence, as the representation relative gives",
                 do=f"set spike.representation to relative, or correct {key}",

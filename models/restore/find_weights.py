@@ -52,7 +52,7 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
         if candidate.is_file() or is_released:
             return str(candidate)
     raise CheckpointError(
-        what="no weights to test",
+        what="there are no weights to test",
         where=", ".join(map(str, candidates)),
         expected="a checkpoint of this run, or path.pretrained_netG",
         do="give --weights FILE",

@@ -130,7 +130,7 @@ def _refuse_other_shapes(
 ) -> None:
     """Raise CheckpointError if a tensor has another shape, e.g. in the LPIPS weights for VGG.
 
-    in_files, name_in_file: as in `_refuse_missing`.
+    in_files: name in the files -> tensor. name_in_file: our name -> name in the files.
     tensors_of_network: our name -> tensor of the network.
     """
     for name, name_of_file in name_in_file.items():

@@ -231,7 +231,7 @@ def refuse_other_frames(saved: SavedNetwork) -> None:
     faults = [words for words in is_wrong if is_wrong[words]]
     if faults:
         raise OptionError(
-            what=f"--method joint with weights that {', and '.join(faults)}",
+            what=f"--method joint cannot begin with weights that {', and '.join(faults)}",
             where=str(saved.path),
             expected="weights that restore each blurry frame from RGB and spikes, in its size",
             do="give other weights, such as weights/operator.pth, or leave out --weights",

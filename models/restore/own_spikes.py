@@ -66,7 +66,7 @@ def spikes_for_network(
     if first_difference is not None:
         key, training_value, other_value = first_difference
         raise OptionError(
-            what=f"spike.{key} is {other_value}, the network was trained with {training_value}",
+            what=f"spike.{key} is {other_value}, but the network was trained with {training_value}",
             where=f"spike.{key}",
             expected=f"{training_value}, as in the training",
             do=f"leave spike.{key} out",

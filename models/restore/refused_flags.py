@@ -62,7 +62,7 @@ def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips
         _refuse_flags_without_clips(args, given_keys)
     if args.spike_size and not args.spike:
         raise OptionError(
-            what="--spike-size without --spike",
+            what="the command line has --spike-size without --spike",
             where="the command line",
             expected="both flags",
             do="add --spike, or drop --spike-size",
@@ -89,7 +89,7 @@ def _refuse_unused_flags_of_a_network(args: Namespace, given_keys: set[str]) -> 
     if wrong:
         and_input = " --input" if is_opt_unused else ""
         raise OptionError(
-            what=f"{_as_flags(wrong)} with --method {args.method}{and_input}",
+            what=f"the command line has {_as_flags(wrong)} with --method {args.method}{and_input}",
             where="the command line",
             expected="--method NAME with --opt FILE, or with --spike PATH [--input PATH] "
             "--output DIR",
@@ -101,7 +101,7 @@ def _refuse_flags_without_clips(args: Namespace, given_keys: set[str]) -> None:
     """Raise OptionError without --opt, and for flags of the user's clips without --input."""
     if args.opt is None:
         raise OptionError(
-            what="nothing to restore",
+            what="there is nothing to restore",
             where="the command line",
             expected="--opt FILE, or --weights FILE --input PATH --output DIR",
             do="see --help",
@@ -109,7 +109,7 @@ def _refuse_flags_without_clips(args: Namespace, given_keys: set[str]) -> None:
     flags_of_clips = [key for key in FLAGS_OF_CLIPS if key in given_keys]
     if flags_of_clips:
         raise OptionError(
-            what=f"{_as_flags(flags_of_clips)} without --input",
+            what=f"the command line has {_as_flags(flags_of_clips)} without --input",
             where="the command line",
             expected="datasets.test of the option file",
             do="set these paths in datasets.test, or use the form with --input",
@@ -127,7 +127,7 @@ def _refuse_missing_flags(args: Namespace) -> None:
     missing = [key for key in needed if getattr(args, key) is None]
     if missing:
         raise OptionError(
-            what=f"{_as_flags(missing, ' and ')} missing",
+            what=f"{_as_flags(missing, ' and ')} {'is' if len(missing) == 1 else 'are'} missing",
             where="the command line",
             expected=f"{_as_flags(needed)} together",
             do=f"add {_as_flags(missing, ' and ')}",

@@ -287,7 +287,7 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         if override.startswith("method.type="):
             raise OptionError(
-                what=f"{override} with --method {name}",
+                what=f"the command line has {override} with --method {name}",
                 where="the command line",
                 expected="the name of the method once",
                 do="give the name only with --method",

@@ -119,7 +119,8 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
 
     rows: the clips that have this kind. E.g. for "restored", each row has
         {"restored": {"psnr": 30.1}, "per_frame": {"restored": {"psnr": [30.2, 30.0]}}, ...}.
-    expected, mean: as in `collect`.
+    expected: number of clips that there should be. mean: "clips" or "frames", the mean that gets
+        the name of the metric as its key.
     """
     averages: dict[str, Any] = {}
     frame_count = 0

@@ -69,8 +69,10 @@ def _neighbours(
         sources at distance 1    1   2   3
         sources at distance 2    2   3   zeros
 
-    The arguments are as in `_align_side`. Returns tensors (N - 1, B, C, H, W), and flows
-    (N - 1, B, 2, H, W).
+    frames: (N, B, C, H, W). flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
+    is_later: whether the neighbours are later than the frame, or earlier.
+
+    Returns tensors (N - 1, B, C, H, W), and flows (N - 1, B, 2, H, W).
     """
     n = len(frames)
     sources = []

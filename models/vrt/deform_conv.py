@@ -84,9 +84,12 @@ def _deform_conv_by_sampling(
 ) -> Tensor:
     """Compute `deform_conv` by one grid_sample and one matrix product.
 
-    The arguments are as in `deform_conv`. On a CPU this is 3 times as fast as torchvision, which
-    computes pixel by pixel there, and 7 times as fast with gradients. On a GPU of Apple,
-    torchvision has no gradients of this convolution.
+    On a CPU this is 3 times as fast as torchvision, which computes pixel by pixel there, and 7
+    times as fast with gradients. On a GPU of Apple, torchvision has no gradients of this
+    convolution.
+
+    x: (n, c, h, w). offset: (n, 18 g, h, w). mask: (n, 9 g, h, w). weight: (c', c / k, 3, 3).
+    bias: (c',). `deform_conv` explains them.
     """
     n, c, h, w = x.shape
     columns = _columns(x, offset, mask)  # (n, c, 9, h w)
@@ -106,7 +109,10 @@ def _deform_conv_by_sampling(
 def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     """Return what each output pixel reads: nine samples of each channel, times their masks.
 
-    The arguments are as in `deform_conv`. Returns (n, c, 9, h w) in the dtype of the offsets.
+    x: (n, c, h, w). offset: shift of each sample, (n, 18 g, h, w). mask: factor of each sample,
+    (n, 9 g, h, w).
+
+    Returns (n, c, 9, h w) in the dtype of the offsets.
     """
     n, _, h, w = x.shape
     groups = mask.shape[1] // TAPS  # g

@@ -1006,12 +1006,12 @@ REFUSALS = [
     Refusal(
         WITH_SPIKES_OF_USER + " spike.gamma=2.2",
         WRONG_USE,
-        "spike.gamma is 2.2, the network was trained with 1",
+        "spike.gamma is 2.2, but the network was trained with 1",
     ),
     Refusal(
         WITH_SPIKES_OF_USER + " spike.representation=tfp",
         WRONG_USE,
-        "spike.representation is tfp, the network was trained with voxel",
+        "spike.representation is tfp, but the network was trained with voxel",
     ),
     Refusal(
         SPIKE_WEIGHTS
@@ -1019,7 +1019,7 @@ REFUSALS = [
         + OPTION_FILE
         + " datasets.train.spike.gamma=2.2 datasets.test.spike.gamma=2.2",
         WRONG_DATA,
-        "the spike channels have gamma 2.2, the weights were trained with 1",
+        "the spike channels have gamma 2.2, but the weights were trained with 1",
     ),
     Refusal(WITH_SPIKES_OF_USER + " spike.bins=3", WRONG_USE, "unknown option spike.bins"),
     # Values.
@@ -1090,7 +1090,7 @@ def test_results_over_the_input_are_refused(home, tmp_path, capfd):
 
 
 def test_a_user_s_clip_without_a_place_for_results_is_refused(home, capfd):
-    refusal = Refusal("", WRONG_USE, "--output missing")
+    refusal = Refusal("", WRONG_USE, "--output is missing")
 
     refuse(capfd, user_arguments(home, home / "clips" / "test2"), refusal)
 

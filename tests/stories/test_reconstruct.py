@@ -466,7 +466,7 @@ REFUSALS = [
     # Data that are missing.
     Refusal("datasets.test has no spikes", WRONG_USE, ["tfp", *OPTIONS, *COLOUR_ALONE]),
     Refusal(
-        "--spike missing",
+        "--spike is missing",
         WRONG_USE,
         ["tfp", "--input", "{home}/GOPRO_Large/test/test2/blur", "--output", "{out}"],
     ),

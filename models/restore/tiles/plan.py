@@ -86,7 +86,7 @@ class Tiling:
         """
         if size != WHOLE and size <= overlap:
             raise OptionError(
-                what=f"tiles of {size} that overlap by {overlap}",
+                what=f"the options ask for tiles of {size} that overlap by {overlap}",
                 where=f"val.{key}_testing, val.{key}_overlapping",
                 expected="overlap < tile, or tile 0 (the whole)",
                 do=f"raise {key}_testing or lower {key}_overlapping",

@@ -136,7 +136,8 @@ class Restorer:
     def _stream(self, cache: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield the frames `wanted` with the present tiles, (1, C, sH, sW) each.
 
-        The arguments are as in `_restore_frames`.
+        cache: reader of the clip. wanted: indices of the frames to yield.
+        tick: function that gets the work that was done since its last call, in frames.
         """
 
         def read_tile(moments: Sequence[Moment]) -> tuple[Tensor, ...]:

@@ -87,7 +87,8 @@ def _stream_both_ways(
 ) -> Iterator[Tensor]:
     """Yield the mean of each wanted frame and of the same frame in the time-reversed clip.
 
-    moments: the clip in forward time. The other arguments are as in `stream_clip`.
+    net, read, tiling, tick: arguments of `stream_clip`. moments: the clip in forward time.
+    wanted: indices of the frames to yield.
     """
     # The clip, and then the clip in reversed time. E.g. for 3 frames: 0 1 2 2 1 0.
     backwards = [(index, True) for index, _ in reversed(moments)]

@@ -53,7 +53,7 @@ def out_of_memory_error(
         where=where,
         expected=f"a step within the {devices.total_gb(device):.1f} GB of the device, less what "
         "other processes use",
-        do="\n".join(["one of these, or several:", *(f"{indent}{line}" for line in lines)]),
+        do="\n".join(["choose one of these, or several:", *(f"{indent}{line}" for line in lines)]),
     )
 
 
