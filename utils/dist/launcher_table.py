@@ -90,8 +90,8 @@ JSRUN = "jsrun -E MASTER_ADDR=HOST_OF_RANK_0 -E MASTER_PORT=29500 {command}"
 FLUX = "flux run --env=MASTER_ADDR=HOST_OF_RANK_0 --env=MASTER_PORT=29500 {command}"
 DETERMINED = "python3 -m determined.launch.torch_distributed {command}"
 BY_HAND = (
-    "on each host K = 0, 1, ...: python scripts/torchrun_quiet.py --nnodes=HOSTS --node-rank=K "
-    "--nproc_per_node=GPUS --master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py "
+    "type on each host K = 0, 1, ...: python scripts/torchrun_quiet.py --nnodes=HOSTS "
+    "--node-rank=K --nproc_per_node=GPUS --master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py "
     "--opt FILE"
 )
 

@@ -343,9 +343,11 @@ class Watchdog(threading.Thread):
     def _longest_silence_s(self, stall_s: float) -> float:
         """Return how many seconds the store may be silent before this rank ends.
 
-        a failure ends the run already                       EXIT_S
-        rank 0 hosts the store, and its process is gone      HOST_GONE_S, at most stall_s
-        otherwise, e.g. if an agent of torchrun hosts it     stall_s
+            a failure ends the run already                       EXIT_S
+            rank 0 hosts the store, and its process is gone      HOST_GONE_S, at most stall_s
+            otherwise, e.g. if an agent of torchrun hosts it     stall_s
+
+        stall_s: the option watchdog.stall_s, in seconds.
         """
         if self.failure is not None:
             return EXIT_S

@@ -77,7 +77,7 @@ def load_plain(path: Path) -> Any:
 
 
 def _check_file(path: Path) -> int:
-    """Return the number of operations of the pickle in a file.
+    """Check a file, and return the number of operations of its pickle.
 
     Raises RefusedFile or OSError. A file that torch.save did not write may pass this check. Then
     torch.load refuses the file, and its error says what is wrong.
@@ -89,7 +89,7 @@ def _check_file(path: Path) -> int:
 
 
 def _check_archive(path: Path) -> int | None:
-    """Return the number of operations of the pickle in a file of torch 1.6 or later.
+    """Check a file of torch 1.6 or later, and return the number of operations of its pickle.
 
     Returns None if the file is no such archive, or a damaged one.
     """
@@ -115,7 +115,7 @@ def _check_archive(path: Path) -> int | None:
 
 
 def _check_old_file(path: Path) -> int:
-    """Return the number of operations of the five pickles of an old file, of torch before 1.6.
+    """Check an old file, of torch before 1.6, and return the operations of its five pickles.
 
     Any other file may be given: bytes that are not a pickle count as 0 operations.
     """
@@ -171,7 +171,7 @@ def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo
 
 
 def _check_pickle(pickle: Any) -> int:
-    """Return the number of operations of a pickle. A damaged operation ends the count.
+    """Check a pickle, and return the number of its operations. A damaged one ends the count.
 
     A pickle is a little program: its operations make values, and put them together.
 
