@@ -127,6 +127,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.out = (args.out or ROOT / "experiments/quality" / args.suite).resolve()
     args.opt = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
+    names = [file.stem for file in args.opt]
+    for name in args.only or []:
+        if name not in names:
+            parser.error(f"--only {name}: choose from {', '.join(names)}")
     return args
 
 

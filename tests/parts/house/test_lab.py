@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab import benchmark, gpu
+from lab import benchmark, gpu, quality
 from lab.gpu_next import FiniteOutputs, watched_losses
 from lab.quality_suite.moving import moving_psnr
 from lab.quality_suite.outcomes import Outcome, difference
@@ -171,6 +171,15 @@ def test_the_interval_over_clips_is_of_the_mean_differences_over_shared_seeds():
 
     half_interval = T_OF_THREE * 1 / 3**0.5
     assert f"| best | +2.00 ± {half_interval:.2f} |" in text
+
+
+# ---- lab/quality.py: its command line ----
+
+
+def test_only_a_method_of_opt_can_be_chosen(capsys):
+    with pytest.raises(SystemExit):
+        quality.parse(["--only", "concat", "concta"])
+    assert "--only concta: choose from " in capsys.readouterr().err
 
 
 # ---- lab/benchmark.py ----
