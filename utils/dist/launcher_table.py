@@ -91,8 +91,8 @@ FLUX = "flux run --env=MASTER_ADDR=HOST_OF_RANK_0 --env=MASTER_PORT=29500 {comma
 DETERMINED = "python3 -m determined.launch.torch_distributed {command}"
 BY_HAND = (
     "type on each host K = 0, 1, ...: python scripts/torchrun_quiet.py --nnodes=HOSTS "
-    "--node-rank=K --nproc_per_node=GPUS --master-addr=FIRST_HOST --master-port=29500 main_train_vrt.py "
-    "--opt FILE"
+    "--node-rank=K --nproc_per_node=GPUS --master-addr=FIRST_HOST --master-port=29500 "
+    "main_train_vrt.py --opt FILE"
 )
 
 # Launchers that start one process for each rank. `with_standard_names` takes the first row that
