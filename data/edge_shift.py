@@ -134,10 +134,12 @@ LEAST_SIDE = 8
 def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
-    The length of the part must be even and must need no padding by cv2.phaseCorrelate, because a
-    padded length may be odd, and then the shift is half a pixel off
-    (test_a_small_shift_beside_a_large_one_is_named). E.g. of 105 pixels, the border leaves 101, and
-    the part has 100 of them: slice(2, 102). A side that is too short is kept whole.
+    E.g. of 105 pixels, the border leaves 101, and the part has 100 of them: slice(2, 102). A side
+    that is too short is kept whole.
+
+    The length of the part must be even, and cv2.phaseCorrelate must not need to pad it. A padded
+    length may be odd. Then the shift is half a pixel off
+    (test_a_small_shift_beside_a_large_one_is_named).
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)

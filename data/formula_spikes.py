@@ -34,9 +34,9 @@ def spike_section(section: Any, method: Reconstruction, recorded: float | None) 
     """Return a spike section for a method. The method decides the keys of `SET_BY_METHOD`.
 
     section: the section `spike` of the options.
-    recorded: the firing rate at full light in dataset.json. If neither dataset.json nor the section
-    has a rate, the rate is measured from the brightness of the frames (spike.rate "match"), and a
-    warning says so.
+    recorded: the firing rate at full light in dataset.json. None: dataset.json has no rate. If the
+    section has no rate either, the rate is measured from the brightness of the frames (spike.rate
+    "match"), and a warning says so.
     """
     set_by_method = {
         "representation": method.options,

@@ -1,10 +1,10 @@
 """Choose which samples a rank reads in an epoch, and in which order.
 
 The loader (data/loader.py) asks the sampler here for the samples of its rank. The order of the
-samples in an epoch depends only on the seed and the epoch, and each step takes the next samples of
-this order, as many as the global batch has. So a run that resumes within an epoch continues with
-the next sample, and the numbers of ranks and workers may change if the size of the global batch
-stays the same.
+samples in an epoch depends only on the seed and the epoch. Each step takes the next samples of this
+order, as many as the global batch (all ranks together) has. So a run that resumes
+within an epoch continues with the next sample. The numbers of ranks and workers may change if the
+size of the global batch stays the same.
 
 What must stay: the order of a seed and an epoch (test_a_seed_gives_the_order_that_it_always_gave).
 

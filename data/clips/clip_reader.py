@@ -158,7 +158,10 @@ def _as_path(path: str | Path | None) -> Path | None:
 
 
 def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, ClipPaths]:
-    """Return {name of a clip: its paths}. spike, gt: paths that the user gave for all clips.
+    """Return {name of a clip: its paths}.
+
+    spike, gt: paths of spikes and sharp frames that the user gave for all clips. None: the user
+    gave no such path.
 
     `root` may have four layouts:
 
@@ -194,7 +197,7 @@ def _clips_below(folder: Path, spike: Path | None, gt: Path | None) -> dict[str,
     spike: folder with the spikes of each clip, in <spike>/<clip>.dat, <spike>/<clip>/spike or
     <spike>/<clip>.
     gt: folder with the sharp frames of each clip, in <gt>/<clip>.mp4, <gt>/<clip>/sharp or
-    <gt>/<clip>.
+    <gt>/<clip>. None, for spike or gt: the clips have none.
     Raises DataError if two clips have one name.
     """
     paths_of_clips: dict[str, ClipPaths] = {}
@@ -218,12 +221,18 @@ def _clips_below(folder: Path, spike: Path | None, gt: Path | None) -> dict[str,
 
 
 def _spike_path(path: Path | None) -> Path | None:
-    """Return the path of the spikes of a clip: <path>.dat, <path>/spike, or `path` itself."""
+    """Return the path of the spikes of a clip: <path>.dat, <path>/spike, or `path` itself.
+
+    Returns None if `path` is None, i.e. if the clip has no spikes.
+    """
     return None if path is None else clip_path(path, "spike", tuple(FORMATS))
 
 
 def _gt_path(path: Path | None) -> Path | None:
-    """Return the path of the sharp frames of a clip: <path>.mp4, <path>/sharp, or `path` itself."""
+    """Return the path of the sharp frames of a clip: <path>.mp4, <path>/sharp, or `path` itself.
+
+    Returns None if `path` is None, i.e. if the clip has no sharp frames.
+    """
     return None if path is None else clip_path(path, "sharp", READABLE_SUFFIXES)
 
 

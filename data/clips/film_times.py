@@ -169,7 +169,7 @@ def _missing_between_frames(
     # Times of the packets from which no frame was decoded, in order.
     lost_times = sorted(set(packets.times) - set(times))
     gaps = []
-    # Number of the frame after those that were visited, in the whole film: missing frames count.
+    # Number of the next frame in the whole film. Missing frames are counted, too.
     next_number = 0
     lost_before_first = [time for time in lost_times if time < times[0]]
     if lost_before_first:

@@ -3,11 +3,11 @@
 An LMDB is a database file that is mapped into memory. The package lmdb calls an open database an
 environment. Two properties of LMDB can end the process or give wrong data:
 
-* A read beyond the end of the file ends the process without an error of Python, so a file that is
+* A read beyond the end of the file ends the process without an error of Python. So a file that is
   cut short is refused before a value is read
   (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
 * A process may open a database only once, and a child process may not use an environment of its
-  parent, so there is one environment for each root, and none is open during a fork
+  parent. So there is one environment for each root, and none is open during a fork
   (test_threads_that_begin_together_open_an_lmdb_once).
 
 What must stay: the protection from both. Free to change: the texts of the errors, and the settings

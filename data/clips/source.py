@@ -188,8 +188,8 @@ class Source:
         E.g. {"000": [100, "0"]}. The number of the first frame is a text, as it is written in the
         file, and "0" if the file leaves it out. Returns None if there is no meta file.
 
-        The values are lists and not tuples, because the index of a clip cache stores them as JSON,
-        and a later start compares the stored entries with the entries of the meta file.
+        The values are lists and not tuples. The index of a clip cache stores them as JSON, which
+        has only lists, and a later start compares the stored values with these values.
         Raises DataError, which names the line.
         """
         if self.meta_file is None:

@@ -134,7 +134,8 @@ class SpikePlanes:
         """Count the planes of the files, and find which planes belong to which frame.
 
         files: the spike file of each frame. spikes: how these files are read.
-        times: times of the frames, if one file holds the planes of all frames.
+        times: times of the frames, if one file holds the planes of all frames. None: each frame
+        has a file, or the times are not known.
         """
         plane_counts = self._count_planes(files, spikes)  # {spike file: its number of planes}
         # One file has no other file to compare with. A user's files may have any lengths.
@@ -217,7 +218,8 @@ class SpikePlanes:
         planes_of_paths: (path, number of planes) of each spike file.
         frames: number of frames.
         spikes: how these files are read.
-        times: times of the frames, if one file holds the planes of all frames.
+        times: times of the frames, if one file holds the planes of all frames. None: each frame
+        has a file, or the times are not known.
         Raises OptionError, DataError.
         """
         try:
@@ -250,7 +252,8 @@ class SpikePlanes:
 
         spikes: how the spike files are read.
         planes_of_first_file: number of planes of the first spike file.
-        times: times of the frames, if one file holds the planes of all frames.
+        times: times of the frames, if one file holds the planes of all frames. None: each frame
+        has a file, or the times are not known.
         """
         # (first plane, plane after the last) of each frame. None: `span` takes the planes of
         # spike.exposure or, without this option, the whole file.

@@ -74,7 +74,7 @@ def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, Da
 
 
 def _contradict(side: int | None, other: int | None) -> bool:
-    """Return whether two lengths of one side are both known and differ."""
+    """Return whether two lengths of one side differ. None: the length is not known."""
     return side is not None and other is not None and side != other
 
 

@@ -79,8 +79,8 @@ def draw_camera(
     # times a factor that varies by up to 8 %, because a person who films hardly changes the zoom.
     angles = walk(0.1)
     zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
-    # A tilt is at most 0.1 / view_side in x and y. The distance from the middle of the view to an
-    # edge is view_side / 2, so the tilt changes the scale at the edge by at most 0.1 / 2 = 5 %.
+    # A tilt is at most 0.1 / view_side in x and y. An edge is view_side / 2 away from the middle of
+    # the view. So the tilt changes the scale at the edge by at most 0.1 / 2 = 5 %.
     tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
     return Camera(shake, angles, zooms, tilts)
 

@@ -53,10 +53,10 @@ def video_scene(
         height, width, crop=crop, intervals=intervals, planes=planes, rng=rng
     )
 
-    # Times are in frames of the cut. The sharp plane of the first interval has n / 2 frames
-    # before it, where n is the number of frames of an interval, so it gets the time of the first
-    # frame at n / 2 or later: frame 1 for n = 1 or 2, and frame 2 for n = 3 or 4. E.g. with 88
-    # planes and n = 1, plane 44 has the time 1, and plane 132 has the time 2.
+    # Times are in frames of the cut, and n is the number of frames of an interval. The sharp plane
+    # of the first interval has n / 2 frames before it. So it gets the time of the first frame at
+    # n / 2 or later: frame 1 for n = 1 or 2, and frame 2 for n = 3 or 4. E.g. with 88 planes and
+    # n = 1, plane 44 has the time 1, and plane 132 has the time 2.
     frames_per_interval = cut.average
     first_sharp_time = (frames_per_interval + 1) // 2
     first_sharp_plane = planes // 2

@@ -128,8 +128,8 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     # A rate cannot be negative, except by rounding errors. `maximum` removes them.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # The mean over those windows of the exposure that were recorded. There may be no such window,
-    # if the sharp instant lies at the first or the last recorded plane. Then take all windows.
+    # The mean over the windows of the exposure that were recorded. If the sharp instant lies at the
+    # first or the last recorded plane, there may be no such window. Then take all windows.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     if not is_used.any():

@@ -10,9 +10,9 @@ pixels. A frame has H x W pixels.
     values_at_shifts    the values of a picture at p + shifts[p]
     lengths_of          lengths of shifts
 
-What must stay: the times of `motion_times`, because the mean of two motions (finder.py) needs both
-at the same times, and because the weights of the fusion "motion" were trained with motions at these
-times. The tests notice a wrong interpolation and wrong shifts back.
+What must stay: the times of `motion_times`. The mean of two motions (finder.py) needs both motions
+at the same times, and the weights of the fusion "motion" were trained with motions at these times.
+The tests notice a wrong interpolation and wrong shifts back.
 
 Tests: tests/parts/data/test_shifts.py, tests/parts/data/test_flow.py
 """

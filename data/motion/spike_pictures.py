@@ -4,8 +4,8 @@
                            instant (`_rates_at`)
     rates -> pictures      rate / gain as display values, on the grid of the frame, smoothed
 
-A plane is one binary picture (h, w) of the spike camera, a frame has H x W RGB pixels, and a window
-is the planes around an instant that make a picture. Its length is given as a share of the exposure.
+A plane is one binary picture (h, w) of the spike camera. A frame has H x W RGB pixels. A window is
+the planes around an instant that make a picture. Its length is given as a share of the exposure.
 
 A long window has less noise, and a short window has less blur. So bright pixels have short windows,
 and dark pixels have long windows. E.g. if a star moves through a dark sky, the star is sharp and

@@ -106,9 +106,13 @@ def read_spikes(
     crop: Crop | None = None,
     remainder: str = "error",
 ) -> np.ndarray:
-    """Call `open_spikes` and `SpikeFile.read`. Returns spikes (T, h, w) uint8 in {0, 1}.
+    """Open a file and read some planes. Returns spikes (T, h, w) uint8 in {0, 1}, upright.
 
-    `open_spikes` takes path, geometry and remainder, and `read` takes first, count and crop.
+    geometry: size and layout of a plane.
+    first: number of the first plane. count: number of planes. None: to the end of the file.
+    crop: the pixels to read. None: all pixels.
+    remainder: "truncate" ignores bytes after the last whole plane, "error" refuses them.
+    Raises SpikeFileError.
     """
     return open_spikes(path, geometry, remainder).read(first, count, crop)
 

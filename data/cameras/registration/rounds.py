@@ -9,9 +9,9 @@ because fine details match at wrong positions if the start is off by many pixels
     FINE_SIGMA pixels               only the matrix, and its error, from parts (parts.py)
 
 The offset is the number of planes by which the exposure is later than the files say. The rounds may
-end at a wrong offset, because in a pan (everything moves at one speed), a wrong offset together
-with a moved camera fits the clip about as well as the truth. Therefore `best_estimate` compares
-three estimates, by
+end at a wrong offset: in a pan (everything moves at one speed), a wrong offset together with a
+moved camera fits the clip about as well as the truth. Therefore `best_estimate` compares three
+estimates, by
 
     ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - explained
 
@@ -24,7 +24,7 @@ results. docs/benchmarks/calibration.md says how exact the results are with thes
 
 Tests (in tests/parts/data): test_registration_rounds.py tries each rule by which an estimate is
 taken. In test_registration_fit.py, the tests of four pans fail if the estimate with the nominal
-offset is never compared, and the test of a repeated pattern fails if the start is never compared.
+offset is never compared. The test of a repeated pattern fails if the start is never compared.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Multiply the change of each spike pixel with the changes of its neighbours.
 
 If an edge moves, the pixels along the edge change together, so the product of their changes is
-above 0. If nothing moves, the changes are noise, which is independent in neighbours, so the product
+above 0. If nothing moves, the changes are noise. Noise is independent in neighbours, so the product
 is 0 on average. With
 
     c_i    change of pixel i, without what many pixels have in common (common_change.py)
@@ -11,9 +11,9 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-This mean is not quite 0, because `without_change_of_lamps` (common_change.py) subtracts from each
-pixel the mean change of the pixels around it, and so puts a little of the noise of the neighbours
-into c_i. In the sum over a large plane, even a small mean would look like a motion. So the mean is
+This mean is not quite 0: `without_change_of_lamps` (common_change.py) subtracts from each pixel the
+mean change of the pixels around it. This puts a little of the noise of the neighbours into c_i. In
+the sum over a large plane, even a small mean would look like a motion. So the mean is
 computed (`product_of_noise`) and subtracted.
 
 No trained weights depend on this file, so its constants may change.
