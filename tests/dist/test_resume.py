@@ -57,11 +57,13 @@ def samples_of_steps(result: RankResult) -> dict[int, list[str]]:
 
     This order has the first sample of each rank, then the second sample of each rank, and so on.
     """
-    # For each step, the samples of each rank.
+    # Step -> the samples of each rank, e.g. {3: [["a/1", "b/7"], ["a/4", "c/2"]]}.
     of_ranks: dict[int, list[list[str]]] = {}
     for text in result.stdout:
         for step, keys in re.findall(r"\[Rank \d/\d\] Step (\d+), .*Samples: (.*)", text):
-            of_ranks.setdefault(int(step), []).append(keys.split(", "))
+            if int(step) not in of_ranks:
+                of_ranks[int(step)] = []
+            of_ranks[int(step)].append(keys.split(", "))
 
     samples = {}
     for step, samples_of_ranks in of_ranks.items():

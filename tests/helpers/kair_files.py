@@ -34,10 +34,12 @@ def write_file(path: Path, options: dict[str, Any]) -> Path:
     """Write an option file in KAIR's form: // comments, and a comma at the start of a line."""
     tree: dict[str, Any] = {}
     for key, value in options.items():
-        *sections, last = key.split(".")
+        *sections, last = key.split(".")  # e.g. "netG.depths" -> ["netG"], "depths"
         section = tree
         for name in sections:
-            section = section.setdefault(name, {})
+            if name not in section:
+                section[name] = {}
+            section = section[name]
         section[last] = value
     path.write_text(f"{_object(tree, 2)}\n", encoding="utf-8")
     return path

@@ -226,7 +226,8 @@ def test_a_file_holds_as_many_exposures_as_end_in_it(period, start, length, offs
     exposures = not_none(timing.exposures)[""]
 
     for planes in (1, 24, 25, 55, 56, 57, 87, 88, 89, 1000):
-        # Count one exposure after the other, until one ends after the last plane.
+        # Count one exposure after the other, until one ends after the last plane. `planes_of` gives
+        # the first plane of an exposure, and its number of planes. Their sum is where it ends.
         fitting = 0
         while sum(exposures.planes_of(fitting, offset)) <= planes:
             fitting += 1

@@ -157,7 +157,9 @@ def flags_in_pages() -> dict[str, set[str]]:
                 subcommands = arguments.split()[0]
                 names = [f"{program} {subcommand}" for subcommand in subcommands.split("|")]
             for name in names:
-                found.setdefault(name, set()).update(given)
+                if name not in found:
+                    found[name] = set()
+                found[name].update(given)
     return found
 
 

@@ -119,11 +119,17 @@ def write_svrt(root: Path, **changes: object) -> Path:
 
 
 def set_value(tree: dict[str, Any], names: list[str], value: object) -> None:
-    """Set tree[name][name]... to a value. Make the sections that are missing."""
+    """Set a value in nested sections. Make the sections that are missing.
+
+    E.g. the names ["datasets", "train", "gt_size"] set tree["datasets"]["train"]["gt_size"].
+    """
     *sections, last = names
+    section = tree
     for name in sections:
-        tree = tree.setdefault(name, {})
-    tree[last] = value
+        if name not in section:
+            section[name] = {}
+        section = section[name]
+    section[last] = value
 
 
 def convert(path: Path, *more: str) -> tuple[int, Path]:
