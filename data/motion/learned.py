@@ -93,7 +93,7 @@ def _on_frame(
     error_on_plane = _interpolated(np.exp(log_error), on_plane)  # (H, W) in spike pixels
     mean_error = error_on_plane * np.float32(np.sqrt(view.pixel_area))  # (H, W) in RGB pixels
 
-    times = sorted([0.0, *motion_times(recording)])
+    times = sorted({0.0, *motion_times(recording)})  # each time once, also if 0 is among them
     without_motion = mapped(view.to_rgb, on_plane)
     shifts = []  # (H, W, 2) in RGB pixels, for each time
     errors = []  # (H, W) in RGB pixels, for each time
