@@ -187,7 +187,12 @@ def main(argv: list[str]) -> int:
             # have their defaults.
             utils_dist.begin()
         else:
-            utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.checks_folder)
+            utils_dist.begin(
+                budgets=opt.watchdog,
+                timeout_s=opt.dist_timeout_s,
+                digest=opt.digest(),
+                checks_folder=opt.checks_folder,
+            )
         # Read weights and clips. Then restore the clips: each rank takes a part of them.
         with utils_dist.all_ranks_or_none():
             if request.own_files is not None:

@@ -94,7 +94,7 @@ def claim_folder_of(job: Job) -> None:
     Raises OptionError or DataError if the folder holds other files or results.
     """
     watchdog.phase("check results")
-    inputs = {}
+    inputs = {}  # name of a clip -> digest of its files
     for clip in job.clips:
         inputs[clip.name] = clip.digest()
         watchdog.go_on()  # the digests of all clips may take minutes
@@ -103,7 +103,9 @@ def claim_folder_of(job: Job) -> None:
     # The settings are compared with the run.json of an earlier test. JSON has no tuples, so write
     # the settings as JSON and read them back, which turns tuples into lists.
     as_read_back = json.loads(json.dumps(_settings_of(job)))
-    claim_folder(job.outputs, as_read_back, inputs, stems, job.overwrite)
+    claim_folder(
+        job.outputs, settings=as_read_back, inputs=inputs, stems=stems, overwrite=job.overwrite
+    )
     watchdog.phase("start")
 
 

@@ -142,8 +142,8 @@ class LeftOutFrames:
             raise DataError(
                 what=f"clip {clip.name} has {len(clip.stems)} frames",
                 where=clip.name,
-                expected=f"at least {length + left_out_between}: {length} given frames and those "
-                "between",
+                expected=f"at least {length + left_out_between}: {length} given frames and the "
+                "frames between them",
                 do="leave the clip out",
             )
         # For each gap, the index of its left-out frame in the clip. E.g. the given frame before gap

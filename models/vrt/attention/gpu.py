@@ -86,7 +86,16 @@ class GpuAttention(torch.autograd.Function):
         log_sums = qkv.new_empty(n, heads, constants["T"], dtype=torch.float32)
         # The kernels compute 2^x instead of e^x, so the bias gets the factor log2(e).
         scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
-        launch_forward(qkv, scaled_bias, region_row, regions, out, log_sums, scale, constants)
+        launch_forward(
+            qkv=qkv,
+            bias=scaled_bias,
+            region_row=region_row,
+            regions=regions,
+            out=out,  # filled with O
+            log_sums=log_sums,  # filled with the log-sum-exp of each query
+            scale=scale,
+            constants=constants,
+        )
         ctx.save_for_backward(qkv, scaled_bias, region_row, regions, out, log_sums)
         ctx.scale = scale
         ctx.constants = constants
