@@ -288,9 +288,9 @@ def test_the_report_needs_no_other_file(tested_folder):
 
 
 class InterruptedTest(NamedTuple):
-    """Results of a test before and after the command was repeated.
+    """Results of a test, before some of its files were removed and after it was repeated.
 
-    Before, the scores of clip test1 and one of its frames were missing.
+    The removed files are the scores of clip test1 and one of its frames.
     """
 
     folder: Path
@@ -348,7 +348,7 @@ def test_a_clip_without_scores_is_scored_and_not_restored(home, tested_folder, c
 
     log = capfd.readouterr().out
     assert "test1: scored; its frames were restored before" in log
-    assert "s/frame on" not in log  # part of "test1: frames 1 to 4 restored; 0.5 s/frame on ..."
+    assert "s/frame on" not in log  # part of "test1: frames 1 to 3 restored; 0.500 s/frame on ..."
     before = read_metrics(tested_folder)
     assert after["clips"]["test1"]["restored"] == before["clips"]["test1"]["restored"]
 

@@ -29,7 +29,7 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     earlier = earlier_splits(names, out)  # source name -> split
 
     # Earlier starts may have made more test clips than wanted, with a larger --test-share. Then
-    # none are missing.
+    # `max` gives 0 missing ones.
     existing_count = list(earlier.values()).count("test")
     missing_count = max(0, count_of_tests(len(names), share) - existing_count)
     # Only new sources can become test clips. There may be too few of them, if earlier starts have
@@ -68,23 +68,25 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
 
     names: the sources that have no split by their folder. out: --out.
     """
-    # Without a rig, a clip has the name of its source, so the folder of the clip tells its split.
-    earlier = {}
-    for split in SPLITS:
-        for name in names:
-            if (out / "GOPRO_Large" / split / name).is_dir():
-                earlier[name] = split
-    # With a rig, a source becomes several clips, e.g. camel_00 and camel_01. In dataset.json each
-    # of them has the name of its source as the key "source". dataset.json counts more than the
-    # folders, because only dataset.json tells whether the folder camel_00 comes from a source
-    # "camel" or from a source "camel_00".
-    recorded = {}
+    # With a rig (two simulated cameras), a source becomes several clips of one split, e.g. camel_00
+    # and camel_01. In dataset.json each of them has the key "source", here "camel".
+    source_of_clip = {}
+    recorded = {}  # source name -> split
     for name, clip in read_info(out)["clips"].items():
         source = clip.get("source", name)
+        source_of_clip[name] = source
         recorded[source] = clip.get("split")
+
+    # Without a rig, a clip has the name of its source, so the folder of the clip tells its split.
+    # dataset.json counts more than the folder: the folder camel_00 may come from a source "camel".
+    earlier = {}
     for name in names:
         if recorded.get(name):
             earlier[name] = recorded[name]
+        elif source_of_clip.get(name, name) == name:
+            for split in SPLITS:
+                if (out / "GOPRO_Large" / split / name).is_dir():
+                    earlier[name] = split
     return earlier
 
 

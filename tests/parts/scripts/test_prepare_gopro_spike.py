@@ -45,7 +45,7 @@ from data.spike.formats import read_spikes
 from data.spike.geometry import SpikeGeometry
 from data.spike.represent import represent
 from main_train_vrt import PARTS
-from scripts.parts.prepare_gopro_spike.clip_splits import choose_splits
+from scripts.parts.prepare_gopro_spike.clip_splits import choose_splits, earlier_splits
 from scripts.parts.prepare_gopro_spike.parallel_calls import run_in_parallel
 from tests.dist.launching import ROOT
 from tests.helpers.checked import find_match, not_none
@@ -553,6 +553,17 @@ def test_clips_that_are_made_keep_their_split_if_more_clips_come(tmp_path, count
 
     for name, split in splits.items():
         assert later[name] == split
+
+
+def test_a_clip_of_another_source_decides_no_split(tmp_path):
+    # With a rig, the source "camel" became the test clip camel_00. Now a source has this name.
+    (tmp_path / "GOPRO_Large/test/camel_00").mkdir(parents=True)
+    info = tmp_path / "GOPRO_Large_spike_seq/dataset.json"
+    info.parent.mkdir()
+    clip = {"source": "camel", "split": "test"}
+    info.write_text(json.dumps({"recipe": None, "clips": {"camel_00": clip}}))
+
+    assert earlier_splits(["camel", "camel_00"], tmp_path) == {"camel": "test"}
 
 
 def test_an_interrupted_run_on_videos_continues_with_the_split_that_it_chose(tmp_path):
