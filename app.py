@@ -215,8 +215,9 @@ def fields_of_visitor(gr: Any) -> Fields:
         spikes = file_field(label="Spike file, or one for each frame", elem_id="spikes")
         sharp = file_field(label="Sharp film or frames, to score against", elem_id="sharp")
     with gr.Row():
-        # NETWORK restores with the chosen weights. JOINT improves each frame of this network, by
-        # equations of the blurry frame and its spikes. The METHODS are formulas without weights.
+        # NETWORK is a network with the chosen weights. JOINT restores each frame with this network,
+        # and then improves the frame by equations of the blurry frame and its spikes. METHODS are
+        # formulas without weights.
         method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
         weights = gr.Dropdown(
             [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
@@ -278,7 +279,7 @@ class PageState(NamedTuple):
     state: str  # HTML, see `state_html`
     messages: str  # what main_test_vrt.py prints
     slider: Any  # (blurry frame, restored frame), or None without a result
-    number: Any  # a change of the slider that chooses the frame, from `gr.update`
+    number: Any  # the new state of the slider that chooses the frame, from `gr.update`
     results: str | None  # the archive to download, or None without a result
 
 

@@ -119,7 +119,8 @@ def read_frames(clip: str) -> list[np.ndarray]:
 
 def without_sharp(strip: np.ndarray) -> np.ndarray:
     """Return a frame of a comparison video without the last of its PANELS, the sharp frame."""
-    # A video may be a few pixels wider than its panels. All panels have the same width.
+    # All panels have the same width. A video may be a few pixels wider than its panels together.
+    # These columns at its right edge are cut off.
     width_of_panel = strip.shape[1] // len(PANELS)
     width = width_of_panel * len(PANELS)
     panels = panels_of(strip[:, :width], PANELS)
@@ -130,7 +131,11 @@ def without_sharp(strip: np.ndarray) -> np.ndarray:
 
 
 def save_screenshot(page: Path, height: int) -> None:
-    """Write the top of a page as a PNG beside the page, twice as large: 900 x `height` pixels."""
+    """Write the top of a page as a PNG beside the page.
+
+    The window is 900 pixels wide and `height` pixels high. The PNG has twice as many pixels along
+    each side.
+    """
     with headless_browser(900, height, 2) as browser:
         browser.get(page.as_uri())
         browser.save_screenshot(str(page.with_suffix(".png")))

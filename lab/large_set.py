@@ -40,7 +40,7 @@ from scripts.parts.make_sample_data.sample_layers import texture
 from tests.helpers.train_files import network_section
 
 FRAMES = 8  # number of frames of a clip
-FILES_OF_CLIP = 3 * FRAMES
+FILES_OF_CLIP = 3 * FRAMES  # blur, sharp, spike
 # The sizes are small, because a start reads no frames: its time depends on the number of files.
 SIDE = 128  # side of a frame, in pixels
 SPIKE_SIDE = 64  # side of a spike plane, in spike pixels
@@ -128,7 +128,7 @@ def _options(folder: Path) -> dict[str, Any]:
     train = {
         "total_iter": 4,
         "G_lossfn_type": "charbonnier",
-        "G_optimizer_lr": 1e-3,  # any rate will do, because nobody looks at the weights
+        "G_optimizer_lr": 1e-3,  # any rate will do, because the weights are not used
         "G_scheduler_periods": 100,
         "checkpoint_print": 1,
         "checkpoint_test": 1000,  # no validation: there is no test set

@@ -34,8 +34,8 @@ from utils.host_memory import host_memory
 logger = logging.getLogger(__name__)
 
 # Only a step that certainly does not fit is refused, so a refusal counts only this fraction of the
-# estimated activations. The estimate may be 25 % too high: then the true value is 1 / 1.25 = 0.8 of
-# the estimate, and 0.75 leaves some room.
+# estimated activations. The estimate may be 25 % too high, so the true value is at least 0.8 of the
+# estimate, and 0.75 is a little lower.
 CERTAIN_SHARE = 0.75
 
 
@@ -78,7 +78,8 @@ def check_memory(
     has_average: whether the run keeps averaged weights.
     changes: function that returns the option lines that make a step smaller.
 
-    Raises OptionError if the memory of the host, swap included, is too small in any case.
+    Raises OptionError if the whole memory of the host and its swap are too small, even if no other
+    program used them.
     """
     # The number of ranks on this host. Every rank must call `gather_objects`, so it comes before
     # the early returns.
@@ -93,6 +94,8 @@ def check_memory(
     if need.total < free:
         return
 
+    # The warning below compares with the free memory. Other programs may end, and then more memory
+    # is free. So a refusal compares with the whole memory and the swap.
     if need.certain > size + swap_gb():
         _refuse_step(need, lq, size, changes())
     smaller = ", or ".join(changes())

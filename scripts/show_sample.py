@@ -107,7 +107,7 @@ def data_set_of(command: argparse.Namespace) -> Any:
 def page_of(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     """Return the page of a sample of clips from files.
 
-    has_motion: whether the page shows the motion within an exposure, too.
+    has_motion: whether --motion is given. Then the page shows the motion within an exposure, too.
     """
     sample = read_sample(dataset, wanted)
     if has_motion:
@@ -131,8 +131,8 @@ def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     if has_motion:
         refuse_motion_without_files(dataset)
     sample = sample_of_other_set(dataset, wanted)
-    # The page writes the names of the frames below the blurry frames (lq) and below the sharp
-    # frames (gt).
+    # The page writes the same names below the blurry frames (lq) and below the sharp frames (gt),
+    # because both show the same frames.
     names = {kind: sample.names for kind in ("lq", "gt") if kind in sample.item}
     sentence = "This data set has no spikes."
     if "spike" in sample.item:
@@ -145,7 +145,9 @@ def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
 
 
 def verdict_of(dataset: Any, draw: Any) -> Verdict:
-    """Return whether spikes and frames of a sample fit, found by comparing their edges.
+    """Return the verdict whether the spikes of a sample show the same as its frames.
+
+    The edges of both are compared (`compare` in data/alignment.py).
 
     draw: data.clip_reading.Draw, the clip and its frames.
     """

@@ -48,8 +48,10 @@ class Packets:
     """What a container says of the frames of one video stream, whether they were decoded or not."""
 
     stated: int  # number of frames that the container states in its header; 0 if it states none
-    has_pauses: bool  # whether a frame may last longer than other frames in this container
-    # Time in seconds of each packet that should be shown. `_packets_of` sorts the times.
+    # Whether a frame may last longer than usual in this container (a pause). If so, a gap in the
+    # times does not prove that a frame is missing.
+    has_pauses: bool
+    # Time in seconds of each packet whose frame is shown. `_packets_of` sorts the times.
     times: list[Fraction] = field(default_factory=list)
     # Times of the packets that the container marks as damaged, in the order of the file.
     damaged: list[Fraction] = field(default_factory=list)
@@ -66,9 +68,9 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # No stream has packets at these times: the reader could not use the time stamps of the
-        # film, and has computed the times from the frame rate. `doubt` tells this to the user. With
-        # a single frame, the time does not matter.
+        # The times were computed from the frame rate, because the reader could not use the time
+        # stamps of the film. So no stream has packets at these times. `doubt` tells this to the
+        # user. With a single frame, the time does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
@@ -163,8 +165,8 @@ def _missing_between_frames(
 
     E.g. with packets at 0, 1, 2, 3, 4 and 5 s:
 
-        decoded at 0, 1, 4, 5 s    two frames are missing, from number 2 on
-        decoded at 2, 3, 4, 5 s    two frames are missing, from number 0 on
+        decoded at 0, 1, 4, 5 s    two frames are missing (numbers 2 and 3)
+        decoded at 2, 3, 4, 5 s    two frames are missing (numbers 0 and 1)
     """
     # Times of the packets from which no frame was decoded, in order.
     lost_times = sorted(set(packets.times) - set(times))
@@ -177,8 +179,8 @@ def _missing_between_frames(
         gaps.append(Gap(number=0, count=count, seconds=lost_before_first[0]))
         next_number = count
     for before, after in itertools.pairwise(times):
-        next_number += 1  # the frame at `before`
-        # lost_times[first:end] are the lost packets between the two frames.
+        next_number += 1  # counts the frame at `before`
+        # lost_times[first:end] are the times of the lost packets between `before` and `after`.
         first = bisect.bisect_right(lost_times, before)
         end = bisect.bisect_left(lost_times, after)
         lost_packets = end - first
@@ -200,7 +202,8 @@ def _number_of_missing(
 
     Frames are missing if two things are true:
 
-        1. The distance is nearer to two steps than to one.
+        1. The distance is longer than 1.5 steps (MOST_DISTANCES_WITHOUT_GAP). So it is nearer to
+           two steps than to one.
         2. There is a lost packet, or the container has no pauses. Otherwise the frame may only
            last longer than usual (test_frames_of_a_film_have_the_planes_of_their_times).
     """

@@ -119,9 +119,10 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     head: the beginning of the file. read_all: a function that returns the content of the file. It
     is called at most once, because reading a whole file takes most of the time.
     decode: whether to decode a PNG, too.
-    Raises DataError for a picture that is too large, has values of another kind (`refuse_header`)
-    or cannot be decoded. The callers turn this error into the flaw of a look without a shape. A PNG
-    with damaged pixels raises no error, because its header gives the shape.
+    Raises DataError for a picture that is too large, for values of another kind (`refuse_header`),
+    and for a picture that cannot be decoded. The callers turn this error into a look that has a
+    `flaw` and no `shape`. A PNG with damaged pixels raises no error, because its header gives the
+    shape.
     """
     if head.startswith(PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
@@ -135,7 +136,10 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
 
 
 def _loses_something(header: Header) -> bool:
-    """Return whether a picture is not 8-bit RGB: it has more than 8 bits, or is grey."""
+    """Return whether reading a picture as 8-bit RGB may lose something.
+
+    This is so if it has more than 8 bits per value, or is grey.
+    """
     return header.bits > 8 or header.is_grey
 
 
@@ -180,8 +184,8 @@ def look_at_spikes(
 ) -> Look:
     """Look at a spike file. Reads the first bytes of a file of packed planes.
 
-    For a file of another format, only size and time are looked up, because `ClipCheck` in
-    data/clips/clip_check.py reads its header later.
+    For an array (.npy, .npz) or a file in the layout "sps100", only size and time are looked up.
+    `ClipCheck` (data/clips/clip_check.py) opens such a file later.
 
     geometry: size and layout of a plane, as the options say.
     remainder: the option spike.remainder, "error" or "truncate": what to do with bytes after the
@@ -191,7 +195,7 @@ def look_at_spikes(
     """
     if lmdb_entry is not None:
         return Look(lmdb_entry)
-    # Arrays (.npy, .npz) and files in the layout "sps100" are opened later, by `ClipCheck`.
+    # `ClipCheck` opens these files later.
     if formats.is_array(path) or geometry.layout == "sps100":
         return Look(entry_of(path))
     # All other files have planes that are packed row by row, the layout "raster".
@@ -203,8 +207,9 @@ def look_at_spikes(
 def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
     """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
 
-    In a file of this sensor, each line ends with a word of the sensor, so its planes are not in the
-    layout "raster". No header shows this, but opening the file as raster planes finds the words.
+    In a file of this sensor, each line of a plane ends with a word that the sensor adds. So the
+    planes are not in the layout "raster". No header shows this. But `open_spikes` looks for the
+    words, and raises SpikeFileError if it finds them.
 
     geometry: size of a plane. remainder: "error" or "truncate", what to do with bytes after the
     last whole plane.

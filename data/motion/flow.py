@@ -162,8 +162,10 @@ def _second_search(
         if index == sharp:
             continue
         if _lacks_search_back(index, sharp):
-            # Take the mean of the two times beside it. (At the sharp instant the difference is 0.)
-            # Both exist, because the first and the last time never lack the search back.
+            # Take the mean of the differences of the times index - 1 and index + 1. Both times
+            # exist, because the first and the last time never lack the search back. Both
+            # differences are known, because only every second time lacks it. (At the sharp instant
+            # the difference is 0.)
             differences[index] = (differences[index - 1] + differences[index + 1]) / 2
         errors[index] = expected_error(shifts_of_time, differences[index])
     return shifts, errors
@@ -217,17 +219,20 @@ def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     return dis
 
 
-# Three searches are quick, i.e. less exact:
+# The first search begins at the sharp instant. In the second search, "there" leads from the mean
+# picture to the picture of a time, and "back" leads from this picture to the mean picture. Three
+# searches are quick, i.e. less exact:
 #
 #     * the first search
 #     * the search back
 #     * the search there at times without a search back
 #
-# In these, the distance of the squares is one pixel more, and fewer steps refine each scale (MEDIUM
-# has 5). This saves a tenth of the time of a frame and costs 0.01 dB. If light is dim, no search is
-# quick (`is_dim` in `motion_of`), because it would cost 0.04 dB. No test notices.
+# In these, the distance of the squares is one pixel more, and there are QUICK_REFINEMENT instead of
+# 5 refinement steps on each scale (5 is the number of MEDIUM). This saves a tenth of the time of a
+# frame and costs 0.01 dB. If light is dim, no search is quick (`is_dim` in `motion_of`), because
+# quick searches would cost 0.04 dB. No test notices.
 QUICK_STRIDE_MORE = 1  # pixels that are added to the distance of the squares
-QUICK_REFINEMENT = 2  # steps that refine each scale
+QUICK_REFINEMENT = 2  # refinement steps on each scale
 
 
 def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
@@ -238,7 +243,8 @@ def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     return dis
 
 
-# Least side of a picture. DIS refuses pictures that are smaller than its squares.
+# Least side of a picture. DIS refuses pictures that are too small for its squares, e.g. a picture
+# of 16 x 16 pixels with PATCH. Twice PATCH is large enough.
 LEAST_SIDE = 2 * PATCH
 
 
@@ -271,8 +277,9 @@ def _search_shifts(
 LEAST_ERROR = 0.15  # error of a still pixel
 ERROR_BY_LENGTH = 0.05  # added for each pixel of the shift
 ERROR_BY_DIFFERENCE = 0.7  # added for each pixel by which the shifts there and back differ
-# The difference of the shifts there and back is a Gaussian mean with this sigma in pixels: at a
-# single pixel, both may agree by chance.
+# The difference of the shifts there and back is a Gaussian mean with this sigma in pixels. At a
+# single pixel, wrong shifts may agree by chance. The mean is still large there, because most of the
+# pixels around it do not agree.
 DIFFERENCE_SIGMA = 4.0
 
 

@@ -38,11 +38,11 @@ from utils.contract import MotionNetwork
 # camera. Exposures of other lengths must look alike to the network. So lengths are measured in
 # parts of the exposure:
 #
-#     eleventh       1/11 of the exposure: the length of a window within it. It had 8 planes in the
-#                    training
-#     usual plane    1/88 of the exposure: 1 plane in the training. E.g. if an exposure has 176
-#                    planes, a usual plane is 2 planes
-#     rate           spikes per usual plane
+#     unit           part of the exposure    in the training    in an exposure of 176 planes
+#     eleventh       1/11                    8 planes           16 planes
+#     usual plane    1/88                    1 plane             2 planes
+#
+# A window within the exposure is an eleventh long. A rate is a number of spikes per usual plane.
 ELEVENTHS = 11  # number of elevenths in an exposure
 USUAL_PLANES = 8  # number of usual planes in an eleventh
 
@@ -61,7 +61,8 @@ def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> 
     """Return the inputs of the network for an exposure."""
     # Convert the edges of the windows of the network. In `network.edges` they are elevenths of an
     # exposure after the start of the sharp plane, i.e. half a plane before the sharp instant. Here
-    # they are planes after the start of the stream.
+    # they are planes after the start of the stream. E.g. the exposure has 88 planes and the sharp
+    # instant is 50.5, so the sharp plane begins at 50. Then the edge 1.5 becomes 50 + 1.5 * 8 = 62.
     planes_per_eleventh = recording.length / ELEVENTHS
     begin_of_sharp_plane = recording.sharp - 0.5
     edges = []
@@ -81,7 +82,7 @@ def pictures_of(
     """Make the inputs of the network. Windows that were not recorded are 0 in the pictures.
 
     blurry: luma (h, w) of the blurry frame in display values.
-    inside: which windows divide the exposure.
+    inside: which windows lie within the exposure.
     planes_per_eleventh: number of planes in an eleventh of the exposure.
     """
     planes_per_usual_plane = np.float32(planes_per_eleventh / USUAL_PLANES)
@@ -106,14 +107,17 @@ class _Brightness:
     of_windows: np.ndarray  # (K, h, w): the rate in each window
     of_pixels: np.ndarray  # (h, w): the mean rate over the exposure
     around_pixels: np.ndarray  # (h, w): `of_pixels`, smoothed over the neighbours of each pixel
-    mean: float  # the mean rate of all pixels, at least LEAST_MEAN in an eleventh
+    # The mean rate of all pixels, per usual plane like the others. At least LEAST_MEAN / 8, because
+    # LEAST_MEAN counts the spikes in an eleventh, which has 8 usual planes.
+    mean: float
 
 
 # Sigma in spike pixels by which brightness is smoothed. With a larger value there is less noise,
 # but the brightness of a pixel has more of the brightness of its neighbours.
 BRIGHTNESS_SIGMA = 2.0
 # Least mean number of spikes of a pixel in an eleventh. It is a divisor, and in the dark the mean
-# may be 0. With 8e-4, 100 pixels have about one spike in an exposure, so nothing can be seen.
+# may be 0. With 8e-4, 100 pixels have about one spike in an exposure (100 * 11 * 8e-4 = 0.88), so
+# nothing can be seen.
 LEAST_MEAN = 8e-4
 
 
@@ -121,15 +125,16 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     """Measure the brightness in each window, of each pixel, around each pixel, and in the mean.
 
     lengths: (K, 1, 1), of the windows in usual planes.
-    inside: which windows divide the exposure.
+    inside: which windows lie within the exposure.
     """
     # A window without planes has no light. Divide it by 1, because 0 / 0 would be NaN.
     divisors = np.where(lengths > 0, lengths, 1)
     # A rate cannot be negative, except by rounding errors. `maximum` removes them.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # The mean over the windows of the exposure that were recorded. If the sharp instant lies at the
-    # first or the last recorded plane, there may be no such window. Then take all windows.
+    # Take the mean over the windows within the exposure that were recorded. There may be no such
+    # window, e.g. if the sharp instant lies at the first or the last recorded plane. Then take the
+    # mean over all windows.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     if not is_used.any():
@@ -159,11 +164,10 @@ def _relative_light(brightness: _Brightness) -> np.ndarray:
     return np.sqrt(relative) - 1
 
 
-# With the next two limits, a single spike in the dark does not look like a large change.
-# Least rate in the variance of a count, as a share of the mean rate of all pixels.
-LEAST_SHARE_OF_MEAN = 0.1
-# Added to the variance of each count.
-ADDED_VARIANCE = 0.05
+# The next two numbers make the variance of a count larger in the dark. Without them, a single spike
+# in the dark would look like a large change.
+LEAST_SHARE_OF_MEAN = 0.1  # least rate in the variance, as a share of the mean rate of all pixels
+ADDED_VARIANCE = 0.05  # added to the variance of each count
 
 
 def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness) -> np.ndarray:

@@ -40,16 +40,22 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 #
 # The windows of `encoding25` lie around the center, or they are spread over the file. Each of the
 # next three functions gets the options of `encoding25`, and answers one question about the windows.
-# They become fields of `Representation` (registry.py), which `represent` (represent.py) needs to
-# reverse time.
+# They become fields of `Representation` (registry.py):
+#
+#     lag_in_half_planes    where the center lies in the reversed stream
+#     is_centered           whether the option spike.center has an effect
+#     reverses_channels     whether time is reversed by the order of the channels, and not by
+#                           reversing the stream
+#
+# `represent` (represent.py) needs the first and the last field to reverse time.
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
     """Return the middle of all windows minus `center`, in half planes: 0 or -1.
 
-    It is -1 if the number of windows is even and the spacing is odd, because the middles are then
-    rounded down. E.g. two windows with a spacing of 5 around plane 50 have the middles 47.5 and
-    52.5, rounded to 47 and 52, whose mean is 49.5.
+    E.g. two windows with a spacing of 5 around plane 50 have the middles 47.5 and 52.5. These are
+    rounded down to 47 and 52, and the mean of 47 and 52 is 49.5: half a plane before 50. So the
+    result is -1. The middles are rounded if the number of windows is even and the spacing is odd.
     """
     if num_windows % 2 == 1 or spacing is None:
         return 0
@@ -72,6 +78,8 @@ def _windows_are_spread(num_windows: int = 1, spacing: int | None = None, **_: A
     proportional=False,
     lag_in_half_planes=_lag_of_windows,
     is_centered=_windows_are_centered,
+    # In the reversed stream, the middles of spread windows would be rounded to other planes. So the
+    # order of the channels is reversed in place of the stream (`_channels_in_reverse`).
     reverses_channels=_windows_are_spread,
 )
 def encoding25(

@@ -58,7 +58,8 @@ class ClipScorer:
         """Score a frame, and its instants if there are several.
 
         item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any.
-        images: the instants, or only the frame. The middle instant counts as the frame.
+        images: one restored image of each instant of the exposure, (H, W, 3) each. With one image,
+            this is the frame. Otherwise the middle image counts as the frame.
         """
         if "gt" in item:
             sharp = scored_values(item["gt"], self.number_format)
@@ -71,7 +72,8 @@ class ClipScorer:
                 blurry_image = scored_values(blurry, self.number_format)
                 self._add("input", blurry_image, sharp, self.metrics_of_input)
         if len(images) > 1 and "gt_instants" in item:
-            sharp_instants = item["gt_instants"].unflatten(0, (len(images), -1))  # (K, 3, H, W)
+            # (3 K, H, W) -> (K, 3, H, W), for K instants.
+            sharp_instants = item["gt_instants"].unflatten(0, (len(images), -1))
             sharp_images = scored_values(sharp_instants, self.number_format)
             for number, (image, sharp) in enumerate(zip(images, sharp_images, strict=True)):
                 add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
@@ -81,6 +83,7 @@ class ClipScorer:
     ) -> None:
         """Score one image with all metrics and with `more_scores`.
 
-        The instants are scored without `more_scores`, so `add` does not call this method for them.
+        `add` does not call this method for the instants, because they are scored without
+        `more_scores`.
         """
         add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)

@@ -61,15 +61,17 @@ def files_of_earlier_tests(
 ) -> set[Path]:
     """Return the files that earlier tests in this folder wrote.
 
-    earlier_run: the content of run.json. stems: name of a clip -> names of its frames in this test.
+    earlier_run: the content of run.json.
+    stems: {name of a clip: names of its frames without endings} of this test.
     """
     files_of_clips = earlier_run.get("files", {})
     written = {outputs.folder / file for file in FILES_OF_ALL_CLIPS}
     for files in files_of_clips.values():
         written |= {outputs.folder / file for file in files}
 
-    # Older versions of SpikeVRT wrote a run.json without "files". For a clip of such a test, the
-    # names follow from the setting "save" of the test and from the frames of the clip.
+    # Older versions of SpikeVRT wrote a run.json without "files". For a clip of such a test, find
+    # the names of its files from two things: the setting "save" of the test (which kinds of files
+    # it wrote), and the names of the frames of the clip.
     saved_then = earlier_run["settings"].get("save", ())
     outputs_then = replace(outputs, save=tuple(saved_then))
     clips_without_files = earlier_run["inputs"].keys() - files_of_clips.keys()
@@ -99,7 +101,7 @@ def refuse_another_test(
     defaults = {"metric.values": "uint8", "metric.more": []}
     # Older versions hid fewer secrets in run.json. `settings` are without secrets already.
     settings_then = redact(earlier_run["settings"])
-    changed = _differences(defaults | settings_then, defaults | settings)
+    changed = _differences(defaults | settings_then, defaults | settings)  # in words
     # The two tests may have different clips. A clip of both tests must have the same files.
     for name, digest_then in earlier_run["inputs"].items():
         if name in inputs and inputs[name] != digest_then:

@@ -63,9 +63,9 @@ def restore_clips(job: Job) -> None:
                 expected="a network with several instants of each exposure (netG.out_instants)",
                 do="leave out slowmotion",
             )
-        # The object that restores frames. E.g. `NetworkMethod.restorer` (network_method.py) builds
-        # the network with its weights, and returns a `Restorer` (tiles/restorer.py), which has the
-        # network, the tiles and the dtype.
+        # `restorer` is the object that restores frames. E.g. the method of a network builds the
+        # network with its weights (`NetworkMethod.restorer` in network_method.py). It returns a
+        # `Restorer` (tiles/restorer.py), which has the network, the tiles and the dtype.
         restorer = job.method.restorer(device)
         # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
         more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
@@ -83,8 +83,9 @@ def restore_clips(job: Job) -> None:
     cut_clips = sorted({work.clip_index for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for clip_index in cut_clips[of_this_rank]:
-            # The pace of a clip is the seconds per frame of the rank that has restored it. No rank
-            # has restored the whole of a cut clip, so it has no pace.
+            # The pace of a clip is the mean number of seconds per frame, which a rank measures if
+            # it has restored the whole clip. No rank has restored a whole cut clip, so a cut clip
+            # has no pace.
             finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
 
 
@@ -112,8 +113,8 @@ def claim_folder_of(job: Job) -> None:
 def _settings_of(job: Job) -> dict[str, Any]:
     """Return everything that the results depend on, except the clips themselves.
 
-    run.json has these keys. The run.json of an older version lacks a new key. So if you add a key,
-    add the value that older versions used to `refuse_another_test` (earlier_results.py).
+    run.json has these keys. If you add a key, the run.json of an older version lacks it. In
+    `refuse_another_test` (earlier_results.py), add the value that older versions used.
     """
     # The LPIPS weights are recorded by name, size and time of change, because a digest of 240 MB of
     # weights in each test would take too long. The files exist: `restore_clips` has read them.
@@ -125,7 +126,7 @@ def _settings_of(job: Job) -> dict[str, Any]:
     return {
         **job.method.settings(),
         "lpips": lpips_files,
-        "save": outputs.save,
+        "save": outputs.save,  # e.g. ("frames", "comparison")
         "fps": outputs.fps,
         **job.reading_options,
         "metric.values": outputs.metric.values,

@@ -3,7 +3,8 @@
     init_dist         makes the group, with the backend of the device: NCCL for CUDA, gloo for CPUs
     launch_of_group   reads rank and world size from a group that another library has made before
 
-When `init_dist` begins, the ranks have met in the store (utils/dist/rendezvous.py).
+When `init_dist` begins, all ranks are connected to the store, and each rank knows that the others
+have arrived (utils/dist/rendezvous.py).
 
 What must stay: the variables of torchrun in the environment, because libraries and scripts of users
 read them. The order of the requests to the store must stay equal on all ranks.
@@ -42,19 +43,21 @@ def init_dist(timeout_s: float = 1800) -> None:
     gpu.require_usable_gpus()
     launch = RUN.launch
     device = get_device()
-    gpu.require_kernels(device)
+    gpu.require_kernels(device)  # kernels are the programs of torch for a kind of GPU
     if launch.world_size == 1:
         return
-    RUN.timeout_s = launch.timeout_s or timeout_s
+    RUN.timeout_s = launch.timeout_s or timeout_s  # launch.timeout_s is NCCL_TIMEOUT, 0 if not set
     backend = devices.backend(device)
     if device.type != "cpu":
         devices.make_current(device)
+        # Note in the store that this rank has this GPU. If another rank has noted it, this raises.
         gpu.claim(RUN.store, launch.rank, gpu.identity(device))
 
     _set_launch_variables(launch)
     # NCCL exchanges its ids through the store, and a slow rank may come late. So wait longer than
     # the present time-out of the store, 10 s.
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
+    # Another library may have made the process group before (`launch_of_group`). Then use it.
     if not dist.is_initialized():
         dist.init_process_group(
             backend,
@@ -110,8 +113,8 @@ def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     world_size = dist.get_world_size()
     if world_size == 1:
         return launch  # a single process needs no store
-    # The process group may not accept tensors on the device of this rank: gloo takes only tensors
-    # on the CPU.
+    # `dist.broadcast` below takes a tensor on a device that the backend of the group supports. If
+    # the group has another backend than the device of this rank, e.g. gloo on a GPU, use the CPU.
     own_device = get_device()
     takes_own_device = dist.get_backend() == devices.backend(own_device)
     device = torch.device(own_device.type if takes_own_device else "cpu")

@@ -41,6 +41,7 @@ def count_of_members(env: Env, name: str, faults: list[str], is_required: bool =
 
     is_required: False if a missing variable is never a fault.
     """
+    # None means that a missing variable is a fault.
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
     default = None if is_required and has_others else 1
     return number_in(env, name, faults, default=default, low=1)
@@ -79,8 +80,8 @@ def checked_number(
     text: the value of a variable, without blanks around it; "" if it is missing.
     name: the name of this variable, for the sentence.
     high: the largest allowed number, or None if there is no limit.
-    below: name of the number that is `high` + 1, for the sentence, e.g. "WORLD_SIZE". Empty if
-        `high` is no such number.
+    below: name of the count that the value must stay below, for the sentence, e.g. "WORLD_SIZE".
+        The count is `high` + 1. "" if there is no such count.
     """
     if not text:
         faults.append(f"{name} is missing")
@@ -109,11 +110,13 @@ def number_in(
 ) -> int:
     """Return the variable `name` of `env` as an integer from `low` to `high`.
 
-    A wrong variable adds a sentence to `faults`, and `low` is returned.
+    A wrong variable adds a sentence to `faults`, and `low` is returned in its place. An empty
+    variable counts as missing.
 
     name: name of the variable.
     high: the largest allowed number, or None if there is no limit.
-    below: name of the number that is `high` + 1, for the sentence, e.g. "WORLD_SIZE".
+    below: name of the count that the value must stay below, for the sentence, e.g. "WORLD_SIZE".
+        The count is `high` + 1. "" if there is no such count.
     default: returned if the variable is missing. None if a missing variable is a fault.
     """
     text = env.get(name, "").strip()

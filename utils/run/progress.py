@@ -28,10 +28,11 @@ LINE_COUNT = 10
 # Longest time between two lines, in seconds. After this time a line is logged even if no tenth was
 # completed, so that a user who looks at the log does not think that a slow action hangs.
 LONGEST_WITHOUT_LINE_S = 60.0
-# No line comes in the first seconds of an action, because a short action needs no line in the log.
-# A caller may choose another number (`quiet_s`).
+# Seconds at the start in which no line comes, even if a tenth was completed, because a short action
+# needs no line in the log. A caller may choose another number (`quiet_s`).
 QUIET_S = 5.0
-# Seconds after which the first line comes, even if no tenth was completed.
+# Seconds after which the first line comes, even if no tenth was completed. It is the same for every
+# caller.
 FIRST_LINE_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def open_progress(
     name: what is done, e.g. "check".
     unit: what is counted, e.g. "clips".
     say: function that is called with each line. By default it writes the line to the log.
-    quiet_s: seconds before the first line.
+    quiet_s: seconds at the start in which no line comes.
     is_kept: whether the finished bar stays on the screen.
     """
     kind = kind_to_show(kind)
@@ -108,8 +109,9 @@ class Lines:
         self._say = say
         self._begin = time.monotonic()
         self._quiet_until = self._begin + quiet_s  # no line comes before this time
-        # Time of the next line if no tenth is completed before. The first line comes after a few
-        # seconds, so that the user sees early how long the action takes.
+        # Time at which a line comes even if no tenth is completed. The first line comes after a few
+        # seconds, so that the user sees early how long the action takes. If `_quiet_until` is later
+        # than this time, `_quiet_until` counts.
         self._due = self._begin + FIRST_LINE_S
 
     def update(self, count: float = 1) -> None:

@@ -77,7 +77,7 @@ def restore_progress(
     own_folder = own_checkpoint(folder, "latest").parent
     is_own = resumed.path.parent.resolve() == own_folder.resolve()
     if is_own:
-        progress.saved = progress.step  # the newest checkpoint_latest of this run is of this step
+        progress.saved = progress.step  # `saved` is the step of checkpoint_latest, just read
     else:
         _forget_files_of_other_run(progress)
     # The id of the run at W&B belongs to the task, e.g. "deblur". If somebody copies the folder of
@@ -87,9 +87,11 @@ def restore_progress(
     # The best PSNR does not count if, for example, it was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
-    # A finished run reads no more samples, so changed data do not matter. Whether the run is
-    # finished depends on the steps per epoch when the checkpoint was written. With the present
-    # number, a finished run would look unfinished if the data have grown.
+    # A finished run reads no more samples, so changed data do not matter. `planned_steps` adds the
+    # steps that are done (`progress`) and the steps that are left, here with the steps per epoch
+    # when the checkpoint was written. With the present number, an unfinished run could look
+    # finished. E.g. it stopped in its last epoch, after 90 of 100 steps. If an epoch has 80 steps
+    # now, no step would be left.
     is_finished = progress.step >= planned_steps(train, steps_per_epoch_then, progress)
     if not is_finished:
         _fit_position_to_data(progress, order_then, order, resumed, options)

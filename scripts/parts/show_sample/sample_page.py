@@ -57,7 +57,8 @@ class Page(NamedTuple):
 
     title: str
     verdict: Verdict
-    facts: dict[str, str]  # the rows of the table after its first row: name of a row -> text
+    # The rows of the table: name of a row -> text. `main` puts the row "options" before them.
+    facts: dict[str, str]
     sections: list[Section]
 
 
