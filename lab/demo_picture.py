@@ -10,7 +10,6 @@ The program needs Chromium and its driver, and requirements-test.txt.
     spike_player.webp        a picture of `spike_tool.py play`
     sample_strip.webp        a validated frame
     tensorboard.webp         TensorBoard's page of a run
-    bar.webp                 a training on a terminal; 30 steps are trained for it
 
 All but demo.webp are screenshots or pictures at two or three times their size, so that they are
 sharp on screens with small pixels.
@@ -18,7 +17,6 @@ sharp on screens with small pixels.
 No test runs this file, and nothing else uses it. After a change, look at the pictures.
 """
 
-import html
 import re
 import subprocess
 import sys
@@ -34,7 +32,6 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from scripts import compare_runs, show_sample, spike_tool
 from tests.helpers.pages import headless_browser
-from tests.helpers.terminal import run_in_terminal, screen
 from utils.image import comparison_strip, imread_rgb, imwrite_rgb, panels_of
 from utils.video.reader import VideoReader
 
@@ -75,7 +72,6 @@ def main() -> None:
         strip = imread_rgb(SAMPLE_STRIP)
         save_enlarged(strip, factor=2, path=folder / "sample_strip.png")
         save_tensorboard(SAMPLE_RUN, folder / "tensorboard.png")
-        save_terminal(SAMPLE_OPTIONS, folder / "bar.png")
 
         for path in folder.glob("*.png"):
             picture = Image.open(path).convert("RGB")
@@ -190,50 +186,6 @@ def _address_of(process: subprocess.Popen[str]) -> str:
         if found is not None:
             return found[0]
     raise SystemExit("TensorBoard has ended without an address")
-
-
-# ---- A training on a terminal ----------------------------------------------------------------
-
-STEPS = 30
-# The progress bar when 70 to 89 % of the steps are done, e.g. " 83%|". The picture shows the last
-# such bar.
-NEARLY_DONE = rb" [78]\d%\|"
-STYLE = (
-    "body{margin:0;background:#1e1e1e;color:#ddd} "
-    "pre{margin:0;padding:10px;font:13px/1.4 monospace}"
-)
-
-
-def save_terminal(options: str, picture: Path) -> None:
-    """Train for STEPS steps on a terminal, and write a picture of its screen near the end.
-
-    options: the option file. The picture has the lines of the log, and the bar below them.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        code, written = run_in_terminal(
-            "main_train_vrt.py", "--opt", options, f"path.root={folder}",
-            f"train.total_iter={STEPS}", "train.checkpoint_test=20", limit_s=600,
-        )  # fmt: skip
-        if code != 0:
-            raise SystemExit(written.decode())
-
-        # Cut what the program has written after the last bar that is nearly done: before the
-        # carriage return at which the next bar begins to overwrite it.
-        bars = list(re.finditer(NEARLY_DONE, written))
-        end = written.index(b"\r", bars[-1].start())
-        rows = screen(written[:end])
-
-        # A web page that looks like the terminal. The temporary folder gets the usual name.
-        text = "\n".join(html.escape(row).replace(folder, "experiments") for row in rows)
-        page = Path(folder, "terminal.html")
-        page.write_text(
-            f"<meta charset=utf-8><style>{STYLE}</style><pre>{text}</pre>", encoding="utf-8"
-        )
-        with headless_browser(1640, 200, 2) as browser:
-            browser.get(page.as_uri())
-            height = browser.execute_script("return document.querySelector('pre').offsetHeight")
-            browser.set_window_size(1640, height + 150)  # the frame of the window needs the rest
-            browser.find_element("tag name", "pre").screenshot(str(picture))
 
 
 if __name__ == "__main__":

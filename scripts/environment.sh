@@ -44,7 +44,7 @@ if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-} ]]; then
 fi
 # With "passive", threads that wait for one another sleep. If they wait actively, a step on the CPU
 # takes 0.6 of the time on idle cores. But it takes two to three times as long as soon as another
-# program wants a core (docs/benchmarks/net.md).
+# program wants a core (docs/benchmarks/net_details.md).
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 # Without InfiniBand, NCCL need not look for it.
 if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then
