@@ -53,19 +53,20 @@ ENLARGE_SHM = (
 )
 # Longest path of the folder for temporary files in bytes. The socket of a loader worker lies in
 # this folder, under a name of 32 letters, e.g. /pymp-19py7i_4/listener-evjgjau1. The system limits
-# the whole path of a socket to about 108 bytes, and 74 + 32 = 106.
+# the whole path of a socket to about 108 bytes. So this number is 108 - 32 = 76, rounded down.
 MOST_BYTES_OF_TEMPORARY_FOLDER = 74
-# If dataloader_timeout_s is not set, the loader gives up waiting after this share of the watchdog's
-# time limit, e.g. after 240 of 300 seconds. The share is below 1, so that the loader gives up
-# first, because only the error of the loader names the samples.
+# Share of the watchdog's time limit after which the loader gives up waiting, if
+# dataloader_timeout_s is not set. E.g. with a limit of 300 seconds, the loader waits for 240
+# seconds. The share is below 1, so that the loader gives up before the watchdog. Only the error of
+# the loader names the samples.
 SHARE_OF_STALL = 0.8
 
 
 class TrainLoader:
     """Yields the micro-batches of one optimizer step at a time.
 
-    A position in the data is (epoch, batch): `batch` global batches of this epoch are done. A
-    global batch has dataloader_batch_size * accumulation_steps * world_size samples. A run that
+    A position in the data is (epoch, batch). batch: number of finished global batches of the epoch.
+    A global batch has dataloader_batch_size * accumulation_steps * world_size samples. A run that
     resumes at a position continues with the next sample, with any number of workers.
 
     dataset: a torch Dataset with a length. section: the section `datasets.train`.
@@ -94,6 +95,7 @@ class TrainLoader:
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )
+        # An optimizer step takes one global batch, so both numbers are equal.
         self.steps_per_epoch = self.sampler.batches_per_epoch
         # A worker hands over the shared memory of its micro-batches through a socket, a file in the
         # folder for temporary files. Without workers there is no such socket.

@@ -144,8 +144,11 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     for name in ("bytes", "times"):
         _demand(len(columns[f"{kind}_{name}"]) == number_of_files, kind)
 
-    # The path of a file is root + folder + name, so each folder must stay below its root: "/" or
-    # "/a/blur/" on disk, "::" or "::a/" in an LMDB.
+    # The path of a file is root + folder + name, so each folder must stay below its root.
+    #
+    #     root       accepted            refused
+    #     on disk    "/", "/a/blur/"     "a/", "/a/blur", "/a/../b/"
+    #     an LMDB    "::", "::a/"        "/a/", "::a", "::a/../b/"
     folders = Texts(columns[f"{kind}_places"])
     _demand(len(folders) == len(frame_counts), kind)
     start = "::" if in_lmdb else "/"
@@ -171,7 +174,8 @@ def _refuse_exposures(columns: Columns) -> None:
     numbers = columns["rows"]
     _demand(len(numbers) == len(Row._fields) * len(centers), "exposures")
     _demand_all((numbers >= 0) & (numbers < LARGEST_PLANE), "exposures")
-    rows = rows_in(by_row(numbers))  # one `Row` for all rows, in which each field is (rows,)
+    # One `Row` for all rows: each field is an array with a number for each row, (rows,).
+    rows = rows_in(by_row(numbers))
     _demand_all(rows.plane_count >= 1, "exposures")
 
     # The center must be between the first and the last plane of the frame. If the row says that the
@@ -182,7 +186,8 @@ def _refuse_exposures(columns: Columns) -> None:
     has_no_fraction = centers == np.floor(centers)
     _demand_all(has_no_fraction[rows.has_whole_center == 1], "centers")
 
-    # The planes before the frame are among the planes that are read.
+    # `before` counts the planes of context that are read before the planes of the exposure. So it
+    # is at most the number of all planes that are read from the three files.
     number_of_read_planes = rows.previous_count + rows.own_count + rows.next_count
     _demand_all(rows.before <= number_of_read_planes, "exposures")
 
@@ -203,12 +208,15 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     _demand_all(has_row, "exposures")
 
     # From here on, each array has one value for each frame of all clips.
+    # Equal rows are stored once, and `row_of_frame` says which row a frame has.
     different_rows = by_row(columns["rows"])  # (different rows, 11)
     rows = rows_in(different_rows[row_of_frame])  # one `Row`, in which each field is (frames,)
     own = _own_files(frame_counts, file_counts)
+    # The own file has all planes of the frame.
     _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
-    # The planes that are read of the file before the own file (step -1), of the own file (0), and
-    # of the file after it (1).
+    # A frame reads planes from at most three files: the file before its own file (step -1), its own
+    # file (0), and the file after it (1). The planes first ... first + count - 1 must be in the
+    # file, unless count is 0.
     for step, first, count in rows.pieces():
         planes_of_file = _planes_of_file_beside(own, step, planes)
         reads_nothing = count == 0
@@ -232,11 +240,12 @@ def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
 
     frame_counts: number of frames of each clip, e.g. 2 3. file_counts: number of its spike files.
     """
-    # The numbers behind the lines are for the two clips in `_OwnFiles`.
+    # The numbers behind the lines are for the example of `_OwnFiles`: two clips of 2 and 3 frames,
+    # and a spike file for each frame.
     clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # of each frame: 0 0 1 1 1
     first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
     number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2
-    # If a clip has one file for all frames, this is file 0 of the clip.
+    # A clip with fewer files than frames has one file for all frames: file 0 of the clip.
     is_one_file = file_counts[clip] < frame_counts[clip]
     file_in_clip = np.where(is_one_file, 0, number_in_clip)
     first_file_of_clip = begins_of(file_counts)[clip]  # 0 0 2 2 2

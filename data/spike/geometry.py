@@ -36,17 +36,17 @@ class SpikeGeometry:
     width: int
     # Whether rows are stored bottom first, as in all known files except files of an SPS100.
     flipud: bool = True
-    # Number of columns without image, which are dropped when a file is read, and written as zeros.
-    # In spite of their name, they are at the END of each sensor line: a line of 416 columns has 400
-    # columns of image and then 16 head columns. The name stays, because option files have it.
+    # Number of columns without image at the END of each sensor line, in spite of their name: a line
+    # of 416 columns has 400 columns of image and then 16 head columns. They are dropped when a file
+    # is read, and written as zeros. The name stays, because option files have it.
     head_columns: int = 0
     # The first pixel of a byte is its least significant bit ("little", as in all known files) or
     # its most significant bit ("big", the default of numpy.packbits).
     bit_order: Literal["little", "big"] = "little"
     # "raster": a line has the pixels of a row, and then the head columns. "sps100": the layout of
-    # the sensor SPS100, which has 1000 x 1000 pixels. A line has 1024 bits, and each half of a line
-    # ends with a word of 12 bits (source: SpikeCV, load_dat.py and sps_parser.py). Files of an
-    # SPS100 are only read, not written.
+    # the sensor SPS100, which has 1000 x 1000 pixels. A line has 1024 bits: 500 pixels and a word
+    # of 12 bits, twice (source: SpikeCV, load_dat.py and sps_parser.py). Files of an SPS100 are
+    # only read, not written.
     layout: Literal["raster", "sps100"] = "raster"
 
     def __post_init__(self) -> None:
@@ -54,7 +54,8 @@ class SpikeGeometry:
         expected = ""
         if self.height < 1 or self.width < 1 or self.head_columns < 0:
             expected = "sizes of at least 1 and head columns of at least 0"
-        # There is one kind of SPS100, so its layout allows one value for each field.
+        # There is one kind of SPS100, so its layout allows only one height, width, number of head
+        # columns and bit order. Only `flipud` may have either value.
         is_sps100_size = self.height == SPS100_SIDE and self.width == SPS100_SIDE
         is_sps100_line = self.head_columns == 0 and self.bit_order == "little"
         if self.layout == "sps100" and not (is_sps100_size and is_sps100_line):
@@ -73,7 +74,7 @@ class SpikeGeometry:
         """Return the first four fields, and every other field that is not at its default.
 
         For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
-        runs contain this text. So the text must stay as it is if a new field has its default.
+        runs contain this text, so a new field at its default must not appear in the text.
         """
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):

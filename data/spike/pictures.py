@@ -20,12 +20,17 @@ LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 def to_linear(picture: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
-    """Turn display values in [0, 1] into linear light in [0, 1], float32."""
+    """Turn display values in [0, 1] into linear light in [0, 1], float32.
+
+    picture: bytes must be divided by 255 before. Values are not clipped, and a negative value
+        becomes NaN.
+    gamma: light = value ** gamma.
+    """
     return np.power(picture, gamma, dtype=np.float32)
 
 
 def to_display(light: np.ndarray) -> np.ndarray:
-    """Turn linear light into display values in [0, 1], float32."""
+    """Turn linear light into display values in [0, 1], float32. Clips the light to [0, 1] first."""
     return np.power(np.clip(light, 0.0, 1.0), 1.0 / DISPLAY_GAMMA, dtype=np.float32)
 
 

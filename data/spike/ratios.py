@@ -48,8 +48,10 @@ def exposure_rates(
     """Two channels: the light around the sharp frame (short) and over the exposure (long), in
     spikes per plane.
 
-    half_window, half_exposure: planes on each side of center; null: as many as there are, without
-    plane 0.
+    half_window: planes of the short window on each side of center.
+
+    half_exposure: planes of the exposure on each side of center; null: as many as there are,
+    without plane 0.
 
     The light is 1 / interval in all planes between two spikes (data/spike/light.py). A pixel
     with few spikes has one interval around both windows. Then both rates are equal, and
@@ -107,16 +109,16 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 # Number of spikes in the exposure at which the confidence of `relative`, n / (n + 4), is 1/2. The
-# error of the light of an exposure is about one spike. With 4 spikes this is 1/4 of the light.
+# error of the light of an exposure is about one spike, so with 4 spikes the relative error is 1/4.
 # Other values were not compared. The value must stay, because trained networks expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
-# proportional: the channels are not firing rates, because a ratio has no unit.
-# is_ratio: the channels are ratios of firing rates, so `spike.light` and `spike.gamma` apply, and
-# `spike.rate` has no effect.
-# takes_context: the function also gets planes outside of the exposure, and its option half_exposure
-# says where the exposure ends.
+# proportional: whether the channels are firing rates. False, because a ratio has no unit.
+# is_ratio: whether the channels are ratios of firing rates. True, so `spike.light` and
+# `spike.gamma` apply, and `spike.rate` has no effect.
+# takes_context: whether the function also gets planes outside of the exposure. True, because
+# intervals may reach beyond the exposure. The option half_exposure says where the exposure ends.
 # lag_in_half_planes: a function that returns the time that the channels show, minus the center.
 @representation(
     "relative",
@@ -178,6 +180,8 @@ def relative(
     ratios = []
     for light, (start, stop) in zip(lights_of_windows, windows, strict=True):
         mean_of_window = light / (stop - start)
+        # (h, w). The ratio of every window is 1 for a pixel without spikes, and for a pixel with
+        # one interval that covers the whole exposure.
         ratios.append(_ratio(mean_of_window, mean_of_exposure))
     confidence = spikes / (spikes + SPIKES_OF_HALF_CONFIDENCE)
     return np.stack((*ratios, confidence)).astype(np.float32)
