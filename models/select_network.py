@@ -285,10 +285,10 @@ def _check_time(name: str, section: LoaderOptions, spec: InputSpec) -> None:
     temporal_scale of the dataset    a network that interpolates    another network
     2                                fits                           is refused
     1                                is refused                     fits
-    no such key                      fits a test only               fits
+    no such key                      fits only as datasets.test     fits
 
-    The test program can leave out every second frame of any clip. So a test dataset need not have
-    the key.
+    datasets.test need not have the key, because the test program can leave out every second frame
+    of any clip.
     """
     temporal_scale = getattr(section, "temporal_scale", None)  # None: the dataset has no such key
     if spec.interpolates:
@@ -326,8 +326,9 @@ def _check_interpolation(
     netG, train, test, val: sections of the options. train and test may be None. spec: what the
     network takes.
     """
-    # A training clip has the given frames and one frame in each gap between them, e.g. 4 + 3 = 7
-    # frames. In VRT the number of given frames is netG.img_size[0], as the message says.
+    # A training clip has the given frames, which the network gets, and one sharp frame in each gap
+    # between them, e.g. 4 + 3 = 7 frames. So every second frame is given, from the first one on. In
+    # VRT the number of given frames is netG.img_size[0], as the message says.
     given_frames = spec.least_frames
     all_frames = 2 * given_frames - 1
     num_frame = getattr(train, "num_frame", None)

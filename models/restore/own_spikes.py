@@ -50,10 +50,11 @@ def spikes_for_network(
         return None
     # A section may be only its type, e.g. "dat".
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
-    # The options `rate` (spikes per plane at full light) and `light` ("linear" or "display") of the
-    # training may be wrong for a user's spikes, so they are removed. Both stay in two cases:
+    # Remove `rate` (spikes per plane at full light) and `light` ("linear" or "display"), because
+    # the values of the training may be wrong for a user's spikes. Keep both in two cases:
     #
-    #     rate is "match"       the rate is measured in each clip, and the measurement needs `light`
+    #     rate is "match"       the rate is measured in each clip. The measurement needs `light`, so
+    #                           `light` must stay
     #     an old weights file   has no `spike_data`, the properties of the training spikes, so
     #                           nothing else says what rate and light are
     if saved.spike_data is not None and spike.get("rate") != "match":
@@ -99,7 +100,8 @@ def changed_spikes(
         table["spike"]["h"] = height
         table["spike"]["w"] = width
     for override in files.overrides:
-        # With --input, i.e. for a user's own clips, only options of the section `spike` can be set.
+        # For a user's own clips, only options of the section `spike` can be set here. With
+        # --method, the words "method.key=value" were taken out before (request.py).
         if not override.startswith("spike."):
             raise OptionError(
                 what=f"cannot set {override}",
@@ -124,8 +126,8 @@ def changed_spikes(
 def _refuse_wrong_inputs(saved: SavedNetwork, files: OwnFiles, network: NetworkFlags) -> None:
     """Raise OptionError if the flags do not give what the network takes."""
     spec = saved.spec
-    # There are no sharp frames to compare new frames with, and --center-frame-only is meant for
-    # frames that are restored.
+    # --gt is refused, because there are no sharp frames to compare new frames with.
+    # --center-frame-only is refused, because it is meant for frames that are restored.
     if spec.interpolates and (files.gt or network.tiles.center_frame_only):
         raise OptionError(
             what="these weights interpolate new frames",

@@ -24,7 +24,10 @@ FACTOR_WITH_KERNELS = 4
 
 
 def most_tokens(x: Tensor) -> int:
-    """Return the largest number of tokens in a chunk, for tokens like x."""
+    """Return the largest number of tokens in a chunk.
+
+    x: a tensor with the device and the dtype of the tokens.
+    """
     if in_cpu_form(x):
         return CPU_TOKENS
     if has_kernels(x):
@@ -33,7 +36,8 @@ def most_tokens(x: Tensor) -> int:
 
 
 # On a GPU torch's attention writes one bias gradient per window. The bias gradients of a chunk may
-# take this number of bytes, 537 MB, so a chunk of large windows has fewer of them.
+# take at most this number of bytes, 537 MB. The bias gradient of a large window is large, so a
+# chunk has fewer windows if they are large.
 MOST_BYTES_OF_BIAS_GRADIENTS = 2**29
 
 

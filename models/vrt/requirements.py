@@ -24,14 +24,17 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     least 2 frames of 64 x 64 pixels.
     """
     _, window_height, window_width = design.window
-    # pa_frames 0 chooses the published network for interpolation, which makes new frames from the
-    # features of all frames together.
+    # pa_frames is the number of neighbours that are aligned with a frame. The value 0 chooses the
+    # published network for interpolation. It aligns nothing, and makes new frames from the features
+    # of all frames together.
     interpolates = design.pa_frames == 0
 
-    # Mutual attention adds a table of positions of the size of a window. So a whole window must fit
-    # into the frame, in each stage that has mutual attention. E.g. in stage 4 the frame is 8 times
-    # smaller than the input, so a window of 8 x 8 needs an input of 64 x 64 pixels.
+    # Mutual attention adds a table of positions. The table has a fixed size, the size of a window.
+    # So a whole window must fit into the frame, in each stage that has mutual attention. E.g. in
+    # stage 4 the frame is 8 times smaller than the input, so a window of 8 x 8 needs an input of
+    # 64 x 64 pixels.
     largest_scale = 0  # the largest scale of a stage with mutual attention; 0: there is none
+    # entry: index of a stage in `depths`. scale: height of the input / height in this stage.
     for entry, scale in enumerate(STAGE_SCALES):
         if design.mutual_depth(entry) > 0:
             largest_scale = max(largest_scale, scale)

@@ -4,9 +4,10 @@
 results, times their weights, to one sum. At the end it divides by the sum of the weights.
 
 In: the frames of one tile in time, from stream.py. Out: these frames restored, for stream.py.
-Notebooks call `restore_space` on tensors directly (docs/python.md). This file reads four fields of
-a `Tiling`:
+Notebooks call `restore_space` on tensors directly (docs/python.md). This file reads five fields of
+a `Tiling`, and `run_padded` reads others (padding.py):
 
+    spec                      what the network requires; here only its scale
     size_patch_testing        side of a tile in pixels, 0 for the whole frame
     size_patch_overlapping    pixels by which neighbouring tiles overlap
     batch_tiles               number of tiles in a pass of the network
@@ -35,7 +36,7 @@ from utils.contract import Tick
 
 
 class _Patch(NamedTuple):
-    """A tile in space, in pixels of the input.
+    """A tile in space, in pixels of the input. In names of the code, a patch is such a tile.
 
     E.g. the second of three tiles along the height, in the first column of tiles: row 1, column 0.
     """
@@ -66,8 +67,8 @@ def restore_space(
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
     inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
-    tick: function that is called after each batch of tiles. It gets the number of tiles in the
-        batch, divided by the number of all tiles.
+    tick: function that is called after each batch of tiles with the share of the batch in all
+        tiles, e.g. 0.25 for 2 of 8 tiles. All shares together are 1.
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale
@@ -79,7 +80,7 @@ def restore_space(
         tick(1)  # all work is done
         return whole
 
-    # The tiles row by row, and from left to right within a row.
+    # All tiles: first the tiles at the top from left to right, and so on downwards.
     patches = []
     for row, top in enumerate(tops):
         for column, left in enumerate(lefts):
@@ -127,9 +128,10 @@ def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tili
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """
     scale = tiling.spec.scale
-    # In pixels of the output, the overlap is `scale` times as large as in pixels of the input. The
-    # published code does not multiply by the scale, however: with an overlap of 20 it trims 10
-    # output pixels at the border of a tile, at any scale. The blend "kair" does the same.
+    # `blend_weights` takes the overlap in pixels of the output, where it is `scale` times as large
+    # as in pixels of the input. The blend "smooth" multiplies by the scale. The blend "kair" does
+    # not, because the published code does not: with an overlap of 20 it trims 10 output pixels at
+    # the border of a tile, at any scale.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= scale
@@ -144,7 +146,9 @@ def _restore_patches(
     batch: Sequence[_Patch],
     tiling: Tiling,
 ) -> tuple[Tensor, ...]:
-    """Restore several tiles in one pass of the network. Returns a (B, n, C', h, w) for each tile.
+    """Restore several tiles in one pass of the network. Returns a tensor for each tile.
+
+    The shape of a result is (B, n, C', s * tile height, s * tile width).
 
     inputs: lq and perhaps the spike channels of the whole frames, (B, n, channels, H, W) each.
     """

@@ -11,7 +11,9 @@ output O, and from L = log2(sum over the keys of 2^logit), which the forward ker
     dK    = scale dS^T Q
     dbias = the sum of dS over windows
 
-A * B is the product number by number, and A B the matrix product.
+A * B is the product number by number, and A B the matrix product. In L and P, `logit` is the logit
+times log2(e), because the kernels compute powers of 2. "The gradient of the logits" is for the
+logits themselves, scale q k^T + bias.
 
 As in FlashAttention-2 (Dao 2023, arXiv 2307.08691), P is computed again instead of saved. A program
 goes through many windows and sums dS in its registers, so no T x T matrix of a single window is
@@ -57,18 +59,18 @@ def all_gradients(
     grad,  # input (n, T, HEADS, HD): dO
     grad_stride: tl.constexpr,  # numbers from a row of dO to the next row, HEADS * HD or more
     log_sums,  # input (n, HEADS, T): L of each query
-    delta,  # not used: this kernel computes delta where it needs it
+    delta,  # None: computed below. It is here, because all backward kernels have these arguments
     grad_qkv,  # result (n, T, 3, HEADS, HD): dQ, dK and dV of each token
     grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group; or None
     n,  # number of windows
     group_size,  # number of windows that a program goes through
-    exp2_scale,  # scale * log2(e): the factor of q k^T
-    scale,  # factor of the logits
+    exp2_scale,  # scale * log2(e): factor of q k^T in `_logits`, for the powers of 2
+    scale,  # factor of q k^T in the logits themselves, and so of dQ and dK
     T: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     HD: tl.constexpr,  # channels of a head
     PAD: tl.constexpr,  # channels of a head with padding, a power of two
-    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
+    MUTUAL: tl.constexpr,  # whether queries come from the other frame (`_window_of_queries`)
     HAS_BIAS: tl.constexpr,  # whether there is a bias
     HAS_MASK: tl.constexpr,  # whether there are masks
     QUERIES: tl.constexpr,  # queries in a tile
@@ -82,14 +84,16 @@ def all_gradients(
     # The keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
     tl.static_assert(KEYS == T and T // QUERIES <= 2)
     # What this program computes: the head, and the windows first ... end - 1. TILES is 1, because
-    # the program computes all tiles of a window.
+    # the work on a window is not split by tiles: one program computes all of them.
     group = _group_of_program(HEADS, TILES=1)
     head, _ = _head_and_tile(HEADS, TILES=1)
     first, end = _windows_of_group(group, group_size, n)
 
     # Pointers to the first key and the first value, and to their gradients. In qkv and in grad_qkv
-    # a token has 3 * HEADS * HD numbers (query, key and value), so `stride` leads to the next
-    # token.
+    # a token has 3 * HEADS * HD numbers, so `stride` leads to the next token:
+    #
+    #     number     0           HEADS * HD    2 * HEADS * HD    3 * HEADS * HD
+    #     content    its query   its key       its value         query of the next token
     keys = qkv + HEADS * HD
     values = qkv + 2 * HEADS * HD
     grad_keys = grad_qkv + HEADS * HD
@@ -111,6 +115,7 @@ def all_gradients(
 
         # One or two rounds, which Triton unrolls (static_range).
         for first_query in tl.static_range(0, T, QUERIES):
+            # With MUTUAL, the queries are in the rows of another window than output and dO.
             query_row = _window_of_queries(window, MUTUAL) * T + first_query
             out_row = window * T + first_query
             query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
