@@ -11,12 +11,13 @@ that needs no training. The suite says what the methods are trained and tested o
     real     eleven videos. Seven of them are for training, together with photographs and the made
              scenes. Two (--part choose) are for choosing between methods, and two (--part report,
              the default) for the reported results. Each test video is used once for each condition.
-             A condition is the rig of the test clips: a pair of simulated cameras, which has a name
-             in data/cameras/rig_values.py.
+             A condition is the name of a rig (a pair of simulated cameras,
+             data/cameras/rig_values.py), with which the test clips are made.
 
 The program works in this order. The parts are modules of lab/quality_suite/:
 
-    sets       make_made, make_real    the clips            -> Data
+    module     functions               input                   output
+    sets       make_made, make_real    scenes and videos    -> Data (the sets of clips)
     methods    read_method             an option file       -> Method
     runs       train_and_test          a method and a seed  -> results/<run>_<part>.json
     tables     tables                  all results          -> table_<part>.md
@@ -48,7 +49,8 @@ from lab.tools import ROOT
 from utils.results import read_json
 
 # Formulas that need no training: values of --method of main_test_vrt.py. "exposure" multiplies a
-# blurry frame by a ratio of spikes, as the method S-SDM does, but in linear light.
+# blurry frame by a ratio of spikes, as S-SDM does (a published method that deblurs frames with
+# spikes, docs/links.md), but in linear light.
 FORMULAS = ("tfp", "tfi", "exposure")
 
 
@@ -70,6 +72,8 @@ def main(argv: list[str]) -> int:
     for steps in args.steps:
         for file in args.opt:
             methods.append(read_method(file, data, steps))
+    # Methods are compared after the same number of steps. With more pixels per step, one method
+    # would be trained on more data than another.
     refuse_unequal_pixels_per_step(methods)
 
     # The seeds are the outer loop, so that after a stop all methods have the same finished seeds.

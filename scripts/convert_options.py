@@ -68,9 +68,14 @@ from utils.secrets import redact
 # Free to change: which keys have a counterpart, and the words of the report.
 # Test: tests/parts/scripts/test_convert_options.py, with files of S-VRT.
 
-# Matches the beginning of a key that only S-VRT has, e.g. `netG.input_mode`,
-# `datasets.train.spike_h` or `swanlab.project`. A file with one such key is a file of S-VRT. A key
-# that KAIR has as well must not be here, or files of KAIR would be converted.
+# Matches the beginning of a key that only S-VRT has. The alternatives match, for example:
+#
+#     swanlab | logfire      swanlab.project
+#     netG\. ...             netG.input_mode
+#     datasets\.\w+\. ...    datasets.train.spike_h
+#
+# A file with one such key is a file of S-VRT. A key that KAIR has as well must not be here, or
+# files of KAIR would be converted.
 OF_SVRT = re.compile(
     r"""
     (
@@ -94,8 +99,8 @@ def main(arguments: list[str] | None = None) -> int:
     `with_exit_code` handles errors.
     """
     command = parse(arguments)
-    # PARTS has for each section the registry of the networks, datasets or losses that the section
-    # can name. It is imported after `parse`, so that --help need not import torch.
+    # PARTS is a table: name of a section -> the classes that the section can name, e.g. "netG" ->
+    # all networks. The import stands here because it imports torch, which --help does not need.
     from main_train_vrt import PARTS
 
     source = Path(command.file)
@@ -162,8 +167,9 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     command: the result of `parse`.
     parts: PARTS of main_train_vrt.py.
     """
-    # In `--drop train.lora_rank path.root=runs`, argparse gives both words to --drop. The second is
-    # an override.
+    # argparse gives --drop all words that follow it, so `command.drop` may contain overrides, which
+    # have an equals sign. E.g. `--drop train.lora_rank path.root=runs` drops train.lora_rank, and
+    # path.root=runs is an override.
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 

@@ -107,8 +107,9 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
 
 def _task_count(env: Env, faults: list[str]) -> int:
     """Return the number of tasks of SLURM if this process is one of them, or else 1."""
-    # torchrun sets TORCHELASTIC_RUN_ID for its ranks. If torchrun runs within a SLURM job, its
-    # ranks have the variables of SLURM too, but these describe the whole job and no rank.
+    # SLURM sets SLURM_PROCID for each of its tasks. torchrun sets TORCHELASTIC_RUN_ID for its
+    # ranks. If torchrun runs within a SLURM job, its ranks have the variables of SLURM, too, but
+    # these do not describe a single rank of torchrun.
     is_slurm_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
     if _is_batch_script(env) and env.get("WORLD_SIZE") == "1":
         is_slurm_task = False  # the user has set WORLD_SIZE=1 to get a single process
@@ -134,7 +135,7 @@ def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
         default=0,
         low=0,
         high=highest,
-        below="the number of GPUs on this host",
+        below="the number of GPUs on this host",  # for the error: what `highest` + 1 is
     )
 
 
@@ -146,10 +147,11 @@ def _is_store_of_agent(env: Env) -> bool:
     return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-# The port of rank 0 of a SLURM job without MASTER_PORT lies in 15000 ... 24999: FIRST_PORT plus the
-# last four digits of the job's number. Linux gives the ports from 32768 on to outgoing connections,
-# and torchrun's own default is 29500. So neither takes a port of this range. All ranks must compute
-# the same port, so a change here breaks a job with ranks of different versions.
+# If a SLURM job has no MASTER_PORT, the port of rank 0 is FIRST_PORT plus the last four digits of
+# the job's number, so it lies in 15000 ... 24999. Linux does not take these ports for outgoing
+# connections, which get ports from 32768 on. torchrun does not take them by default, because its
+# default is 29500. All ranks must compute the same port, so a change here breaks a job with ranks
+# of different versions.
 FIRST_PORT = 15000
 PORT_COUNT = 10000
 

@@ -206,8 +206,8 @@ class _FailedKey(NamedTuple):
     section: str  # dotted key of the section, "" for the whole file
     model: type[Section]  # the model of the section
     values: Mapping[str, Any]  # the values that were given for the section
-    # Whether the key is directly in the section that `read_section` was called for, and not in a
-    # section within it.
+    # Whether the key is directly in the outer section, for which `read_section` was called. False
+    # if the key is in a section within the outer section.
     is_in_outer_section: bool
 
     @property
@@ -233,8 +233,8 @@ def _failed_key(
         The first names are sections within one another. Then comes the key. Whatever follows the
         key is a position within its value, here item 0 of a list, and is left out.
     model: the model that `read_section` was called for, e.g. Options.
-    values: the values that `read_section` was called for.
-    where: dotted key of their section, "" for the whole file.
+    values: the values of the section that `read_section` was called for.
+    where: dotted key of this section, "" for the whole file.
     """
     # Step into one section after the other, until a name is not a section. This name is the key.
     # `model` and `values` then belong to the section that has the key. In the example:
@@ -271,7 +271,8 @@ def _error_of(
 
     # 1. The section does not know the key.
     if error["type"] == "extra_forbidden":
-        # `kind` describes the outer section, e.g. 'network "vrt"', and no section within it.
+        # `kind` describes only the outer section, e.g. 'network "vrt"' describes netG. A key in a
+        # section within it, e.g. in netG.fusion, gets no description.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
     # 2. The key is missing. `expected`, the type of the field in words, serves for case 3 as well.

@@ -61,7 +61,8 @@ def read_jpeg(content: bytes) -> Header | None:
             # Any number of bytes 0xFF may fill the space before a marker.
             at += 1
         elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
-            # These markers have no length and no data.
+            # These markers have no length and no data: 0x00 (the byte 0xFF before it is data), 0x01
+            # (temporary), 0xD0 to 0xD7 (restart) and 0xD8 (begin of the picture).
             at += 2
         elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
             # A frame header: the wanted segment.
@@ -77,7 +78,8 @@ def read_jpeg(content: bytes) -> Header | None:
             data = content[at + 4 : at + 2 + length]
             if marker == JPEG_EXIF and data.startswith(EXIF_BEGIN):
                 orientation = exif_orientation(data.removeprefix(EXIF_BEGIN))
-            # The length counts its own 2 bytes. A smaller length is wrong, so take 2 for it.
+            # The length counts its own 2 bytes, so a smaller length is wrong. Take at least 2, so
+            # that the loop moves on behind the length.
             at += 2 + max(length, 2)
     return None
 
@@ -98,7 +100,8 @@ def read_webp(content: bytes) -> Header | None:
     The kind of the first chunk tells how the size is stored in it. One of the chunks may be EXIF,
     with the orientation.
     """
-    # The size ends with byte 29 at the latest.
+    # The size ends with byte 29 at the latest. E.g. in VP8X the height has 3 bytes from byte 27 on,
+    # and 27 + 3 = 30.
     if len(content) < 30:
         return None
     first_kind = content[12:16]
@@ -142,7 +145,8 @@ def read_bmp(content: bytes) -> Header | None:
         byte of the file    content
         14                  size of the header
         18                  width
-        22                  height; 20 if the header has 12 bytes, an old form
+        20                  height, if the header has 12 bytes (an old form)
+        22                  height, if the header is larger
 
     A negative height says that the first row is the upper one.
     """

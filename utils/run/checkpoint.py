@@ -61,14 +61,18 @@ MAKE_ROOM = "free some space or quota, or set path.root to another disk, then re
 
 
 def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = True) -> None:
-    """Write `state` to `path` atomically, and wait until file, sidecar and folder are on the disk.
+    """Write `state` to `path` atomically, and wait until the content of the file is on the disk.
 
     The sidecar is the small file with the digest of the checkpoint, e.g.
-    checkpoint_latest.pth.sha256.
+    checkpoint_latest.pth.sha256. With a sidecar, `save` also waits until sidecar and folder are on
+    the disk. Without a sidecar it does not wait for the folder, so after a power failure `path` may
+    still be the former file, or be missing.
 
-    keep: number of former versions to keep. With 1 or more, the present file at `path` becomes the
-        newest former version, <name>_previous.pth. With 0 it is replaced, and the former versions
-        stay. 0 is used to add the result of a validation to a state that was saved before.
+    keep: number of former versions to keep.
+        1 or more: the present file at `path` becomes the newest former version,
+        <name>_previous.pth.
+        0: the present file is replaced, and the former versions stay as they are. This is for a
+        state that was saved before, and now gets the result of its validation.
     has_sidecar: False for bare weights, because no run resumes from them. Then the file has no
         former versions either, whatever `keep` says.
 
@@ -78,10 +82,10 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
     * the disk is too full, or
     * writing fails.
     """
-    # The file is a little larger than its tensors, because it also holds names and shapes. So ask
-    # for 1.2 times the size of the tensors. With a smaller factor, the disk could be full before
-    # the end of the file. With a larger factor, a save that fits would be refused. `_plain_bytes`
-    # also refuses types that could not be loaded again.
+    # `_plain_bytes` adds up the tensors, and refuses types that could not be loaded again. The file
+    # is a little larger than its tensors, because it also holds names and shapes. So the disk needs
+    # room for 1.2 times their size. With a smaller factor, the disk could be full before the end of
+    # the file. With a larger factor, a save that fits would be refused.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))
@@ -102,10 +106,12 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
-        # Keep the present file as the newest former version. The file gets a second name, and also
-        # keeps the name `path` until the new file replaces it. So there is a file `path` at any
-        # time, even if the process dies. A damaged file, which does not match its sidecar, is not
-        # kept. Otherwise it would replace the oldest version, perhaps the only good one
+        # Keep the present file as the newest former version. It gets a second name, and also keeps
+        # the name `path` until the new file replaces it. So there is a file `path` at any time,
+        # even if the process dies.
+        #
+        # A damaged file, which does not match its sidecar, is not kept. If it were kept, the oldest
+        # version would be lost, which may be the only good one
         # (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
         if keep and path.exists() and _fault(path) is None:
             _rename_versions(path, keep)

@@ -215,10 +215,11 @@ def _take_lock(path: Path) -> BinaryIO:
     Raises OptionError if the other process keeps the lock. If the file system has no locks, logs a
     warning, and returns the file without a lock.
     """
-    # `writing` turns an OSError into a DataError with the advice OTHER_ROOT ("free some space,
-    # ..."). `open_kept` opens a file that the run keeps open, and follows no link.
+    # `open_kept` opens a file that the run keeps open. It refuses a link. If the file cannot be
+    # opened, `writing` raises a DataError with the advice OTHER_ROOT ("free some space, ...").
     with writing(path, OTHER_ROOT):
-        # 0o600: only the owner may open the file, because whoever can read a file can lock it.
+        # 0o600: only the owner may open the file. Another user who could open the file could lock
+        # it, too. "a+b": make the file if it is missing, and keep the content of an existing file.
         file = open_kept(path, "a+b", permissions=0o600)
     begin = time.monotonic()
     has_warned = False
@@ -283,7 +284,7 @@ def _is_of_another_host(holder: str) -> bool:
 
     If the text names no process, its host is not known. Then it counts as this host.
     """
-    names_process = holder.startswith(HOLDER.decode())
+    names_process = holder.startswith(HOLDER.decode())  # HOLDER is b"process ", `holder` is a str
     is_on_this_host = f" on {socket.gethostname()}," in holder
     return names_process and not is_on_this_host
 
@@ -308,7 +309,9 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
         )
     with suppress(PermissionError):  # another user has made the file
         os.fchmod(file.fileno(), 0o600)
-    with suppress(OSError):  # the disk is full, which the first save will report
+    # This fails if the disk is full, which the first save will report. Then the file has the old
+    # text, no text, or a part of the new text. The process has the lock in any case.
+    with suppress(OSError):
         file.truncate(0)
         text = f"process {os.getpid()} on {socket.gethostname()}, since {time.ctime()}\n"
         file.write(text.encode())
@@ -317,7 +320,8 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
 def _note_if_gone(holder: str) -> str:
     """Return a note for the error if the process that a lock names has ended, else "".
 
-    Then another process has the lock, and has not written its own number into the file.
+    If it has ended, the lock belongs to another process that has not written its own text into the
+    file.
 
     holder: the text of the lock, of a process of this host.
     """

@@ -52,8 +52,9 @@ def divide_totals(conversion: Conversion) -> None:
         total = conversion.values.get(key)
         if not isinstance(total, int):
             continue
-        # At least 1 per GPU, e.g. 4 samples on 8 GPUs, because a batch needs a sample on each GPU.
-        # 0 workers stay 0: then the main process reads the samples itself.
+        # The number per GPU is rounded down, e.g. 10 samples on 4 GPUs become 2 per GPU, 8 in all.
+        # It is at least 1, e.g. for 4 samples on 8 GPUs, because a batch needs a sample on each
+        # GPU. 0 workers stay 0: then the main process reads the samples itself.
         least = min(total, 1)
         per_gpu = max(total // gpus, least)
         new_total = per_gpu * gpus
@@ -87,14 +88,18 @@ def convert_test_split(conversion: Conversion) -> None:
     key = f"{test}.dataset_type"
     name = conversion.values.get(key)
 
-    # In a training without spikes, only the dataset class has another name here.
+    # In a training without spikes, only the dataset class has another name: S-VRT's `TestDataset`
+    # is `VideoRecurrentTestDataset` here.
     if not conversion.has(f"{train}.spike"):
         if name == "TestDataset" and conversion.has(train):
             conversion.set_ours(key, "VideoRecurrentTestDataset")
         return
 
-    # Without a test split there is nothing to do. `flatten` (dotted_keys.py) keeps an empty split
-    # as one key, `datasets.test`, with the value {} or null.
+    # Without a test split there is nothing to do. There are two forms of a missing test split:
+    #
+    #     is_empty         the file has the key `datasets.test` with the value {} or null, which
+    #                      `flatten` (dotted_keys.py) keeps as one key
+    #     not has(test)    the file has neither the key `datasets.test` nor a key below it
     is_empty = test in conversion.values and not conversion.values[test]
     if is_empty or not conversion.has(test):
         return

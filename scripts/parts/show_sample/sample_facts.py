@@ -1,8 +1,8 @@
 """Say in words how a sample was drawn, and how its spikes are read: the table of the page.
 
 What must stay: the crop and the flips are named
-(test_the_page_names_the_crop_and_the_flips), and no record of Python is printed as it is
-(test_the_first_sample_is_shown_by_default).
+(test_the_page_names_the_crop_and_the_flips), and the page has no repr of an object, e.g.
+"CameraDraw(...)" (test_the_first_sample_is_shown_by_default).
 Free to change: the words, and new rows.
 """
 
@@ -40,6 +40,7 @@ def facts(draw: Any) -> dict[str, str]:
     about = {
         "frames": frames,
         "crop": f"rows {aug.top} to {bottom}, columns {aug.left} to {right} of {height} x {width}",
+        # The flips are in the order in which `Augment` applies them.
         "drawn": ", then ".join(flips) if flips else "no flip and no rotation",
     }
     if clip.spikes:
@@ -55,9 +56,10 @@ def spike_facts(draw: Any) -> dict[str, str]:
     clip = draw.clip
     spikes = clip.spikes  # how this data set reads its spikes
     frame = draw.frames[0]
-    exposure = clip.exposures[frame]  # which planes of the spike file belong to this frame
-    own_planes = exposure.own  # the planes of the exposure itself, without planes of neighbours
-    # The instant of the sharp frame, counted from the first plane of the file.
+    exposure = clip.exposures[frame]  # the planes that are read for this frame, with context
+    own_planes = exposure.own  # the planes of the exposure, without context
+    # The instant of the sharp frame: `center` counts from the first own plane, and `origin` is the
+    # number of this plane, as the option spike.center counts planes.
     sharp_plane = exposure.origin + exposure.center
     planes = (
         f"{own_planes.count} from plane {own_planes.first} of {clip.planes[frame]}; "
@@ -82,7 +84,10 @@ def spike_facts(draw: Any) -> dict[str, str]:
 
 
 def in_short(values: dict[str, Any]) -> str:
-    """Return options as words, e.g. "half_windows 2 6 12, num_bins 8". None is left out."""
+    """Return options as words, e.g. "half_windows 2 6 12, num_bins 8".
+
+    An option that is None is left out.
+    """
     texts = []
     for key, value in values.items():
         if value is None:
