@@ -126,7 +126,7 @@ def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     It is not known how the spikes of this data set became channels. So the spikes cannot be
     compared with the frames. Test: test_samples_of_other_data_sets_are_shown
 
-    has_motion: whether --motion is given, which is refused.
+    has_motion: whether --motion is given. It is refused for such a data set.
     """
     if has_motion:
         refuse_motion_without_files(dataset)

@@ -42,7 +42,8 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 # next three functions gets the options of `encoding25`, and answers one question about the windows.
 # They become fields of `Representation` (registry.py):
 #
-#     lag_in_half_planes    where the center lies in the reversed stream
+#     lag_in_half_planes    by how much the shown time differs from the center. The center in the
+#                           reversed stream depends on it
 #     is_centered           whether the option spike.center has an effect
 #     reverses_channels     whether time is reversed by the order of the channels, and not by
 #                           reversing the stream

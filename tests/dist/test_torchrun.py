@@ -45,7 +45,7 @@ LAUNCHER = ROOT / "launch_train.sh"
 NO_VALIDATION = "datasets.test={}"
 # The run has more steps than any test waits for. So it trains until a test ends it.
 ENDLESS = "train.total_iter=1000"
-# Options of a run that soon notices lost ranks, and resumes after the last step.
+# With these options, a run soon notices lost ranks. A restarted run goes on after the last step.
 SAVING_AND_WATCHED = (
     NO_VALIDATION,
     # A checkpoint after each step.
@@ -111,7 +111,8 @@ def restarted_run(tmp_path_factory) -> RestartedRun:
         # torchrun itself starts the ranks. The loader processes are started by the ranks.
         ranks = [pid for pid in descendants_of(process.pid) if parent_of(pid) == process.pid]
         os.kill(ranks[0], signal.SIGKILL)
-        # With (?s), "." also matches the end of a line.
+        # Wait for a step after the resumption. With (?s), "." also matches the end of a line, so
+        # "Iter: " may stand in a later line.
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
 
         family = descendants_of(process.pid)
@@ -129,6 +130,8 @@ def test_a_run_that_torchrun_restarts_resumes(restarted_run):
     assert re.search(r"resumed from \S+ at iter [1-9]", restarted_run.text)
 
 
+# SLURM may send SIGUSR1 before the time limit, so that a run can save. The torchrun of torch 2.8
+# does not pass the signal on to the ranks, but is killed by it.
 def test_a_run_under_torchrun_says_which_signal_would_kill_torchrun(restarted_run):
     assert "SIGUSR1 would kill torchrun" in restarted_run.text
 

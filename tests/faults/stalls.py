@@ -41,9 +41,9 @@ class ExpectedOutput(NamedTuple):
 
 # Kind of fault, see `strike` of the worker -> what the ranks must say.
 KINDS = {
-    "barrier": ExpectedOutput("STUCK", "in strike"),
-    "forward": ExpectedOutput("STUCK", "in strike"),
-    "rank0": ExpectedOutput("STUCK", "in strike"),
+    "barrier": ExpectedOutput("STUCK", "in strike"),  # sleeps before a barrier
+    "forward": ExpectedOutput("STUCK", "in strike"),  # sleeps before the forward pass
+    "rank0": ExpectedOutput("STUCK", "in strike"),  # sleeps after the backward pass ("print")
     "worker": ExpectedOutput("STUCK", "in __getitem__"),  # of a loader process
     "gil": ExpectedOutput("SILENT", "in strike"),  # C code that holds Python's lock
     "gil on all ranks": ExpectedOutput("SILENT", "in strike"),
@@ -51,9 +51,9 @@ KINDS = {
     "kill": ExpectedOutput("DEAD", "is gone"),
     "exception": ExpectedOutput("DataError", "clip 7 is short", is_error=True),
 }
-# A regular expression for everything by which a rank blames somebody, e.g. "rank 1 is STUCK".
-# Together, the ranks must say exactly one such text. (?=:) means that a ":" must follow, which does
-# not belong to the text.
+# A regular expression that finds every text that blames a cause, e.g. "rank 1 is STUCK". All ranks
+# together must write exactly one such text. (?=:) means that a ":" must follow "DataError", but
+# does not belong to the found text.
 BLAME = re.compile(
     r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback"
 )
@@ -111,8 +111,9 @@ def run_stall(
 ) -> Trial:
     """Run one trial.
 
-    kind: kind of the fault. rank, step: where it strikes. stall_s: option of the watchdog.
-    limit_s: all processes must be gone after START_S (for the start) plus this number of seconds.
+    kind: kind of the fault. rank, step: where it strikes.
+    stall_s: option of the watchdog: seconds that a phase may take.
+    limit_s: all processes must be gone within START_S (for the start) plus this number of seconds.
     """
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
         # Each rank leads a session, so the number of its session is its pid.

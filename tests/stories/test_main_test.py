@@ -239,6 +239,7 @@ def test_a_comparison_has_all_frames_of_its_clip(tested_folder):
     assert VideoReader(tested_folder / "test2_comparison.mp4").num_frames == 4
 
 
+# A clip has strips of its first, its middle and its last frame.
 def test_a_clip_has_three_strips(tested_folder):
     assert len(list((tested_folder / "strips" / "test2").iterdir())) == 3
 
@@ -321,8 +322,8 @@ def interrupted_test(home, tested_folder):
 
 
 def test_a_second_run_writes_no_finished_file_again(interrupted_test):
-    # The finished files are six frames, and the files of test0 and test2 in the folder clips.
-    # `interrupted_test` leaves out the frame 000001.png of each clip.
+    # `times_before` has more than five files: six frames, and the files of test0 and test2 in the
+    # folder clips. `interrupted_test` leaves out the frame 000001.png of each clip.
     assert len(interrupted_test.times_before) > 5
     for path, time in interrupted_test.times_before.items():
         assert path.stat().st_mtime_ns == time, path
@@ -705,6 +706,7 @@ def test_the_video_shows_the_restored_frames(holiday):
     assert np.abs(video - restored).mean() < 0.5 * np.abs(source - restored).mean()
 
 
+# The comparison has a frame for each of the 5 frames of the video.
 def test_a_restored_video_has_a_comparison(holiday):
     assert VideoReader(holiday / "out/holiday_comparison.mp4").num_frames == 5
 
@@ -714,6 +716,7 @@ def test_no_work_files_stay_beside_a_restored_video(holiday):
     assert not (holiday / "out/.work").exists()
 
 
+# `holiday` was restored with --blend kair, which cuts off the borders of the tiles.
 def test_the_protocol_says_how_tiles_were_blended(holiday):
     assert read_metrics(holiday / "out")["protocol"]["tile"].endswith("kair blend")
 
@@ -748,6 +751,7 @@ def interpolated_clip(home, tmp_path_factory):
     }
     torch.save({"params": net.state_dict(), "options": options}, folder / "fi.pth")
     clip = home / "clips" / "test2"
+    # The video has twice as many frames, so it is written with twice the default rate of 25.
     arguments = ["--weights", folder / "fi.pth", "--input", clip, "--fps", "50"]
     metrics_of_restoring(folder / "out", *arguments, "--save", "frames", "video")
     source = [imread_rgb(clip / f"{number:06d}.png") for number in range(4)]
@@ -808,7 +812,7 @@ def test_a_clip_may_have_few_frames(home, tmp_path, frames):
 
 
 class FinishedTest(NamedTuple):
-    """A test in a process of its own."""
+    """A finished run of main_test_vrt.py."""
 
     results: dict[str, Any]  # content of metrics.json
     process: RankResult  # exit code and output
@@ -816,7 +820,7 @@ class FinishedTest(NamedTuple):
 
 
 def auto_and_whole(folder, frames, width, run):
-    """Test a clip twice: with the tiles that the program chooses ("auto"), and "whole".
+    """Test a clip twice: in the tiles that the program chooses ("auto"), and as a whole ("whole").
 
     folder: all files are written here. frames, width: size of the clip, whose frames are 32 pixels
     high. run: a function (option file, arguments) that runs main_test_vrt.py.

@@ -41,8 +41,8 @@ def count_of_members(env: Env, name: str, faults: list[str], is_required: bool =
 
     is_required: False if a missing variable is never a fault.
     """
-    # None means that a missing variable is a fault.
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
+    # With None, a missing variable is a fault. With 1, it means 1.
     default = None if is_required and has_others else 1
     return number_in(env, name, faults, default=default, low=1)
 

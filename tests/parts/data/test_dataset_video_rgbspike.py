@@ -225,6 +225,11 @@ def test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was():
         assert (a.top, a.left, a.hflip) == (b.top, b.left, b.hflip)
 
 
+# The frame of this test, and the frame after a flip of its columns and a swap of its axes:
+#
+#     0 1 2    hflip    2 1 0    transpose    2 5
+#     3 4 5             5 4 3                 1 4
+#                                             0 3
 @pytest.mark.parametrize(
     ("turns", "expected"),
     [
@@ -239,6 +244,7 @@ def test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was():
 def test_the_axes_are_swapped_after_the_flips(turns, expected):
     frames = np.array([[[0, 1, 2], [3, 4, 5]]])  # (1, 2, 3)
 
+    # `Augment.whole` is a crop of the whole frame without turns, and `replace` adds the turns.
     flipped = replace(Augment.whole((2, 3)), **turns).flip(frames)
 
     assert flipped[0].tolist() == expected
@@ -256,9 +262,10 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
 def test_a_seed_gives_the_draws_that_it_always_gave(clips_root, index, clip, frames, corner, turns):
-    # An earlier version printed these draws. They must stay, because a resumed run must see the
-    # samples that it would have seen without the interruption. The frames of samples 5, 8 and 9
-    # would not fit into their clips. So the first frame of these samples is drawn at random.
+    # The index is (epoch, sample), and the corner is (top, left) of the crop. An earlier version
+    # printed these draws. They must stay, because a resumed run must see the samples that it would
+    # have seen without the interruption. The frames of samples 5, 8 and 9 would not fit into their
+    # clips. So the first frame of these samples is drawn at random.
     draw = build_clips(clips_root, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
     assert (draw.clip.name, draw.frames) == (clip, frames)
@@ -290,7 +297,8 @@ def test_time_runs_forward_in_some_epochs_but_backward_in_others(sample_of_eight
 
 def test_time_reversal_reverses_the_planes_within_the_frames(sample_of_eight_epochs):
     for item in sample_of_eight_epochs:
-        # In forward time, all spikes lie in the first half of the planes of a frame.
+        # The two spike channels of a frame are the halves of its planes. In forward time, all
+        # spikes lie in the first half, so channel 1 is empty. In backward time, channel 0 is empty.
         is_backward = greens_in(item) == BACKWARD
         empty_half = 0 if is_backward else 1
         assert item["spike"][:, empty_half].max() == 0

@@ -283,6 +283,7 @@ def write_small_picture(path: Path) -> None:
 
 
 def write_a_byte_too_few(path: Path) -> None:
+    # So the file does not have a whole number of planes.
     path.write_bytes(b"\1" * (PLANE_BYTES * PLANES - 1))
 
 
@@ -328,7 +329,8 @@ def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, case
 
 
 def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
-    # A decoder fills the missing rows of a JPEG with grey, and calls it a picture.
+    # If the end of a JPEG is missing, a decoder raises no error and fills the missing rows with
+    # grey. So the reader must notice it.
     write_clips(tmp_path, "clip0")
     for path in sorted((tmp_path / CLIP).rglob("*.png")):
         cv2.imwrite(str(path.with_suffix(".jpg")), read_picture(path))
@@ -344,7 +346,10 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
 
 @contextmanager
 def as_ordinary_user() -> Generator[None]:
-    """Take the rights of an ordinary user, because root may read every file."""
+    """Let the block run with the rights of an ordinary user, because root may read every file.
+
+    If the tests run as root, this is the user "nobody". Otherwise it is the user of the tests.
+    """
     user = os.geteuid()
     is_root = user == 0
     os.seteuid(NOBODY if is_root else user)

@@ -116,6 +116,7 @@ def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped_ro
     published = build_clips(root).clips[0]
     in_groups = build_clips(regrouped_root, regrouped=True).clips[0]
 
+    # Both have 6 frames from number 47 on.
     expected = ("000047", "000048", "000049", "000050", "000051", "000052")
     assert published.stems == expected
     assert in_groups.stems == expected
@@ -204,8 +205,8 @@ def test_a_folder_of_files_is_a_clip(root_of_nested_clips):
 
     message = error_of_data(root_of_nested_clips.root, regrouped=root_of_nested_clips.regrouped)
 
-    # A folder with any file in it is taken for a clip, not for a folder of clips. notes.txt makes
-    # 00002 a clip, but it is no frame.
+    # A folder with any file in it is taken for a clip, not for a folder of clips. So notes.txt
+    # makes 00002 a clip. But notes.txt is no frame, so the clip has no frames.
     assert "00002      | lq holds no .png file" in message
 
 
@@ -218,8 +219,8 @@ def test_a_folder_of_files_is_a_clip(root_of_nested_clips):
     ],
 )
 def test_a_partition_keeps_its_clips_out_of_training(tmp_path, partition, names):
-    # The partition "REDS4" keeps the clips 000, 011, 015 and 020 for testing. The partition
-    # "official" keeps the clips 240 to 269.
+    # The partition "REDS4" keeps the clips 000, 011, 015 and 020 for testing, so 000 is not in
+    # `names`. The partition "official" keeps the clips 240 to 269, so 241 is not in `names`.
     for name in ("000", "001", "241"):
         write_clip(tmp_path, name, frames=3)
     without_spikes: dict[str, Any] = {
@@ -621,8 +622,8 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
         assert text in message
 
 
-# With the representation "voxel" of 2 bins, a frame may have any number of planes from 2 on. So no
-# test below fails because a representation needs more planes.
+# With the representation "voxel" of 2 bins, a frame needs only 2 planes. So in the tests below, a
+# frame always has enough planes for the representation.
 VOXEL = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
 # Names of two spike files of clip0, which has frames 000047 to 000052.
 MIDDLE = "000049"
@@ -636,9 +637,10 @@ def write_planes(root: Path, stem: str, planes: int) -> None:
     path.write_bytes(any_byte * (PLANE_BYTES * planes))
 
 
+# The rule: the last spike file of a clip may lack the planes that come from interpolated frames.
 # Spikes of GoPro are simulated: between two frames of the video, 7 frames are interpolated, so each
-# frame of the video gives 8 planes. No frame follows the last frame of the video. So nothing is
-# interpolated after it, and the last spike file may lack 1 to 7 planes. In other data sets, the
+# frame of the video gives 8 planes. No frame follows the last frame of the video, so nothing is
+# interpolated after it. So the last spike file may lack 1 to 7 planes. In other data sets, the
 # recipe in dataset.json says how many planes a frame gives ("interpolate").
 @pytest.mark.parametrize(
     ("interpolate", "missing"),
@@ -662,9 +664,9 @@ def test_the_last_file_of_a_clip_may_lack_interpolated_planes(root, interpolate,
     assert last == PLANES - missing
 
 
-# A file in the middle must have the planes of its frame, PLANES. The last file may lack fewer
-# planes than `interpolate`, which is 8 for GoPro. E.g. with 1, nothing is interpolated, so no plane
-# may be missing.
+# A file in the middle of a clip must have exactly PLANES planes. The last file may lack at most
+# `interpolate` - 1 planes, i.e. 7 for GoPro, where `interpolate` is 8. With 1, nothing is
+# interpolated, so no plane may be missing.
 @pytest.mark.parametrize(
     ("stem", "interpolate", "planes"),
     [

@@ -100,6 +100,7 @@ def test_a_crop_is_bit_for_bit_the_crop_of_the_whole(matrix, nearest, top, left,
     assert np.array_equal(found, whole[:, top : top + height, left : left + width])
 
 
+# MATRICES[1] is PERSPECTIVE.
 @pytest.mark.parametrize("matrix", [pytest.param(TURNED, id="turned"), MATRICES[1]])
 @pytest.mark.parametrize("nearest", [False, True])
 def test_a_crop_reads_only_what_it_needs(matrix, nearest):
@@ -107,8 +108,9 @@ def test_a_crop_reads_only_what_it_needs(matrix, nearest):
 
     crop = some_grid.window(Augment(20, 36, 8, 8)).crop
 
-    # A crop of 8 x 8 RGB pixels needs about 8 / scale spike pixels per side. One more RGB pixel and
-    # 4 more spike pixels are allowed, because the crop is turned and the values are interpolated.
+    # A crop of 8 x 8 RGB pixels needs about 8 / scale spike pixels per side. The test allows one
+    # more RGB pixel (9 in place of 8) and 4 more spike pixels, because the crop is turned and the
+    # values are interpolated. The last line checks that this is less than the longer side of the plane.
     scale = np.sqrt(np.linalg.det(matrix[:2, :2]))  # RGB pixels per spike pixel
     needed = 9 / scale + 4
     assert max(crop.height, crop.width) <= needed
@@ -118,6 +120,9 @@ def test_a_crop_reads_only_what_it_needs(matrix, nearest):
 # ---- Values ----
 
 
+# If a frame has exactly twice the size of the plane, no calibration is needed: `ScaledGrid`
+# enlarges the plane by the whole ratio 2. A calibration that says the same must give the same
+# values.
 def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
     size = (2 * PLANE[0], 2 * PLANE[1])
     twice = similarity(angle_deg=0, scale=2, spike=PLANE, rgb=size, shift=(0, 0))
@@ -164,8 +169,9 @@ def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
 
 @pytest.mark.parametrize("mirror", ["none", "columns", "rows", "both"])
 def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
-    # The value of a spike pixel is its own coordinate. Such values are interpolated without error.
-    # So a value on the frame is the place on the plane from which it was taken.
+    # Channel 0 of a spike pixel has its x, and channel 1 has its y. Such values grow evenly, so
+    # they are interpolated without error. So the values on the frame tell from which place on the
+    # plane they were taken.
     y, x = np.mgrid[: PLANE[0], : PLANE[1]].astype(np.float32)
     some_grid = grid(PERSPECTIVE, mirror=mirror)
 

@@ -152,7 +152,7 @@ def test_bins_around_the_middle_come_in_the_opposite_order_in_reverse(tmp_path):
     root = write_noise(tmp_path)
     window = open_test_set(root, first=5, count=15, representation=VOXEL_OF_3)
 
-    forward = spike_channels(window)[1]
+    forward = spike_channels(window)[1]  # (bins, H, W) of frame 1
     backward = spike_channels(window, reverse=True)[1]
 
     assert torch.equal(backward, forward.flip(0))
@@ -173,6 +173,7 @@ def test_a_window_reaches_to_the_last_plane(tmp_path, first, count):
         root, first=first, count=count, representation={"type": "voxel", "num_bins": 1}
     )
 
+    # One bin is the mean of all planes of the window. Frame 2 stands for all frames.
     frame = 2
     found = one_per_spike_pixel(spike_channels(dataset)[frame, 0])
     assert np.allclose(found, noise_planes(frame)[first : first + count].mean(axis=0))
@@ -232,7 +233,9 @@ def test_the_last_file_of_a_clip_must_have_the_window(shorter_last_file):
 # ---- One file per clip: exposure ----
 
 # The exposures within a file: the exposure of frame i begins at plane 7 + 31.4 i, rounded, and has
-# 24 planes. So the last exposure has the planes 101 to 124, which are the last planes of the file.
+# 24 planes. For the frames 0 to 3, 7 + 31.4 i is 7, 38.4, 69.8 and 101.2, and FIRSTS has the
+# rounded numbers. The last exposure has the planes 101 to 124, which are the last planes of the
+# file.
 START = 7
 PERIOD = 31.4
 FIRSTS = [7, 38, 70, 101]

@@ -33,14 +33,16 @@ CHANNELS = 12
 def form(request, monkeypatch):
     """Let blocks use the form for a CPU, then the form for a GPU, on the CPU.
 
-    The limits of tokens are so low that a chunk has one to five windows.
+    A block works on its windows in chunks. The limits of tokens are so low here that a chunk has
+    one to five windows.
     """
     monkeypatch.setattr(chunk_sizes, "CPU_TOKENS", 100)
     if request.param == "GPU form":
         monkeypatch.setattr(forms, "CPU_FORM", ())  # so tensors on the CPU take the GPU form
         monkeypatch.setattr(chunk_sizes, "GPU_TOKENS", 160)
-        # On a GPU, a head is padded to a multiple of 16 bytes. A head here has 6 channels in
-        # float64, which are 48 bytes. Require a multiple of 64 bytes, so that it is padded, too.
+        # A head here has 6 channels in float64, which are 48 bytes. On a GPU, a head is padded to a
+        # multiple of 16 bytes, so 48 bytes would need no padding. Require a multiple of 64 bytes,
+        # so that the head is padded here.
         monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
     return request.param
 
@@ -48,7 +50,7 @@ def form(request, monkeypatch):
 def group_of_blocks(mutual: bool, **options) -> BlockGroup:
     """Return a group of two blocks in float64. The second block is shifted, and dropped at times.
 
-    mutual: whether each of two frames attends to the other frame.
+    mutual: whether attention is mutual: each of two frames attends to the other frame.
     """
     window = (2, 4, 4) if mutual else (3, 4, 4)
     drop_path = [0.0, 0.4]

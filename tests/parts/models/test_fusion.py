@@ -188,11 +188,11 @@ def test_the_untrained_network_on_the_fused_base_returns_the_fused_frames(name):
 
 @pytest.fixture
 def grey_estimates():
-    """Give (frames, spike channels, images). The operator mixes these S images, here S = 4.
+    """Give (frames, spike channels, images). The operator mixes these 4 images.
 
-    The channels are three ratios, and the confidence as the last channel. A ratio is the light
-    around the sharp instant, divided by the mean light of the exposure. The images are the frame,
-    and the frame times each ratio, which estimates the sharp frame.
+    There are 4 spike channels: three ratios, and the confidence as the last channel. A ratio is the
+    light around the sharp instant, divided by the mean light of the exposure. The first image is
+    the frame. Each other image is the frame times a ratio, which estimates the sharp frame.
 
     The frames are grey, because a ratio compares grey values. In a coloured frame, the operator may
     change each colour by another factor.
@@ -224,6 +224,7 @@ def set_constant_weights(operator, values):
 def constant_weights():
     """Give an operator "exposure" whose weights do not depend on frames and spikes."""
     operator = small_exposure()
+    # The softmax of equal values gives equal weights, so the operator gives the mean of the images.
     set_constant_weights(operator, [0.0] * SPIKE_CHANNELS)
     return operator
 
@@ -235,6 +236,7 @@ def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
 
     fused = constant_weights.on_input(rgb, spike)
 
+    # There are as many images as spike channels.
     assert torch.allclose(fused, sum(images) / SPIKE_CHANNELS, atol=1e-6)
 
 
@@ -275,6 +277,7 @@ def luma(rgb):
     "size", [pytest.param((32, 32), id="even size"), pytest.param((17, 23), id="odd size")]
 )
 def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(size):
+    # The colours of the two objects, (R, G, B).
     red = torch.tensor((0.8, 0.2, 0.1)).view(3, 1, 1)
     blue = torch.tensor((0.1, 0.2, 0.5)).view(3, 1, 1)
     torch.manual_seed(0)
