@@ -21,8 +21,8 @@ from .registry import representation
 # `gamma` have no effect.
 @representation("raw", proportional=False)
 def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
-    """The planes around center: channels s[center - window // 2 : center + window // 2 + 1]. s is
-    the stream. Values are 0 and 1.
+    """The planes around center. If s is the stream, the channels are
+    s[center - window // 2 : center + window // 2 + 1]. Values are 0 and 1.
 
     window: number of planes, odd.
     """
@@ -98,11 +98,11 @@ def encoding25(
     null: the windows are spread over the file, as in S-VRT. pad: planes outside of the stream.
     "strict" is an error, "edge" repeats the outermost plane, "zero" is empty.
 
-    With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down. The windows are at
-    the same distance in every clip, as in the training of the flow weights.
-    Without spacing, a single window has m = center. The middles of several windows are
-    linspace(12, T - 13, num_windows) in a file of T planes, rounded to planes symmetrically about
-    the middle of the file.
+    With spacing, m = center + (i - (num_windows - 1) / 2) * spacing, rounded down. The windows are
+    at the same distance in every clip, as in the training of the flow weights.
+    Without spacing, a single window has m = center. Let T be the number of planes of the file. Then
+    the middles of several windows are linspace(12, T - 13, num_windows), rounded to planes
+    symmetrically about the middle of the file.
     """
     if num_windows < 1:
         raise ValueError(f"num_windows is {num_windows}, expected at least 1")
@@ -130,7 +130,7 @@ def encoding25(
 
 
 def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
-    """Return center + (i - (num_windows - 1) / 2) spacing, rounded down, for each window i.
+    """Return center + (i - (num_windows - 1) / 2) * spacing, rounded down, for each window i.
 
     E.g. two windows with a spacing of 5 around plane 50 have the middles 47 and 52.
     """
