@@ -129,7 +129,7 @@ def _options(folder: Path) -> dict[str, Any]:
         "total_iter": 4,
         "G_lossfn_type": "charbonnier",
         "G_optimizer_lr": 1e-3,  # any rate will do, because the weights are not used
-        "G_scheduler_periods": 100,
+        "G_scheduler_periods": 100,  # longer than the run
         "checkpoint_print": 1,
         "checkpoint_test": 1000,  # no validation: there is no test set
         "checkpoint_save": 2,  # so there is a checkpoint after step 4

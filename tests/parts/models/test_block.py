@@ -124,7 +124,7 @@ def assert_equal(found, expected, tolerance):
 @pytest.mark.parametrize("flags", RECOMPUTED)
 def test_a_step_gives_the_numbers_of_the_plain_form(form, mutual, size, flags):
     plain = plain_group(mutual)
-    ours = group_like(plain, mutual, **flags)
+    ours = group_like(plain, mutual, **flags)  # takes the form that the fixture `form` chooses
     x = features(size)
 
     assert_equal(step(ours, x), step(plain, x), 1e-9)
