@@ -189,7 +189,10 @@ class ClipSources:
     def _report_of(
         cls, section: Any, source: Source, split: str, **check_arguments: Any
     ) -> root_check.Report:
-        """Check one root. The arguments are those of `check`."""
+        """Check one root, and return its report.
+
+        source: the root. section, split and check_arguments: as `check` gets them.
+        """
         # The report is named "train", or with several roots "train 0", "train 1", ..., like the
         # prefixes "0/", "1/" of the clips.
         root_number = source.name_prefix.removesuffix("/")  # "" for a single root
