@@ -175,6 +175,10 @@ class Options(Section):
             name += f"_{len(earlier_files) + 1}"
         target = folder / f"{name}.json"
         options = {"$version": VERSION, **redact(self.plain())}
+        if self.train.global_batch_size is not None:
+            # `for_ranks` has chosen accumulation_steps for the ranks of this start. A start with
+            # the saved options may have another number of ranks, and chooses it anew.
+            del options["train"]["accumulation_steps"]
         text = json.dumps(options, indent=2)
         write_whole(target, f"{text}\n".encode())
         return target

@@ -783,6 +783,18 @@ def test_saved_options_can_be_run_again(option_file, tmp_path):
     assert again.plain() == opt.plain()
 
 
+def test_saved_options_with_global_batch_size_can_be_run_on_another_number_of_ranks(
+    option_file, tmp_path
+):
+    opt = load(option_file, "train.global_batch_size=8").for_ranks(1)
+
+    again = load(opt.save(tmp_path / "options"))
+
+    # The batches of the file have 2 samples: 8 are 4 batches of one rank, and 1 of each of 4 ranks.
+    assert opt.train.accumulation_steps == 4
+    assert again.for_ranks(4).train.accumulation_steps == 1
+
+
 def test_plain_options_can_be_written_as_json(option_file):
     assert json.dumps(load(option_file).plain())
 
