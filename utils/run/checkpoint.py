@@ -73,8 +73,8 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
         <name>_previous.pth.
         0: the present file is replaced, and the former versions stay as they are. This is for a
         state that was saved before, and now gets the result of its validation.
-    has_sidecar: False for bare weights, because no run resumes from them. Then the file has no
-        former versions either, whatever `keep` says.
+    has_sidecar: False for bare weights, because no run resumes from them. Such a file has no former
+        versions, and `keep` has no effect.
 
     Raises CheckpointError, and leaves the former file as it was, if
     * `state` holds anything but plain types and tensors, because `load` could not read it with
@@ -92,7 +92,7 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _refuse_full_disk(path, need_mb)
-        _remove_temporary_files(path)
+        _remove_temporary_files(path)  # of an earlier save that was killed
 
         # Write the file. Mode "x" creates a new file. It raises an error if there is a file of this
         # name, or a link that somebody has put there.
@@ -126,7 +126,8 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
             do=MAKE_ROOM,
         ) from e
     finally:
-        # If the folder cannot be written, this fails as well. The error above names the folder.
+        # In a folder that cannot be written, removing fails, too. Suppress this second error,
+        # because the error above already names the folder.
         with suppress(OSError):
             _remove_temporary_files(path)
 
@@ -216,6 +217,8 @@ def _rename_versions(path: Path, keep: int) -> None:
         newer = _version(path, number - 1)
         older = _version(path, number)
         if newer.exists():
+            # If the process dies between the two lines, the file `older` does not match its
+            # sidecar, and `load` refuses this version. `X.pth` is still good.
             _link(_sidecar_of(newer), _sidecar_of(older))
             _link(newer, older)
 
@@ -271,6 +274,7 @@ def _remove_temporary_files(path: Path) -> None:
 
     Only files of this user with a name of the form TEMPORARY are removed.
     """
+    # The pattern also finds the temporary names of sidecars and of former versions.
     for candidate in path.parent.glob(f".{path.stem}*.tmp"):
         if TEMPORARY.fullmatch(candidate.name) and candidate.lstat().st_uid == os.geteuid():
             candidate.unlink(missing_ok=True)
@@ -280,8 +284,9 @@ def _remove_temporary_files(path: Path) -> None:
 
 
 # The errors that torch.load may raise for a damaged file, or for a file that is not a checkpoint.
-# torch.load has no error class of its own for such files. After one of these errors `load` reads a
-# former version. Any other error ends the run, although a former version may be good.
+# The list is long, because torch.load has no error class of its own for such files. After one of
+# these errors `load` reads a former version. Any other error ends the run, even if a former version
+# is good.
 UNREADABLE = (
     UnpicklingError,
     RuntimeError,
@@ -306,11 +311,11 @@ def load(path: Path) -> dict[str, Any]:
 
     Raises CheckpointError, with the fault of each version, if none can be read.
     """
-    faults = []
+    faults = []  # what is wrong with each version, for the error
     if not os.path.lexists(path):
         faults.append(f"{path.name} does not exist")
     for candidate in existing_versions(path):
-        fault = _fault(candidate)
+        fault = _fault(candidate)  # compares the file with its sidecar
         if fault is None:
             try:
                 state = load_plain(candidate)
