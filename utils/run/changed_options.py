@@ -28,7 +28,9 @@ def differences(
 ) -> dict[str, tuple[Any, Any]]:
     """Return the options that differ: dotted key -> (value then, value now).
 
-    A key that only one side has is left out, e.g. an option that a new version has added.
+    E.g. {"scale": 1, "train": {"epochs": 3}} and {"scale": 1, "train": {"epochs": 5}} give
+    {"train.epochs": (3, 5)}. A key that only one side has is left out, e.g. an option that a new
+    version has added.
 
     where: text in front of each key, e.g. "train." if then and now are sections `train`.
     """
@@ -62,8 +64,10 @@ def log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
 
 def _short_json(value: Any) -> str:
     """Return an option in JSON, with at most 80 characters, the length of a line of a terminal."""
-    text = json.dumps(value)  # some options are long lists
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    text = json.dumps(value)
+    if len(text) > 80:  # e.g. a long list
+        return f"{text[:77]}..."
+    return text
 
 
 # Beginnings of the options that the PSNR of a validation depends on. If one of them has changed
