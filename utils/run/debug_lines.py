@@ -20,7 +20,7 @@ class DebugLines:
         """every: number of steps after which a line is printed."""
         self.model = model
         self.every = every
-        self.is_first_batch_printed = False  # whether the line of the first batch is out
+        self.is_first_batch_printed = False
 
     def print_step(self, result: StepResult, micro_batches: MicroBatches) -> None:
         """Print the tensors of the first batch, once. Every `every` steps, print loss and samples.

@@ -110,7 +110,7 @@ class Experiment:
 
         scalars = {f"train/{name}": value for name, value in values.items()}
         scalars |= _scalars_of_ranks(ranks)
-        self.to_writers("scalars", scalars, progress.step)  # calls the method `scalars` of each
+        self.to_writers("scalars", scalars, progress.step)
         self.health.judge_log_line(ranks, grad_norms)
 
     def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
@@ -202,8 +202,11 @@ class Experiment:
         """
         # `progress.saved` is the step of the newest checkpoint_latest. If it is the present step,
         # this is a second save of the step, e.g. after a validation.
-        is_second_save = name == "latest" and progress.saved == progress.step
-        if name == "latest":
+        is_latest = name == "latest"
+        is_second_save = is_latest and progress.saved == progress.step
+        # Note the new save before the file is written, because the file holds `progress`. All ranks
+        # note it, so that `progress` stays equal on all ranks.
+        if is_latest:
             progress.saved = progress.step
         if not self.is_main:
             return
@@ -228,8 +231,8 @@ class Experiment:
         seconds = time.perf_counter() - begin
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, seconds)
         if new_place is not None:
-            # The run ends here, because its other files would go to the old place. `saved` tells
-            # the user which file to resume from.
+            # End the run, because its log and its other files would still go to the old place. The
+            # error names the file from which the user can resume (`saved`).
             raise FolderMovedError(self.folder, new_place, saved=path)
 
     def _new_place(self) -> Path | None:
@@ -253,18 +256,22 @@ class Experiment:
     # ---- The writers of an Experiment ----
 
     def to_writers(self, method: str, *values: Any) -> None:
-        """Call a method of each writer, e.g. `to_writers("scalars", values, step)`.
+        """Call a method of each writer.
 
-        A writer that fails is left out from then on, with one warning. So an error in TensorBoard
-        or W&B (a full disk, a lost connection) never ends a run.
+        E.g. `to_writers("scalars", values, step)` calls `writer.scalars(values, step)` of each
+        writer. A writer that fails is left out from then on, with one warning. So an error in
+        TensorBoard or W&B (a full disk, a lost connection) never ends a run.
+
+        method: name of the method. values: its arguments.
         """
-        for writer in tuple(self.writers):  # a copy, because a failing writer leaves the list
+        for writer in tuple(self.writers):  # a copy, because a writer that fails is removed
             self._to_writer(writer, method, *values)
 
     def _to_writer(self, writer: Any, method: str, *values: Any) -> None:
         """Call a method of one writer, if the writer has it. E.g. the history has no `image`.
 
-        The writer gets copies: a writer of a user may e.g. add the step to the table of values.
+        The writer gets copies of the values, because a writer of a user may change them, e.g. add
+        the step to the dict of scalars.
         """
         try:
             if hasattr(writer, method):
@@ -294,10 +301,11 @@ class Experiment:
         # thread that hangs does not keep the process alive.
         threads = []
         for writer in tuple(self.writers):
-            name = type(writer).__name__  # for the warning; two writers may have the same class
-            arguments = (writer, "close")
             thread = threading.Thread(
-                target=self._to_writer, args=arguments, name=name, daemon=True
+                target=self._to_writer,
+                args=(writer, "close"),
+                name=type(writer).__name__,  # for the warning below
+                daemon=True,
             )
             thread.start()
             threads.append(thread)
