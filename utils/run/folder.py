@@ -61,7 +61,12 @@ class FolderMovedError(OptionError):
             do = f"move {new_path} back, then start the same command again"
         if saved is not None:
             do += f"; it resumes from {saved.name}"
-        super().__init__(what, str(folder), "the folder stays in its place until the run ends", do)
+        super().__init__(
+            what,
+            where=str(folder),
+            expected="the folder stays in its place until the run ends",
+            do=do,
+        )
 
 
 class RunFolder:
@@ -99,14 +104,16 @@ class RunFolder:
         # Case 1: the folder was moved, and the locked file is still in it.
         if present_path is not None:
             present_folder = present_path.parent
-            is_there = _is_same(present_folder / LOCK_NAME, locked_file)
-            if is_there and present_folder != self.path.resolve():
+            holds_locked_file = _is_same(present_folder / LOCK_NAME, locked_file)
+            if holds_locked_file and present_folder != self.path.resolve():
                 raise FolderMovedError(self.path, new_path=present_folder)
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
             raise FolderMovedError(self.path, new_path=None)
-        # Case 3: somebody removed the lock, or the whole folder. Make both again. If the run has
-        # written a file meanwhile, the folder exists again (`write_whole`), but without the mark.
+        # Case 3: somebody removed the lock, or the whole folder. Make both again.
+        #
+        # The mark tells whether the whole folder was removed. The folder itself does not tell it,
+        # because the run may have made the folder again when it wrote a file (`write_whole`).
         was_folder_removed = not (self.path / MARK).exists()
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -171,11 +178,11 @@ def refuse_unwritable_folders(folder: Path) -> None:
             continue  # the first save makes it
         if path.is_dir() and os.access(path, os.W_OK):
             continue
-        what = "cannot be written to" if path.is_dir() else "is no folder"
+        fault = "cannot be written to" if path.is_dir() else "is no folder"
         if path.is_symlink():
-            what += f": it is a link to {os.readlink(path)}"
+            fault += f": it is a link to {os.readlink(path)}"
         raise DataError(
-            what=f"the folder {path.name} of the run {what}",
+            what=f"the folder {path.name} of the run {fault}",
             where=str(path),
             expected="a folder in which the run can write, or a link to one",
             do="make or mount what the link names, or move it away",
@@ -210,10 +217,10 @@ def _is_same(path: Path, stat: os.stat_result) -> bool:
 def _take_lock(path: Path) -> BinaryIO:
     """Open the file `path` and lock it. If another process has the lock, wait for some time.
 
-    The lock lasts until the returned file is closed. It must stay open as long as the run lasts.
+    The lock lasts until the returned file is closed, so the file stays open as long as the run
+    lasts. If the file system has no locks, logs a warning, and returns the file without a lock.
 
-    Raises OptionError if the other process keeps the lock. If the file system has no locks, logs a
-    warning, and returns the file without a lock.
+    Raises OptionError if the other process still has the lock after this time.
     """
     # `open_kept` opens a file that the run keeps open. It refuses a link. If the file cannot be
     # opened, `writing` raises a DataError with the advice OTHER_ROOT ("free some space, ...").
