@@ -96,6 +96,8 @@ class Health:
     def judge_schedule(self, floor_step: int | None, key: str) -> None:
         """Warn if the learning rate stays at its floor for a long part of the run.
 
+        The floor is the lowest learning rate of the schedule, at which hardly anything is learned.
+
         floor_step: first step at which the learning rate is at its floor, or None if it never is.
         key: the option that makes the schedule longer, e.g. "train.G_linear_steps".
         """
@@ -160,7 +162,7 @@ class Health:
                 newest_count,
                 median_before,
                 self.train.G_optimizer_lr,
-                2 * median_before,  # above the usual norm: only exploding gradients are clipped
+                2 * median_before,  # twice the usual norm, so that usual gradients are not clipped
             )
 
     def _check_memory(self, ranks: list[Measured]) -> None:
@@ -264,9 +266,9 @@ class Health:
         for path in (self.folder / "models").glob(f"{step}_*.pth"):
             weights_bytes += path.stat().st_size
         if not saves_to_come or not weights_bytes:
-            return
-        free = free_bytes(self.folder) - self._growth_of_checkpoints()
-        room = max(0, free / weights_bytes)  # number of saves
+            return  # no save is left, or the last save has written no weights
+        free_for_weights = free_bytes(self.folder) - self._growth_of_checkpoints()
+        room = max(0, free_for_weights / weights_bytes)  # number of saves
         if room < min(ENOUGH_SAVES, saves_to_come):
             self._warn(
                 "disk",
@@ -290,9 +292,10 @@ class Health:
         kinds = 1 if self.datasets.test is None else 2
         versions = 1 + self.train.keep_checkpoints
         missing_files = max(0, kinds * versions - len(sizes))
-        # All checkpoints have nearly the same size. One more file is needed, because a new file is
-        # written before an old one is deleted.
-        return sizes.get("checkpoint_latest.pth", 0) * (missing_files + 1)
+        # One more file is needed, because a new file is written before an old one is deleted.
+        files_to_come = missing_files + 1
+        # All checkpoints have nearly the size of the latest one.
+        return files_to_come * sizes.get("checkpoint_latest.pth", 0)
 
     def _warn(self, name: str, text: str, *values: Any) -> None:
         """Log a warning on rank 0, once for each name."""
