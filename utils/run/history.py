@@ -42,11 +42,7 @@ def read_history(run: Path) -> History:
 
     Raises DataError if there is no such file, or if it is not a history.
     """
-    path = run
-    if run.suffix not in (".json", ".jsonl"):
-        path = run / LINES_NAME
-        if not path.is_file() and (run / HISTORY_NAME).is_file():
-            path = run / HISTORY_NAME
+    path = _file_of(run)
     if not path.is_file():
         raise DataError(
             what=f"no {path}",
@@ -66,6 +62,20 @@ def read_history(run: Path) -> History:
             curve = history.setdefault(tag, [])
             curve.append([step, scalar])
     return history
+
+
+def _file_of(run: Path) -> Path:
+    """Return the file with the history of a run. The file may not exist.
+
+    run: the folder of the run, or the file itself.
+    """
+    if run.suffix in (".json", ".jsonl"):
+        return run
+    lines = run / LINES_NAME
+    curves = run / HISTORY_NAME
+    if curves.is_file() and not lines.is_file():  # an old run
+        return curves
+    return lines
 
 
 def training_scalars(folder: Path, step: int) -> dict[str, float]:
