@@ -38,10 +38,10 @@ class Measured:
     host: str  # name of the host
     cores: tuple[int, ...]  # numbers of the cores that the process may use
     steps: int  # number of steps that were measured
-    # Wall-clock seconds of all these steps. They contain the three times below, as in
+    # Wall-clock seconds of all these steps. They contain the three times below:
     #
-    #     seconds  =  data_s  +  compute_s                                     +  others
-    #                            forward_s  +  backward pass, optimizer, ...
+    #     seconds   = data_s + compute_s + other work
+    #     compute_s = forward_s + backward passes + optimizer
     seconds: float
     # Seconds of waiting for batches. The first batch of an epoch does not count, because it waits
     # for new loader processes.
@@ -63,8 +63,8 @@ def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float])
     model_log: what `StepLog.read_line` (utils.run.steps) returns, and the seconds of the forward
         passes: {"loss": ..., other losses, "lr": ..., "grad_norms": [...], "forward_s": ...}.
     timed: what `StepTimer.read` returns for these steps: {"it_per_s": ..., "data_share": ...,
-        "epoch_start_share": ..., "compute_share": ..., other shares, "memory_gb": ...}. A share
-        that took no time may be missing. Without a step there is only "memory_gb".
+        "epoch_start_share": ..., "compute_share": ..., other shares, "memory_gb": ...}. The share
+        of a kind of work that was not done is missing. Without a step there is only "memory_gb".
     """
     values: dict[str, Any] = model_log | timed
     # Take out the three values that are not numbers of the log line.
@@ -111,12 +111,16 @@ def _memory(device: torch.device) -> dict[str, Use]:
 
 
 def log_values(ranks: list[Measured]) -> dict[str, float]:
-    """Return the numbers of the log line: means over the ranks, and the largest memory_gb.
+    """Return the numbers of the log line. Their names are tags of the history, so they must stay.
 
-    If all ranks report their GPU, three numbers are added: "gpu_busy_min" and "gpu_busy_mean", the
-    smallest and the mean share of time in which a GPU computes, and "gpu_used_gb_max", the memory
-    of the fullest GPU. The names are tags of the history of a run, so they must stay
-    (test_the_log_line_has_the_idlest_and_the_fullest_gpu).
+        each name of `Measured.values`   mean over the ranks
+        "memory_gb"                      largest over the ranks
+
+    If all ranks report their GPU, three numbers are added
+    (test_the_log_line_has_the_idlest_and_the_fullest_gpu):
+
+        "gpu_busy_min", "gpu_busy_mean"  smallest and mean share of the time in which a GPU computes
+        "gpu_used_gb_max"                used memory of the fullest GPU
     """
     values = {}
     for name in ranks[0].values:
