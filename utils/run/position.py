@@ -39,24 +39,21 @@ class Progress:
     best_step: int = 0  # step of best_psnr
     scored_on: str | None = None  # digest of the test clips of best_psnr; None if it is not known
     validated: int = 0  # step of the last complete validation
-    validation_stops: int = 0  # how often a signal ended the validation after `step`
+    validation_stops: int = 0  # how many times a signal has ended the validation at `step`
     saved: int = -1  # step of the run's newest checkpoint_latest; -1 if it has none
     wandb_id: str | None = None  # id of the run at W&B
 
     @property
     def is_validation_left_out(self) -> bool:
-        """Whether signals have stopped the validation after `step` so often that it is left out.
+        """Whether signals have ended the validation at `step` twice, so that it is left out.
 
-        A cluster may end each job before a long validation is done. If the run repeated the
-        validation after each stop, it would repeat it forever.
+        After the first time, the next start repeats the validation. But a cluster may end each job
+        before a long validation is done. Then the run would repeat it forever.
         """
         return self.validation_stops >= 2
 
     def advance(self) -> None:
-        """Count one more step.
-
-        No signal has stopped a validation of the new step yet, so `validation_stops` becomes 0.
-        """
+        """Count one more step. No signal has ended a validation at the new step yet."""
         self.step += 1
         self.batch += 1
         self.validation_stops = 0

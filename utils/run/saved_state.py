@@ -33,7 +33,7 @@ LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
-# Key of a table that training restores -> whether a checkpoint may lack the table. A table may be
+# Key of a dict that training restores -> whether a checkpoint may lack the dict. A dict may be
 # missing if an older version did not write it, or if not every run needs it.
 MAY_BE_MISSING = {
     "options": False,
@@ -80,7 +80,7 @@ class Position(Saved):
     best_step: Count = 0  # step of best_psnr
     scored_on: str | None = None  # digest of the test clips of best_psnr
     validated: Count = 0  # step of the last complete validation
-    validation_stops: Count = 0  # how often a signal ended the validation after `step`
+    validation_stops: Count = 0  # how many times a signal has ended the validation at `step`
     # Step of the newest checkpoint_latest, or -1 if the run has none. (0 would mean that there is a
     # checkpoint of step 0.)
     saved: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] = -1
