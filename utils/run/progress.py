@@ -29,10 +29,10 @@ LINE_COUNT = 10
 # completed, so that a user who looks at the log does not think that a slow action hangs.
 LONGEST_WITHOUT_LINE_S = 60.0
 # Seconds at the start in which no line comes, even if a tenth was completed, because a short action
-# needs no line in the log. A caller may choose another number (`quiet_s`).
+# needs no line in the log. This is the default of `quiet_s`.
 QUIET_S = 5.0
-# Seconds after which the first line comes, even if no tenth was completed. It is the same for every
-# caller.
+# Seconds after which the first line comes, even if no tenth was completed. If `quiet_s` is longer,
+# the first line comes after `quiet_s`.
 FIRST_LINE_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -110,8 +110,7 @@ class Lines:
         self._begin = time.monotonic()
         self._quiet_until = self._begin + quiet_s  # no line comes before this time
         # Time at which a line comes even if no tenth is completed. The first line comes after a few
-        # seconds, so that the user sees early how long the action takes. If `_quiet_until` is later
-        # than this time, `_quiet_until` counts.
+        # seconds, so that the user sees early how long the action takes.
         self._due = self._begin + FIRST_LINE_S
 
     def update(self, count: float = 1) -> None:
@@ -120,10 +119,9 @@ class Lines:
         count: may be a part of one thing, e.g. 1/3 of a clip.
         """
         now = time.monotonic()
-        # 1e-6 is added because of fractions: 1/3 + 1/3 + 1/3 may be slightly less than 1.
-        former_share = (self.done + 1e-6) / self.total
+        former_share = self._share()
         self.done += count
-        share = (self.done + 1e-6) / self.total
+        share = self._share()
         completes_tenth = int(LINE_COUNT * share) > int(LINE_COUNT * former_share)
 
         if now < self._quiet_until:
@@ -143,6 +141,11 @@ class Lines:
             f"{self.name}: {percent} %, {done_text} of {self.total} {self.unit}, {rate_text}, "
             f"{duration(seconds_left)} left"
         )
+
+    def _share(self) -> float:
+        """Return the share of the things that are done, 0 to 1."""
+        # 1e-6 is added because of fractions: 1/3 + 1/3 + 1/3 may be slightly less than 1.
+        return (self.done + 1e-6) / self.total
 
 
 def duration(seconds: float) -> str:

@@ -53,7 +53,7 @@ class Bar(ExitStack):
         terminal = sys.stderr
         if isinstance(terminal, AboveBars):
             # Another bar is open, and has already replaced stderr and stdout. Draw this bar below
-            # it, on the real stderr.
+            # the other bar, on the real stderr.
             terminal = terminal.stream
         else:
             self._write_above(redirect_stderr, terminal, terminal)

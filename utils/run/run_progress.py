@@ -33,7 +33,8 @@ class RunProgress(ExitStack):
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which knows the speed.
         every: "validation" and "save" -> number of steps between two validations, or two saves,
-            e.g. 1000. One more of each follows the last step. 0 if there are none at all.
+            e.g. 1000. The last step is followed by a validation and a save in any case. 0 if the
+            run makes none at all.
         """
         super().__init__()
         self.kind = kind_to_show(kind)
@@ -104,9 +105,8 @@ class RunProgress(ExitStack):
         if seconds_per_step is None:
             return ""
         seconds = (self.total_iter - step) * seconds_per_step
-        # kind: "validation" or "save". `pauses[kind]` lists the seconds that each one took so far.
-        for kind, every in self.every.items():
-            measured_s = self.timer.pauses.get(kind)
+        for kind, every in self.every.items():  # "validation", "save"
+            measured_s = self.timer.pauses.get(kind)  # seconds that each one took so far
             if every and measured_s:
                 mean_s = statistics.fmean(measured_s)
                 seconds += self._pauses_to_come(step, every) * mean_s
