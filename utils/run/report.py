@@ -23,8 +23,9 @@ from utils.name_order import natural_key
 from utils.run.history import History, names_of_own_metrics
 
 ENVIRONMENT_NAME = "environment.json"
-# A file in the folder images/ of the run. A strip is a row of pictures (panels), e.g. blurry,
-# restored, sharp. The file lists the titles of the panels from left to right.
+# A validation writes a strip of each clip: a row of pictures (panels), e.g. blurry, restored and
+# sharp. This file in the folder images/ of the run lists the titles of the panels from left to
+# right.
 PANELS_NAME = "panels.json"
 
 # Width of a strip on the report page, in pixels. At most 12 clips have strips. With this width, a
@@ -63,6 +64,8 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *own_metrics))
+    # The pictures of the newest validation: clip -> title -> picture.
+    pictures = _panels_of_step(folder / "images", steps[-1]) if steps else {}
 
     environment: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # without this file, the page is made without its table
@@ -78,7 +81,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         own_metrics=own_metrics,
         best=best_step,
         left_out=len(steps) - len(rows),
-        clips=_panels_of_step(folder / "images", steps[-1]) if steps else {},
+        clips=pictures,
         strip_width=STRIP_WIDTH,
         environment=environment,
         options=newest_options(folder / "options"),
@@ -198,13 +201,16 @@ def _panels_of_step(images: Path, step: float) -> dict[str, dict[str, np.ndarray
     with suppress(OSError, ValueError, DataError):
         titles = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
         for file in sorted(images.rglob(f"{step}.png"), key=natural_key):
-            panels = panels_of(imread_rgb(file), titles)
-            panels.pop(ERROR, None)
+            panels = panels_of(imread_rgb(file), titles)  # title -> picture
+            panels.pop(ERROR, None)  # ERROR: title of the panel with the error
             clip = file.parent.relative_to(images).as_posix()
             clips[clip] = panels
     return clips
 
 
 def newest_options(folder: Path) -> Path | None:
-    """Return the options that a run was started with last, or None if the folder holds none."""
+    """Return the file with the options of the newest start, or None if there is no such file.
+
+    folder: the folder `options` of a run, which has a file of each start.
+    """
     return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
