@@ -87,12 +87,12 @@ def restore_progress(
     # The best PSNR does not count if, for example, it was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
-    # A finished run reads no more samples, so changed data do not matter. `planned_steps` adds the
-    # steps that are done (`progress`) and the steps that are left, here with the steps per epoch
-    # when the checkpoint was written. With the present number, an unfinished run could look
-    # finished. E.g. it stopped in its last epoch, after 90 of 100 steps. If an epoch has 80 steps
-    # now, no step would be left.
-    is_finished = progress.step >= planned_steps(train, steps_per_epoch_then, progress)
+    # A finished run reads no more samples, so changed data do not matter. Count the steps that are
+    # left with the steps per epoch when the checkpoint was written. With the present number, an
+    # unfinished run could look finished. E.g. it stopped in its last epoch, after 90 of 100 steps.
+    # If an epoch has 80 steps now, no step would be left.
+    planned_then = planned_steps(train, steps_per_epoch_then, progress)
+    is_finished = progress.step >= planned_then
     if not is_finished:
         _fit_position_to_data(progress, order_then, order, resumed, options)
     return progress
@@ -199,18 +199,19 @@ def _fit_position_to_data(
 
     # What has changed, in words, e.g. ["samples a step 8 -> 4"].
     changes = []
-    if per_step_then != per_step:
+    is_other_batch = per_step_then != per_step
+    if is_other_batch:
         changes.append(f"samples a step {per_step_then} -> {per_step}")
     is_other_data = False
     if order_then is not None:
         changes += _changes_of_order(order_then, order)
         is_other_data = order_then.sample_list != order.sample_list
     is_intended = resumed.is_named
-    if (is_other_data or per_step != per_step_then) and not is_intended:
+    if (is_other_data or is_other_batch) and not is_intended:
         raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
 
-    # If nothing has changed, an epoch has as many steps as before. No run saves a position beyond
-    # the end of an epoch, so somebody has changed the file. Count this as a change, too.
+    # No run saves a position beyond the end of an epoch. If the position is there although nothing
+    # has changed, somebody has edited the checkpoint. Count this as a change, too.
     if not changes and progress.batch > order.steps:
         changes = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
     # At the start of an epoch the position can stay, because no sample of the epoch has been used.
@@ -270,14 +271,14 @@ def _other_data_or_batch(
 ) -> DataError | OptionError:
     """Return the error of a run that would continue with other data or another batch.
 
+    The message proposes two things. Either the user restores the old data and the old batch. Or the
+    user names the checkpoint with --resume: then the run continues with the present data and batch,
+    from a new epoch.
+
     is_other_data: whether the samples differ. If not, the number of samples per step differs.
     changes: what has changed, e.g. ["samples a step 8 -> 4"].
     per_step_then: number of samples per step of the checkpoint.
     path: the file of the checkpoint.
-
-    The message proposes two things. Either the user restores the old data and the old batch. Or the
-    user names the checkpoint with --resume: then the run continues with the present data and batch,
-    from a new epoch.
     """
     error_class = DataError if is_other_data else OptionError
     return error_class(

@@ -208,15 +208,15 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
     resumed: the checkpoint, or None for a fresh start. The errors of a fresh start are not changed,
         because no file is their cause.
     """
-    # RuntimeError is left out, because torch also raises it if the memory of a GPU is full. For
-    # weights and moments that do not fit, `load_weights` (models/loading.py) and `load_moments`
-    # (models/optim.py) raise CheckpointError themselves.
     try:
         yield
     except CheckpointError as e:
         if resumed is not None and str(resumed.path) not in e.where:
             e.where = f"{e.where}, {resumed.path}"
         raise
+    # RuntimeError is not in this list, because torch also raises it if the memory of a GPU is full.
+    # For weights and moments that do not fit, `load_weights` (models/loading.py) and `load_moments`
+    # (models/optim.py) raise CheckpointError themselves.
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         if resumed is None:
             raise
