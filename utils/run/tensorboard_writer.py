@@ -58,6 +58,7 @@ class TensorBoardWriter:
         """
         from torch.utils.tensorboard import SummaryWriter
 
+        # TensorBoard hides the entries of earlier files from this step on (`purge_step` below).
         first_hidden_step = step + 1 if repeated_scalars is None else step
         # SummaryWriter starts a thread. To find this thread, compare the threads before and after.
         threads_before = set(threading.enumerate())
