@@ -34,6 +34,7 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     usage: the text that `--help` prints before the arguments
     """
     refuse_train_flags(argv)  # refuses flags of other programs, and says what to use here
+    # "Intermixed": overrides may stand before, between and after the flags.
     args = _train_parser(usage).parse_intermixed_args(list(argv))
     check_launch_flags(args)
     # The flags come last, because the last override of a key counts
@@ -54,7 +55,8 @@ def _train_parser(usage: str | None) -> "OptionParser":
     parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
-    # All flags below add an override to the same list, `flags`.
+    # All flags below add an override to the same list, `flags`. argparse copies the default list
+    # before it adds something.
     parser.add_argument(
         "--resume",
         dest="flags",

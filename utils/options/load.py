@@ -1,13 +1,12 @@
 """Read the options of a run: file -> base -> command line -> a frozen, typed tree.
 
     sources = Sources("train.json")           notes where each key comes from, for messages
-    raw = read_with_base(path, sources)       reads the file and its base. The base is a second
-                                              file, which the key `base` names. A key of the file
-                                              replaces the same key of the base
+    raw = read_with_base(path, sources)       reads the file and its base
     apply_override(raw, "a.b=1", sources)     sets one section.key=value of the command line
     read_options(raw, parts, sources)         checks all keys, adds the defaults: an `Options`
 
-`raw` is a dict as JSON gives it: key -> value, and a section is a dict within it.
+The base is a second file, which the key `base` names. A key of the file replaces the same key of
+the base. `raw` is a dict as JSON gives it: key -> value, and a section is a dict within it.
 
 `load_options` takes these four steps. Each step is in a module of its own: sources.py,
 option_file.py, override.py, typed.py. A wrong key, type or value is an OptionError that names the

@@ -97,10 +97,7 @@ def _merge(
     # Case 2: the file names another network, dataset or loss. Some keys of the base, e.g.
     # total_iter, fit every part, and other keys fit only the old part. So all keys are taken, and
     # marked as inherited. Later, `read_options` (typed.py) drops inherited keys that do not fit.
-    names_new_part = False
-    for key in TYPE_KEYS:
-        if key in file and file[key] != base.get(key):
-            names_new_part = True
+    names_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
     if names_new_part:
         for key in base:
             if key not in file:
@@ -275,11 +272,13 @@ def _blank_comment(token: re.Match[str]) -> str:
 
     A comment without its end is an error, so it stays.
     """
+    text = token[0]
     is_comment = token["skip"] is not None
     if not is_comment:
-        return token[0]
-    is_ended = token[0].startswith("//") or (token[0].endswith("*/") and token[0] != "/*/")
-    return re.sub(r"[^\n]", " ", token[0]) if is_ended else token[0]
+        return text
+    # "/*/" has no end, because its star belongs to the beginning "/*".
+    is_ended = text.startswith("//") or (text.endswith("*/") and text != "/*/")
+    return re.sub(r"[^\n]", " ", text) if is_ended else text
 
 
 # One half of a pair of surrogates.

@@ -126,8 +126,7 @@ def _value_of(text: str) -> Any:
     """
     try:
         return json.loads(text)
-    # json raises RecursionError for a text with too many opening brackets.
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: the text has too many opening brackets
         return text
 
 

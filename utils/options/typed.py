@@ -96,12 +96,13 @@ def _resolve_part(
 ) -> None:
     """Replace the section `where` of `raw` by the typed section of the part that it names.
 
-        the section in `raw`         its replacement
-        valid                        the typed section
-        wrong                        unchecked defaults; an OptionError is raised
-        a missing network or loss    treated as {}, so the OptionError names the missing keys
-        a missing or empty data set  none, or null: a run may have no such data set
-        no section, e.g. 3           none; `read_section` refuses it later
+        the section in `raw`     its replacement
+        valid                    the typed section
+        wrong                    unchecked defaults; an OptionError is raised
+        a missing network, loss  treated as {}, so the OptionError names the missing keys
+        a missing data set       none: a run may have no such data set
+        an empty data set        null, as if the run had no such data set
+        no section, e.g. 3       none; `read_section` refuses it later
 
     The unchecked defaults let the caller go on, and check the other sections as well.
 
@@ -115,12 +116,12 @@ def _resolve_part(
     outer_section = _section_of(raw, outer)  # the dict that holds the section
     if outer_section is None:
         return  # `datasets` is missing, or no section: `read_section` decides later
-    if is_dataset and not outer_section.get(name):
+    if is_dataset and not outer_section.get(name):  # a missing or an empty data set
         if name in outer_section:
             outer_section[name] = None
         return
     section = outer_section.pop(name, {})
-    if not isinstance(section, dict):
+    if not isinstance(section, dict):  # no section
         outer_section[name] = section or None  # an empty value, e.g. [], counts as null
         return
 
