@@ -19,7 +19,12 @@ MARK = "Written by lab/make_options_doc.py; edit the models and docstrings inste
 MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"  # e.g. "pydantic 2.11", not 2.11.7
 # Where an option file names a part -> the registry of such parts. The section "train" names a loss.
 PARTS = {
-    "netG": NETWORKS, "netG.fusion": FUSIONS, "datasets.train, datasets.test": DATASETS,
-    "datasets.*.spike": SPIKE_SOURCES, "datasets.*.spike.representation": REPRESENTATIONS,
-    "datasets.*.camera": CAMERAS, "datasets.*.io_backend": IO_BACKENDS, "train": LOSSES,
-}  # fmt: skip
+    "netG": NETWORKS,
+    "netG.fusion": FUSIONS,
+    "datasets.train, datasets.test": DATASETS,
+    "datasets.*.spike": SPIKE_SOURCES,
+    "datasets.*.spike.representation": REPRESENTATIONS,
+    "datasets.*.camera": CAMERAS,
+    "datasets.*.io_backend": IO_BACKENDS,
+    "train": LOSSES,
+}

@@ -106,6 +106,7 @@ def trained_parameters(opt: Any, steps: int) -> int:
     # they are never trained.
     frozen: Collection[str] = ()
     if (opt.train.fix_iter or 0) > steps:
+        # `group_names` returns two lists of names: the other parameters, and those of fix_keys.
         _, frozen = group_names(net, opt.train.fix_iter, opt.train.fix_keys)
     count = 0
     for name, parameter in net.named_parameters():

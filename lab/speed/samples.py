@@ -165,8 +165,11 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
 def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
     """Write a clip of GoPro size: blurry and sharp PNGs and spike files.
 
-    The scene is a texture that moves to the right. Noise is added, so that the PNGs are about as
-    large as the PNGs of GoPro: the time of decoding depends on the size of a file.
+    The scene is a texture that moves to the right, by 4 pixels a frame. Noise is added, so that the
+    PNGs are about as large as the PNGs of GoPro: the time of decoding depends on the size of a
+    file.
+
+    frames: number of frames of the clip. seed: seed of the texture and of the noise.
     """
     rng = np.random.default_rng(seed)
     picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
@@ -174,7 +177,7 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
     # The spike camera sees the texture in grey, at half the resolution.
     grey = to_grey(to_linear(picture / np.float32(255)))
     light = cv2.resize(grey, (WIDTH // RATIO, HEIGHT // RATIO))
-    sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)
+    sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)  # a spike per two planes, at most
 
     rgb = root / "GOPRO_Large/train" / name
     spikes = root / "GOPRO_Large_spike_seq/train" / name / "spike"

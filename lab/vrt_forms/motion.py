@@ -74,10 +74,11 @@ class MotionForm(Form):
         for scene_index in range(test_scenes):
             scene = random_scene(rng, textures)
             for light in LIGHTS:
-                # The same seed in each light, so that the cameras differ only in their rate.
-                flaws = np.random.default_rng((TEST_SEED, scene_index))
-                rate = NAMED[light]["rate"]
-                sample = record_sample(flaws, scene, rate)
+                # `record_sample` draws the flaws of the cameras. It gets the same seed in each
+                # light, so that the cameras differ only in their rate.
+                rng_of_flaws = np.random.default_rng((TEST_SEED, scene_index))
+                rate = NAMED[light]["rate"]  # spikes per plane at full light
+                sample = record_sample(rng_of_flaws, scene, rate)
                 self.tests[light].append(batch_of([sample]))
 
     @classmethod
@@ -91,8 +92,8 @@ class MotionForm(Form):
         assert isinstance(net, MotionNet)
         indices = rng.integers(0, len(self.samples), MOTION_BATCH)
         batch = turn_at_random(batch_of([self.samples[index] for index in indices]), rng)
-        found = net(batch.pictures, batch.scenes, MOTION_LEVELS)
-        loss, _ = loss_of(found, batch.shifts, net.tau[INSIDE])
+        found = net(batch.pictures, batch.scenes, MOTION_LEVELS)  # the curves of each level
+        loss, _ = loss_of(found, batch.shifts, net.tau[INSIDE])  # the second value is an error
         return loss
 
     def scores(self, net: nn.Module) -> Scores:

@@ -81,9 +81,11 @@ class PriorForm(Form):
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
         assert isinstance(net, StepsWithPrior)
         clip = draw_clip(self.clips, rng)
-        frames = steps_of_clip(net, clip, SOLVER)
+        frames = steps_of_clip(net, clip, SOLVER)  # the clip after each step
         pictures = pictures_of(clip)
-        loss, _ = loss_of(frames, stack_frames(pictures.z_0), stack_frames(pictures.sharp))
+        z_0 = stack_frames(pictures.z_0)
+        sharp = stack_frames(pictures.sharp)
+        loss, _ = loss_of(frames, z_0, sharp)  # the second value is the gain in dB
         return loss
 
     def scores(self, net: nn.Module) -> Scores:
