@@ -1,15 +1,23 @@
 """Represent spikes by the light of short windows, relative to the light of the exposure.
 
-The blurry frame is the mean of the light over the exposure. So the sharp frame is, per pixel,
+The blurry frame is the mean of the light over the exposure. The sharp frame is the light in a short
+window around its instant. The spikes give both means, so the sharp frame is, per pixel,
 
-    sharp light = blurry light x (mean light of a short window / mean light of the exposure)
+    sharp light = blurry light x ratio
+    ratio       = mean light of the short window / mean light of the exposure
 
-    exposure            two channels: mean light of a short window, mean light of the exposure
-    relative            the ratio for several windows, and a confidence
+E.g. a bright object reaches a pixel during the exposure. The pixel has 0.1 spikes per plane on
+average over the exposure, and 0.15 in the 5 planes around the sharp instant. The ratio is 1.5, so
+the pixel is 1.5 times as bright in the sharp frame as in the blurry frame. The ratio does not
+depend on the threshold or the gain of the sensor, because both multiply the two means alike.
+
+    exposure            a representation: the two means, one channel each
+    relative            a representation: the ratio for each of several windows, and a confidence
     exposure_estimate   the sharp frame by this formula, without a network
 
-The light of a plane is 1 / interval, where the interval is the number of planes between the two
-spikes around the plane (light.py). So a window may be shorter than an interval.
+A window of 5 planes may have no spike at all. Still, it has light: the light of a plane is
+1 / interval, where the interval is the number of planes between the two spikes around the plane
+(light.py).
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).
@@ -39,8 +47,8 @@ def _lag_of_light(**_: Any) -> int:
     return -1
 
 
-# proportional: the channels are firing rates, so `spike.rate`, `light` and `gamma` apply to them.
-# lag_in_half_planes: a function that returns the time that the channels show, minus the center.
+# `Representation` (registry.py) explains the arguments of the decorator. The channels are firing
+# rates (proportional).
 @representation("exposure", proportional=True, lag_in_half_planes=_lag_of_light)
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
@@ -48,40 +56,40 @@ def exposure_rates(
     """Two channels: the light around the sharp frame (short) and over the exposure (long), in
     spikes per plane.
 
+    The light is 1 / interval in all planes between two spikes (data/spike/light.py). A pixel with
+    few spikes may have one interval around both windows. Then both channels are equal, and
+    `exposure_estimate` returns the blurry frame. Returns (2, h, w) float32.
+
     half_window: planes of the short window on each side of center.
 
     half_exposure: planes of the exposure on each side of center; null: as many as there are,
     without plane 0.
-
-    The light is 1 / interval in all planes between two spikes (data/spike/light.py). A pixel
-    with few spikes has one interval around both windows. Then both rates are equal, and
-    `exposure_estimate` returns the blurry frame.
     """
     planes = len(stream)
-    # The planes 1 ... planes - 1 are used. Plane 0 is not used, because a part of its light was
-    # collected before the stream began.
+    # The windows lie within the planes 1 ... last. Plane 0 is not used, because a part of its light
+    # was collected before the stream began.
+    last = planes - 1
     if half_exposure is None:
-        half_exposure = min(center - 1, planes - 1 - center)
+        half_exposure = min(center - 1, last - center)
     if not 0 <= half_window < half_exposure:
         raise ValueError(
             f"half_window is {half_window}, expected 0 or more, and less than half_exposure, "
             f"{half_exposure}"
         )
-    # The planes start ... stop - 1 of both windows: the short one and the exposure.
+    # Two windows of planes start ... stop - 1: the short one, and the exposure. Near the ends of
+    # the stream, a window has only the planes that exist.
     windows = []
     for half in (half_window, half_exposure):
         start = max(center - half, 1)
-        stop = min(center + half + 1, planes)
+        stop = min(center + half, last) + 1
         if start >= stop:
-            raise ValueError(f"plane {center} has no planes around it within 1 to {planes - 1}")
+            raise ValueError(f"plane {center} has no planes around it within 1 to {last}")
         windows.append((start, stop))
 
-    # The mean light of each window is its sum (h, w), in spikes, divided by its number of planes.
-    # Near the ends of the stream, a window has fewer planes.
-    lights = window_light(stream, windows)
+    lights = window_light(stream, windows)  # the sum over each window, (h, w), in spikes
     rates = []
     for light, (start, stop) in zip(lights, windows, strict=True):
-        rates.append(light / (stop - start))  # (h, w), spikes per plane
+        rates.append(light / (stop - start))  # spikes per plane
     return np.stack(rates).astype(np.float32)
 
 
@@ -108,18 +116,15 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return np.divide(light, reference, out=ratio, where=reference > 0)
 
 
-# Number of spikes in the exposure at which the confidence of `relative`, n / (n + 4), is 1/2. The
-# error of the light of an exposure is about one spike, so with 4 spikes the relative error is 1/4.
-# Other values were not compared. The value must stay, because trained networks expect it.
+# The confidence of `relative` is n / (n + 4) with n spikes in the exposure: 0 without spikes, 1/2
+# with 4 spikes, and near 1 with many. 4 spikes have half the confidence, because the error of the
+# light of an exposure is about one spike, a quarter of 4. Other values were not compared. The value
+# must stay, because trained networks expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
 
-# proportional: whether the channels are firing rates. False, because a ratio has no unit.
-# is_ratio: whether the channels are ratios of firing rates. True, so `spike.light` and
-# `spike.gamma` apply, and `spike.rate` has no effect.
-# takes_context: whether the function also gets planes outside of the exposure. True, because
-# intervals may reach beyond the exposure. The option half_exposure says where the exposure ends.
-# lag_in_half_planes: a function that returns the time that the channels show, minus the center.
+# `Representation` (registry.py) explains the arguments. The function takes context, i.e. planes
+# before and after the exposure, because intervals may reach beyond the exposure.
 @representation(
     "relative",
     proportional=False,
@@ -136,6 +141,13 @@ def relative(
 ) -> np.ndarray:
     """The mean light of each window divided by the mean light of the exposure, and a confidence.
 
+    The blurry frame times a ratio estimates the sharp frame: in linear light with gamma 1, in
+    display values with gamma 2.2. The last channel is the confidence n / (n + 4), where n is the
+    number of spikes in the exposure. Returns (windows + 1, h, w) float32.
+
+    With spike.context, planes around the exposure are read, too. So the intervals at the ends of
+    the exposure are seen as a whole.
+
     half_windows: one window around the sharp frame for each number. A number of 1 or more is how
     many planes the window has on each side of center. A number below 1 is a share of half_exposure.
 
@@ -145,15 +157,6 @@ def relative(
     num_bins: number of further windows, which are equal parts of the exposure. Each window is a
     channel. The channel is 1 for a pixel without spikes, and for a pixel if one interval covers the
     whole exposure.
-
-    The last channel is the confidence n / (n + 4), where n is the number of spikes in the exposure.
-    A window may be shorter than an interval, because the light is 1 / interval in all planes
-    between two spikes (data/spike/light.py). With spike.context, the intervals at the ends of the
-    exposure are seen as a whole, because planes around the exposure are read, too. Ratios do not
-    depend on the threshold or the gain of the sensor, because both multiply the light of window and
-    exposure alike.
-    The blurry frame times the ratio estimates the sharp frame: in linear light with gamma 1, in
-    display values with gamma 2.2.
     """
     # As many planes as there are on both sides of the center, without plane 0.
     most_planes = min(center - 1, len(stream) - 1 - center)
@@ -180,9 +183,7 @@ def relative(
     ratios = []
     for light, (start, stop) in zip(lights_of_windows, windows, strict=True):
         mean_of_window = light / (stop - start)
-        # (h, w). The ratio of every window is 1 for a pixel without spikes, and for a pixel with
-        # one interval that covers the whole exposure.
-        ratios.append(_ratio(mean_of_window, mean_of_exposure))
+        ratios.append(_ratio(mean_of_window, mean_of_exposure))  # (h, w)
     confidence = spikes / (spikes + SPIKES_OF_HALF_CONFIDENCE)
     return np.stack((*ratios, confidence)).astype(np.float32)
 
@@ -194,12 +195,10 @@ def _check_windows(
 
     Each window must be shorter than the exposure, and the exposure must lie in the stream.
 
-    half_windows: planes on each side of center (1 or more), or shares of half_exposure (below 1).
-    half_exposure: planes of the exposure on each side of center.
+    half_windows, half_exposure, num_bins: the options of `relative`.
     most_planes: largest half_exposure that the stream allows.
-    num_bins: number of further windows, which are equal parts of the exposure.
     """
-    # A value below 1 is a fraction, so it need not be whole.
+    # A value of 1 or more is a number of planes, so it must be whole.
     are_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
     halves = _half_windows_in_planes(half_windows, half_exposure)
     are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
@@ -230,8 +229,9 @@ def _half_windows_in_planes(half_windows: HalfWindows, half_exposure: int) -> li
 def _equal_parts(first: int, planes: int, parts: int) -> list[tuple[int, int]]:
     """Divide the planes first ... first + planes - 1 into equal parts. Returns (start, stop) each.
 
-    If a plane lies in two parts, both parts get the whole plane. E.g. 2 parts of the planes
-    10 ... 14 are the planes 10 ... 12 and 12 ... 14, so the result is (10, 13) and (12, 15).
+    E.g. 2 parts of the planes 10 ... 14 have 2.5 planes each, so plane 12 lies in both parts. Then
+    both get the whole plane: the parts are the planes 10 ... 12 and 12 ... 14, and the result is
+    (10, 13) and (12, 15).
     """
     windows = []
     for i in range(parts):
