@@ -1,9 +1,19 @@
 """Refuse columns from a file if they are not a correct table of a data root.
 
-data/clips/kept.py reads the columns from a record, the file of a checked data set. Anybody may have
-written this file, so nothing in it is trusted. If the columns pass, their table names only files
-below the roots, and only planes that these files have. Every refusal is a ValueError, after which
-the data are checked anew. data/clips/columns.py shows the columns.
+A column is an array with one property of all clips, frames or files, e.g. the names of all files.
+data/clips/columns.py shows the columns. data/clips/kept.py reads them from a record, the file of a
+checked data set. Anybody may have written this file, so nothing in it is trusted:
+
+    function                           what it demands
+    _refuse_types                      the columns have the right types
+    _refuse_names                      the name of a frame or file is a plain name, without folders
+    _refuse_clips                      the clips are the clips of the meta file
+    _refuse_files                      the files are below the root, in the right number
+    _refuse_exposures                  the numbers of an exposure do not contradict one another
+    _refuse_planes_outside_of_files    the planes of a frame are in its files
+
+If the columns pass, their table names only files below the roots, and only planes that these files
+have. Every refusal is a ValueError, after which the data are checked anew.
 
 What must stay: every demand, and their order, because a later demand indexes arrays with values
 that an earlier demand has accepted. test_wrong_columns_are_refused_without_a_look_at_the_files
@@ -27,6 +37,12 @@ from data.clips.ranges import begins_of
 from data.clips.source import Source
 from utils.errors import DataError
 
+# Largest height or width that a stored record may claim, far above any camera.
+LARGEST_SIDE = 2**20
+# Plane numbers and numbers of planes in a stored record must be smaller than this. Sums of a few
+# such numbers fit into int64, and no disk holds a file of so many planes.
+LARGEST_PLANE = 2**40
+
 
 def refuse_columns(columns: Columns, source: Source) -> None:
     """Refuse columns that are not a correct table of this source. Raises ValueError."""
@@ -35,18 +51,18 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     _demand(columns.keys() == types.keys(), "other columns")
     _refuse_types(columns, types)
 
-    # There must be at least one clip, and an entry for each clip in the columns of clips. The
-    # counts become int64, because sums of int32 columns could overflow.
+    # There must be at least one clip, and each column of clips must have an entry for each clip.
+    # The numbers of frames become int64, because a sum of int32 could overflow.
     frame_counts = columns["frames"].astype(np.int64)
     number_of_clips = len(frame_counts)
     _demand(number_of_clips > 0, "clips")
     _demand(number_of_clips == len(Texts(columns["clips"])), "clips")
     _demand_all((frame_counts >= 1) & (frame_counts <= MOST_FRAMES), "frames")
+    # Four numbers for each clip: height and width of lq, height and width of gt.
     sizes = columns["sizes"]
-    _demand(len(sizes) == 4 * number_of_clips, "sizes")  # height and width of lq, of gt
+    _demand(len(sizes) == 4 * number_of_clips, "sizes")
     _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
 
-    # Names of frames and clips, files, and planes.
     number_of_frames = int(frame_counts.sum())
     _refuse_names(columns["stems"], number_of_frames)
     _refuse_clips(columns, source)
@@ -91,10 +107,12 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 
     With a slash, an empty name, "." or "..", the path of a file could leave its folder.
     """
-    # With a zero byte before the first name, every name is between two zero bytes: the names "a"
-    # and "b" are b"\0a\0b\0".
+    # A column has a zero byte after each name: the names "a" and "b" are b"a\0b\0". With a zero
+    # byte before the first name, b"\0a\0b\0", each name is between two zero bytes. So a name ".."
+    # shows as b"\0..\0", and the names need not be split.
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
+    # A slash, an empty name, ".", and "..":
     for forbidden in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
         _demand(forbidden not in content, "names")
 
@@ -122,9 +140,10 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
 
 
 def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb: bool) -> None:
-    """Refuse files that are not below the root, and a wrong number of files.
+    """Refuse files of a kind if they are not below the root, or if their number is wrong.
 
-    frame_counts: number of frames of each clip. in_lmdb: whether the root is an LMDB.
+    kind: "lq", "gt", "gt_instants" or "spike". frame_counts: number of frames of each clip.
+    in_lmdb: whether the root is an LMDB.
     """
     file_counts = columns[f"{kind}_counts"].astype(np.int64)
     _demand(len(file_counts) == len(frame_counts), kind)
@@ -144,25 +163,38 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     for name in ("bytes", "times"):
         _demand(len(columns[f"{kind}_{name}"]) == number_of_files, kind)
 
-    # The path of a file is root + folder + name, so each folder must stay below its root.
-    #
-    #     root       accepted            refused
-    #     on disk    "/", "/a/blur/"     "a/", "/a/blur", "/a/../b/"
-    #     an LMDB    "::", "::a/"        "/a/", "::a", "::a/../b/"
+    # Each clip has one folder.
     folders = Texts(columns[f"{kind}_places"])
     _demand(len(folders) == len(frame_counts), kind)
-    start = "::" if in_lmdb else "/"
     for folder in folders.read_all():
-        is_below_root = folder.startswith(start) and ".." not in folder.split("/")
-        is_folder = folder == start or folder.endswith("/")
-        _demand(is_below_root and is_folder, kind)
+        _demand(_is_folder_below_root(folder, in_lmdb), kind)
 
 
-# Largest height or width that a stored record may claim, far above any camera.
-LARGEST_SIDE = 2**20
-# Plane numbers and numbers of planes in a stored record must be smaller than this. Sums of a few
-# such numbers fit into int64, and no disk holds a file of so many planes.
-LARGEST_PLANE = 2**40
+def _is_folder_below_root(folder: str, in_lmdb: bool) -> bool:
+    """Return whether the files of a folder are below the root.
+
+    The path of a file is root + folder + name. E.g. "/data" + "/a/blur/" + "0.png" for a file on
+    disk, and "/data.lmdb" + "::a/" + "0" for a key in an LMDB. So three things are demanded:
+
+        demand                        a refused folder, and the path that it would give
+        it begins with "/" or "::"    "b/"        "/datab/0.png", outside of the root
+        it ends with "/" or "::"      "/a"        "/data/a0.png", not in a folder "a"
+        it has no part ".."           "/../b/"    "/data/../b/0.png", outside of the root
+
+    in_lmdb: whether the root is an LMDB. Its folders begin with "::", other folders with "/".
+    """
+    start = "::" if in_lmdb else "/"
+    begins_right = folder.startswith(start)
+    ends_right = folder == start or folder.endswith("/")
+    stays_below = ".." not in folder.split("/")
+    return begins_right and ends_right and stays_below
+
+
+# ---- Planes --------------------------------------------------------------------------------------
+#
+# The planes of a frame are its exposure. Equal exposures are stored once, as a `Row` of 11 whole
+# numbers (columns.py) and a center. The checks look at all rows at once: `rows_in` gives a `Row` in
+# which each field is an array.
 
 
 def _refuse_exposures(columns: Columns) -> None:
@@ -170,24 +202,23 @@ def _refuse_exposures(columns: Columns) -> None:
 
     `_refuse_planes_outside_of_files` then compares the rows with the files.
     """
-    centers = columns["centers"]
-    numbers = columns["rows"]
+    centers = columns["centers"]  # one for each row
+    numbers = columns["rows"]  # 11 for each row
     _demand(len(numbers) == len(Row._fields) * len(centers), "exposures")
     _demand_all((numbers >= 0) & (numbers < LARGEST_PLANE), "exposures")
-    # One `Row` for all rows: each field is an array with a number for each row, (rows,).
-    rows = rows_in(by_row(numbers))
+    rows = rows_in(by_row(numbers))  # each field is (rows,)
     _demand_all(rows.plane_count >= 1, "exposures")
 
-    # The center must be between the first and the last plane of the frame. If the row says that the
-    # center was an int, the stored float must have no fraction.
+    # The center must be one of the planes 0 ... plane_count - 1 of the frame, or between two of
+    # them. If `has_whole_center` is 1, the center must be a whole number.
     _demand_all(np.isfinite(centers), "centers")
     _demand_all((centers >= 0) & (centers <= rows.plane_count - 1), "centers")
     _demand_all(rows.has_whole_center <= 1, "centers")
     has_no_fraction = centers == np.floor(centers)
     _demand_all(has_no_fraction[rows.has_whole_center == 1], "centers")
 
-    # `before` counts the planes of context that are read before the planes of the exposure. So it
-    # is at most the number of all planes that are read from the three files.
+    # `before` counts the planes that are read before the planes of the exposure. So it is at most
+    # the number of all planes that are read.
     number_of_read_planes = rows.previous_count + rows.own_count + rows.next_count
     _demand_all(rows.before <= number_of_read_planes, "exposures")
 
@@ -207,16 +238,14 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     has_row = (row_of_frame >= 0) & (row_of_frame < len(columns["centers"]))
     _demand_all(has_row, "exposures")
 
-    # From here on, each array has one value for each frame of all clips.
-    # Equal rows are stored once, and `row_of_frame` says which row a frame has.
+    # From here on, each array has one value for each frame of all clips, (frames,).
     different_rows = by_row(columns["rows"])  # (different rows, 11)
-    rows = rows_in(different_rows[row_of_frame])  # one `Row`, in which each field is (frames,)
+    rows = rows_in(different_rows[row_of_frame])  # each field is (frames,)
     own = _own_files(frame_counts, file_counts)
     # The own file has all planes of the frame.
     _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
-    # A frame reads planes from at most three files: the file before its own file (step -1), its own
-    # file (0), and the file after it (1). The planes first ... first + count - 1 must be in the
-    # file, unless count is 0.
+    # A frame may also read planes of the file before its own file (step -1) and of the file after
+    # it (step 1). The planes first ... first + count - 1 must be in this file, unless none is read.
     for step, first, count in rows.pieces():
         planes_of_file = _planes_of_file_beside(own, step, planes)
         reads_nothing = count == 0
@@ -227,27 +256,32 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
 class _OwnFiles(NamedTuple):
     """The own spike file of each frame. Each array is (frames of all clips,).
 
-    The examples are for two clips of 2 and 3 frames with a spike file for each frame.
+    For example two clips of 2 and 3 frames. Clip 0 has a spike file for each frame, and clip 1 has
+    one file for all frames:
+
+        clip            0  0  1  1  1
+        file_in_clip    0  1  0  0  0
+        file            0  1  2  2  2
+        files_of_clip   2  2  1  1  1
     """
 
-    file_in_clip: np.ndarray  # index among the files of the clip: 0 1 0 1 2
-    file: np.ndarray  # index among the files of all clips: 0 1 2 3 4
-    files_of_clip: np.ndarray  # number of files of the clip: 2 2 3 3 3
+    file_in_clip: np.ndarray  # index among the files of the clip
+    file: np.ndarray  # index among the files of all clips
+    files_of_clip: np.ndarray  # number of files of the clip
 
 
 def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
     """Return the own spike file of each frame.
 
-    frame_counts: number of frames of each clip, e.g. 2 3. file_counts: number of its spike files.
+    frame_counts: number of frames of each clip. file_counts: number of spike files of each clip.
     """
-    # The numbers behind the lines are for the example of `_OwnFiles`: two clips of 2 and 3 frames,
-    # and a spike file for each frame.
+    # The comments show the example of `_OwnFiles`: frame_counts 2 3, and file_counts 2 1.
     clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # of each frame: 0 0 1 1 1
     first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
     number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2
     # A clip with fewer files than frames has one file for all frames: file 0 of the clip.
     is_one_file = file_counts[clip] < frame_counts[clip]
-    file_in_clip = np.where(is_one_file, 0, number_in_clip)
+    file_in_clip = np.where(is_one_file, 0, number_in_clip)  # 0 1 0 0 0
     first_file_of_clip = begins_of(file_counts)[clip]  # 0 0 2 2 2
     return _OwnFiles(file_in_clip, first_file_of_clip + file_in_clip, file_counts[clip])
 
@@ -263,7 +297,7 @@ def _planes_of_file_beside(own: _OwnFiles, step: int, planes: np.ndarray) -> np.
     """
     file_in_clip = own.file_in_clip + step
     exists = (file_in_clip >= 0) & (file_in_clip < own.files_of_clip)
-    # np.clip only keeps the index of a missing file within the array. np.where then replaces the
-    # planes of this other file by 0.
+    # A missing file may have an index outside of `planes`, so np.clip moves the index into the
+    # array. The number of planes that is found there is not used: np.where puts 0 in its place.
     file = np.clip(own.file + step, 0, len(planes) - 1)
     return np.where(exists, planes[file], 0)
