@@ -8,8 +8,8 @@ A .npy is mapped into memory, so only the bytes that are used are read from the 
 zip file. A small array in it is unpacked once and kept in memory. A large array is unpacked again
 for each read, up to the last plane that is wanted.
 
-The header of an array tells its size. This size is compared with the size of the file before the
-values are read.
+The header of an array states its shape, and so its number of bytes. Before the values are read,
+this number is compared with the size of the file.
 
 What must stay: this comparison, because a header may state an array of any size, and a few
 compressed bytes may unpack to gigabytes. Without the comparison, a small file could fill the memory
@@ -27,12 +27,13 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-# Number of bytes at the beginning of a file that are read as the header. They are enough, because
-# NumPy refuses headers of more than 10,000 bytes. Before the header, a file has up to 12 bytes.
+# Number of bytes at the beginning of a file in which the header is looked for. They are enough,
+# because a file has up to 12 bytes before the header, and NumPy refuses headers of more than 10,000
+# bytes.
 HEAD_BYTES = 2**14
 # Arrays of a .npz up to this size (64 MiB) are kept in memory. Larger arrays are unpacked again for
 # each read. If they were kept, a loader process that reads many files would fill the memory.
@@ -53,11 +54,11 @@ class ArrayFile:
     shape: tuple[int, ...]
     dtype: np.dtype
     start: int  # number of the byte at which the values begin, in the .npy or in the member
-    # Whether the first axis varies fastest (order "F"), which spreads the bytes of a plane over the
-    # whole file.
+    # Whether the values are in the order of Fortran, first axis fastest. Then the bytes of a plane
+    # are spread over the whole file.
     is_fortran: bool
     member: str | None = None  # name of the array within a .npz, such as "spk"; None for a .npy
-    # The array, once it is mapped or in memory.
+    # The whole array. `_whole_array` sets it when it has mapped or unpacked the array.
     _whole: np.ndarray | None = field(default=None, repr=False)
 
     def read(self, first: int, count: int, rows: slice, columns: slice) -> np.ndarray:
@@ -101,16 +102,22 @@ class ArrayFile:
                 yield np.frombuffer(data, self.dtype).reshape(planes, height, width)
 
     def _whole_array(self) -> np.ndarray | None:
-        """Return the whole array, mapped or in memory, or None if the array is too large to keep.
+        """Return the whole array, or None if it is too large to keep in memory.
 
-        Raises ValueError if the array is too large to keep, and its planes cannot be read one by
-        one.
+        There are three cases:
+
+            a .npy                 mapped into memory
+            a small array (.npz)   unpacked into memory
+            a large array (.npz)   None. Its planes are unpacked again for each read
+
+        Raises ValueError for a large array in the order of Fortran, because its planes cannot be
+        unpacked one after the other.
         """
         if self._whole is not None:
             return self._whole
         order: Any = "F" if self.is_fortran else "C"
         if self.member is None:
-            # A .npy. The system reads the mapped bytes when they are used.
+            # The system reads the mapped bytes when they are used.
             self._whole = np.memmap(
                 self.path,
                 self.dtype,
@@ -125,7 +132,6 @@ class ArrayFile:
                 data = np.frombuffer(file.read(), self.dtype)
             self._whole = data.reshape(self.shape, order=order)
         elif self.is_fortran:
-            # The values of one plane are spread over the whole file.
             raise ValueError(
                 "its first axis varies fastest; save it again with numpy.ascontiguousarray(array)"
             )
@@ -154,8 +160,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
 
     arrays = _arrays_of_zip(path, name)
-    # An array of the expected name may have any shape here. The caller checks the shape.
-    if name in arrays:
+    if name in arrays:  # of any shape: the caller checks the shape
         return arrays[name]
     with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
     if len(with_three_axes) != 1:
@@ -199,20 +204,27 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
     Raises ValueError if the header is damaged or states more bytes than there are.
     """
     try:
-        shape, is_fortran, dtype, start = _read_header(head)
-        nbytes = math.prod(shape) * dtype.itemsize
+        header = _read_header(head)
+        bytes_of_values = math.prod(header.shape) * header.dtype.itemsize
     except Exception as e:
         # NumPy evaluates the header as Python, so a damaged header may raise any error. Some texts
         # of errors are pages long, so only the beginning is shown.
         first_line = str(e).partition("\n")[0]
         reason = first_line[:200] or type(e).__name__
         raise ValueError(f"the header of the array is damaged: {reason}") from e
-    if dtype.hasobject:
+    if header.dtype.hasobject:
         raise ValueError("the array holds Python objects")
-    if start + nbytes > size:
-        raise ValueError(f"an array of shape {shape}, {dtype}, in {size} bytes: it is cut short")
+    if header.start + bytes_of_values > size:
+        raise ValueError(
+            f"an array of shape {header.shape}, {header.dtype}, in {size} bytes: it is cut short"
+        )
     return ArrayFile(
-        path, shape=shape, dtype=dtype, start=start, is_fortran=is_fortran, member=member
+        path,
+        shape=header.shape,
+        dtype=header.dtype,
+        start=header.start,
+        is_fortran=header.is_fortran,
+        member=member,
     )
 
 
@@ -221,10 +233,19 @@ def _length_of(part: slice, length: int) -> int:
     return len(range(length)[part])
 
 
-def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Return shape, whether the first axis varies fastest, type, and the byte after the header.
+class _Header(NamedTuple):
+    """What the header of an array states."""
 
-    Raises whatever NumPy raises for a damaged header.
+    shape: tuple[int, ...]
+    is_fortran: bool  # whether the values are in the order of Fortran, first axis fastest
+    dtype: np.dtype
+    start: int  # number of the byte after the header, at which the values begin
+
+
+def _read_header(head: bytes) -> _Header:
+    """Read the header of a .npy. Raises whatever NumPy raises for a damaged header.
+
+    head: the beginning of the file.
     """
     file = io.BytesIO(head)
     version, _ = np.lib.format.read_magic(file)
@@ -235,7 +256,7 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     # NumPy accepts any tuple as a shape. `type` is compared, because isinstance(True, int) is true.
     if not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError("a negative length")
-    return shape, is_fortran, dtype, file.tell()
+    return _Header(shape, is_fortran, dtype, start=file.tell())
 
 
 def _check_compression(info: zipfile.ZipInfo) -> None:

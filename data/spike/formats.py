@@ -73,8 +73,9 @@ def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> N
     has_type_of_spikes = array.dtype in (np.uint8, np.bool_)
     if has_type_of_spikes and _has_shape(array.shape, geometry):
         return
-    do = "correct the spike height and width, or save it in this form"
-    if not has_type_of_spikes:
+    if has_type_of_spikes:
+        do = "correct the spike height and width, or save it in this form"
+    else:
         do = "save it as (array > 0).astype(numpy.uint8)"
     raise SpikeFileError(
         what=f"an array of shape {array.shape}, {array.dtype}",
@@ -86,10 +87,10 @@ def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> N
 
 
 def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
-    """Return whether an array has the shape (T >= 1, h, w) of planes, or of whole sensor lines.
+    """Return whether a shape is (T >= 1, h, w), where w is the width of a plane or of sensor lines.
 
-    A sensor line may be longer than a row of the plane: after the row it has head columns, i.e.
-    columns without image.
+    A sensor line may be wider than a plane: after the pixels of a row it may have head columns,
+    i.e. columns without image.
     """
     if len(shape) != 3:
         return False
@@ -172,10 +173,10 @@ def _map_bytes(path: PathLike) -> np.ndarray:
         # An empty file cannot be mapped.
         return np.empty(0, np.uint8)
     except OSError:
-        # This error does not tell that the path is a folder, so raise an error that does.
+        # The error of mmap does not say that the path is a folder, so raise an error that says it.
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
-        # For a pipe or a device, return 0 bytes, which the caller refuses with an error that names
+        # A pipe or a device counts as an empty file. The caller refuses it with an error that names
         # the expected size.
         if not os.path.isfile(path):
             return np.empty(0, np.uint8)
@@ -200,8 +201,8 @@ def write_spikes(
     """
     path = Path(path)
     parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
-    # A hidden file in the same folder, e.g. ".000001.dat.3f2a9c01". With the module tempfile, other
-    # users could not read the result, because tempfile ignores the umask of the user.
+    # A hidden file in the same folder, e.g. ".000001.dat.3f2a9c01". The module tempfile is not
+    # used, because other users could not read its files, whatever the umask of the user is.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         # "x": refuse a file of this name. "+": the header of a .npy is written a second time.
@@ -220,7 +221,10 @@ def write_spikes(
 def _write_parts(
     file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry, path: Path
 ) -> None:
-    """Write parts (t, H, W) into an open file. path: the final path, whose suffix is the format."""
+    """Write parts (t, H, W) into an open file, in the format of the suffix of `path`.
+
+    path: the path that the file gets in the end.
+    """
     suffix = path.suffix.lower()
     if suffix == ".npz":
         _write_zip(file, parts, geometry, folder=path.parent)
