@@ -5,10 +5,10 @@ at its end:
 
     500 pixels, word of 12 bits, 500 pixels, word of 12 bits
 
-A word has the number of a line, 1 ... 500 (10 bits), and a channel, 0 ... 3 (2 bits). So a plane
-has 500 x 4 = 2000 different words, one for each half-line. In this file, "line" means this number
-and not a row of the plane. A capture may begin within a plane. The words tell where the first whole
-plane begins (`start_of_sps100`).
+A word has a line number, 1 ... 500 (10 bits), and a channel, 0 ... 3 (2 bits). The line number is
+not the number of a row: a plane has 500 x 4 = 2000 different words, one for each half-line. The
+first half-line of a plane has line number 500 and channel 0. A capture may begin within a plane,
+and this word tells where the first whole plane begins (`start_of_sps100`).
 
 Source: SpikeCV, load_dat.py and sps_parser.py. Files of an SPS100 are only read, not written.
 
@@ -26,8 +26,11 @@ from .geometry import SPS100_HALF, SPS100_SIDE, Crop, SpikeGeometry
 from .packing import unpack_raster
 
 SPS100_PIXELS = 500  # pixels of a half-line
-SPS100_WORD = SPS100_HALF - SPS100_PIXELS  # bits of a word
-SPS100_LINES = 500  # largest number of a line in a word
+SPS100_WORD = SPS100_HALF - SPS100_PIXELS  # bits of a word, 12
+SPS100_LINES = 500  # largest line number
+HALF_BYTES = SPS100_HALF // 8  # bytes of a half-line, 64
+HALVES_OF_PLANE = 2 * SPS100_SIDE  # half-lines of a plane, 2000
+PLANE_BYTES = HALF_BYTES * HALVES_OF_PLANE  # 128,000
 
 # ---- Where planes begin -------------------------------------------------------------------------
 
@@ -36,62 +39,71 @@ def start_of_sps100(data: np.ndarray) -> int | None:
     """Return the first byte of the first whole plane in packed bytes, or None if there is none.
 
     data: the bytes of a file, (n,) uint8. The file need not be a file of an SPS100.
-
-    The first half-line of a plane has the word of line 500 and channel 0. The start of the last
-    whole plane is checked, too, so that the result does not depend on one plane alone.
     """
-    half_bytes = SPS100_HALF // 8  # bytes of a half-line, 64
-    halves_of_plane = 2 * SPS100_SIDE  # half-lines of a plane, 2000
-    plane_bytes = half_bytes * halves_of_plane  # 128,000
     # A capture may start within a half-line, at a multiple of 16 bytes: try 0, 16, 32 and 48.
-    for shift in range(0, half_bytes, 16):
-        one_plane = data[shift : shift + plane_bytes]
-        if len(one_plane) < plane_bytes:
-            return None
-        half_lines = one_plane.reshape(halves_of_plane, half_bytes)
-        start_number = _start_among_half_lines(half_lines)  # number of a half-line, or None
-        if start_number is None:
-            continue
-        first = shift + half_bytes * start_number  # first byte of the first whole plane
-        planes = (len(data) - first) // plane_bytes
-        if not planes:
-            continue
-        start_of_last = first + (planes - 1) * plane_bytes
-        if _is_start_of_plane(data[start_of_last : start_of_last + half_bytes]):
+    for shift in range(0, HALF_BYTES, 16):
+        first = _start_with_shift(data, shift)
+        if first is not None:
             return first
     return None
+
+
+def _start_with_shift(data: np.ndarray, shift: int) -> int | None:
+    """Return the first byte of the first whole plane, if a half-line begins at byte `shift`.
+
+    Returns None if no half-line begins there, or if there is no whole plane. The start of the last
+    whole plane is checked, too, so that the result does not depend on one plane alone.
+    """
+    # 2000 half-lines that follow one another contain one start of a plane, whatever the first is.
+    half_lines_from_shift = data[shift : shift + PLANE_BYTES]
+    if len(half_lines_from_shift) < PLANE_BYTES:
+        return None
+    half_lines = half_lines_from_shift.reshape(HALVES_OF_PLANE, HALF_BYTES)
+    start_number = _start_among_half_lines(half_lines)  # number of a half-line, or None
+    if start_number is None:
+        return None
+    first = shift + HALF_BYTES * start_number
+    whole_planes = (len(data) - first) // PLANE_BYTES
+    if not whole_planes:
+        return None
+    start_of_last = first + (whole_planes - 1) * PLANE_BYTES
+    if not _is_start_of_plane(data[start_of_last : start_of_last + HALF_BYTES]):
+        return None
+    return first
 
 
 def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
     """Return which of 2000 half-lines starts a plane of an SPS100, or None if they have no words.
 
-    half_lines: (2000, 64) uint8. Every half-line needs a line number in 1 ... 500, and 2000
-    half-lines contain exactly one start of a plane. The last two bytes of a half-line are a
-    little-endian number of 16 bits:
+    They have words if each has a line number in 1 ... 500, and exactly one of them has the word of
+    the start of a plane: line number 500 and channel 0.
+
+    half_lines: (2000, 64) uint8. The last two bytes of a half-line are a little-endian number of 16
+    bits:
 
         bits 0 ... 3     pixels
-        bits 4 ... 13    number of the line
+        bits 4 ... 13    line number
         bits 14 and 15   channel
     """
     # `view` takes each two bytes as one number. NumPy before 1.23 needs contiguous bytes for this,
     # so copy them.
     last_two_bytes = half_lines[:, -2:].copy()  # (2000, 2)
     words = last_two_bytes.view("<u2")[:, 0]  # (2000,), 16 bits each
-    line = (words >> 4) & 0x3FF  # 10 bits
-    channel = words >> 14
-    is_line = (line >= 1) & (line <= SPS100_LINES)
-    is_first_of_plane = (line == SPS100_LINES) & (channel == 0)
-    starts = np.flatnonzero(is_first_of_plane)
-    if not is_line.all() or len(starts) != 1:
+    line_numbers = (words >> 4) & 0x3FF  # 0x3FF keeps 10 bits
+    channels = words >> 14
+    are_valid = (line_numbers >= 1) & (line_numbers <= SPS100_LINES)
+    is_start_of_plane = (line_numbers == SPS100_LINES) & (channels == 0)
+    starts = np.flatnonzero(is_start_of_plane)  # the numbers of such half-lines
+    if not are_valid.all() or len(starts) != 1:
         return None
     return int(starts[0])
 
 
 def _is_start_of_plane(half_line: np.ndarray) -> bool:
-    """Return whether a half-line (64,) uint8 of an SPS100 has line 500 and channel 0.
+    """Return whether a half-line (64,) uint8 of an SPS100 has line number 500 and channel 0.
 
-    In a number of 16 bits, line 500 and channel 0 are 500 << 4 = 0x1F40, stored as the bytes 0x40,
-    0x1F. The mask sets the lowest 4 bits to 0, because these bits are pixels.
+    Both together are the number 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F. The mask sets
+    the lowest 4 bits to 0, because these bits are pixels.
     """
     word = half_line[-2:] & [0xF0, 0xFF]
     return np.array_equal(word, [0x40, 0x1F])
@@ -101,13 +113,14 @@ def _is_start_of_plane(half_line: np.ndarray) -> bool:
 
 
 def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
-    """Unpack the crop of planes of an SPS100.
+    """Turn packed planes (T, plane_bytes) uint8 into the spikes (T, h, w) uint8 of a crop.
 
-    A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. It is unpacked like a
-    raster line of 1024 columns, in which column 600 of the image is column 612. The two parts of
-    the crop, in the left and in the right half, are put side by side.
+    A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. It is unpacked as if
+    it were a row of 1024 pixels, in which column 600 of the image is column 612. The part of the
+    crop in the left half and the part in the right half are unpacked one by one, and put side by
+    side.
     """
-    # The same planes as raster planes of 1024 columns, words included.
+    # The same planes, as if the bits of the words were pixels: 1000 rows of 1024 pixels.
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
     halves = []
     for half in range(2):
