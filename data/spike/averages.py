@@ -75,8 +75,8 @@ def tfp(
 
     channels = []
     for m in middles:
-        # The window has the planes start ... stop - 1, as far as the stream has them. A negative
-        # number in a slice would count from the end of the stream.
+        # The window has those of the planes start ... stop - 1 that exist. max(..., 0), because a
+        # negative number in a slice would count from the end of the stream.
         start = m - half_window
         stop = m + half_window + 1
         window = stream[max(start, 0) : max(stop, 0)]
@@ -90,11 +90,10 @@ def tfp(
 def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
-    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. These
-    are the limits of S-VRT, because networks were trained with them. A window has
-    2 half_window + 1 planes. At the upper limit it lacks its last plane, because this would be
-    plane T, and the last plane of the stream is T - 1.
-    test_tfp_spread_over_the_file_is_the_formula_of_s_vrt fails for other middles.
+    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. At the
+    upper limit, the window lacks its last plane, because this would be plane T, and the last plane
+    of the stream is T - 1. S-VRT has the same limits, and networks were
+    trained with them (test_tfp_spread_over_the_file_is_the_formula_of_s_vrt).
     Raises ValueError if the stream has less than 2 half_window planes.
     """
     if planes < 2 * half_window:
@@ -110,7 +109,7 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
 
 def _counts(window: np.ndarray) -> np.ndarray:
     """Return the number of spikes of each pixel (h, w) in a window (t, h, w)."""
-    # A count of up to 255 fits into a byte. NumPy is fastest if the sum is a byte.
+    # NumPy sums fastest into bytes, and a count of up to 255 fits into a byte.
     fits_into_a_byte = len(window) < 256
     return window.sum(axis=0, dtype=np.uint8 if fits_into_a_byte else np.uint32)
 
@@ -137,14 +136,16 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
         raise ValueError(f"{n} planes evenly around {center:g} cannot fill {num_bins} bins")
     p = int(center - (n - 1) / 2)
 
-    # Times are counted in B-th parts of a plane, so that all times are whole numbers. Plane t
-    # begins at the time t B, and bin b lasts from p B + b n to p B + (b + 1) n.
+    # A bin may end within a plane, so times are counted in B-th parts of a plane. Then all times
+    # are whole numbers: plane t begins at the time t B, and bin b lasts from p B + b n to
+    # p B + (b + 1) n. E.g. 2 bins of the planes 0 ... 12 last from 0 to 13 and from 13 to 26 half
+    # planes.
     channels = []
     for b in range(num_bins):
         start = p * num_bins + b * n
         counts = _counts_in_parts(stream, start, stop=start + n, parts=num_bins)
-        # `counts` has each spike once for each part, and a bin has n parts. So counts / n is the
-        # mean of s.
+        # A bin has n parts, and `counts` has a spike once for each part of its plane in the bin. So
+        # counts / n is the mean of s.
         channels.append(counts.astype(np.float32) / np.float32(n))
     return np.stack(channels)
 

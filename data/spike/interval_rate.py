@@ -48,8 +48,9 @@ def tfi(
         if len(before) == 0 or len(after) == 0:
             raise ValueError(f"plane {m} has no planes on both sides within 0 to {len(stream) - 1}")
         has_both = before.any(axis=0) & after.any(axis=0)
-        # argmax along time is the index of the first spike. E.g. m = 5, tp = 3 and tn = 7:
-        # m_minus_tp is 2, tn_minus_next is 1, and the interval tn - tp is 2 + 1 + 1 = 4.
+        # The interval is tn - tp = (m - tp) + (tn - (m + 1)) + 1. argmax finds the first 1 along
+        # time: `before` is searched from plane m backward, and `after` from plane m + 1 forward.
+        # E.g. m = 5, tp = 3 and tn = 7 give 2 + 1 + 1 = 4.
         m_minus_tp = before[::-1].argmax(axis=0)
         tn_minus_next = after.argmax(axis=0)
         interval = m_minus_tp + tn_minus_next + 1
@@ -59,6 +60,6 @@ def tfi(
 
 
 def _existing(stream: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return the planes first ... last, as far as the stream has them, perhaps none."""
-    # A negative number in a slice would count from the end of the stream.
+    """Return those of the planes first ... last that exist. There may be none."""
+    # max(..., 0), because a negative number in a slice would count from the end of the stream.
     return stream[max(first, 0) : max(last + 1, 0)]

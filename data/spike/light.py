@@ -66,30 +66,33 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     first_end = _smallest_above_0(ends.copy())  # (h, w), the end at the first spike: 4
     last_end = ends.max(axis=0)  # (h, w), the end at the last spike: 6
 
-    # The lengths of the intervals beside the two outer intervals are the smallest numbers above 0
-    # in two arrays:
+    # An outer interval is as long as the interval beside it: from the first spike to the second,
+    # or from the last but one to the last. These two lengths are the smallest numbers above 0 in
+    # two arrays:
     #
+    #     plane                 0   1   2   3   4   5   6   7   8   9
+    #     ends                  0   0   0   4   0   6   0   0   0   0
     #     ends - first_end    252 252 252   0 252   2 252 252 252 252    smallest above 0: 2
     #     last_end - ends       6   6   6   2   6   0   6   6   6   6    smallest above 0: 2
     #
-    # A plane without a spike has the end 0, which gives 0 - 4 = 252 in uint8 in the first array,
-    # and 6 - 0 = 6 in the second. Both are larger than 2, so they do not change the minimum.
+    # A plane without a spike has the end 0. Its numbers are too large to be the smallest: 0 - 4 is
+    # 252 in the first array, because uint8 has no negative numbers, and 6 - 0 is 6 in the second.
     length_after_first = _smallest_above_0(ends - first_end)  # from the first spike to the second
     length_before_last = _smallest_above_0(last_end - ends)  # from the last but one to the last
 
     # From here on, the numbers are signed, because `begin` may be negative.
     first_end = first_end.astype(np.int32)
     last_end = last_end.astype(np.int32)
-    # Mask of the pixels with a single spike, which have no interval beside the outer two. It also
-    # has the pixels without a spike (both ends are 0), whose light the callers set to 0.
+    # A pixel with a single spike has no interval beside the outer two. (A pixel without a spike
+    # also has equal ends, 0. The callers set its light to 0.)
     is_single = first_end == last_end
     length_after_first = np.where(is_single, planes, length_after_first.astype(np.int32))
     length_before_last = np.where(is_single, planes, length_before_last.astype(np.int32))
-    # The spike before the first one is not in the file, so the first interval begins at 0 or
-    # earlier, and has at least `first_end` planes. E.g. max(2, 4) = 4.
+    # The spike before the first one is not in the file. So the first interval begins at time 0 or
+    # earlier, and has at least `first_end` planes: max(2, 4) = 4 in the example.
     first_length = np.maximum(length_after_first, first_end)
-    # The spike after the last one is not in the planes 0 ... T - 1, so it ends its interval at
-    # T + 1 or later. E.g. max(2, 11 - 6) = 5.
+    # The spike after the last one is not in the file. So it is in plane T or later, and ends the
+    # last interval at time T + 1 or later: max(2, 11 - 6) = 5 planes in the example.
     last_length = np.maximum(length_before_last, planes + 1 - last_end)
     begin = (first_end - first_length).astype(np.int32)  # e.g. 4 - 4 = 0
     end = (last_end + last_length).astype(np.int32)  # e.g. 6 + 5 = 11
@@ -120,9 +123,9 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
     stream: spikes (T, h, w). Returns (T, h, w) float32.
 
-    The interval of a plane lasts from time a to time b, so its light is 1 / (b - a). A spike gives
-    a of the next plane and b of its own plane. The other planes are filled: a forward in time, b
-    backward. For example, T = 10 and spikes in the planes 3 and 7:
+    The interval of a plane lasts from time a to time b, so its light is 1 / (b - a). A spike in
+    plane p tells two numbers: b of plane p and a of plane p + 1 are p + 1. The other planes are
+    filled: a forward in time, b backward. For example, T = 10 and spikes in the planes 3 and 7:
 
         plane          0   1   2   3   4   5   6   7   8   9
         spike                      x               x
@@ -133,8 +136,9 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
 
     Both fills are a running maximum, which is many times as fast as np.where. A plane to be filled
     is 0 at first, so the maximum needs numbers above 0 that never decrease in the direction of the
-    fill. shifted_a and mirrored_b are such numbers, because in a pixel with spikes, a is at least
-    1 - T, and b is at most 2 T. The length of the interval is then
+    fill. a may be 0 or negative, and b decreases backward, so shifted_a and mirrored_b are filled
+    in their place. Both are above 0, because in a pixel with spikes, a is at least 1 - T, and b is
+    at most 2 T. The length of the interval is then
 
         b - a = 3 T + 1 - shifted_a - mirrored_b
 
@@ -253,8 +257,9 @@ def _light_until(
 
         light until t = number of spikes before t + passed fraction of the interval around t
 
-    At t = 0, a fraction of the first interval may have passed already. All sums contain this
-    fraction, so it cancels in the difference of two sums.
+    E.g. t = 5 in an interval from 4 to 6, after 1 spike: 1 + 1/2 = 1.5. At t = 0, a fraction of the
+    first interval may have passed already. All sums contain this fraction, so it cancels in the
+    difference of two sums.
 
     For speed, the spikes are counted in integers. Only the fractions are float64, and they are
     computed once for each end of a piece.

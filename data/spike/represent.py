@@ -80,8 +80,8 @@ def represent(
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: gamma of the returned channels. 1: linear light, 2.2: display values. It has no effect if
     the representation is neither `proportional` nor `is_ratio` (registry.py), e.g. "raw".
-    outside: (before, after), numbers of planes of the stream before and after the exposure, i.e. of
-    context planes.
+    outside: (before, after), the numbers of context planes: of planes of the stream that lie before
+    and after the exposure.
     Raises ValueError if the stream is too short for the representation.
     """
     chosen = REPRESENTATIONS[name]
@@ -90,9 +90,9 @@ def represent(
         # plane 28 they show the time 27.5, because the light of plane 28 was collected between the
         # planes 27 and 28.
         center = math.ceil(center)
-    # If takes_context is true, the function also uses planes outside of the exposure. Its option
-    # half_exposure is the number of planes of the exposure before and after the center. If the user
-    # has not set half_exposure, it is computed from `outside`.
+    # A function that takes context must know where the exposure ends. If the user has not set its
+    # option half_exposure, i.e. the planes of the exposure on each side of the center, it is
+    # computed here.
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
@@ -117,12 +117,13 @@ def _channels_in_reverse(
     There are two ways (`Representation.reverses_channels` says which one a function needs):
 
         * Most functions get the reversed stream.
-        * Some functions spread windows over the stream, and round the middles of the windows to
-          planes. They get the stream as it is, and their channels are put in reverse order.
+        * Some functions spread windows over the stream. They get the stream as it is, and their
+          channels are put in reverse order.
 
-    The second way is needed because rounding would move the windows in the reversed stream. E.g.
-    the middle of 56 planes is 27.5. In the stream and in the reversed stream, it is rounded to
-    plane 28. But plane 28 of the reversed stream is plane 27 of the stream.
+    The second way is needed because the middles of spread windows are rounded to planes, which
+    would move the windows in the reversed stream. E.g. the middle of 56 planes is 27.5, which is
+    rounded to plane 28 in both streams. But plane 28 of the reversed stream is plane 27 of the
+    stream.
 
     options: arguments of the function besides stream and center.
     """
@@ -172,15 +173,16 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
 
 
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
-    """Return how many planes of the exposure lie before and after the center: the smaller number.
+    """Return how many planes of the exposure lie on each side of the center: the smaller number.
+
+    The first plane of the exposure is not counted. Without context it is plane 0 of the file, and a
+    part of its light came before the file began. With context it is not counted either, so that the
+    windows are the same in both cases
+    (test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold).
 
     E.g. the stream has the planes 0 ... 71, with 8 planes of context on both sides, and the center
-    is 36. Then the exposure has the planes 8 ... 63, and the result is min(36 - 9, 63 - 36) = 27.
-
-    The 9 leaves out the first plane of the exposure, for a reason that holds without context: then
-    this plane is plane 0 of the file, and a part of its light came before the file began. With
-    context it is left out as well, so that the windows are the same in both cases
-    (test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold).
+    is 36. The exposure has the planes 8 ... 63, of which 9 ... 63 are counted. There are 36 - 9 =
+    27 planes before the center and 63 - 36 = 27 planes after it, so the result is 27.
 
     planes: number of planes of the stream, with context. center: plane of the sharp frame.
     outside: (before, after), numbers of context planes before and after the exposure.

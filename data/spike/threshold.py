@@ -66,8 +66,8 @@ def change_threshold(
         charge = charges[block]  # (rows, w), a view
         has_decreased = _has_decreased(light)
 
-        # To save time, the array `light` is overwritten twice: here by the charge that each plane
-        # adds, and in `_collect` by the number of whole thresholds in the charge.
+        # To save time, one array has three contents one after the other: the light, here the charge
+        # that each plane adds, and after `_collect` the number of whole thresholds in the charge.
         added = light
         added /= np.float32(factor)
         if dark:
@@ -124,8 +124,9 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     # The length of an interval is 1 / light, so the condition is 1 / now > 1 / before + 1. The
     # light may be 0, so both sides are multiplied by now * before:
     #     before > now * (1 + before)
-    # If the interval is longer by exactly one plane, both sides are equal. The factor 0.999 ensures
-    # False in this case, whatever the rounding. Plane 0 has no plane before it, and is False.
+    # If the interval is longer by exactly one plane, both sides are equal. The factor 0.999 makes
+    # sure that this case is False in spite of rounding. Plane 0 has no plane before it, and is
+    # False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]
