@@ -1,20 +1,21 @@
 """Check one clip: which files belong to which frame, and what is wrong with them.
 
-`ClipCheck.run` gets the listed files of a clip and makes a `Clip`, in these steps:
+A clip has up to four kinds of files: blurry frames ("lq"), sharp frames ("gt"), several sharp
+frames of an exposure ("gt_instants"), and spikes ("spike"). `ClipCheck.run` gets the listed files
+of a clip and makes a `Clip`, in these steps:
 
-    find_files    is there a folder with files for each kind: blurry frames ("lq"), sharp frames
-                  ("gt"), several sharp frames of an exposure ("gt_instants"), spikes ("spike")?
-    find_stems    which file of each kind belongs to which frame?
-    find_frames   which frames does the clip have?              (all three: frame_files.py)
-    SpikePlanes   which planes of the spike files belong to each frame?     (spike_planes.py)
-    the rest      do the sizes of blurry frame, sharp frame and spike plane fit?
+    find_files     is there a folder with files for each kind?          (frame_files.py)
+    find_stems     which file of each kind belongs to which frame?      (frame_files.py)
+    find_frames    which frames does the clip have?                     (frame_files.py)
+    SpikePlanes    which planes of the spike files belong to a frame?   (spike_planes.py)
+    _find_sizes    do the sizes of blurry frame, sharp frame and spike plane fit?
 
 Everything that is wrong becomes a `Problem`, so that one run can show all of it. The check reads
 names, file sizes, the size of the first image, and the headers of spike files. Its callers are the
 checks of data sets (manifest.py, root_check.py, unchanged_data.py) and of a user's own clip
 (user_clip.py).
 
-What must stay: if `problems` is empty, the clip is complete, so every tuple of the `Clip` has an
+What must stay: if `problems` is empty, the clip is complete, i.e. every tuple of the `Clip` has an
 entry for each frame. Callers rely on this. test_a_fault_of_the_data_is_named_before_training tries
 one fault after the other.
 Free to add: a rule. Then add 1 to the number FORMAT in data/clips/kept.py, because stored results
@@ -68,8 +69,8 @@ class ClipCheck:
         The second value is a text, as it is written in the file, e.g. "00000047".
         None: there is no meta file, so all frames of the folder belong to the clip.
 
-        A returned clip is usable only if `problems` is empty, because it may lack frames otherwise.
-        The order of the steps is the order of the problems, which tests compare.
+        If `problems` is not empty, the returned clip may lack frames, so it must not be used. The
+        order of the steps is the order of the problems, which tests compare.
         """
         # The steps report to this object, and it appends each report to the list `self.problems`.
         problems = ClipProblems(self.name, self.source, found=self.problems)
@@ -83,17 +84,16 @@ class ClipCheck:
         # The key of a frame is the common part of the names of its files, e.g. the number 47 of
         # "000047.png" and "47.dat" (frame_names.py).
         all_keys = frame_files.find_frames(meta_entry)
-        # Continue with the complete frames, also if the clip lacks files, so that one run shows all
-        # problems.
+        # If frames lack files, this is reported. The next steps still look at the complete frames,
+        # so that one run shows all problems.
         keys = [key for key in all_keys if frame_files.is_complete(key)]
         if not keys:
             return None
-        # `stems` of the frame files is {kind: {key: name of the file}}, and `by_kind` is
-        # {kind: {name: file}}.
+        # {kind: path of each frame's file}, for the kinds that have a file for each frame.
         paths = {kind: frame_files.paths(kind, keys) for kind in frame_files.stems}
         stems = tuple(frame_files.stems["lq"][key] for key in keys)
 
-        # The spike files and the planes of each frame (class SpikesOfFrames).
+        # Which planes belong to which frame? The result is a `SpikesOfFrames`.
         spikes_of_frames = SpikePlanes(problems, frame_files).find(keys, stems)
         # The sharp frames of each frame, if it has several (gt_instants).
         instants: tuple[str, ...] = ()
@@ -168,13 +168,14 @@ def _report_numbers_of_instants(
         if sorted(paths) != list(range(K)):
             incomplete_frames.append(stems[key])
     if K % 2 == 0:
-        what = f"gt_instants has {K} files <frame>_0, ... for a frame of lq: the number "
-        problems.report(what + "must be odd", "gt_instants")
+        what = f"gt_instants has {K} files <frame>_0, ... for a frame of lq: the number must be odd"
+        problems.report(what, "gt_instants")
     elif incomplete_frames:
-        count = len(incomplete_frames)
-        what = f"gt_instants has other files than _0 ... _{K - 1} for {count} frames"
-        shown = names_in_short(incomplete_frames, limit=3)
-        problems.report(f"{what}, such as {shown}", "gt_instants")
+        what = (
+            f"gt_instants has other files than _0 ... _{K - 1} for {len(incomplete_frames)} "
+            f"frames, such as {names_in_short(incomplete_frames, limit=3)}"
+        )
+        problems.report(what, "gt_instants")
 
 
 def _find_sizes(
@@ -199,7 +200,7 @@ def _find_sizes(
     except DataError as e:
         problems.report(e.what, e.where, e.do)
         return lq, gt
-    # gt must be larger than lq by a whole number, which is the same in height and width.
+    # The sides of gt must be the sides of lq times one whole number.
     gt_height, gt_width = gt
     height, width = lq
     scale_of_height, rest_of_height = divmod(gt_height, height)

@@ -39,11 +39,11 @@ def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> F
 def list_clip_or_clips(
     root: str, folder: str, suffixes: tuple[str, ...], name: str
 ) -> tuple[dict[str, Folder], dict[str, State]]:
-    """List the clip `name` of a root, or the clips in it.
+    """List the folder <root>/<name>, which is a clip or a folder of clips.
 
-    Returns {clip: its files}, and {path: state} of the folders that were listed. If the folder "a"
-    holds folders "b" and "c" and no files, the clips are "a/b" and "a/c". Without a folder
-    <root>/<name>, the first dict is empty.
+    If it is a clip, it is the only clip of the result. If it holds folders "b" and "c" and no
+    files, the clips are "<name>/b" and "<name>/c". If there is no such folder, there is no clip.
+    Returns {clip: its files}, and {path: state} of the folders that were listed.
 
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg").
@@ -56,13 +56,11 @@ def list_clip_or_clips(
     states = {listed_folder.path: listed_folder.state}
     if not listed_folder.inner_clips:
         return {name: listed_folder.files}, states
+    # Only one level of folders is searched, so `inner_clips` of an inner clip are ignored.
     clips = {}
     for inner in sorted(listed_folder.inner_clips, key=natural_key):
-        inner_path = os.path.join(path, inner)
-        inner_listed = _list_files(inner_path, folder, suffixes)
-        # None means that the folder was removed a moment ago. `inner_clips` of an inner clip are
-        # ignored: only one level of folders is searched.
-        if inner_listed is not None:
+        inner_listed = _list_files(os.path.join(path, inner), folder, suffixes)
+        if inner_listed is not None:  # None: the folder was removed a moment ago
             clips[f"{name}/{inner}"] = inner_listed.files
             states[inner_listed.path] = inner_listed.state
     return clips, states
@@ -71,11 +69,10 @@ def list_clip_or_clips(
 class _ListedFolder(NamedTuple):
     """What a folder of a data root holds."""
 
-    path: str  # the folder that was listed: the folder of the clip, or e.g. "blur" in this folder
+    path: str  # the folder that was listed, e.g. "/data/clip_a/blur", or else "/data/clip_a"
     state: State  # of the listed folder
     files: Folder  # the files directly in the listed folder
-    # Names of the folders in the listed folder, if these may be the clips. Else [].
-    inner_clips: list[str]
+    inner_clips: list[str]  # names of the clips, if the folder is a folder of clips. Else []
 
 
 # Names of folders within a clip. A folder with such a name is never a clip of its own.
@@ -84,8 +81,6 @@ CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 
 def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFolder | None:
     """List a folder that is a clip, or a folder of clips. Returns None if `clip` is not a folder.
-
-    The folder counts as a folder of clips if nothing shows that it is a clip itself.
 
     clip: path of the folder, which may be a clip.
     folder: name of the folder within a clip, e.g. "blur".
@@ -107,9 +102,9 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
     names = _names_with_first_suffix(sorted_out.names_by_suffix)
     prefix = os.path.join(path, "")  # the path with a slash at its end
     files = Folder.of_names(prefix, names)
-    # Any of four things shows that `clip` is a clip, and not a folder of clips:
+    # `clip` is a clip, and not a folder of clips, if it has any of these:
     #     a folder with the name `folder`, e.g. "blur"
-    #     files with a suffix
+    #     files with one of the suffixes
     #     other files, e.g. a text
     #     a folder for another kind of file, e.g. "sharp"
     has_files = bool(names)
@@ -164,8 +159,10 @@ def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
 def _names_with_first_suffix(names_by_suffix: dict[str, list[str]]) -> list[str]:
     """Return the sorted names with the first suffix that any file has, e.g. .png before .jpg.
 
-    The names with all suffixes would give two files for a frame, if a folder has both "0.png" and
-    "0.jpg". names_by_suffix: {suffix: names}, in the order of preference.
+    A folder may have both "0.png" and "0.jpg". The names with all suffixes would give two files for
+    this frame.
+
+    names_by_suffix: {suffix: names}, in the order of preference.
     """
     for names in names_by_suffix.values():
         if names:

@@ -1,8 +1,8 @@
 """Store texts, numbers and exposures of many clips in a few numpy arrays, called columns.
 
 As Python objects, 32,000 clips take hundreds of megabytes in each rank. As arrays they take 20 MB,
-and forked loader workers share them. Two clips of 2 and 3 blurry frames ("lq"), without sharp
-frames and spikes, have these columns:
+and forked loader workers share them. For example, two clips of 2 and 3 blurry frames ("lq"),
+without sharp frames and spikes, have these columns:
 
     clips       "clip_a", "clip_b"               name of each clip
     frames      2, 3                             number of frames of each clip
@@ -14,9 +14,9 @@ frames and spikes, have these columns:
     lq_bytes    81234, 80992, ...                size of each lq file
     lq_times    1700000000000000000, ...         time of change of each lq file in ns
 
-The path of a file is root + folder + name: "<root>" + "/clip_a/blur/" + "00.png". A column of texts
-is an array of bytes: the texts in UTF-8, with a zero byte after each. "Kind" means a kind of file:
-"lq", "gt", "gt_instants" or "spike". A "root" is the folder of all files of one kind.
+A kind of file is "lq", "gt", "gt_instants" or "spike", and a root is the folder of all files of one
+kind. The path of a file is root + folder + name: "<root>" + "/clip_a/blur/" + "00.png". A column of
+texts is an array of bytes: the texts in UTF-8, with a zero byte after each.
 
 What must stay: names, types and order of the columns and of the fields of `Row`. They are the
 format of a record (data/clips/kept.py), the file of a checked data set. Whoever changes them must
@@ -35,8 +35,7 @@ from data.clips.source import Kind, Source
 Columns = dict[str, np.ndarray]  # {name of a column: its values}
 # The byte after each text of a column. No path and no name can hold it.
 END = b"\0"
-# Columns and the types of their values. They are the format of a stored record, so a change needs
-# another FORMAT in data/clips/kept.py.
+# Columns and the types of their values. Columns of texts have the type uint8.
 CLIP_COLUMNS = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
 # Columns for each kind of file, e.g. "lq_places". A kind is "lq", "gt", "gt_instants" or "spike".
 FILE_COLUMNS = {
@@ -127,37 +126,37 @@ class Texts:
 
 
 class Row(NamedTuple):
-    """An `Exposure` as it is stored: whole numbers, without names of files.
+    """An `Exposure` as it is stored: 11 whole numbers, without names of files.
 
-    Most frames have equal rows, and equal rows are stored once. So a row has no names of files,
-    with which all rows would differ. A frame has at most three files: its own file, which has its
-    exposure, the file before it, and the file after it.
+    Most frames have equal rows, and equal rows are stored once. With names of files, no two rows
+    would be equal. So a row only says which planes are read of three files: the frame's own file,
+    which has its exposure, the file before it, and the file after it.
 
-    The center of the exposure may lie between two planes, so it has a column of its own, of floats.
-    For many rows at once, each field may be an array with a number for each row (`rows_in`).
+    The center of the exposure may lie between two planes, so it is a float, in the column
+    "centers". For many rows at once, each field may be an array with a number for each row
+    (`rows_in`). The order of the fields is part of the format of a stored record.
 
-    The order of the fields is part of the format of a stored record.
-
-    The numbers in brackets are an example: each file has 40 planes. The frame reads the last 8
-    planes of the file before, all planes of its own file, and nothing of the file after.
+    The comments show an example. Each file has 40 planes, and the frame reads 8 planes of context
+    before its exposure: the last 8 planes of the file before, all planes of its own file, and
+    nothing of the file after.
     """
 
-    first_plane: int  # first plane of the frame in its own file (0)
-    plane_count: int  # number of planes of the frame (40)
-    # `Exposure.before`: number of planes that are read before the frame's own planes (8)
-    before: int
-    origin: int  # `Exposure.origin`: number of the first own plane, as options count planes (0)
-    # 1 if `Exposure.center` is an int, 0 if it is a float (1). Messages show the difference.
+    first_plane: int  # first plane of the frame in its own file: 0
+    plane_count: int  # number of planes of the frame: 40
+    before: int  # `Exposure.before`, number of planes that are read before the frame's planes: 8
+    origin: int  # `Exposure.origin`, number of `first_plane` as the options count planes: 0
+    # Whether `Exposure.center` is an int: 1, or 0 for a float. Messages show the difference, "plane
+    # 20" or "plane 20.0".
     has_whole_center: int
-    # What is read of the file before: 0 and 0 if no plane is read.
-    previous_first: int  # first plane (32)
-    previous_count: int  # number of planes (8)
-    # What is read of the own file.
-    own_first: int  # first plane (0)
-    own_count: int  # number of planes (40)
-    # What is read of the file after: 0 and 0 if no plane is read.
-    next_first: int  # first plane (0)
-    next_count: int  # number of planes (0)
+    # The planes that are read of the file before. If none are read, both numbers are 0.
+    previous_first: int  # first plane: 32
+    previous_count: int  # number of planes: 8
+    # The planes that are read of the own file.
+    own_first: int  # first plane: 0
+    own_count: int  # number of planes: 40
+    # The planes that are read of the file after. If none are read, both numbers are 0.
+    next_first: int  # first plane: 0
+    next_count: int  # number of planes: 0
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
         """Return (step, first plane, number of planes) of each of the three files.

@@ -54,10 +54,9 @@ def list_root(
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg"). If a clip has files with several
     of these endings, only the files with the earliest ending are listed.
-    single_files: whether a file directly in the root is a clip, too, e.g. <root>/clip_a.dat. If a
-    folder <root>/clip_a has files, the folder is the clip.
-    names: list only these clips. A name such as "a/b" is looked up in the folder "a" of the root.
-    None: every clip.
+    single_files: whether a file directly in the root is a clip, too, e.g. <root>/clip_a.dat. If
+    there is also a folder <root>/clip_a with files, the folder is the clip.
+    names: names of the clips to list, e.g. "a" or "a/b". None: every clip.
     Raises DataError if the root cannot be read or holds no clip, and for names that cannot be used
     as names of output files.
 
@@ -78,9 +77,9 @@ def _refuse_names(listing: Listing, root: str) -> None:
     for clip, files in listing.items():
         checked_name(clip, root)
         # `checked_name` refuses names that lead to another folder, e.g. "../b", and names with an
-        # unprintable character. A file name on disk has no slash, so it can only have the second
-        # fault, which is looked for in the joined names first, to save time. A key in an LMDB may
-        # have both faults.
+        # unprintable character. A key in an LMDB may have both faults. A file name on disk has no
+        # slash, so it can only have the second fault. To save time, all names of a folder are
+        # first searched at once for unprintable characters.
         is_in_lmdb = files.lmdb_entries is not None
         if is_in_lmdb or not files.joined_names.isprintable():
             for stem in files.stems:
@@ -143,8 +142,8 @@ def _add_single_files(
     names: names of the files that lie directly in the root.
     """
     prefix = os.path.join(root, "")  # the root with a slash at its end
-    # The files with the first suffix come first. A second file of a clip finds the entry of the
-    # first one, and is not added.
+    # The files with the first suffix come first. If a later file has the same stem, the clip has a
+    # file already, so the later file is not added.
     for suffix in suffixes:
         for name in names:
             if not name.lower().endswith(suffix):

@@ -1,8 +1,7 @@
 """Store the result of the data check, so that a later start need not read all files again.
 
-A stored result is called a record. It is two files in <path.root>/.preflight. Their names begin
-with a digest of all options that the check depends on (`digest_of_options`), and the scale of the
-network:
+A stored result is called a record. It is two files in <path.root>/.preflight. Their name is a
+digest of all options that the check depends on (`digest_of_options`), and the scale of the network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
     3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/columns.py), and the state of
@@ -18,10 +17,10 @@ Anybody may have written these files, so `Record.read` asks four questions befor
     refuse_columns   column_check.py      are their values a correct table of this data root?
     is_as_before     unchanged_data.py    are the data the same as at the check?
 
-After one "no", the record is ignored and the data check runs again: a wrong record costs time, but
-is never used.
+After one "no", the record is ignored and the data check runs again. So a wrong record costs time,
+but is never used.
 
-What must stay: every one of these questions, and a higher FORMAT for every change of the check.
+What must stay: each of these questions, and a higher FORMAT for each change of the check.
 test_a_wrong_record_is_not_used forges records. It does not notice every missing rule, because most
 forged records break another rule, too. Free to change: how many files a repeated start looks at
 (SHARE; LEAST_FILES in unchanged_data.py).
@@ -131,7 +130,7 @@ def checked_clips(source: Source) -> ClipTable | None:
     Any rank and any loader worker may call this. Returns None if the run has not checked the
     source, or if this machine cannot read the record. Then the caller must check the files itself.
     """
-    # The start of a run sets both values in RUN, the state of the run.
+    # RUN is the state of the run. The start of the run has set these two values in it.
     record_ids: Mapping[str, Sequence[str]] = RUN.record_ids  # digest of the options -> RecordId
     folder = RUN.checks_folder  # the folder of the records; None if no records are kept
     if folder is None or not record_ids:
@@ -142,8 +141,8 @@ def checked_clips(source: Source) -> ClipTable | None:
     name, digest = record_id
     try:
         content = read_bounded(folder / f"{name}.npz")
-        # Another run may have replaced the record since this run checked the data. If the digest is
-        # the same, rank 0 has already checked these arrays.
+        # Another run may have replaced the record since this run checked the data. An equal digest
+        # proves that these are the arrays that rank 0 has checked.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
         columns = columns_in(content, types_of(kinds_of(source)))
@@ -177,8 +176,8 @@ class Record:
         """
         try:
             about = read_json(self.json)
-            # A warning is stored as a list of its four texts. `str`, because anybody may have
-            # written other values.
+            # A warning is stored as a list of the four texts of a `Problem`. Anybody may have
+            # written other values, so `str` makes texts of them.
             warnings = [Problem(*map(str, texts)) for texts in about["warnings"]]
             counts = str(about["counts"])
             digest = str(about["arrays"])
@@ -221,9 +220,9 @@ class Record:
 
         columns: the clips as arrays. states: {path: state} of all listed folders.
         """
-        # There is a zero byte after each path, as in every column of texts (data/clips/columns.py).
-        # Paths may hold bytes that are not UTF-8. Python reads such bytes as lone surrogates, and
-        # "surrogateescape" turns them into the same bytes again.
+        # The paths become a column of texts, with a zero byte after each (data/clips/columns.py).
+        # A path may have bytes that are not UTF-8. Python reads such a byte as a special character,
+        # and "surrogateescape" turns this character into the same byte again.
         paths = "".join(f"{path}\0" for path in states)
         path_bytes = paths.encode(errors="surrogateescape")
         state_rows = np.array(list(states.values()), np.int64)  # (folders, 2): mtime, ctime
@@ -232,7 +231,7 @@ class Record:
             "folders": np.frombuffer(path_bytes, np.uint8),
             "folder_states": state_rows.ravel(),
         }
-        # Write the arrays to memory first, because the .json needs the digest of the file.
+        # Make the .npz in memory, because the .json needs its digest.
         file = io.BytesIO()
         np.savez(file, **arrays)
         content = file.getvalue()

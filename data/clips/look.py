@@ -1,8 +1,8 @@
 """Look at a file for the data check: open it once, and return what was seen as a `Look`.
 
 A `Look` has the size and the time of change of the file, the size of the picture in it, and what is
-wrong with the file. Reading the files takes nearly all the time of a first check, so as little as
-possible is read:
+wrong with the file. Reading takes nearly all the time of a first check, so as little as possible is
+read:
 
     PNG                    its header and its end; all of the file if `decode` is set
     other pictures         all of the file, which is decoded
@@ -55,9 +55,9 @@ class Look(NamedTuple):
     # (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     shape: tuple[int, int] | None = None
     flaw: str = ""  # why the file cannot be read; "" if it can
-    # A message if the end of a PNG is missing, else "". The header of such a PNG can be read, and
-    # the data check reports `missing_end` only if the size in the header is right. So this message
-    # is not in `flaw`.
+    # A message if the end of a PNG is missing, else "". It is not in `flaw`, because the header of
+    # such a PNG can be read. If the size in the header is wrong, too, the data check reports the
+    # wrong size in place of this message.
     missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
     # picture. `what_is_lost` (picture_losses.py) then says what.
@@ -116,13 +116,14 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
 def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool) -> Look:
     """Return the look with `shape` and `is_reduced`, and with `flaw` if pixels are damaged.
 
+    A PNG with damaged pixels gets a `flaw`, and also the `shape` that its header states. Any other
+    picture that cannot be read raises DataError: if it is too large, if its values are of another
+    kind (`refuse_header`), or if it cannot be decoded. The callers turn this error into a look with
+    a `flaw` and without a `shape`.
+
     head: the beginning of the file. read_all: a function that returns the content of the file. It
     is called at most once, because reading a whole file takes most of the time.
     decode: whether to decode a PNG, too.
-    Raises DataError for a picture that is too large, for values of another kind (`refuse_header`),
-    and for a picture that cannot be decoded. The callers turn this error into a look that has a
-    `flaw` and no `shape`. A PNG with damaged pixels raises no error, because its header gives the
-    shape.
     """
     if head.startswith(PNG_SIGNATURE):
         return _with_shape_of_png(look, head, read_all, decode)
@@ -136,9 +137,9 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
 
 
 def _loses_something(header: Header) -> bool:
-    """Return whether reading a picture as 8-bit RGB may lose something.
+    """Return whether a picture has more than 8 bits per value, or is grey.
 
-    This is so if it has more than 8 bits per value, or is grey.
+    Then reading it as 8-bit RGB may lose something.
     """
     return header.bits > 8 or header.is_grey
 
@@ -154,16 +155,17 @@ def _with_shape_of_png(
     Raises DataError for a picture that is too large, has values of another kind, or has no header.
     """
     content = b""  # the whole file, as soon as it is needed
+    # The header is None if `head` is too short, because a long text or colour profile stands before
+    # the pixels. Then the whole file is read.
     header = read_header(head)
-    # A long text or colour profile may stand before the pixels. Then `head` is too short for the
-    # header, and the whole file is read.
     if header is None or decode:
         content = read_all()
         header = read_header(content)
 
     path = look.entry.path
     if header is None:
-        decode_bgr(content, path)  # raises DataError, which says why there is no header
+        # `decode_bgr` refuses every picture without a header. Its DataError says what is wrong.
+        decode_bgr(content, path)
         raise AssertionError("a picture without a header was decoded")
     refuse_header(header, path)  # refuses a picture that is too large, even if it is not decoded
     shape = header.size
@@ -207,9 +209,9 @@ def look_at_spikes(
 def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
     """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
 
-    In a file of this sensor, each line of a plane ends with a word that the sensor adds. So the
-    planes are not in the layout "raster". No header shows this. But `open_spikes` looks for the
-    words, and raises SpikeFileError if it finds them.
+    This sensor writes words between the pixels, so its planes are not in the layout "raster". No
+    header says which sensor wrote the file. But `open_spikes` looks for the words, and raises
+    SpikeFileError if it finds them.
 
     geometry: size of a plane. remainder: "error" or "truncate", what to do with bytes after the
     last whole plane.

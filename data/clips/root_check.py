@@ -45,13 +45,13 @@ from data.clips.threads import map_in_threads
 from utils.dist import watchdog
 from utils.errors import DataError
 
-# A function (total, name, unit) that opens a progress bar for a `with` block. E.g. `show` is one:
-# `with show(2103, "checking train", "files") as progress`.
+# The type of a function (total, name, unit) that opens a progress bar for a `with` block. E.g. with
+# a function `show`: `with show(2103, "checking train", "files") as progress`.
 OpenProgress = Callable[[int, str, str], Any]
-# Number of files that are looked at before their clips are checked. A group ends with the clip that
-# reaches this number. The looks of a group are dropped after it, so this bounds the memory. Groups
-# of a few files would leave threads without work at the end of each group. (LEAST_FILES in
-# unchanged_data.py is 4096, too, but has another meaning.)
+# Size of a group: number of files that are looked at before their clips are checked. A group ends
+# with the clip that reaches this number. A larger group takes more memory, because the looks of all
+# its files are kept until its end. With a group of a few files, threads would often be idle at its
+# end. (LEAST_FILES in unchanged_data.py is 4096, too, but has another meaning.)
 FILES_AT_ONCE = 4096
 
 
@@ -68,9 +68,8 @@ class Report:
     # "22 cached clips". "" if the files were checked.
     note: str = ""
     seconds: float = 0.0  # how long the check of the files took
-    # How others find the stored result: a later start by the digest of the options that were
-    # checked, and the other ranks of this start by (name, checksum). If no result is stored, the
-    # two are "" and None.
+    # If the result is stored, a later start finds it by the digest of the options that were
+    # checked, and the other ranks of this start find it by (name, checksum). Otherwise "" and None.
     options_digest: str = ""
     record_id: RecordId | None = None
 
@@ -168,8 +167,9 @@ class RootCheck:
             warnings=source.notes(len(clips)),
         )
         report.problems += manifest.other_scales(clips)
-        # With another scale than 1, gt has the wrong size if gt and lq are the same files. This is
-        # reported already, and says more about the cause than the two checks below.
+        # The next two checks are for networks of scale 1. With another scale, gt would have a wrong
+        # size if gt and lq were the same files. The wrong size is reported already, and says more
+        # about the cause.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
@@ -371,8 +371,8 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
 def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:
     """Return a warning if spike files are slow to read, because every read begins at their start.
 
-    This is so e.g. for an .npz, which is compressed. The list has at most one warning. The paths
-    are read from the table, because making every clip would take long for a large data set.
+    E.g. an .npz is slow to read, because it is compressed. The list has at most one warning. The
+    paths are read from the table, because making every clip would take long for a large data set.
     """
     # A file for each frame is short, so reading it from its start is fast.
     if not source.has_one_spike_file:
