@@ -1,17 +1,17 @@
 """Open an LMDB once in a process, and read its values.
 
 An LMDB is a database file that is mapped into memory. The package lmdb calls an open database an
-environment. Two properties of LMDB can end the process or give wrong data:
+environment. Without two rules, a read could end the process or give wrong data:
 
-* A read beyond the end of the file ends the process without an error of Python. So a file that is
-  cut short is refused before a value is read
+* A file that is cut short is refused before a value is read, because a read beyond the end of the
+  file ends the process without an error of Python
   (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
-* A process may open a database only once, and a child process may not use an environment of its
-  parent. So there is one environment for each root, and none is open during a fork
-  (test_threads_that_begin_together_open_an_lmdb_once).
+* There is one environment for each root, because a process may open a database only once
+  (test_threads_that_begin_together_open_an_lmdb_once). None is open during a fork, because a child
+  process may not use an environment of its parent.
 
-What must stay: the protection from both. Free to change: the texts of the errors, and the settings
-of `lmdb.open` that only concern speed.
+What must stay: both rules. Free to change: the texts of the errors, and the settings of `lmdb.open`
+that only concern speed.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_any_bytes.py
 """
@@ -47,7 +47,7 @@ def _transaction(root: str) -> Generator[Any]:
     """Open a transaction that reads an LMDB, for a `with` block.
 
     Values are views of the mapped file. They are not valid after the block, so copy them.
-    Raises DataError, also if the `with` block finds the LMDB damaged.
+    Raises DataError if the LMDB is damaged, even if this shows only within the `with` block.
     """
     environment = open_environment(root)
     import lmdb
@@ -151,9 +151,9 @@ def _close_environments() -> None:
     _environments.clear()
 
 
-# This registration acts on every fork of the process, e.g. when a loader worker is started. A child
-# that inherits an open environment may neither use it nor open the same LMDB again, so no LMDB is
-# open during a fork. Windows has no fork, and no `register_at_fork`.
+# Python calls these functions at every fork of the process, e.g. when a loader worker is started. A
+# child that inherits an open environment may neither use it nor open the same LMDB again, so no
+# LMDB is open during a fork. Windows has no fork, and no `register_at_fork`.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_close_environments,

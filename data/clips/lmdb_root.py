@@ -9,8 +9,8 @@ What must stay:
 
 * names and order of clips and frames, because samples are numbered in this order
   (test_an_lmdb_of_frames_gives_the_samples_of_the_files),
-* the sizes of the values are read in a separate process, because damage within the file can end the
-  process that reads the file.
+* the sizes of the values are read in a separate process, because a damaged file can end the process
+  that reads it.
 
 Free to change: how the lines of meta_info.txt are read, as long as they give the same keys.
 
@@ -76,7 +76,7 @@ def list_lmdb(root: str, names: Collection[str] | None) -> Listing:
 
 
 def _lines_of_meta_info(root: str) -> list[str]:
-    """Return the lines of meta_info.txt. Raises OSError, also if it is not UTF-8 text."""
+    """Return the lines of meta_info.txt. Raises OSError if it cannot be read or is not UTF-8."""
     try:
         with open_plain(Path(root, "meta_info.txt")) as file:
             return file.read().decode("utf-8").splitlines()
@@ -85,7 +85,10 @@ def _lines_of_meta_info(root: str) -> list[str]:
 
 
 def _keys_in(lines: Sequence[str], clips: Collection[str] | None) -> list[str]:
-    """Return the keys in the lines of meta_info.txt. clips: only keys of these clips. None: all."""
+    """Return the keys in the lines of meta_info.txt.
+
+    clips: names of the clips whose keys are returned. None: all clips.
+    """
     keys = []
     for line in lines:
         if not line.strip():
@@ -120,8 +123,9 @@ def _entries_of_keys(
     E.g. the key "clip_a/000000" is the file "000000" of "clip_a". The clip of a key without a slash
     is "". changed_ns: time of change of the LMDB.
     """
-    # Opening the database here finds damage of the file as a whole, and says what is wrong. Damage
-    # within the file can kill the process that reads it, so `lmdb_sizes` reads in another process.
+    # Opening the database shows whether the file as a whole is damaged, e.g. cut short, and its
+    # error says how. Damage within the file can kill the process that reads the values, so
+    # `lmdb_sizes` reads them in another process.
     open_environment(root)
     try:
         sizes = lmdb_sizes.sizes(root, keys)

@@ -9,9 +9,10 @@ process, and damage ends only this process:
     stdin    clip_a/000000      a key in each line
     stdout   81234              the number of bytes under the key, or NONE
 
-data/clips/lmdb_root.py calls `sizes` when it lists an LMDB. What must stay: this file imports
-nothing of the project, so that the process starts fast, and it writes one line for each key, in the
-order of the keys.
+data/clips/lmdb_root.py calls `sizes` when it lists an LMDB.
+
+What must stay: this file imports nothing of the project, so that the process starts fast, and it
+writes one line for each key, in the order of the keys.
 
 Tests: tests/parts/data/test_any_bytes.py, tests/parts/data/test_io_backend.py
 """
@@ -23,9 +24,9 @@ from collections.abc import Sequence
 
 # Written in place of a size if there is no value under the key. Callers test for a negative size.
 NONE = -1
-# Exit code of the process if the library of LMDB finds the damage itself. It differs from the exit
-# codes 1 and 2 of Python, so that a person who runs this file can tell them apart. `sizes` treats
-# every exit code above 0 alike.
+# Exit code of the process if the library of LMDB finds the damage itself. Python itself exits with
+# 1 or 2, so 3 tells a person who runs this file what has happened. `sizes` treats every exit code
+# above 0 alike.
 REFUSED = 3
 
 

@@ -7,11 +7,11 @@ Two layouts are read:
 
 Each root may have either layout. "lq" are the blurry frames, "gt" the sharp frames.
 
-    scan             checks a data root without a look at all files, with `ClipCheck` for each clip
+    scan             checks each clip of a data root by names and sizes of its files (`ClipCheck`)
     raise_problems   makes one error of all problems, with a table
 
-The data check before a run (data/clips/root_check.py) calls the other functions, and also looks
-into the files.
+The data check before a run (data/clips/root_check.py) calls most of the other functions, and also
+looks into the files. `digest` is for clip caches.
 
 What must stay:
 
@@ -87,8 +87,8 @@ def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
     files of any kind.
     listings: {kind: {clip: its files}}.
 
-    The order must stay. Training samples are numbered in this order, so a resumed run would get
-    other samples with another order.
+    The order must stay, because training samples are numbered in this order. With another order, a
+    resumed run would get other samples.
     """
     if source.meta_entries:
         names = set(source.meta_entries)
@@ -141,9 +141,9 @@ def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
 def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | None:
     """Return the sizes (height, width) of lq and gt that the next clip has, without reading it.
 
-    Returns None if the sizes are not known, so that they must be read. They are known only for
-    Vimeo-90K (septuplets), whose 64,612 clips have one size: all clips are assumed to have the
-    sizes of the first clip, because reading a header of each would take minutes.
+    Returns None if the sizes are not known and must be read. They are known only for Vimeo-90K
+    (septuplets). Its 64,612 clips all have one size, so the sizes of the first clip are taken,
+    because reading a header of each clip would take minutes.
 
     clips: the clips without problems so far.
     """
@@ -156,7 +156,7 @@ def other_scales(clips: Sequence[Clip]) -> list[Problem]:
     """Return a problem for each clip with another scale than most clips have.
 
     The scale is the side of gt over the side of lq. A network has one scale, so all clips must have
-    the same.
+    the same scale.
     """
     if not clips:
         return []

@@ -22,8 +22,7 @@ from utils.files import open_plain
 from utils.user_path import advice_on
 
 # Meta files that come with KAIR: {path in KAIR's option files: number of clips}. Each file lists
-# all clips of a training set. So if such a file is missing, the folders themselves can tell the
-# clips.
+# all clips of a training set, so if such a file is missing, all folders are used in its place.
 KAIR_LISTS = {
     "data/meta_info/meta_info_REDS_GT.txt": 270,
     "data/meta_info/meta_info_DVD_train_GT.txt": 61,
@@ -40,8 +39,8 @@ KAIR_LISTS = {
 _LINE_OF_META = re.compile(
     r"(?P<clip>\S+)\s+"
     r"(?P<frames>\d{1,7})\s+"  # MOST_FRAMES has 7 digits
-    # A shape in brackets, or a number. (?=\s): after a number must come a blank, and so the number
-    # of the first frame. So "000 100 0" is refused.
+    # A shape in brackets, or a number with a blank after it, (?=\s). After the blank comes the
+    # number of the first frame. "000 100 0" has no such blank, and is refused.
     r"(?:\(.*\)|\d+(?=\s))"
     r"(?:\s+(?P<first>\d{1,18}))?",  # 18 digits fit into a number of 64 bits
     re.ASCII,
@@ -61,9 +60,8 @@ def read_meta_file(path: str, needs_list: bool) -> dict[str, list[Any]]:
     The number of the first frame is a text, as it is written in the file. The values are
     lists, because the index of a clip cache stores them as JSON (`Source.meta_entries`).
 
-    needs_list: True for a data set that cannot be read without the list, e.g. Vimeo-90K. If it is
-        False, the error also advises to use all folders.
-
+    needs_list: whether the data set cannot be read without the list, e.g. Vimeo-90K. If it can, the
+    error of a missing file also advises to use all folders.
     Raises DataError, which names the line.
     """
     clips: dict[str, list[Any]] = {}

@@ -29,7 +29,7 @@ def what_is_lost(path: str) -> str:
     if header is None:
         content = read_bytes(path)
         header = read_header(content)
-    # `decode_bgr` (pictures.py) refuses these pictures, so nothing needs to be said here.
+    # `decode_bgr` (pictures.py) refuses these three kinds of pictures, so no words are needed.
     if header is None or header.is_too_large or has_other_numbers(header):
         return ""
     if header.bits > 8:
@@ -60,8 +60,8 @@ def _loss_of_16_bits(content: bytes) -> str:
 def _bits_in_use(content: bytes) -> int | None:
     """Return how many bits the values of a 16-bit picture use: 8, 10, 12, 14 or 16.
 
-    Returns None for a black picture, because its values do not tell. Also returns None for a
-    picture that cannot be decoded, because `decode_bgr` (pictures.py) raises the error for it.
+    Returns None for a black picture, because its values say nothing about the bits. Also returns
+    None for a picture that cannot be decoded: `decode_bgr` (pictures.py) raises the error for it.
     """
     # OpenCV decodes a part of a PNG that is cut short, and this part may lack the largest values.
     if content.startswith(PNG_SIGNATURE) and not has_whole_chunks(content):

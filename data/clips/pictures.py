@@ -4,10 +4,12 @@
     read_bgr     the picture in a file
     decode_bgr   the picture in the content of a file, which is already read
 
-OpenCV decodes the pictures. OpenCV is not enough, for two reasons: it returns half a picture
-without an error, and different versions of OpenCV turn different formats upright. So the project's
-own code (utils/picture) looks at the header and the end of the content first, and this module turns
-the picture upright.
+OpenCV decodes the pictures, but it is not enough, for two reasons:
+
+* It returns a picture that is cut short without an error. So `_damage_in` looks for damage first,
+  with the project's own readers of headers (utils/picture).
+* Different versions of OpenCV turn different formats upright. So OpenCV turns nothing, and
+  `decode_bgr` turns the picture itself.
 
 What must stay:
 
@@ -67,8 +69,6 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # OpenCV decodes a part of a picture that is cut short, without an error. So look for damage
-    # first, and decode the picture only if no damage was found.
     damage = _damage_in(encoded, header)
     if header is None or damage:
         raise _unreadable(damage, path)
@@ -114,10 +114,10 @@ JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
 
 
 def _damage_in(encoded: bytes, header: Header | None) -> str:
-    """Return the damage of a picture that shows without decoding, in words, or "".
+    """Return in words which damage of a picture can be seen without decoding it. "" for none.
 
-    encoded: the content of the file. header: its header, or None for a file of an unknown kind,
-    which counts as damaged.
+    encoded: the content of the file. header: its header. None: the file is of an unknown kind, and
+    counts as damaged.
     """
     is_jpeg = encoded.startswith(JPEG_START)
     if is_jpeg and not _has_end(encoded):
@@ -133,8 +133,8 @@ def _damage_in(encoded: bytes, header: Header | None) -> str:
 def _has_end(jpeg: bytes) -> bool:
     """Return whether a JPEG has the mark for the end of the image, ff d9, after its header.
 
-    A search in the header could find the end mark of a thumbnail. The last bytes of the file prove
-    nothing, because phones append other data to a complete picture
+    The header is skipped, because it may have a thumbnail with an end mark of its own. The mark
+    need not be at the end of the file, because phones append other data to a complete picture
     (test_a_jpeg_is_read_with_the_data_that_a_phone_adds).
     """
     # A JPEG is JPEG_START and then segments. A segment begins with the byte 0xff, a byte for its
@@ -241,10 +241,10 @@ def image_size(path: str) -> tuple[int, int]:
 
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Number of bytes of a picture that are read first, to find its header: its size, and how it is
-# turned. A PNG states its size in the first 33 bytes, but its orientation (eXIf) may come later,
-# before the pixels. If it is not within these bytes, the whole file is read. One page of a file
-# system has 4096 bytes, so fewer bytes would save nothing.
+# Number of bytes of a picture that are read first, to find its size and how it is turned. A PNG
+# states its size in the first 33 bytes, but its orientation (eXIf) may come anywhere before the
+# pixels. If the pixels do not begin within these bytes, the whole file is read. Fewer bytes would
+# save nothing, because a file system reads whole pages of 4096 bytes.
 HEAD_BYTES = 4096
 
 

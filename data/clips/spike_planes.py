@@ -1,9 +1,11 @@
 """Find which planes of the spike files belong to each frame of a clip.
 
-A plane is one binary picture of the spike camera. A clip has a spike file for each frame, or one
-file with the planes of all frames. In the second case, the option spike.exposure or the times of
-the frames say which planes belong to which frame. The planes of one frame are its exposure. The
-center of an exposure is the plane at the time of the sharp frame, e.g. plane 20 of 40.
+A plane is one binary picture of the spike camera. The planes of one frame are its exposure. The
+center of an exposure is the plane at the time of the sharp frame, e.g. plane 20 of 40. There are
+two forms of clips:
+
+    a spike file for each frame         files and frames are matched by their names
+    one file for all frames             spike.exposure or the times of the frames divide its planes
 
 What must stay: a frame never gets planes of another frame. If it is not certain which planes belong
 to which frame, a problem is reported, e.g. for a file with fewer planes than the other files
@@ -42,8 +44,8 @@ Exposures = tuple[Exposure, ...]  # the planes of each frame
 class SpikesOfFrames(NamedTuple):
     """The spikes of the frames of a clip."""
 
-    # The spike file of each frame. [] if there are no spikes, or if it is not clear which file
-    # belongs to which frame.
+    # The spike file of each frame. [] if there are no spikes, or if it is not clear which planes
+    # belong to which frame.
     files: list[FileEntry]
     planes: tuple[int, ...]  # number of planes in each of these files
     exposures: Exposures  # the planes of each frame
@@ -70,12 +72,11 @@ class SpikePlanes:
     def find(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> SpikesOfFrames:
         """Return the spike files and the planes of the frames.
 
-        If one file holds the planes of all frames, the times of the frames say which planes belong
-        to which frame. The source knows the times of a user's clip, e.g. from a film. Otherwise the
-        names of the frames are used, if the names are times such as "432.033333".
-
         keys: the frames in the order of time. stems: the name of each frame.
         """
+        # Only one file for all frames needs the times of the frames. The source knows the times of
+        # a user's clip, e.g. of a film. Otherwise the names of the frames may be times, such as
+        # "432.033333".
         times = None
         if self.source.has_one_spike_file:
             times = self.source.times or times_of_names(stems)
@@ -99,8 +100,8 @@ class SpikePlanes:
         if not self.source.has_one_spike_file:
             return []
 
-        # One file for all frames. Any problem, also of an earlier step, may shift the planes of all
-        # later frames, e.g. a missing frame. So no planes are assigned if there is one.
+        # One file for all frames. A problem may shift the planes of all later frames, e.g. if a
+        # frame is missing. So no planes are assigned if this step or an earlier step has found one.
         files = list(self.frame_files.by_kind["spike"].values())
         self._report_unsure_planes(files, first_frame=keys[0])
         if self.problems.found:
@@ -151,7 +152,8 @@ class SpikePlanes:
                 exposures, settings = self._exposures(planes_of_paths, len(files), spikes, times)
             except UnknownPlanes as e:
                 # `e.do` proposes an exposure for each frame. The user of a single clip sees the
-                # whole proposal. The table of problems of a data set has room for a short text.
+                # whole proposal. The table of problems of a data set only has room for a short
+                # text.
                 if self.source.is_user_clip:
                     raise
                 do = "give spike.exposure a row [start, length] for each frame"
@@ -186,14 +188,14 @@ class SpikePlanes:
         """Report files that do not have as many planes as the other files.
 
         plane_counts: {file: its number of planes}. spikes: how these files are read.
-        last: the file of the last frame. In a clip that was made from a video, this file may have
-        fewer planes, because no planes can be interpolated after the last frame of the video.
+        last: the file of the last frame. It may have fewer planes in a clip that was made from a
+        video.
         """
         usual_count = most_frequent(plane_counts.values())
         # dataset.json may say how many planes a file has, and how many of them were interpolated
         # between two frames of the video. Otherwise `usual_count` is expected. E.g. a file has 56
-        # planes: 7 frames of the video, each followed by 7 interpolated planes. The last frame of
-        # the video has no next frame, so the last file may lack 7 planes and have only 49.
+        # planes: 7 frames of the video, and 7 interpolated planes after each. After the last frame
+        # of the video nothing can be interpolated, so the last file may have only 49.
         expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
         for file, count in plane_counts.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
@@ -209,10 +211,10 @@ class SpikePlanes:
         spikes: DatSpikes,
         times: FrameTimes | None,
     ) -> tuple[Exposures, DatSpikes]:
-        """Return the planes of each frame, and the spike settings with which they were found.
+        """Return the planes of each frame, and the spike settings that were used to find them.
 
-        The settings differ from `spikes` only in the center, the plane of the sharp frame. If a
-        user's spikes come without a center, a center is assumed, and a warning names it. A center
+        The settings are `spikes`, or differ from it in the center, the plane of the sharp frame. If
+        a user's spikes come without a center, a center is assumed, and a warning names it. A center
         that the user gives is never replaced: if it does not fit, the error says so.
 
         planes_of_paths: (path, number of planes) of each spike file.
@@ -255,8 +257,8 @@ class SpikePlanes:
         times: times of the frames, if one file holds the planes of all frames. None: each frame
         has a file, or the times are not known.
         """
-        # (first plane, plane after the last) of each frame. None: `span` takes the planes of
-        # spike.exposure or, without this option, the whole file.
+        # (first plane, plane after the last) of each frame, from the times. Without times, `span`
+        # takes the planes of spike.exposure, or the whole file if this option is not set.
         ranges = None
         if times:
             ranges = plane_ranges(spikes, self.clip, planes_of_first_file, times)
@@ -268,11 +270,11 @@ class SpikePlanes:
 
         length: number of planes of an exposure.
         """
-        # "gt" means: dataset.json names the plane. But dataset.json may lack it.
+        # "gt" stands for the plane that dataset.json names, if it names one.
         if spikes.center == "gt":
             return spikes.info.gt_plane_of(self.clip, length) is not None
-        # If the user gives no center, `spikes` has the center of the training, from the file of the
-        # weights. It says nothing about the user's spikes, so it counts as not given.
+        # If the user gives no center, `spikes` has the center of the training, which is in the file
+        # of the weights. It says nothing about the user's spikes, so it counts as not given.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 
