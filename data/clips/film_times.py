@@ -1,9 +1,9 @@
 """Find when the frames of a film were taken, and which of its frames are missing.
 
 A decoder leaves out frames of a damaged film without an error. But a container (.mp4, .mkv, ...)
-stores each encoded frame as a packet with a time, and packets can be read without decoding. If no
-frame was decoded at the time of a packet, a frame is missing. `film_times` compares the times of
-packets with the times of decoded frames. data/clips/user_clip.py calls it for a user's film.
+stores each encoded frame as a packet with a time, and packets can be read without decoding. So
+`film_times` compares the times of the packets with the times of the decoded frames: where a packet
+has no frame, a frame is missing. data/clips/user_clip.py calls it for a user's film.
 
 What must stay:
 
@@ -68,9 +68,9 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # The times were computed from the frame rate, because the reader could not use the time
-        # stamps of the film. So no stream has packets at these times. `doubt` tells this to the
-        # user. With a single frame, the time does not matter.
+        # No stream has packets at these times, because the reader could not use the time stamps of
+        # the film, and has computed the times from the frame rate. `doubt` tells this to the user.
+        # The time of a single frame does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
@@ -80,8 +80,8 @@ def film_times(
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
     gaps = _missing_between_frames(packets, times, step)
-    # Number of the frame after the last decoded frame. Missing frames have numbers, too: four
-    # decoded frames and two missing frames are 0 ... 5, so the next number is 6.
+    # Number of the frame after the last decoded frame. Missing frames are numbered, too: four
+    # decoded and two missing frames have the numbers 0 ... 5, so the next number is 6.
     next_number = len(times) + sum(gap.count for gap in gaps)
     gaps += _missing_at_end(packets, times[-1], step, next_number)
     return times_of_film(times, gaps)
@@ -121,8 +121,6 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
-            # Whether a gap between two packets may be a pause: a frame that lasts longer than
-            # usual. After a pause no packet is missing.
             has_pauses = CONTAINERS_WITHOUT_PAUSES.isdisjoint(names)
             for stream in container.streams.video:
                 packets_of_stream[stream.index] = Packets(
@@ -138,7 +136,7 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
                 if packet.size:
                     _add_packet(packet, packets_of_stream[packet.stream.index])
     except FFMPEG_ERRORS as e:
-        # The file is damaged at this point, and the decoder ended there, too. So the packets before
+        # The file is damaged at this point. The decoder has ended here, too, so the packets before
         # this point are enough.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
     return list(packets_of_stream.values())

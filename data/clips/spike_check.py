@@ -52,9 +52,10 @@ FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
 # Smallest correlation of firing rates and frame at which they count as the same scene. A larger
 # value would warn of strongly blurred frames, and a smaller value would accept other scenes.
 LEAST_CORRELATION = 0.5
-# If the correlation of flipped spikes is larger by this value, the spikes are reported as upside
-# down. A smaller value would warn of right data, e.g. of a wall with a regular texture, which
-# correlates with its mirror image, too. A larger value would miss flipped spikes.
+# If the correlation with the flipped spikes is larger than with the spikes by this value, the
+# spikes are reported as upside down. A smaller value would warn of right data, e.g. of a wall with
+# a regular texture, which correlates with its mirror image, too. A larger value would miss flipped
+# spikes.
 LEAST_GAIN_OF_FLIP = 0.3
 
 
@@ -105,9 +106,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     if is_first:
         if is_at_its_place:
             warnings += _wrong_light(views, spikes)
-        # Some representations have channels that are ratios: light at the sharp instant over mean
-        # light of the exposure. The blurry frame must be the mean of the same kind of light, and at
-        # least one window in which spikes are counted must be long enough.
+        # The channels of some representations are ratios: light at the sharp instant divided by
+        # the mean light of the exposure. They demand more of the frames, and of the windows.
         if REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())
@@ -127,17 +127,18 @@ def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
         height, width = rates.shape
         small_grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
         return Views(small_grey, rates, flipped_rates)
-    # With a calibration, the planes are warped onto the frame (calibrated_grid.py). `window` has
-    # the spike pixels that the whole frame needs (`crop`), and the warp (`to_rgb`). `region` is the
+    # With a calibration, the planes are warped onto the frame (calibrated_grid.py). `window.crop`
+    # are the spike pixels that the frame needs, `window.to_rgb` warps them, and `region` is the
     # part of the frame that both cameras see.
-    window = clip.grid.window(Augment.whole(clip.size))  # "whole": neither crop nor flip
+    whole_frame = Augment.whole(clip.size)  # neither crop nor flip
+    window = clip.grid.window(whole_frame)
     region = clip.grid.region.slices
     warped_rates = []
     for plane in (rates, flipped_rates):
         needed_pixels = plane[window.crop.slices]  # (h', w')
-        # `to_rgb` warps images of several channels. This one has one channel.
-        channels = window.to_rgb(needed_pixels[None])  # (1, h', w') -> (1, H, W)
-        warped_rates.append(channels[0][region])
+        one_channel = needed_pixels[None]  # (1, h', w'), because `to_rgb` warps channels
+        warped = window.to_rgb(one_channel)  # (1, H, W)
+        warped_rates.append(warped[0][region])
     return Views(grey[region], warped_rates[0], warped_rates[1])
 
 
@@ -198,11 +199,11 @@ def _wrong_frames(clip: Clip) -> list[str]:
 
     The channels are ratios: (light at the sharp instant) / (mean light of the exposure), from the
     spikes. The ratios help a network, because the blurry frame times the ratio is the sharp frame.
-    This holds only if the blurry frame is the mean of the same kind of light.
+    This is true only if the blurry frame is the mean of the same kind of light.
 
-    With the other kind, the product may be worse or better. On moved photographs
-    (lab/still_clips.py), `exposure_estimate` was 0.3 to 1.9 dB worse for spikes of display values,
-    and 0.4 to 1.3 dB better for spikes of linear light. So the warning names no number.
+    The warning does not say how much is lost, because the product may also be better with the other
+    kind of light. On moved photographs (lab/still_clips.py), `exposure_estimate` was 0.3 to 1.9 dB
+    worse for spikes of display values, and 0.4 to 1.3 dB better for spikes of linear light.
 
     The name of the folder of the frames tells the kind: "blur" has means of display values, and
     "blur_gamma" means of linear light. Returns a list of at most one text.
@@ -224,10 +225,10 @@ def _wrong_frames(clip: Clip) -> list[str]:
 def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
     """Return a warning if all windows are shorter than the usual time between two spikes.
 
-    The representation counts spikes in several windows around the sharp instant. If all windows lie
-    between the same two spikes, their counts are the same, so several windows tell no more than
-    one. E.g. at 0.02 spikes per plane, 50 planes lie between two spikes, and windows of 9 and 21
-    planes usually see none.
+    The representation measures the light of several windows around the sharp instant. If all
+    windows lie between the same two spikes, all have the same light, so several windows tell no
+    more than one. E.g. at 0.02 spikes per plane, 50 planes lie between two spikes, and windows of 9
+    and 21 planes usually have no spike.
 
     count: number of planes of an exposure. rate: mean number of spikes per plane.
     Returns a list of at most one text.
@@ -245,8 +246,8 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
             half_windows_in_planes.append(half_window)
     # A window has a half window on each side of the middle plane, and the middle plane.
     longest_window = 2 * max(half_windows_in_planes) + 1
-    # If a window has one spike or more on average, it is longer than the time between two spikes.
-    if longest_window * rate >= 1:
+    spikes_in_longest_window = longest_window * rate  # on average
+    if spikes_in_longest_window >= 1:
         return []
     return [
         f"{rate:.3f} spikes per plane: the windows of half_windows {list(half_windows)} mostly lie "

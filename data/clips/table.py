@@ -24,10 +24,10 @@ from data.clips.source import Source
 
 
 class Clips(Sequence[Clip]):
-    """The base of sequences that make a clip when somebody asks for it. A subclass has `_clip`.
+    """The base of sequences that make a clip when somebody asks for it.
 
-    The sequences behave like lists: negative numbers count from the end, and a slice is a plain
-    list.
+    A subclass defines `_clip` and `__len__`. The sequence behaves like a list: negative numbers
+    count from the end, and a slice is a plain list.
     """
 
     @overload
@@ -85,9 +85,8 @@ class ClipTable(Clips):
         self.kinds = kinds_of(source)  # {"lq", "gt", "spike", ...: where the files of the kind are}
         self.roots = roots_of(source)  # {name: root of its files}
 
-        # Columns with an entry for each clip or frame.
-        #
-        # `Texts` is a list of texts in one array: `read(first, end)` returns some of them.
+        # Columns with an entry for each clip or frame. `Texts` is a list of texts in one array:
+        # `read(first, end)` returns some of them.
         self.clip_names = Texts(columns["clips"])
         self.frame_counts = columns["frames"]  # number of frames of each clip
         # Index of the first frame of each clip among the frames of all clips, and then the end.
@@ -98,8 +97,8 @@ class ClipTable(Clips):
         self.stems = Texts(columns["stems"])  # name of each frame of all clips
 
         # The files, as {kind: column}.
-        # Path of each clip's folder below the root, e.g. "/clip_a/blur/". A stored record calls
-        # this column "places".
+        #
+        # Folder of each clip below the root, e.g. "/clip_a/blur/" (the column "places").
         self.folders: dict[str, Texts] = {}
         self.file_counts: dict[str, np.ndarray] = {}  # number of files of each clip
         # Index of the first file of each clip among the files of all clips, and then the end.
@@ -132,9 +131,9 @@ class ClipTable(Clips):
         times = None
         if "spike" in self.kinds:
             read_spikes = self._spikes(number, paths["spike"], range(first, end))
-            # If one file holds the planes of all frames, the times of the frames say which planes
-            # belong to which frame, and the names tell the times. E.g. if frame "0003" is missing
-            # between "0002" and "0004", its planes belong to no frame.
+            # If one file holds the planes of all frames, a clip has the times of its frames, which
+            # follow from their names. E.g. if frame "0003" is missing between "0002" and "0004",
+            # its planes belong to no frame.
             if self.source.has_one_spike_file:
                 times = times_of_names(stems)
         return Clip(
@@ -173,8 +172,9 @@ class ClipTable(Clips):
         # A clip has a file for each frame, or one file for all frames.
         is_one_file = len(files) < len(frames)
 
-        # Index of the row of each frame. Frames with equal exposures share one row. A row has 11
-        # numbers, the fields of `Row`, and its center in the column "centers".
+        # Frames with equal exposures share one row: 11 numbers in the column "rows", the fields of
+        # `Row`, and a number in the column "centers". `row_of_frame` is the index of each frame's
+        # row.
         row_of_frame = self.spike_columns["exposures"][frames.start : frames.stop]  # (frames,)
         all_rows = by_row(self.spike_columns["rows"])  # (different rows, 11)
         rows = all_rows[row_of_frame].tolist()  # 11 numbers for each frame
@@ -198,8 +198,8 @@ class ClipTable(Clips):
         must add the property here. Otherwise a clip that differs only in this property would not be
         checked.
         """
-        # Each property is an array with a number for each clip. `sizes` has four of them: height
-        # and width of lq, height and width of gt.
+        # A property is an array with a number for each clip, (clips,). `sizes` has four of them:
+        # height and width of lq, height and width of gt.
         properties = list(self.sizes.T)
         if "gt_instants" in self.kinds:
             instants_per_frame = self.file_counts["gt_instants"] // self.frame_counts

@@ -24,15 +24,16 @@ from data.clips.table import ClipTable
 # {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
 # `array`, because an `array` can grow and a numpy array cannot.
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
-# `TableBuilder` looks for an equal row only among this many first rows, to bound the memory for a
-# dataset in which every row differs. A later row may be stored twice, which does no harm.
+# Equal rows are stored once, but a new row is only compared with this many first rows. This bounds
+# the memory for a data set in which all rows differ. A later row may be stored twice, which does no
+# harm.
 MOST_ROWS_COMPARED = 65_536
 
 
 class TableBuilder:
     """Takes the clips of one root one after the other, and makes their table.
 
-    Call `add` for each clip, in the order that the table shall have. Then call `table`.
+    Call `add` for each clip, in the order of the table. Then call `table`.
     """
 
     def __init__(self, source: Source) -> None:
@@ -105,19 +106,19 @@ class TableBuilder:
         index_of_file = {file: index for index, file in enumerate(clip.planes_of_spike_files)}
         for exposure in clip.exposures:
             own_file = index_of_file[exposure.own.file]
-            # {step: (first plane, number of planes)}, the planes that are read of each file. Step 0
-            # is the frame's own file. The files before it (-1) and after it (1) are read for the
-            # context, the planes around the exposure.
+            # Which planes are read of three files: the frame's own file (step 0), and the files
+            # before it (-1) and after it (1), which have the planes around the exposure. The values
+            # are (first plane, number of planes).
             planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
             for piece in exposure.pieces:
                 step = index_of_file[piece.file] - own_file
                 planes_of_step[step] = (piece.first, piece.count)
-            # A stored center is a float. If it was an int, it must become an int again, because
-            # messages say "plane 20" and not "plane 20.0".
-            is_whole = isinstance(exposure.center, int)
             previous_first, previous_count = planes_of_step[-1]
             own_first, own_count = planes_of_step[0]
             next_first, next_count = planes_of_step[1]
+            # A stored center is a float. If it was an int, it must become an int again, because
+            # messages say "plane 20" and not "plane 20.0".
+            is_whole = isinstance(exposure.center, int)
             row = Row(
                 first_plane=exposure.own.first,
                 plane_count=exposure.own.count,

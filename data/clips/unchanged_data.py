@@ -10,9 +10,9 @@ after the first "no":
     _Comparison        do the files of some clips give the same clips as in the record?
 
 The state of a folder is two times of change (`State` in data/clips/listed_files.py). It changes if
-a file is added, removed or renamed. It stays the same if only the content of a file changes, so the
-last question looks at files. All files of a large data set would take long, so each start looks at
-some of the clips, and at other clips than the start before.
+a file is added, removed or renamed, but not if only the content of a file changes. So the last
+question looks at the files themselves. Looking at all files of a large data set would take long, so
+each start looks at some of the clips, and the next start at other clips.
 
 What must stay: every question, because anybody may have written the record. The docstring of each
 question says what would go unnoticed without it. Free to change: how many files are looked at
@@ -46,13 +46,13 @@ FOLDERS_AT_ONCE = 2**14
 
 
 def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
-    """Return whether no folder has changed since the check, and no file of the clips looked at.
+    """Ask the four questions in the head of this file. Returns whether all answers are "yes".
 
-    table: the clips of the record. share: fraction of the files to look at, 0 to 1.
+    table: the clips of the record.
     columns: the arrays of the record, {name: array}. data/clips/columns.py shows the arrays of the
     clips. Two more arrays have the states: "folders" has the paths of the folders, and
     "folder_states" has two numbers for each folder.
-
+    share: fraction of the files to look at, 0 to 1.
     Raises OSError if a folder is gone, and the errors of the check.
     """
     folders = Texts(columns["folders"])
@@ -76,8 +76,8 @@ def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
 def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
     """Return whether the record has a state of each root and of each folder of a clip.
 
-    A forged record could leave out a folder. Then no later start would notice that this folder has
-    changed (the lie no_states of test_a_wrong_record_is_not_used).
+    Without this question, a forged record could leave out a folder, and no later start would notice
+    a change of this folder (the lie no_states of test_a_wrong_record_is_not_used).
 
     folders: the paths in the record.
     """
@@ -123,15 +123,15 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
 def _has_all_clips(table: ClipTable) -> bool:
     """Return whether the clips of the record are exactly the folders of the lq root.
 
-    A forged record could leave out a clip, although the states of all folders are true
-    (test_a_record_without_one_of_the_clips_is_not_used).
+    Without this question, a forged record could leave out a clip, although the states of all
+    folders are true (test_a_record_without_one_of_the_clips_is_not_used).
     """
     root = table.source.dataroot_lq
-    # If the clips of an LMDB change, the state of its files changes.
+    # An LMDB has no folders. If its clips change, the state of its files changes.
     if is_lmdb(root):
         return True
-    # A meta file lists the clips of the data set. `refuse_columns` (column_check.py) has compared
-    # the clips of the record with this list.
+    # With a meta file, the clips are those that it lists. `refuse_columns` (column_check.py) has
+    # compared them already.
     if table.source.meta_entries is not None:
         return True
     # A clip "a/b" lies in the folder "a" of the root.
@@ -188,14 +188,14 @@ class _Comparison:
         for name, kind in kinds_of(source).items():
             recorded = self._recorded_files(name, number)
             files_now = _files_now(kind, clip.name, recorded)
-            # Every recorded file must still be there, with the same size and time. There may be
-            # other files, e.g. if a meta file lists only some frames of a folder.
+            # Every recorded file must still be there, with the same size and time. The folder may
+            # have more files, e.g. if a meta file lists only some of its frames.
             has_all_recorded = set(recorded) <= set(files_now)
             if not has_all_recorded:
                 return False
             files_of_clip[name] = {stem_of(entry.path): entry for entry in files_now}
-        # The usual sizes come from the record of clip 0, so they cannot prove that its own sizes
-        # are right. With None, the check reads the sizes from its files.
+        # The usual sizes are the sizes of clip 0 in the record, so they would prove nothing about
+        # clip 0 itself. With None, the check reads its sizes from its files.
         sizes = self.usual_sizes if number > 0 else None
         meta_entry = source.meta_entries[clip.name] if source.meta_entries else None
         check = ClipCheck(clip.name, source, files_of_clip, sizes=sizes)
