@@ -1,15 +1,17 @@
 """Find which file of each kind belongs to which frame of a clip, and report what is missing.
 
 A kind of file is "lq" (blurry frames), "gt" (sharp frames), "gt_instants" (several sharp frames of
-an exposure) or "spike". Files are matched by the number in their names, e.g. 47.png with
-000047.dat. A meta file lists the clips of a data set, with the number of frames of each clip.
+an exposure) or "spike". The stem of a file is its name without the ending. Files are matched by the
+number in their stems, e.g. 47.png with 000047.dat. `ClipCheck` (data/clips/clip_check.py) calls
+three methods of `FrameFiles` in this order:
 
     find_files    is there a folder with files for each kind?
     find_stems    which file of each kind belongs to which frame?
     find_frames   which frames does the clip have, and in which order? Reports missing files, gaps
                   in the numbers, and wrong names
 
-`ClipCheck` (data/clips/clip_check.py) calls the three in this order.
+A frame has a key: what the stems of its files have in common (`FrameKey`). A data set may have a
+meta file, a list of its clips with the number of frames of each clip.
 
 What must stay:
 
@@ -70,15 +72,15 @@ class FrameFiles:
                 self.problems.report(f"{name} has no {missing}", name)
             else:
                 self.problems.report(f"{name} holds no {' or '.join(kind.endings)} file", name)
-        has_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
-        if has_file_per_frame and not self.problems.found:
+        needs_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
+        if needs_file_per_frame and not self.problems.found:
             self._report_unexpected_single_spike_file()
 
     def _report_unexpected_single_spike_file(self) -> None:
         """Report one spike file for many frames, if the options expect a file for each frame.
 
-        The file probably holds the planes of the whole clip, and the user forgot the option
-        spike.exposure. This message helps more than a message about missing spike files would.
+        The file probably holds the planes of the whole clip, and the user has forgotten the option
+        spike.exposure. So this message helps more than a message about missing spike files.
         """
         frames = len(self.by_kind["lq"])
         spike_files = list(self.by_kind["spike"].values())
@@ -142,15 +144,16 @@ class FrameFiles:
             wanted_frames = self._listed_frames(meta_entry)
         names = self._names_of_frames(wanted_frames, names_of_files)
 
-        # A whole kind may have other numbers or other names than lq, e.g. lq has 0, 1, 2 and gt has
-        # 1, 2, 3. Then only this is reported, because a report of missing files would mislead.
+        # All files of a kind may have other numbers or other names than in lq, e.g. lq has 0, 1, 2
+        # and gt has 1, 2, 3. Then only this is reported, because a report of missing files would
+        # mislead.
         if not all(self.is_complete(key) for key in wanted_frames):
             kinds = self._kinds_with_other_numbers()
             for kind in kinds:
                 self._report_other_first_name(kind)
             if kinds:
-                # The clip is not used. Its complete frames are only for the later checks, so that
-                # one run shows all problems.
+                # The clip will not be used. Its complete frames are returned for the later checks,
+                # so that one run shows all problems.
                 return [key for key in self.stems["lq"] if self.is_complete(key)]
         self._report_missing(wanted_frames, names)
         # Sort the frames by time: "2" before "10", and names that are times by their value.
@@ -164,8 +167,8 @@ class FrameFiles:
     def _names_of_files(self) -> dict[FrameKey, str]:
         """Return {key of a frame: its name}, for each frame that has any file.
 
-        Names may differ between kinds, e.g. 47.png in "lq" and 000047.dat in "spike". The name in
-        lq is taken, or if lq lacks the file, the name in the first kind that has it.
+        Stems may differ between kinds, e.g. 47.png in "lq" and 000047.dat in "spike". The name of a
+        frame is its stem in lq. If lq lacks the file, it is the stem in the first kind that has it.
         """
         name_of: dict[FrameKey, str] = {}
         for stems in self.stems.values():
@@ -184,8 +187,8 @@ class FrameFiles:
         # gives no first number, so the meta entry has "0".
         if first_number == 0 and self.source.septuplets:
             first_number = 1
-        # The meta file has numbers only. If all names have the same text around the number, such as
-        # "im", the keys of the listed frames get this text.
+        # A key also has the texts before and after the number, which the meta file does not give.
+        # If all names in lq have the same texts, e.g. "im" and "", the listed frames get them.
         texts_around_number = {(key.before, key.after) for key in self.stems["lq"]}
         before = after = ""
         if len(texts_around_number) == 1:
@@ -198,9 +201,9 @@ class FrameFiles:
     ) -> dict[FrameKey, str]:
         """Return {key of a frame: its name}, for each wanted frame.
 
-        A frame without a file gets the name that its file should have. Its number has as many
-        digits as the longest number with leading zeros: between "000046" and "000048", the missing
-        frame is "000047".
+        A frame without a file gets the name that its file should have: between "000046" and
+        "000048", the missing frame is "000047". It has as many digits as the longest number with
+        leading zeros.
 
         name_of: names of the frames that have a file.
         """
@@ -237,10 +240,10 @@ class FrameFiles:
             )
 
     def _shown_ending(self, kind: str) -> str:
-        """Return the ending with which a message shows missing files of a kind, e.g. ".png".
+        """Return the ending of the missing files of a kind for a message, e.g. ".png".
 
-        The result is the ending of a file that exists. An LMDB has keys such as "clip_a/000046",
-        without an ending. Then the result is the first ending that files of this kind may have.
+        It is the ending of a file that exists. In an LMDB, the keys have no ending, e.g.
+        "clip_a/000046". Then it is the first ending that files of this kind may have.
         """
         a_file = next(iter(self.by_kind[kind].values()))
         _, ending = os.path.splitext(a_file.path)
@@ -288,13 +291,13 @@ class FrameFiles:
                 self.problems.report(f"{what}: {shown}", kind)
 
     def _kinds_with_other_numbers(self) -> list[str]:
-        """Return the kinds whose files have other numbers, or other text around them, than lq.
+        """Return the kinds that have all files, but under other numbers or other names than lq.
 
         For example, lq has the files 0, 1, 2 and gt has 1, 2, 3, or lq has im1, im2 and gt has
         frame1, frame2. Then the user must rename files. Returns [] if single files are missing.
         """
-        # Compare the first numbers, and the distances from the first number. E.g. 0, 1, 2 and
-        # 1, 2, 3 both have the distances [0, 1, 2], so all files are there, under other numbers.
+        # A kind has all files if the distances of its numbers from its first number are the same as
+        # in lq. E.g. 0, 1, 2 and 1, 2, 3 both have the distances [0, 1, 2].
         first_keys = {}  # {kind: key of its first frame}
         distances = {}  # {kind: distance of each number from the first number}
         for kind, stems in self.stems.items():
@@ -309,9 +312,8 @@ class FrameFiles:
             distances[kind] = [key.number - first.number for key in keys]
         other_kinds = []
         for kind in self.stems:
-            # Single files are missing, which `_report_missing` reports.
             if distances[kind] != distances["lq"]:
-                return []
+                return []  # single files are missing. `_report_missing` reports them
             if first_keys[kind] != first_keys["lq"]:
                 other_kinds.append(kind)
         return other_kinds

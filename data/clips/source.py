@@ -5,13 +5,13 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
 
 A meta file is a list of the clips that belong to the data set. KAIR, the program in which VRT was
-published, comes with a few meta files. Option files of KAIR name them by paths within KAIR
-(KAIR_LISTS in data/clips/meta_file.py), so such a file is often missing here.
+published, comes with a few meta files, and option files of KAIR name them by paths within KAIR
+(KAIR_LISTS in data/clips/meta_file.py). Here, such a file is often missing.
 
 What must stay: the order of `Source.kinds`, because names of stored results depend on it.
 Free to add: a field of `Source`. If it changes the result of the data check, add it to
-`digest_of_options` in data/clips/kept.py, too. Without this entry, a result that was stored for
-another value would be used.
+`digest_of_options` in data/clips/kept.py, too. Otherwise a result that was stored for another value
+would be used.
 Free to change: the texts of errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
@@ -96,8 +96,8 @@ class Source:
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
     excluded_clips: frozenset[str] = frozenset()
-    # Whether lq and gt may be the same files: because noise is added to lq, or because lq and gt
-    # are different frames of the same folders. In any other case, a network would learn to change
+    # Whether lq and gt may be the same files, because noise is added to lq, or because a sample
+    # takes different frames as lq and gt. In any other case, a network would learn to change
     # nothing.
     may_share_frames: bool = False
     # Whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
@@ -173,8 +173,8 @@ class Source:
     def meta_file(self) -> str | None:
         """Path of the meta file. None: the clips of all folders are used.
 
-        A missing meta file of KAIR counts as None, because it would name all clips of a training
-        set. Any other path is returned, also if there is no such file: reading it raises the error.
+        If a meta file of KAIR is missing, the result is None, because the file would name all clips
+        of a training set. Any other path is returned, and reading a missing file raises an error.
         """
         path = self.meta_info_file
         if path in KAIR_LISTS and not os.path.exists(path):
@@ -187,10 +187,10 @@ class Source:
 
         E.g. {"000": [100, "0"]}. The number of the first frame is a text, as it is written in the
         file, and "0" if the file leaves it out. Returns None if there is no meta file.
-
-        The values are lists and not tuples. The index of a clip cache stores them as JSON, which
-        has only lists, and a later start compares the stored values with these values.
         Raises DataError, which names the line.
+
+        The values are lists and not tuples, because the index of a clip cache stores them as JSON,
+        which has only lists, and a later start compares the two.
         """
         if self.meta_file is None:
             return None
