@@ -1,8 +1,8 @@
 """Match the files of a user's clip with its frames: sharp frames and spikes.
 
-Files of one frame have equal names. The frames of a film have no names, so files beside a film are
-matched with its frames by their order. Then `ClipCheck` (data/clips/clip_check.py) checks the clip
-as if it were a data set with one clip.
+Files of one frame have equal names. But the frames of a film have no names, so files beside a film
+are matched with its frames by their order: file 3 belongs to frame 3. Then `ClipCheck`
+(data/clips/clip_check.py) checks the clip as if it were a data set with one clip.
 
 What must stay: a file is matched with the right frame, or refused. Otherwise files that do not
 belong together would give a wrong result without an error. Two examples of refusals:
@@ -54,9 +54,8 @@ def user_clip(
     frames: the frames, already opened.
     gt: a folder of sharp frames, or a film.
     spike: path of the spike files: a folder with one file per frame, or one file for the clip.
-    spikes: how the spikes are read. If one file holds the planes of all frames, its
-    `Timing.plane_ranges` says which planes belong to which frame. `spike` and `spikes` are given
-    together, or neither of them.
+    spikes: how the spikes are read. Its `timing` says which planes belong to which frame if one
+    file holds the planes of all frames. `spike` and `spikes` are given together, or neither.
     trained: properties of the training spikes. If a property of the user's spikes is unknown, the
     property of the training spikes is used.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
@@ -95,8 +94,8 @@ def user_clip(
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
         warn_of_one_spike_file(clip, spikes, times)
-        # A calibration says where the planes lie on the frames, so a plane may then have any shape.
-        # With "auto" the calibration is not found yet, so the shape is checked.
+        # With a calibration, a plane may have any shape. Without one it must have the shape of the
+        # frame. This includes "auto", because its calibration is not found yet.
         if spikes.calibration is None:
             plane = (spikes.geometry.height, spikes.geometry.width)
             check_same_view(clip.size, plane, str(spike))
@@ -151,10 +150,11 @@ def times_of(frames: UserFrames) -> FrameTimes:
 
 
 def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None:
-    """Warn if frames are missing, or if the names of images do not tell their order for sure.
+    """Warn if frames are missing, or if the names of images do not tell their order for certain.
 
     The times matter because they may say which planes of a spike file belong to which frame.
-    clip: name of the clip. times: times of its frames.
+
+    clip: name of the clip. times: times of its frames. is_film: whether the frames are of a film.
     """
     if times.gaps:
         logger.warning("frames of %s: %s", clip, times.in_words())
@@ -190,9 +190,9 @@ def _listing_of_spikes(
     """
     paths = spike_files(spike)
     # Spike files beside a film are matched with its frames by their order. If the decoder has left
-    # out damaged frames, file i no longer belongs to frame i, so the files are refused. There are
-    # two exceptions. A single file holds the planes of all frames, and the times divide the planes
-    # among the frames. If there are as many files as decoded frames, file i belongs to frame i.
+    # out damaged frames, file i may belong to another frame than decoded frame i, so the files are
+    # refused, with two exceptions: a single file holds the planes of all frames, which are divided
+    # by the times, and with as many files as decoded frames, file i belongs to decoded frame i.
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
@@ -217,15 +217,15 @@ def _frames_missing(times: FrameTimes, found: str, where: str) -> DataError:
 def _matched_stems(
     frame_stems: Sequence[str], stems: Sequence[str], in_order: bool
 ) -> Sequence[str]:
-    """Return the names under which files are matched with the frames.
+    """Return the names by which files are matched with the frames.
+
+    By default these are the names of the files. If files are matched in order, they get the names
+    of the frames: with frames "000000", "000001" and files "a", "b", "c", the result is "000000",
+    "000001", "c". Files beyond the last frame keep their names, so that the check reports them.
 
     frame_stems: names of the frames. stems: names of the files.
-    in_order: whether file number i belongs to frame number i, whatever its name. This is so for
-    files beside a film, because the frames of a film have no names. The files then get the names of
-    the frames (test_spike_files_of_a_film_are_sorted_by_the_numbers_in_their_names).
-
-    E.g. frames "000000", "000001" and files "a", "b", "c" in order -> "000000", "000001", "c".
-    Files beyond the last frame keep their names, so that the check reports them.
+    in_order: whether file i belongs to frame i in spite of its name, as beside a film
+    (test_spike_files_of_a_film_are_sorted_by_the_numbers_in_their_names).
     """
     if not in_order:
         return stems

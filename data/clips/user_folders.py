@@ -60,8 +60,7 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
 
     Warns of files and folders that may be clips but cannot be read.
 
-    also_read: endings of files that the caller reads besides the clips, so that no warning names
-        them
+    also_read: endings of files that the caller reads besides the clips. No warning names them.
     """
     clips = []
     left_out = []
@@ -82,12 +81,11 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
 
 
 def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
-    """Return the path of the files of a clip.
+    """Return the path of one kind of files of a clip. It is the first of these that exists:
 
-    It is the first of these that exists, or else `path`:
-
-        * a file with one of the suffixes, e.g. "<path>.dat"
-        * the folder "<path>/<inner>", e.g. "<path>/spike"
+    * a file with one of the suffixes, e.g. "<path>.dat"
+    * the folder "<path>/<inner>", e.g. "<path>/spike"
+    * `path`, which is returned even if it does not exist
     """
     for suffix in suffixes:
         # Cameras and Windows write endings in capital letters, too.
@@ -100,8 +98,8 @@ def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
     return path
 
 
-# Endings of files that often lie beside frames and films. No warning names them. A file with any
-# other ending that is not read is named in a warning, because it may be a picture or a film.
+# Endings of files that often lie beside frames and films. No warning names such files. A file with
+# any other ending may be a picture or a film, so a warning says that it was not read.
 ENDINGS_BESIDE_FRAMES = (
     *FORMATS, ".json", ".txt", ".md", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
     ".srt", ".vtt", ".ass", ".wav", ".mp3", ".m4a", ".aac", ".flac", ".mdb", ".sha256", ".md5",
@@ -109,10 +107,10 @@ ENDINGS_BESIDE_FRAMES = (
 
 
 def may_be_frames(path: Path) -> bool:
-    """Return whether a file that was not read may be a picture or a film.
+    """Return whether a file that was not read may be a picture or a film, e.g. "0.heic".
 
-    Files without an ending, and files with one of `ENDINGS_BESIDE_FRAMES`, are not frames. For a
-    folder, the result is True if any file directly in it may be a picture or a film, e.g. "0.heic".
+    A folder counts if any file directly in it may be one. Files without an ending do not count, and
+    neither do hidden files and files with one of `ENDINGS_BESIDE_FRAMES`.
     """
     if path.is_dir():
         return any(may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())

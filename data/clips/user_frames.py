@@ -127,9 +127,9 @@ class FrameSource(UserFrames):
         return height, width
 
     def _warn_of_losses(self) -> None:
-        """Warn of files of the folder that are left out, and if reading the first image loses data.
+        """Warn of what is not read: files that are left out, and e.g. the lower 8 of 16 bits.
 
-        E.g. an image of 16 bits is cut to 8 bits.
+        The first image stands for all images.
         """
         if self.path.is_dir():
             left_out = []

@@ -49,12 +49,11 @@ def spike_files(path: Path) -> list[Path]:
 def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, DatasetInfo]:
     """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
-    There are two special cases:
+    The two may lack the size of a plane, or contradict each other:
 
-    * If neither the section nor dataset.json has the size of a plane, the returned section has the
-      size of the arrays (.npy, .npz).
-    * If dataset.json and the section have different sizes, this dataset.json describes other files.
-      Then an empty description is returned.
+    * If neither has the size, the returned section has the size of the arrays (.npy, .npz).
+    * If they have different sizes, this dataset.json describes other files. Then an empty
+      description is returned.
 
     section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
     """
@@ -78,8 +77,8 @@ def _contradict(side: int | None, other: int | None) -> bool:
     return side is not None and other is not None and side != other
 
 
-# Two warnings for spikes in one file, if the times of the frames say which planes belong to which
-# frame. The first is for frames that last for different times, the second for missing frames.
+# Two warnings for spikes in one file whose planes are divided by the times of the frames: if the
+# frames last for different times, and if frames are missing.
 FRAMES_OF_DIFFERENT_TIMES = (
     "the frames last for different times, so each has the planes of its own time. The last one is "
     "taken to last as long as the one before it; give spike.exposure if it does not"
@@ -99,18 +98,18 @@ def warn_of_one_spike_file(clip: Clip, spikes: DatSpikes, times: FrameTimes) -> 
         return
     if is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, SLOW_FROM_START)
-    # Without spike.exposure, the times of the frames divide the planes among the frames. If the
-    # frames last for different times, they have different numbers of planes. The user may not
-    # expect this, so warn.
+    # Without spike.exposure, the planes are divided by the times of the frames. If the frames last
+    # for different times, they get different numbers of planes, which the user may not expect.
     is_divided_by_times = not spikes.timing.has_exposures
     if is_divided_by_times and not times.is_even:
         text = MISSING_FRAMES if times.gaps else FRAMES_OF_DIFFERENT_TIMES
         logger.warning("spikes of %s: %s", clip.name, text)
 
 
-# Largest relative difference between the ratio height / width of a frame and of a spike plane. The
-# sides of a small plane are rounded to whole pixels: a plane of 50 rows may be one row too high,
-# which is 2 %. A larger value would accept planes that were read with a wrong size.
+# Largest relative difference between the ratio height / width of a frame and the ratio of a spike
+# plane. The ratios may differ because the sides of a small plane are rounded to whole pixels: a
+# plane of 50 rows may be one row too high, which is 2 %. A larger value would accept planes that
+# were read with a wrong size.
 _RATIO_TOLERANCE = 0.02
 
 
