@@ -7,10 +7,13 @@ The cache appears complete or not at all: its files are written to a folder with
 gets the name of the cache at the end. After an interruption, a second call writes only the missing
 clips.
 
-What must stay: every refusal comes before the first clip is written, and the old cache is only
-removed when the new cache is complete. An old cache is only replaced if it has a clip in common
-with the new cache (test_a_cache_is_not_replaced_by_one_of_another_split), and other files are never
-replaced (test_a_cache_replaces_no_foreign_file).
+What must stay:
+
+* every refusal comes before the first clip is written,
+* the old cache is removed only when the new cache is complete,
+* an old cache is replaced only if it has a clip in common with the new cache
+  (test_a_cache_is_not_replaced_by_one_of_another_split),
+* other files are never replaced (test_a_cache_replaces_no_foreign_file).
 
 Tests: tests/parts/data/test_clip_cache.py
 """
@@ -52,19 +55,19 @@ def build_cache(
     track: a function that yields the clips that it gets, and shows the progress.
     Raises DataError for wrong data, and for a disk without enough room.
     """
+    # Refuse a wrong folder and wrong data before anything is written.
     target = Path(os.path.abspath(path))
-    # Refuse a folder that lies within a data root or contains a data root.
-    refuse_overlap(target, source.roots(), "--out")
+    refuse_overlap(target, source.roots(), "--out")  # it is in a data root, or contains one
     cached_names = _cached_clips(target)  # names of the clips of an older cache
     clips, problems = manifest.scan(source)
     manifest.raise_problems([(source, problems)])
     _refuse_cache_of_others(cached_names, clips, target)
 
-    # The clips are written into this folder, which gets its final name at the end.
+    # The clips are written into this folder, which gets its final name at the end. If there is such
+    # a folder of an interrupted build for the same clips and files, it is completed. Otherwise
+    # `scratch_folder` makes an empty folder, and removes an old one.
     partial = target.with_name(f".{target.name}.partial")
     index = json.dumps(_index_of(source, clips))
-    # Continue an interrupted build only if it was for the same clips and files. Otherwise
-    # `scratch_folder` removes the old folder and makes an empty one.
     if not _has_begun(partial, index):
         scratch_folder(partial)
         write_whole(partial / INDEX, index.encode())
@@ -91,7 +94,7 @@ def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
         digests[kind] = manifest.digest(kind, listing)  # of names, sizes and times of the files
     spike = None
     if source.spikes:
-        # The cache stores spikes row by row (raster), whatever the form of the source is.
+        # A cache stores planes row by row ("raster"), even if the spike files do not.
         spike = asdict(source.spikes.geometry.as_raster())
     stored_clips = []
     for clip in clips:
@@ -119,8 +122,9 @@ def _has_begun(partial: Path, index: str) -> bool:
 def _refuse_cache_of_others(cached_names: set[str], clips: Sequence[Clip], target: Path) -> None:
     """Refuse to replace a cache that has no clip in common with the new one.
 
-    If no clip is the same, the folder is probably the cache of another split, e.g. "test", and the
-    user has named it by mistake.
+    Such a cache is probably for another split, e.g. "test", and the user has named its folder by
+    mistake.
+
     cached_names: names of the clips in the cache. clips: the clips of the new cache.
     """
     names = {clip.name for clip in clips}
@@ -160,7 +164,7 @@ def _cached_clips(target: Path) -> set[str]:
     Raises DataError if the folder holds anything but a clip cache, because the folder is going to
     be replaced.
     """
-    # lexists is also true for a broken link. A broken link must not be replaced either.
+    # `lexists` is also true for a broken link, which must not be replaced.
     if not os.path.lexists(target):
         return set()
     clips = set()

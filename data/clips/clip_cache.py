@@ -87,7 +87,7 @@ class CacheReader:
         if missing_kinds:
             raise self._does_not_fit(f"it holds no {', '.join(missing_kinds)}")
         if source.spikes:
-            # A cache stores planes row by row ("raster"), also if the spike files do not.
+            # A cache stores planes row by row ("raster"), even if the spike files do not.
             stored_geometry = SpikeGeometry(**index["spike"])
             if stored_geometry != source.spikes.geometry.as_raster():
                 raise self._does_not_fit(f"its spikes are {index['spike']}")
@@ -131,12 +131,12 @@ class CacheReader:
             value = record[key]
             # JSON has no tuples, and a Clip has no lists.
             values[key] = tuple(value) if isinstance(value, list) else value
-        # A cache may hold kinds of files that these options do not use. () says that the clip has
-        # no files of this kind.
+        # A cache may hold kinds of files that these options do not use. The clip then has () for
+        # such a kind, as if there were no such files.
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
-        # `own_spikes` has the settings of clips whose spike settings differ from most clips.
+        # `own_spikes` has the clips with spike settings of their own.
         spikes = source.own_spikes.get(record["name"], source.spikes)
         return Clip(**values, spikes=spikes)
 
@@ -186,10 +186,9 @@ class CacheReader:
 
         piece: the source file and its planes. crop: in spike pixels.
         """
-        # (planes of all files of the clip, bytes of a plane)
-        stored_planes = self._map_array(clip, "spike")
-        # Read the array like one packed file with the planes of all files. cache_builder.py wrote
-        # them row by row ("raster"), whatever the layout of the files is.
+        # The array has the planes of all files of the clip, so read it like one large packed file.
+        # cache_builder.py has written the planes row by row ("raster").
+        stored_planes = self._map_array(clip, "spike")  # (planes, bytes of a plane)
         geometry = clip.spikes.geometry.as_raster()
         all_planes = SpikeFile(
             piece.file, geometry, planes=len(stored_planes), packed=stored_planes

@@ -1,9 +1,9 @@
 """Ask for a property of all clips of a dataset, without making the clips.
 
 A dataset holds its clips as a table (`ClipTable`), as the tables of several roots (`JoinedClips`),
-or as a list. The functions below take any of the three. They read the arrays of a table and do not
-make its clips, because this would take minutes for large data sets. Only `one_of_each_form` makes
-some clips. A new function of this kind needs the same three branches.
+or as a list. The functions below take any of the three. They read the arrays of a table, because
+making all its clips would take minutes for large data sets. Only `one_of_each_form` makes some
+clips. A new function of this kind needs the same three branches.
 
 What must stay: the order of the clips, because training samples are numbered through all clips.
 tests/parts/data/test_kept.py compares the results for the three kinds of sequences.
@@ -39,14 +39,13 @@ class JoinedClips(Clips):
 
 
 def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
-    """Return the clips of several roots as one sequence: a plain list if no root has a table.
+    """Return the clips of several roots as one sequence, one root after the other.
 
-    A single root keeps its own sequence. The order of the roots must stay: the numbers of training
-    samples count through all clips.
+    The order of the roots must stay, because training samples are numbered through all clips.
     """
     if len(clips_of_roots) == 1:
         return clips_of_roots[0]
-    # A plain list of the clips of a table would make all `Clip` objects.
+    # With a table among them, do not make a plain list, because this would make all its clips.
     if any(isinstance(clips, Clips) for clips in clips_of_roots):
         return JoinedClips(clips_of_roots)
     all_clips: list[Clip] = []
@@ -97,11 +96,11 @@ def planes_of(clips: Sequence[Clip]) -> set[int]:
 
 
 def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
-    """Yield enough clips to check properties that most clips share, such as their scale.
+    """Yield one clip of each form, to check a property that its clips share, e.g. the scale.
 
-    A clip of a table is left out if an earlier clip has the same sizes, the same number of sharp
-    instants and the same spike settings. E.g. three clips of a table have the heights 720, 720 and
-    480: the first and the third clip are yielded. Clips that are in no table are all yielded.
+    Clips of a table have one form if they have the same sizes, the same number of sharp instants
+    and the same spike settings. E.g. of three clips with the heights 720, 720 and 480, the first
+    and the third are yielded. Clips that are in no table are all yielded.
     """
     if isinstance(clips, ClipTable):
         for number in clips.first_of_each_form():

@@ -54,8 +54,8 @@ class ClipPaths(NamedTuple):
 class UserClips(TestClips):
     """The clips of a user's files, read as a test set.
 
-    The constructor of `TestClips`, which reads options and lists folders, is not called. So each
-    attribute that the methods of `TestClips` read needs a value here.
+    Each attribute that the methods of `TestClips` read needs a value here, because the constructor
+    of `TestClips`, which reads options and lists folders, is not called.
     """
 
     clips: Sequence[Clip]
@@ -80,8 +80,8 @@ def user_clips(
     paths need a folder for each clip, too.
     spike_options: a `spike` section of the options. None: the network takes no spikes.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
-    trained: properties of the training spikes (`ClipSources.spike_data`, data/clip_sources.py). A
-    property that is unknown for the user's spikes is taken from them.
+    trained: properties of the training spikes (`ClipSources.spike_data`, data/clip_sources.py). If
+    a property of the user's spikes is unknown, it is taken from here.
     Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
     """
     root = Path(expand_path(str(path)))
@@ -125,20 +125,20 @@ def _open_clip(
     """Open the frames of a clip, and match its other files with them.
 
     section: the section `spike` of the options. None: the network takes no spikes.
-    trained: properties of the training spikes. A property that is unknown for the user's spikes is
-    taken from them.
+    trained: properties of the training spikes. If a property of the user's spikes is unknown, it is
+    taken from here.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes and other DataErrors.
     """
-    # E.g. for a folder: `frames.files` are street/000000.png, street/000001.png, ...,
-    # `frames.stems` are "000000", "000001", ..., and `frames.read(0)` decodes the first file.
-    # go_on: the watchdog sees progress while a long film is read.
+    # E.g. for a folder: `frames.files` are street/000000.png, street/000001.png, ..., and
+    # `frames.stems` are "000000", "000001", ... With `go_on`, the watchdog sees progress while a
+    # long film is read.
     frames = FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
-        # section_of_clip: the options, and the size of a plane if only the files have it.
-        # info: the content of dataset.json. `user_spikes` takes a value that both lack from the
-        # training.
+        # `section_of_clip` are the options, with the size of a plane if only the files have it.
+        # `info` is the content of dataset.json. If a value is in neither of them, `user_spikes`
+        # takes it from the training.
         section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(
@@ -214,8 +214,8 @@ def _clips_below(folder: Path, spike: Path | None, gt: Path | None) -> dict[str,
         gt_of_clip = None if gt is None else _gt_path(gt / name)
         paths_of_clips[name] = ClipPaths(frames, spike_of_clip, gt_of_clip)
     if not paths_of_clips:
-        # Nothing was found. Return the folder as a clip, so that `FrameSource` raises its error for
-        # an empty folder.
+        # Return the folder itself as a clip, so that `FrameSource` raises its error for a folder
+        # without images.
         return {_name_of(folder): ClipPaths(folder, spike, gt)}
     return paths_of_clips
 

@@ -40,9 +40,10 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
 
     * names of clip and frames, sizes, and how its spikes are read (`DatasetClip.described`),
     * name and size of each file,
-    * the content of at most 4096 files, evenly spaced over all clips: the whole file up to 64 KiB,
-      else eight blocks of 4 KiB from its beginning to its end. A PNG has a checksum of all pixels
-      at its end, so any changed pixel changes the digest.
+    * the content of at most 4096 files, evenly spaced over all clips. A file of up to 64 KiB is
+      hashed as a whole. Of a larger file, eight blocks of 4 KiB are hashed, from its beginning to
+      its end. A PNG has a checksum of all pixels at its end, so any changed pixel changes the
+      digest.
 
     For another reader, e.g. of a test set that a user adds, its name, its stems, and its first,
     middle and last frame are hashed.
@@ -64,8 +65,8 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
         # `stamp` also returns the time of change, which is not hashed.
         size, _ = stamp(path)
         sha256.update(f"{os.path.basename(path)} {size}\n".encode())
-    # Every `step`-th file is read, e.g. every third of 10,000 files. The step is at least 1,
-    # because a slice refuses the step 0, which the formula gives without files.
+    # Every `step`-th file is read, e.g. every third of 10,000 files. Without files, the formula
+    # would give the step 0, which a slice refuses.
     step = max(1, math.ceil(len(paths) / MOST_FILES))
     for path in paths[::step]:
         for block in _blocks_of(path):

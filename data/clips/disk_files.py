@@ -42,8 +42,8 @@ class DiskFiles:
     _shared_images: SharedImages = field(default_factory=SharedImages, init=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A loader worker that is not forked gets a pickled copy of this object. Only forked
-        # processes share memory, so the copy keeps no images and reads the files.
+        # A loader worker that is not forked gets a pickled copy of this object. Such a worker
+        # shares no memory, so its copy keeps no images and reads the files.
         return {
             "cache_data": False,
             "_shared_images": SharedImages(),
@@ -55,8 +55,8 @@ class DiskFiles:
         If this run has checked the data already (data/clips/preflight.py), the clips that the check
         found are returned. Otherwise the files are checked now.
 
-        With cache_data, call this before loader workers are forked, because the method reserves the
-        memory that they share. A later call would give each worker memory of its own.
+        Call this before loader workers are forked, because with cache_data it reserves the memory
+        that they share. A later call would give each worker memory of its own.
         """
         clips: Sequence[Clip] | None = checked_clips(source)
         if clips is None:
@@ -100,9 +100,9 @@ class DiskFiles:
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.
 
-        piece: the file and its planes. crop: in spike pixels. Raises DataError if the file has
-        another number of planes than at the check of the data, because its frames would then have
-        other planes.
+        piece: the file and its planes. crop: in spike pixels.
+        Raises DataError if the number of planes of the file has changed since the check of the
+        data, because other planes could then belong to its frames.
         """
         geometry = clip.spikes.geometry
         file = open_spike_file(piece.file, geometry, clip.spikes.remainder)

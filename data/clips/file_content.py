@@ -43,7 +43,7 @@ def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> Spike
     return open_spikes(path, geometry, remainder)
 
 
-# Warning about spike files in which a plane is reached only through all planes before it.
+# Warning about spike files for which `is_read_from_start` is true.
 SLOW_FROM_START = (
     "every frame reads the file of its clip from the start, which is slow for long clips: "
     "convert it to .dat (scripts/spike_tool.py convert), "

@@ -61,7 +61,7 @@ class Folder(Mapping[str, FileEntry]):
 
     prefix: text before a name in its path, e.g. "/data/train/clip_a/blur/".
     joined_names: the names with "/" after each, e.g. "000000.png/000001.png/". No name can hold a
-    "/". The order of the names is the order of all other lists of this class.
+    "/". All lists of this class are in the order of these names.
     lmdb_entries: the files of a clip in an LMDB, whose sizes are read together with the list. None
     for files on disk.
     """
@@ -111,10 +111,10 @@ class Folder(Mapping[str, FileEntry]):
         return iter(dict.fromkeys(self.stems))
 
     def __len__(self) -> int:
-        """Return the number of files. "0.jpg" and "0.jpeg" have one stem, but are two files.
+        """Return the number of files, i.e. the length of `paths`.
 
-        The check looks at every file, also at two of one stem, so it needs the length of `paths`
-        (data/clips/root_check.py). Counting the names takes less time than making their stems.
+        "0.jpg" and "0.jpeg" have one stem, but count as two, because the data check
+        (data/clips/root_check.py) looks at every file.
         """
         return self.joined_names.count("/")
 

@@ -81,11 +81,14 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
 
 
 def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
-    """Return the path of one kind of files of a clip. It is the first of these that exists:
+    """Return the path of one kind of files of a clip.
 
-    * a file with one of the suffixes, e.g. "<path>.dat"
-    * the folder "<path>/<inner>", e.g. "<path>/spike"
-    * `path`, which is returned even if it does not exist
+    It is the first of these that exists:
+
+        * a file with one of the suffixes, e.g. "<path>.dat"
+        * the folder "<path>/<inner>", e.g. "<path>/spike"
+
+    If none of them exists, it is `path`.
     """
     for suffix in suffixes:
         # Cameras and Windows write endings in capital letters, too.
