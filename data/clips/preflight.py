@@ -8,9 +8,8 @@ The flow of a first start:
         RootCheck.run       otherwise the check of all files (data/clips/root_check.py)
         Record.write        stores its result
 
-The result of the check is stored under <path.root>/.preflight (data/clips/kept.py). While no folder
-changes, a repeated start reads the stored result and looks at only some of the files: 1 % of them,
-but at least 4096.
+The result of the check is stored under <path.root>/.preflight. While no folder changes, a repeated
+start reads the stored result, and looks at only 1 % of the files, but at least at 4096.
 
 What must stay: one error names the problems of all roots of all splits
 (test_a_missing_root_hides_no_problem_of_the_other_split and the test below it), and a result with
@@ -37,8 +36,7 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-# The default of `show`: a bar that shows nothing. The first argument of `open_progress` is the kind
-# of the bar.
+# A function like `open_progress` that opens a bar which shows nothing, the kind "none".
 NO_PROGRESS_BAR: OpenProgress = partial(open_progress, "none")
 
 
@@ -53,8 +51,7 @@ def preflight(
     datasets: the sections of the splits. stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    Returns {options_digest: record_id} for the other ranks. A `Report` has both fields if its
-    result is stored.
+    Returns {options_digest: record_id} for the other ranks, of the reports whose result is stored.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
@@ -105,9 +102,9 @@ def check_source(
 
     source: the data root.
     name: name of the split, and of the root if there are several, e.g. "train".
-    stored: folder of stored results. If a data set has not changed since its result was stored, the
-    stored result is returned. None: read everything, and store nothing.
-    decode: whether to decode every image, which also finds flipped bits. Otherwise only header and
+    stored: folder of stored results. If the data have not changed since their result was stored,
+    this result is returned. None: everything is read, and nothing is stored.
+    decode: whether to decode every image, which also finds flipped bits. If not, only header and
     end of a PNG are read.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
@@ -117,7 +114,7 @@ def check_source(
     record = None
     if stored:
         # The name of a stored result depends on the meta file. If the meta file cannot be read,
-        # nothing is stored, and the listing of the files below raises the error.
+        # there is no record, and `check.run` below raises the error.
         with suppress(DataError):
             record = Record(stored, source, scale)
     if record:

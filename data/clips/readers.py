@@ -41,8 +41,8 @@ class Reader:
     """One clip to test on (utils.contract.ClipReader).
 
     A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. All other
-    members follow from these three, and a subclass may override them to answer faster, e.g. `size`,
-    for which this class reads a frame.
+    members follow from these three. A subclass may override them to answer faster: e.g. for `size`,
+    this class reads a frame.
 
     What must stay: names and meanings of all members, because users derive from this class. A new
     property needs a body here that is right for every subclass (tests/stories/test_extending.py).
@@ -211,9 +211,9 @@ class DatasetClip(Reader):
     def described(self) -> str:
         """Return sizes and stems of the clip, and how its spikes are read, in one line.
 
-        The values and their order must not change. The line is hashed for a digest that is stored
-        with scores (data/clips/content.py). With another line, stored scores would count as scores
-        of other clips (test_the_digest_that_is_stored_with_a_score_stays).
+        The values and their order must stay. The line is hashed for a digest that is stored with
+        scores (data/clips/content.py), so with another line, stored scores would count as scores of
+        other clips (test_the_digest_that_is_stored_with_a_score_stays).
         """
         clip = self.clip
         values: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
@@ -230,8 +230,8 @@ class DatasetClip(Reader):
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        The source files of a clip cache may be on another machine. Then the result is the files of
-        the cache that hold the clip.
+        If a clip cache is read and its source files are on another machine, the result is the files
+        of the cache that hold the clip.
         """
         clip = self.clip
         count = len(self.stems)  # number of tested frames
@@ -252,8 +252,8 @@ class DatasetClip(Reader):
         """Return 16 hex digits that change with names, sizes and times of change of the files.
 
         The digits also change with the stems and with how the spikes are read. A test stores the
-        digest with its results, and a repeated test compares it. If the hashed texts or their order
-        changed, the data of all old results would seem to have changed
+        digest with its results, and a repeated test compares it. So the hashed texts and their
+        order must stay: otherwise the data of all old results would seem to have changed
         (test_the_digest_that_is_stored_with_results_stays).
         """
         clip = self.clip
@@ -272,8 +272,8 @@ class DatasetClip(Reader):
         paths = []
         backend = self.dataset.backend
         if isinstance(backend, CacheReader):
-            # The source files of the cache may be on another machine. The index of the cache, which
-            # is written anew with each build, shows a change of the data in this case, too.
+            # The source files of the cache may be on another machine, where a change of them does
+            # not show. But each build of the cache writes its index anew, so hash the index, too.
             for source in self.dataset.sources:
                 paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]

@@ -1,7 +1,7 @@
 """Refuse what a data set of a user returns if it is not a sample or a frame of a test clip.
 
-Without these checks, a wrong type ends in an error of torch far away from its cause, and pictures
-of uint8 would be compared with pictures of 0 to 1. The data sets of this project need no check.
+Without these checks, a wrong type would end in an error of torch far from its cause, and pictures
+of 0 to 255 would be compared with pictures of 0 to 1. The data sets of this project need no check.
 
 What must stay: what the data sets in docs/extending.md return is accepted.
 
@@ -22,8 +22,8 @@ from utils.errors import DataError
 PICTURES = ("lq", "gt", "gt_instants")
 # Types that the values of pictures may have. float16 and bfloat16 can be used with train.amp.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# A training warns of values outside of these limits. The limits are far from 0 and 1, so that
-# strong noise causes no warning.
+# A training warns of values outside of these limits. They are far from 0 and 1, so that strong
+# noise causes no warning.
 LOWEST = -4
 HIGHEST = 5
 WHERE_DESCRIBED = "(docs/extending.md, Layers)"
@@ -103,7 +103,8 @@ def _refuse_wrong_tensors(item: Any, shape: str, where: str, do: str) -> None:
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
         is_picture = isinstance(value, Tensor) and value.dtype in FLOATS
-        if not is_picture or value.ndim != len(shape.split(",")):
+        number_of_axes = len(shape.split(","))  # "(3, H, W)" has 3
+        if not is_picture or value.ndim != number_of_axes:
             raise DataError(
                 what=f"{key} is {_described(item[key])}", where=where, expected=expected, do=do
             )

@@ -26,8 +26,8 @@ from data.clip import Clip
 
 logger = logging.getLogger(__name__)
 
-# Largest fraction of the host's memory that decoded images may take. The rest is for the run. A
-# larger fraction would risk that the system ends the run for lack of memory.
+# Largest fraction of the host's memory that decoded images may take. The rest is for the run: if
+# memory is lacking, the system ends the run.
 LARGEST_MEMORY_FRACTION = 0.8
 
 
@@ -35,15 +35,15 @@ class SharedImages:
     """Decoded images of the clips of one rank."""
 
     def __init__(self) -> None:
-        # {(clip, kind): array (frames, 1 + H W 3) uint8}. A row belongs to a frame. Its first byte
-        # is 1 once the image was decoded; the other bytes are the image.
+        # {(clip, kind): array (frames, 1 + H W 3) uint8}, with a row for each frame. The first byte
+        # of a row says whether the image was decoded: 0 or 1. The other bytes are the image.
         self._rows: dict[tuple[str, str], np.ndarray] = {}
 
     def reserve(self, clips: Sequence[Clip]) -> bool:
         """Reserve memory for the images of these clips. Returns whether the host has enough.
 
-        If the host has too little memory, nothing is reserved, and a warning says so. Reserving
-        takes no memory yet: the system takes memory when an image is written.
+        If the host has too little memory, nothing is reserved, and a warning says so. Reserved
+        memory is not in use yet: the system takes it when an image is written.
         """
         # {(clip, kind): shape of its array in `_rows`}.
         shapes = {}
@@ -51,7 +51,6 @@ class SharedImages:
             for kind in clip.image_kinds:
                 frames = len(getattr(clip, kind))
                 height, width = clip.size_of(kind)
-                # For each frame a byte that says whether it was decoded, and then the image.
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
         bytes_of_clips = sum(math.prod(shape) for shape in shapes.values())
         # `reserve` is called once for each root, so the images of earlier roots count as well.
@@ -82,7 +81,8 @@ class SharedImages:
         is_decoded = row[0] == 1
         if not is_decoded:
             # Two workers may do this at once. They write the same bytes, so no lock is needed. The
-            # first byte is set after the image. (An x86 processor writes in this order.)
+            # first byte is set last, so that no worker reads half an image. (An x86 processor
+            # writes in this order.)
             row[1:] = decode().ravel()
             row[0] = 1
         return row[1:].reshape(*clip.size_of(kind), 3)

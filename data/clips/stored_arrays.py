@@ -1,7 +1,8 @@
 """Read arrays from an .npz file that anybody may have written.
 
-np.load is not used, for two reasons. Nothing in the file may be executed. And compressed arrays
-must be refused, because a small compressed file could fill the memory.
+An .npz is a zip file with a .npy file for each array. np.load does not refuse compressed arrays,
+and a small compressed file could fill the memory. So the functions below open the zip file, take
+only arrays of the expected types, and execute nothing of the file.
 
 What must stay: nothing is executed, sizes are bounded, and any other content is a ValueError
 (test_a_wrong_record_is_not_used, test_a_compressed_record_is_not_used).
@@ -60,7 +61,7 @@ def _array_in_npy(content: bytes, expected: Any) -> np.ndarray:
     expected: dtype of the array. Raises ValueError for any other array.
     """
     file = io.BytesIO(content)
-    # NumPy writes version 1.0 for plain arrays of numbers. Other versions have other headers.
+    # Plain arrays of numbers have version 1.0. Other versions have other headers.
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"version {version}")

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-# Number of threads. The threads wait for the file system and compute little, so there may be more
-# threads than cores. Fewer threads would make a check on a network file system slower, and more
-# threads would take more memory.
+# Number of threads. There may be more threads than cores, because most threads wait for the file
+# system and compute little. Fewer threads would make a check on a network file system slower, and
+# more threads would take more memory.
 THREADS = 16
-# Number of items that a thread takes at once. It takes some microseconds to give items to a thread,
-# so a smaller number would be slow for a million files. With a larger number, a few threads would
-# work at the end while the others are idle.
+# Number of items that a thread takes at once. Giving items to a thread takes some microseconds, so
+# a smaller number would be slow for a million files. With a larger number, a few threads would
+# still work at the end while the others are idle.
 ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")
