@@ -54,6 +54,8 @@ def build_cache(
 
     track: a function that yields the clips that it gets, and shows the progress.
     Raises DataError for wrong data, and for a disk without enough room.
+
+    Test: test_an_interrupted_build_goes_on_where_it_stopped
     """
     # Refuse a wrong folder and wrong data before anything is written.
     target = Path(os.path.abspath(path))

@@ -85,6 +85,8 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
     clip: path of the folder, which may be a clip.
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: endings of the files' names, e.g. (".png", ".jpg").
+
+    Tests: test_clips_in_nested_folders_have_both_names, test_a_folder_of_files_is_a_clip
     """
     with os_errors_as_data_errors(clip, expected="a readable folder"):
         # The files are in <clip>/<folder> if this folder exists, else in <clip>.

@@ -101,6 +101,8 @@ def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
     Clips of a table have one form if they have the same sizes, the same number of sharp instants
     and the same spike settings. E.g. of three clips with the heights 720, 720 and 480, the first
     and the third are yielded. Clips that are in no table are all yielded.
+
+    Test: test_one_of_each_form_has_the_sizes_of_all_clips
     """
     if isinstance(clips, ClipTable):
         for number in clips.first_of_each_form():

@@ -182,6 +182,8 @@ def _is_folder_below_root(folder: str, in_lmdb: bool) -> bool:
         it has no part ".."           "/../b/"    "/data/../b/0.png", outside of the root
 
     in_lmdb: whether the root is an LMDB. Its folders begin with "::", other folders with "/".
+
+    Test: test_wrong_columns_are_refused_without_a_look_at_the_files
     """
     start = "::" if in_lmdb else "/"
     begins_right = folder.startswith(start)
@@ -294,6 +296,8 @@ def _planes_of_file_beside(own: _OwnFiles, step: int, planes: np.ndarray) -> np.
 
     step: -1 is the file before the own file, 0 the own file, and 1 the file after.
     planes: number of planes of each file of all clips.
+
+    Test: test_wrong_columns_are_refused_without_a_look_at_the_files
     """
     file_in_clip = own.file_in_clip + step
     exists = (file_in_clip >= 0) & (file_in_clip < own.files_of_clip)

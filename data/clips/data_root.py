@@ -140,6 +140,8 @@ def _add_single_files(
     and "a.npy", the file with the earlier suffix is used.
 
     names: names of the files that lie directly in the root.
+
+    Test: test_a_clip_takes_the_spike_file_of_its_name
     """
     prefix = os.path.join(root, "")  # the root with a slash at its end
     # The files with the first suffix come first. If a later file has the same stem, the clip has a

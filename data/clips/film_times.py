@@ -165,6 +165,8 @@ def _missing_between_frames(
 
         decoded at 0, 1, 4, 5 s    two frames are missing (numbers 2 and 3)
         decoded at 2, 3, 4, 5 s    two frames are missing (numbers 0 and 1)
+
+    Test: test_lost_frames_are_named
     """
     # Times of the packets from which no frame was decoded, in order.
     lost_times = sorted(set(packets.times) - set(times))
@@ -222,6 +224,8 @@ def _missing_at_end(
 
     last: time of the last decoded frame. step: usual time from one frame to the next.
     next_number: number of the first missing frame in the whole film.
+
+    Test: test_the_lost_end_of_a_film_takes_its_planes_with_it
     """
     count = sum(1 for time in packets.times if time > last)
     # A file that is cut short may still state the number of all its frames in its header.

@@ -81,6 +81,8 @@ class FrameFiles:
 
         The file probably holds the planes of the whole clip, and the user has forgotten the option
         spike.exposure. So this message helps more than a message about missing spike files.
+
+        Test: test_one_spike_file_for_several_frames_asks_for_exposures
         """
         frames = len(self.by_kind["lq"])
         spike_files = list(self.by_kind["spike"].values())
@@ -180,6 +182,8 @@ class FrameFiles:
         """Return the frames that the meta file lists.
 
         meta_entry: [number of frames, number of the first frame], e.g. [100, "0"].
+
+        Test: test_a_meta_file_of_basicsr_lists_frames_from_0_on
         """
         count, first_text = meta_entry
         first_number = int(first_text)
@@ -206,6 +210,8 @@ class FrameFiles:
         leading zeros.
 
         name_of: names of the frames that have a file.
+
+        Test: test_a_listed_frame_that_is_missing_gets_a_name_in_the_form_of_the_present_frames
         """
         digits = 1
         for stem in name_of.values():
@@ -253,6 +259,8 @@ class FrameFiles:
         """Report jumps in the numbers of the frames, e.g. "000012-000014".
 
         keys: frames in the order of time. names: the name of each frame.
+
+        Test: test_a_gap_is_looked_for_in_the_order_of_numbers
         """
         # If the texts around the numbers differ, the numbers need not follow one another.
         texts_around_number = {(key.before, key.after) for key in keys}
@@ -269,6 +277,8 @@ class FrameFiles:
         """Report names that do not follow the option filename_tmpl, a format such as "08d".
 
         keys: the frames of the clip.
+
+        Test: test_names_of_frames_must_follow_a_given_template
         """
         template = self.source.filename_tmpl
         if not template:
@@ -295,6 +305,8 @@ class FrameFiles:
 
         For example, lq has the files 0, 1, 2 and gt has 1, 2, 3, or lq has im1, im2 and gt has
         frame1, frame2. Then the user must rename files. Returns [] if single files are missing.
+
+        Test: test_spikes_that_count_from_another_number_are_one_problem
         """
         # A kind has all files if the distances of its numbers from its first number are the same as
         # in lq. E.g. 0, 1, 2 and 1, 2, 3 both have the distances [0, 1, 2].

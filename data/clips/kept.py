@@ -86,6 +86,8 @@ def digest_of_options(source: Source) -> str:
     Whoever adds an option to the check must add it here. Otherwise a record would also be used for
     another value of the option. The order of the values may change: this gives other digits, so all
     existing records are ignored once, and the data are checked again.
+
+    Test: test_data_are_read_again_if_options_change
     """
     # FORMAT is hashed, too, so records of an older version have other names and are never found.
     spikes = source.spikes
@@ -129,6 +131,8 @@ def checked_clips(source: Source) -> ClipTable | None:
 
     Any rank and any loader worker may call this. Returns None if the run has not checked the
     source, or if this machine cannot read the record. Then the caller must check the files itself.
+
+    Test: test_a_rank_reads_only_the_record_and_makes_the_same_samples
     """
     # RUN is the state of the run. The start of the run has set these two values in it.
     record_ids: Mapping[str, Sequence[str]] = RUN.record_ids  # digest of the options -> RecordId

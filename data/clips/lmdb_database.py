@@ -144,6 +144,8 @@ def _close_environments() -> None:
 
     Leaves `_opening_lock` locked, so that no thread opens an LMDB during the fork. After the fork,
     the parent and the child each release their copy of the lock.
+
+    Test: test_an_lmdb_opened_before_a_fork_is_not_used_after_it
     """
     _opening_lock.acquire()
     for environment in _environments.values():

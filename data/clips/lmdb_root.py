@@ -109,6 +109,8 @@ def _lmdb_key(line: str) -> str:
 
     "clip_a/000000.png (720,1280,3) 1" -> "clip_a/000000". A name may hold blanks and brackets, so
     only a shape at the end of the line is cut off: "clip (a)/0 (old)" stays as it is.
+
+    Test: test_keys_may_have_spaces
     """
     path = _LMDB_SHAPE.sub("", line)
     key, _ = os.path.splitext(path)
@@ -122,6 +124,8 @@ def _entries_of_keys(
 
     E.g. the key "clip_a/000000" is the file "000000" of "clip_a". The clip of a key without a slash
     is "". changed_ns: time of change of the LMDB.
+
+    Test: test_keys_without_the_name_of_a_clip_are_one_clip
     """
     # Opening the database shows whether the file as a whole is damaged, e.g. cut short, and its
     # error says how. Damage within the file can kill the process that reads the values, so

@@ -41,6 +41,8 @@ def sizes(root: str, keys: Sequence[str]) -> list[int]:
     """Return the number of bytes under each key; NONE for a key without a value.
 
     root: the folder of the LMDB. Raises DamagedLmdbError.
+
+    Test: test_an_lmdb_whose_numbers_point_out_of_the_file_is_refused
     """
     # -I: neither the environment nor the current folder changes what Python imports.
     command = [sys.executable, "-I", __file__, root]

@@ -153,6 +153,8 @@ def _with_shape_of_png(
     is called only if the header is longer than `head`, or if the pixels are decoded.
     decode: whether to decode the pixels. If not, the header alone gives the shape.
     Raises DataError for a picture that is too large, has values of another kind, or has no header.
+
+    Test: test_a_clip_with_a_picture_that_cannot_be_decoded_is_still_counted
     """
     content = b""  # the whole file, as soon as it is needed
     # The header is None if `head` is too short, because a long text or colour profile stands before

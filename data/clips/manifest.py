@@ -260,6 +260,8 @@ def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
 
     Paths are compared after links are followed. The first frame of a clip is enough: if it is the
     same file in lq and gt, both come from one folder.
+
+    Test: test_sharp_frames_behind_a_link_to_the_blurry_ones_are_refused
     """
     if source.may_share_frames or not source.dataroot_gt:
         return []
@@ -279,6 +281,8 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
     Only the first and the last frame of each clip are compared. This is enough, because every frame
     with real blur differs from its sharp frame. The comparison ends with the first frame that
     differs, so it is fast for usual data.
+
+    Test: test_copies_of_the_blurry_frames_as_sharp_frames_are_warned_of
     """
     if source.may_share_frames or not source.dataroot_gt or not clips:
         return False

@@ -123,6 +123,8 @@ def _values_of_line(line: str, path: str, number: int) -> _LineOfMeta:
     """Read a line of a meta file. Raises DataError for a line of another form.
 
     path: the meta file. number: number of the line. Both are for the message.
+
+    Test: test_lines_of_a_meta_file_that_say_nothing_certain_are_refused
     """
     values = _LINE_OF_META.fullmatch(line.strip())
     if not values or not 1 <= int(values["frames"]) <= MOST_FRAMES:

@@ -44,6 +44,8 @@ def _loss_of_16_bits(content: bytes) -> str:
 
     Cameras often use only 10, 12 or 14 of 16 bits. The header does not tell how many, so all pixels
     are read.
+
+    Test: test_16_bit_frames_of_a_user_that_use_fewer_bits_are_named
     """
     bits = _bits_in_use(content)
     if bits is None or bits == 16:

@@ -172,6 +172,8 @@ def _other_kind(content: bytes) -> str:
     """Return a clause that names the kind of a file, for the error message. "" if it is unknown.
 
     content: the bytes of the file. b"GIF89a..." -> "its content is GIF, which is not read: ...".
+
+    Test: test_a_file_of_another_kind_with_the_ending_of_a_picture_is_named
     """
     for pattern, kind in OTHER_KINDS.items():
         if re.match(pattern, content, re.DOTALL):

@@ -373,6 +373,8 @@ def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:
 
     E.g. an .npz is slow to read, because it is compressed. The list has at most one warning. The
     paths are read from the table, because making every clip would take long for a large data set.
+
+    Test: test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once
     """
     # A file for each frame is short, so reading it from its start is fast.
     if not source.has_one_spike_file:

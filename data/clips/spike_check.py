@@ -165,6 +165,8 @@ def _wrong_position(correlations: Correlations, is_calibrated: bool) -> list[str
 
     is_calibrated: whether a calibration says where the spikes lie on the frame.
     Returns a list of at most one text.
+
+    Test: test_spikes_that_look_upside_down_are_a_warning
     """
     as_read, flipped = correlations
     if flipped > LEAST_CORRELATION and flipped > as_read + LEAST_GAIN_OF_FLIP:
@@ -207,6 +209,8 @@ def _wrong_frames(clip: Clip) -> list[str]:
 
     The name of the folder of the frames tells the kind: "blur" has means of display values, and
     "blur_gamma" means of linear light. Returns a list of at most one text.
+
+    Test: test_ratios_to_frames_that_are_means_of_display_values_are_a_warning
     """
     light = clip.spikes.light
     folder = Path(clip.lq[0]).parent
@@ -232,6 +236,8 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
 
     count: number of planes of an exposure. rate: mean number of spikes per plane.
     Returns a list of at most one text.
+
+    Test: test_windows_that_are_too_narrow_for_the_spikes_are_a_warning
     """
     half_windows = spikes.options.get("half_windows", ())
     if len(half_windows) < 2:

@@ -112,6 +112,8 @@ class SpikePlanes:
         """Report if it is not sure which planes belong to which frame, in one file for all frames.
 
         files: the spike files of the clip. first_frame: the first frame of the clip.
+
+        Test: test_two_files_with_exposures_are_refused
         """
         # The first plane of the file belongs to the first frame of the folder. If a meta file lists
         # only later frames, the planes would go to wrong frames.
@@ -190,6 +192,8 @@ class SpikePlanes:
         plane_counts: {file: its number of planes}. spikes: how these files are read.
         last: the file of the last frame. It may have fewer planes in a clip that was made from a
         video.
+
+        Test: test_another_number_of_planes_within_a_clip_is_refused
         """
         usual_count = most_frequent(plane_counts.values())
         # dataset.json may say how many planes a file has, and how many of them were interpolated

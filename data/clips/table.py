@@ -166,6 +166,8 @@ class ClipTable(Clips):
 
         number: number of the clip. files: spike files of the clip, each once.
         frames: numbers of the frames of the clip among the frames of all clips.
+
+        Test: test_a_record_gives_the_same_clips_as_the_files
         """
         first, end = first_and_end(self.first_files["spike"], number)
         planes = self.spike_columns["planes"][first:end].tolist()

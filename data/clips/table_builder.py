@@ -100,7 +100,10 @@ class TableBuilder:
         self.texts[column].extend(joined_texts.encode())
 
     def _add_exposures(self, clip: Clip) -> None:
-        """Add planes and exposures of a clip. `ClipTable` turns a row back into an exposure."""
+        """Add planes and exposures of a clip. `ClipTable` turns a row back into an exposure.
+
+        Test: test_a_record_gives_the_same_clips_as_the_files
+        """
         # `planes_of_spike_files` is {spike file: its number of planes}.
         self.numbers["planes"].extend(clip.planes_of_spike_files.values())
         index_of_file = {file: index for index, file in enumerate(clip.planes_of_spike_files)}

@@ -114,6 +114,8 @@ def may_be_frames(path: Path) -> bool:
 
     A folder counts if any file directly in it may be one. Files without an ending do not count, and
     neither do hidden files and files with one of `ENDINGS_BESIDE_FRAMES`.
+
+    Test: test_frames_of_a_kind_that_is_not_read_are_named
     """
     if path.is_dir():
         return any(may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())

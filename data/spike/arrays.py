@@ -83,6 +83,8 @@ class ArrayFile:
         """Yield planes first ... first + count - 1, at most PART at a time: (n, h, w).
 
         Raises OSError, ValueError, and the errors of zipfile and zlib for a damaged file.
+
+        Test: test_a_large_npz_gives_the_planes_of_its_array
         """
         whole = self._whole_array()
         if whole is not None:
@@ -202,6 +204,8 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
     size: number of bytes of the .npy, or of the unpacked array of a .npz.
     member: name of the array within a .npz; None for a .npy.
     Raises ValueError if the header is damaged or states more bytes than there are.
+
+    Test: test_the_header_of_an_array_with_nonsense_is_refused
     """
     try:
         header = _read_header(head)
@@ -263,6 +267,8 @@ def _check_compression(info: zipfile.ZipInfo) -> None:
     """Raise ValueError for an array of a .npz that is compressed in another way than NumPy does.
 
     bzip2 and LZMA could unpack a few bytes to gigabytes.
+
+    Test: test_an_npz_of_another_compression_is_refused
     """
     is_encrypted = info.flag_bits & 1  # bit 0 of the flags, by the definition of zip files
     if is_encrypted:

@@ -159,6 +159,8 @@ def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> n
     counts 2, and a spike in plane 6 counts 1, because the second half of plane 6 lies after 13.
 
     All numbers are whole numbers, so the reversed stream gives the same bits.
+
+    Test: test_a_voxel_bin_that_ends_within_a_plane_has_a_part_of_it
     """
     # The planes that lie completely between the times: first ... end - 1.
     first = math.ceil(start / parts)

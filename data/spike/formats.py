@@ -260,6 +260,8 @@ def _write_array(
     """Write parts (t, H, W) as one array of a .npy.
 
     Returns the byte at which the values begin, and the shape (T, H, W) of the array.
+
+    Test: test_each_format_reads_back_parts_of_what_was_written
     """
     # T is not known before the last part, so write a header with T = 0 first. "|u1" means uint8.
     unknown_shape = (0, geometry.height, geometry.width)

@@ -26,6 +26,8 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
 
     Unpacked spikes take eight times as much memory, because each bit becomes a byte. So only the
     bytes of the crop are unpacked.
+
+    Tests: test_packed_bytes_follow_the_definition, test_head_columns_are_the_last_of_a_row
     """
     planes = packed.shape[0]
     line_bits = geometry.line_width

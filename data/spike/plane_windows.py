@@ -133,6 +133,8 @@ def _spaced_middles(num_windows: int, center: int, spacing: int) -> list[int]:
     """Return center + (i - (num_windows - 1) / 2) * spacing, rounded down, for each window i.
 
     E.g. two windows with a spacing of 5 around plane 50 have the middles 47 and 52.
+
+    Test: test_encoding25_keeps_the_spacing_of_its_windows_if_it_is_given
     """
     middles = []
     for i in range(num_windows):
@@ -149,6 +151,8 @@ def _spread_middles(num_windows: int, planes: int) -> list[int]:
     If m is a middle, the mirror image planes - 1 - m must be a middle, too. So only the first half
     of the middles is rounded, and the second half is its mirror image. An odd number of windows has
     one more window, around planes // 2. E.g. 3 windows in 56 planes have the middles 12, 28 and 43.
+
+    Test: test_encoding25_spreads_its_windows_over_the_file
     """
     # The first window has the planes 0 ... 24, and the last window has the last 25 planes.
     spread = np.linspace(12, planes - 13, num_windows)

@@ -102,6 +102,8 @@ def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
     blurry: (H, W, 3) display values in [0, 1].
     rates: (2, H, W), short and long, as linear light of any scale.
     Returns display values (H, W, 3) float32 in [0, 1].
+
+    Test: test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour
     """
     short, long = rates
     ratio = _ratio(short, long)  # (H, W)
@@ -216,6 +218,8 @@ def _half_windows_in_planes(half_windows: HalfWindows, half_exposure: int) -> li
 
     A value below 1 is a fraction of half_exposure: 0.28 of 50 planes is 14 planes. A value of 1 or
     more is a number of planes.
+
+    Test: test_windows_may_be_shares_of_the_exposure
     """
     halves = []
     for half in half_windows:
@@ -232,6 +236,8 @@ def _equal_parts(first: int, planes: int, parts: int) -> list[tuple[int, int]]:
     E.g. 2 parts of the planes 10 ... 14 have 2.5 planes each, so plane 12 lies in both parts. Then
     both get the whole plane: the parts are the planes 10 ... 12 and 12 ... 14, and the result is
     (10, 13) and (12, 15).
+
+    Test: test_parts_of_relative_light_show_when_the_light_changed
     """
     windows = []
     for i in range(parts):

@@ -126,6 +126,8 @@ def _channels_in_reverse(
     stream.
 
     options: arguments of the function besides stream and center.
+
+    Test: test_reversed_time_gives_the_channels_of_the_reversed_planes
     """
     if chosen.reverses_channels(**options):
         channels = chosen.function(stream, center, **options)

@@ -85,7 +85,10 @@ class IntegrateAndFire:
         self.charge = first_charge.astype(np.float32)
 
     def step(self, light: np.ndarray) -> np.ndarray:
-        """Integrate one plane of light (H, W). Returns its spikes (H, W) uint8 in {0, 1}."""
+        """Integrate one plane of light (H, W). Returns its spikes (H, W) uint8 in {0, 1}.
+
+        Test: test_the_published_simulator_is_reproduced
+        """
         # A <- A + rate * threshold * I + dark + noise
         self.charge += self.gain * light.astype(np.float32) + self.dark
         if self.shot_noise:

@@ -39,6 +39,8 @@ def start_of_sps100(data: np.ndarray) -> int | None:
     """Return the first byte of the first whole plane in packed bytes, or None if there is none.
 
     data: the bytes of a file, (n,) uint8. The file need not be a file of an SPS100.
+
+    Test: test_a_capture_of_the_sps100_may_start_within_a_plane
     """
     # A capture may start within a half-line, at a multiple of 16 bytes: try 0, 16, 32 and 48.
     for shift in range(0, HALF_BYTES, 16):
@@ -119,6 +121,8 @@ def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     it were a row of 1024 pixels, in which column 600 of the image is column 612. The part of the
     crop in the left half and the part in the right half are unpacked one by one, and put side by
     side.
+
+    Test: test_a_crop_of_the_sps100_may_lie_in_both_half_lines
     """
     # The same planes, as if the bits of the words were pixels: 1000 rows of 1024 pixels.
     as_raster = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)

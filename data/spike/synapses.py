@@ -82,6 +82,8 @@ class _Synapses:
                      that float64 would lose the difference from 1
         last_spike   plane of the last spike, -1 before the first
         spikes       number of spikes so far
+
+    Test: test_tfstp_solves_the_equations_of_the_synapse
     """
 
     def __init__(

@@ -50,6 +50,8 @@ def change_threshold(
     rng: the generator of the first charge of each pixel.
     dark: dark current, in spikes per plane, that is added to the light.
     Returns spikes (T, h, w) uint8. With factor 1 and no dark current, this is `stream` itself.
+
+    Test: test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says
     """
     if factor == 1.0 and not dark:
         return stream
