@@ -191,10 +191,11 @@ def _find_sizes(
 
     paths: {kind: path of each frame}. size_of: path -> size. spikes: how the spikes are read.
     """
-    # (height, width) each. They stay (0, 0) if a picture cannot be read, which is reported.
-    lq = gt = (0, 0)
+    lq = (0, 0)  # stays if the picture cannot be read, which is reported
+    gt = (0, 0)
     try:
-        lq = gt = size_of(paths["lq"][0])
+        lq = size_of(paths["lq"][0])
+        gt = lq
         if "gt" in paths:
             gt = size_of(paths["gt"][0])
     except DataError as e:

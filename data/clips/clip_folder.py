@@ -99,6 +99,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
         if content is None:  # `clip` is not a folder
             return None
         entries, state = content
+        # With a folder such as "blur", `clip` is a clip, so it has no inner clips to find.
         sorted_out = _sort_out(entries, suffixes, find_folders=not has_inner_folder)
 
     names = _names_with_first_suffix(sorted_out.names_by_suffix)

@@ -194,7 +194,8 @@ class FrameFiles:
         # A key also has the texts before and after the number, which the meta file does not give.
         # If all names in lq have the same texts, e.g. "im" and "", the listed frames get them.
         texts_around_number = {(key.before, key.after) for key in self.stems["lq"]}
-        before = after = ""
+        before = ""
+        after = ""
         if len(texts_around_number) == 1:
             [(before, after)] = texts_around_number
         numbers = range(first_number, first_number + count)

@@ -106,16 +106,14 @@ class Source:
     # Text before the names of the clips. "" with one root, "0/", "1/", ... with several.
     name_prefix: str = ""
 
-    # The last three fields are for a clip of a user's own files.
     # Whether the source is a clip of a user's own files. Then a root is the folder or the file of
-    # the clip itself, and not a folder of clips.
+    # the clip itself, and not a folder of clips. Only such a source has the two fields below.
     is_user_clip: bool = False
     # Properties of the spikes of the network's training, e.g. {"rate": 0.5, "planes": 40}. If the
     # user's files do not say which plane is the sharp frame, the check of the clip takes the plane
     # of the training. None: not known.
     trained: dict[str, Any] | None = None
-    # When the frames were taken. None: numbers in the names of the frames are their times. Without
-    # such numbers, the times are not known.
+    # When the frames were taken. None: the names of the frames may tell it (`times_of_names`).
     times: FrameTimes | None = None
 
     # ---- Files ------------------------------------------------------------------------------

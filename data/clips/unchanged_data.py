@@ -31,7 +31,7 @@ from data.clips import manifest
 from data.clips.clip_check import ClipCheck
 from data.clips.clip_folder import list_clip
 from data.clips.columns import Columns, Texts, kinds_of
-from data.clips.listed_files import FileEntry, entry_of, is_lmdb, state_of, stem_of
+from data.clips.listed_files import FileEntry, State, entry_of, is_lmdb, state_of, stem_of
 from data.clips.ranges import first_and_end
 from data.clips.source import Kind
 from data.clips.table import ClipTable
@@ -112,7 +112,7 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
         states_then = states[first:end].tolist()
         states_now = map_in_threads(state_of, folders.read(first, end))
         for then, now in zip(states_then, states_now, strict=True):
-            if tuple(then) != now:
+            if State(*then) != now:
                 return False
     return True
 
