@@ -183,12 +183,12 @@ def _wrong_position(correlations: Correlations, is_calibrated: bool) -> list[str
 def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
     """Return a warning if the spikes have integrated another kind of light than is assumed.
 
-    If the options or dataset.json give the kind, nothing is assumed. Then nothing is compared.
-    Returns a list of at most one text.
+    If the options or dataset.json give the kind of light, nothing is assumed, so nothing is
+    compared. Returns a list of at most one text.
     """
     if spikes.is_light_known:
         return []
-    # `fit_light` finds the kind of light that explains the rates by the frame best.
+    # `fit_light` finds the kind of light with which the frame explains the rates best.
     fit = fit_light(views.rates, views.grey / 255.0)
     if not fit.is_clear or fit.light == spikes.light:
         return []

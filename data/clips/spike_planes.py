@@ -115,16 +115,17 @@ class SpikePlanes:
 
         Test: test_two_files_with_exposures_are_refused
         """
+        if len(files) > 1:
+            shown = names_in_short(self.frame_files.by_kind["spike"])
+            what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
+            self.problems.report(what, "spike")
+            return
         # The first plane of the file belongs to the first frame of the folder. If a meta file lists
         # only later frames, the planes would go to wrong frames.
         lq_stems = self.frame_files.stems["lq"]
         order = order_of(lq_stems.values())  # a function: name -> sort key
         first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
-        if len(files) > 1:
-            shown = names_in_short(self.frame_files.by_kind["spike"])
-            what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
-            self.problems.report(what, "spike")
-        elif first_frame != first_of_folder:
+        if first_frame != first_of_folder:
             what = (
                 "the first listed frame is not the first of the folder, from which spike.exposure "
                 "counts"
