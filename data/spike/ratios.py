@@ -203,9 +203,11 @@ def _check_windows(
     # A value of 1 or more is a number of planes, so it must be whole.
     are_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
     halves = _half_windows_in_planes(half_windows, half_exposure)
-    are_inside = bool(halves) and min(halves) >= 0 and max(halves) < half_exposure
+    are_inside = all(0 <= half < half_exposure for half in halves)
+    has_window = len(halves) > 0
     fits_stream = half_exposure <= most_planes
-    if not are_whole or not are_inside or not fits_stream or num_bins < 0:
+    is_valid = are_whole and are_inside and has_window and fits_stream and num_bins >= 0
+    if not is_valid:
         raise ValueError(
             f"half_windows are {list(half_windows)}, half_exposure is {half_exposure}, num_bins is "
             f"{num_bins}, expected half_windows of 0 or more (whole or below 1) and less than "

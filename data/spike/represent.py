@@ -80,7 +80,7 @@ def represent(
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: gamma of the returned channels. 1: linear light, 2.2: display values. It has no effect if
     the representation is neither `proportional` nor `is_ratio` (registry.py), e.g. "raw".
-    outside: (before, after), the numbers of context planes: of planes of the stream that lie before
+    outside: (before, after), the numbers of context planes, i.e. of the planes of `stream` before
     and after the exposure.
     Raises ValueError if the stream is too short for the representation.
     """
