@@ -59,7 +59,8 @@ def build_cache(
     """
     # Refuse a wrong folder and wrong data before anything is written.
     target = Path(os.path.abspath(path))
-    refuse_overlap(target, source.roots(), "--out")  # it is in a data root, or contains one
+    # `target` must neither lie within a data root nor contain one.
+    refuse_overlap(target, source.roots(), "--out")
     cached_names = _cached_clips(target)  # names of the clips of an older cache
     clips, problems = manifest.scan(source)
     manifest.raise_problems([(source, problems)])

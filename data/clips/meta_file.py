@@ -57,8 +57,8 @@ MOST_FRAMES = 1_000_000
 def read_meta_file(path: str, needs_list: bool) -> dict[str, list[Any]]:
     """Return {clip: [number of frames, number of the first frame]}, e.g. {"000": [100, "0"]}.
 
-    The number of the first frame is a text, as it is written in the file. The values are
-    lists, because the index of a clip cache stores them as JSON (`Source.meta_entries`).
+    The number of the first frame is a text, as it is written in the file. The values are lists,
+    because the index of a clip cache stores them as JSON (`Source.meta_entries`).
 
     needs_list: whether the data set cannot be read without the list, e.g. Vimeo-90K. If it can, the
     error of a missing file also advises to use all folders.

@@ -61,13 +61,11 @@ def user_clip(
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises DataError if frames, sharp frames and spikes do not belong together.
     """
-    # Match the files of each kind with the frames.
-    # "lq" are the blurry frames, and "gt" the sharp frames.
+    # Match the files of each kind with the frames. "lq" are the blurry frames, "gt" the sharp ones.
     opened: dict[str, UserFrames] = {"lq": frames}  # {kind: its frames}
     paths = {"lq": str(frames.path)}  # {kind: folder or file, as the user gave it}
     if gt is not None:
-        # Reading a long film takes time. `go_on` tells the watchdog that the reading makes
-        # progress.
+        # `go_on` tells the watchdog that the reading of a long film makes progress.
         opened["gt"] = FrameSource(Path(gt), go_on=watchdog.go_on)
         paths["gt"] = str(gt)
     listing = _listing_of_frames(name, opened, paths)  # {kind: {stem: file}}
