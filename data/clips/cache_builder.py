@@ -128,7 +128,8 @@ def _refuse_cache_of_others(cached_names: set[str], clips: Sequence[Clip], targe
     Such a cache is probably for another split, e.g. "test", and the user has named its folder by
     mistake.
 
-    cached_names: names of the clips in the cache. clips: the clips of the new cache.
+    cached_names: names of the clips in the cache.
+    clips: the clips of the new cache.
     """
     names = {clip.name for clip in clips}
     if cached_names and cached_names.isdisjoint(names):

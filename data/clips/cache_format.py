@@ -80,7 +80,8 @@ def load_index(
 ) -> dict[str, Any]:
     """Read the index of a cache. Raises DataError.
 
-    path: folder of the cache. do: advice in the error if the index cannot be read.
+    path: folder of the cache.
+    do: advice in the error if the index cannot be read.
     """
     where = Path(path, INDEX)
     try:

@@ -171,7 +171,8 @@ class CacheReader:
     def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
         """Return crops of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
 
-        kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
+        kind: "lq", "gt" or "gt_instants".
+        frames: numbers of the images within the clip.
         augment: the crop, in pixels of lq.
         """
         stored_images = self._map_array(clip, kind)  # (frames, H, W, 3)
@@ -184,7 +185,8 @@ class CacheReader:
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.
 
-        piece: the source file and its planes. crop: in spike pixels.
+        piece: the source file and its planes.
+        crop: in spike pixels.
         """
         # The array has the planes of all files of the clip, so read it like one large packed file.
         # cache_builder.py has written the planes row by row ("raster").

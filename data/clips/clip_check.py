@@ -47,7 +47,8 @@ Size = tuple[int, int]  # height, width
 class ClipCheck:
     """The check of one clip. Call `run` once, then read `problems`.
 
-    name: name of the clip. source: where its data set is, and how its spikes are read.
+    name: name of the clip.
+    source: where its data set is, and how its spikes are read.
     files: {kind: {stem: file}}. A stem is the name of a file without its ending. The value of a
     kind is None if its folder is missing, and {} if the folder has no such file.
     sizes: sizes of lq and gt, if they are known. None: the sizes of the first frames are looked up.
@@ -159,7 +160,8 @@ def _report_numbers_of_instants(
 ) -> None:
     """Report an even K, or frames with other instants than 0 ... K - 1.
 
-    paths_of_instants: {frame: {number of the instant: path}}. stems: the name of each frame.
+    paths_of_instants: {frame: {number of the instant: path}}.
+    stems: the name of each frame.
     """
     # K is the number that most frames have. Every frame must have the instants 0 ... K - 1.
     K = most_frequent(len(paths) for paths in paths_of_instants.values())
@@ -189,7 +191,9 @@ def _find_sizes(
     Without gt, both results are the size of lq. Two problems are reported: the sides of gt are not
     the sides of lq times one whole number, or the spike planes do not fit on lq.
 
-    paths: {kind: path of each frame}. size_of: path -> size. spikes: how the spikes are read.
+    paths: {kind: path of each frame}.
+    size_of: path -> size.
+    spikes: how the spikes are read.
     """
     lq = (0, 0)  # stays if the picture cannot be read, which is reported
     gt = (0, 0)

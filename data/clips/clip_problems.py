@@ -25,7 +25,8 @@ MOST_NAMES = 5
 class ClipProblems:
     """The problems of one clip.
 
-    clip: name of the clip. source: where its data set is, and how its spikes are read.
+    clip: name of the clip.
+    source: where its data set is, and how its spikes are read.
     found: the problems so far. Every step of the check may add a problem, and none removes one.
     """
 

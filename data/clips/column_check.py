@@ -142,7 +142,8 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
 def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb: bool) -> None:
     """Refuse files of a kind if they are not below the root, or if their number is wrong.
 
-    kind: "lq", "gt", "gt_instants" or "spike". frame_counts: number of frames of each clip.
+    kind: "lq", "gt", "gt_instants" or "spike".
+    frame_counts: number of frames of each clip.
     in_lmdb: whether the root is an LMDB.
     """
     file_counts = columns[f"{kind}_counts"].astype(np.int64)
@@ -275,7 +276,8 @@ class _OwnFiles(NamedTuple):
 def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
     """Return the own spike file of each frame.
 
-    frame_counts: number of frames of each clip. file_counts: number of spike files of each clip.
+    frame_counts: number of frames of each clip.
+    file_counts: number of spike files of each clip.
     """
     # The comments show the example of `_OwnFiles`: frame_counts 2 3, and file_counts 2 1.
     clip = np.repeat(np.arange(len(frame_counts)), frame_counts)  # of each frame: 0 0 1 1 1

@@ -95,7 +95,8 @@ def _list_folders(
 ) -> Listing:
     """List a root on disk.
 
-    folder: name of the folder within a clip, e.g. "blur". suffixes: endings of the files' names.
+    folder: name of the folder within a clip, e.g. "blur".
+    suffixes: endings of the files' names.
     single_files: whether a file directly in the root is a clip, too.
     names: list only these clips. None: every clip.
     Raises DataError if the root cannot be read or holds no clip.

@@ -72,7 +72,8 @@ class DiskFiles:
     def images(self, clip: Clip, kind: str, frames: Sequence[int], augment: Augment) -> np.ndarray:
         """Return crops of some images of one kind: (T, h, w, 3) uint8 in B, G, R.
 
-        kind: "lq", "gt" or "gt_instants". frames: numbers of the images within the clip.
+        kind: "lq", "gt" or "gt_instants".
+        frames: numbers of the images within the clip.
         augment: the crop, in pixels of lq, and its flips.
         """
         # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale. E.g.
@@ -100,7 +101,8 @@ class DiskFiles:
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Return planes of one spike file within the crop: (T, h, w) uint8 in {0, 1}.
 
-        piece: the file and its planes. crop: in spike pixels.
+        piece: the file and its planes.
+        crop: in spike pixels.
         Raises DataError if the number of planes of the file has changed since the check of the
         data, because other planes could then belong to its frames.
         """

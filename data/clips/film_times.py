@@ -63,8 +63,10 @@ def film_times(
 ) -> FrameTimes:
     """Return the times of a film's frames, with the frames that are missing.
 
-    times: time in seconds of each decoded frame, in order. go_on: called after each 1000 packets,
-    as a sign of life for the watchdog. Warns of damaged frames.
+    Warns of damaged frames.
+
+    times: time in seconds of each decoded frame, in order.
+    go_on: called after each 1000 packets, as a sign of life for the watchdog.
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
@@ -159,7 +161,8 @@ def _missing_between_frames(
 ) -> list[Gap]:
     """Return the frames that are missing before the first decoded frame and between frames.
 
-    times: times of the decoded frames. step: the usual distance of two frames in seconds.
+    times: times of the decoded frames.
+    step: the usual distance of two frames in seconds.
 
     E.g. with packets at 0, 1, 2, 3, 4 and 5 s:
 
@@ -196,7 +199,8 @@ def _number_of_missing(
 ) -> int:
     """Return how many frames are missing between two decoded frames.
 
-    distance: from one frame to the other, in seconds. step: the usual distance.
+    distance: from one frame to the other, in seconds.
+    step: the usual distance.
     lost_packets: number of packets between the two frames from which no frame was decoded.
     has_pauses: whether a frame may last longer than other frames in this container.
 
@@ -222,7 +226,8 @@ def _missing_at_end(
 ) -> list[Gap]:
     """Return the frames that are missing after the last decoded frame, as a list of at most one.
 
-    last: time of the last decoded frame. step: usual time from one frame to the next.
+    last: time of the last decoded frame.
+    step: usual time from one frame to the next.
     next_number: number of the first missing frame in the whole film.
 
     Test: test_the_lost_end_of_a_film_takes_its_planes_with_it

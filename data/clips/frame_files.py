@@ -232,7 +232,8 @@ class FrameFiles:
     def _report_missing(self, wanted_frames: set[FrameKey], names: Mapping[FrameKey, str]) -> None:
         """Report frames of which a file is missing.
 
-        wanted_frames: all frames of the clip. names: the name of each frame.
+        wanted_frames: all frames of the clip.
+        names: the name of each frame.
         """
         for kind, stems in self.stems.items():  # e.g. "lq", {key of a frame: stem}
             missing_keys = wanted_frames - stems.keys()
@@ -259,7 +260,8 @@ class FrameFiles:
     def _report_gaps(self, keys: Sequence[FrameKey], names: Mapping[FrameKey, str]) -> None:
         """Report jumps in the numbers of the frames, e.g. "000012-000014".
 
-        keys: frames in the order of time. names: the name of each frame.
+        keys: frames in the order of time.
+        names: the name of each frame.
 
         Test: test_a_gap_is_looked_for_in_the_order_of_numbers
         """

@@ -162,7 +162,9 @@ class Record:
     def __init__(self, folder: Path, source: Source, scale: int) -> None:
         """Prepare to read or write a record.
 
-        folder: where the record is stored. source: the data root. scale: scale of the network.
+        folder: where the record is stored.
+        source: the data root.
+        scale: scale of the network.
         Raises DataError if the meta file cannot be read.
         """
         self.source = source
@@ -222,7 +224,8 @@ class Record:
     def write(self, result: Result, columns: Columns, states: Mapping[str, State]) -> None:
         """Store a result. If the folder cannot be written, only the log says so.
 
-        columns: the clips as arrays. states: {path: state} of all listed folders.
+        columns: the clips as arrays.
+        states: {path: state} of all listed folders.
         """
         # The paths become a column of texts, with a zero byte after each (data/clips/columns.py).
         # A path may have bytes that are not UTF-8. Python reads such a byte as a special character,

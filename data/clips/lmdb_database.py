@@ -28,7 +28,8 @@ from utils.errors import DataError, OptionError
 def read_value(root: str, key: str, count: int = -1) -> bytes:
     """Return the value under a key of an LMDB.
 
-    root: folder of the LMDB, e.g. "/data/train.lmdb". key: e.g. "clip_a/000000".
+    root: folder of the LMDB, e.g. "/data/train.lmdb".
+    key: e.g. "clip_a/000000".
     count: number of bytes to read from the beginning; -1: all.
     Raises OSError if there is no such key, DataError if the LMDB is damaged.
     """

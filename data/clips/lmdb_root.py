@@ -123,7 +123,9 @@ def _entries_of_keys(
     """Return {clip: {stem: file}} of the keys of an LMDB, in the order of the keys.
 
     E.g. the key "clip_a/000000" is the file "000000" of "clip_a". The clip of a key without a slash
-    is "". changed_ns: time of change of the LMDB.
+    is "".
+
+    changed_ns: time of change of the LMDB.
 
     Test: test_keys_without_the_name_of_a_clip_are_one_clip
     """

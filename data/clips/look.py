@@ -91,7 +91,8 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
     """Return the look at an open picture.
 
     descriptor: descriptor of the file, at the beginning of the file.
-    look: the look so far, with size and time. decode: whether to decode a PNG, too.
+    look: the look so far, with size and time.
+    decode: whether to decode a PNG, too.
     """
     head = os.read(descriptor, HEAD_BYTES)
 
@@ -121,8 +122,9 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     kind (`refuse_header`), or if it cannot be decoded. The callers turn this error into a look with
     a `flaw` and without a `shape`.
 
-    head: the beginning of the file. read_all: a function that returns the content of the file. It
-    is called at most once, because reading a whole file takes most of the time.
+    head: the beginning of the file.
+    read_all: a function that returns the content of the file. It is called at most once, because
+    reading a whole file takes most of the time.
     decode: whether to decode a PNG, too.
     """
     if head.startswith(PNG_SIGNATURE):
@@ -149,8 +151,9 @@ def _with_shape_of_png(
 ) -> Look:
     """Return the look at a PNG with `shape` and `is_reduced`, and with `flaw` if it is damaged.
 
-    head: the beginning of the file. read_all: a function that returns the content of the file. It
-    is called only if the header is longer than `head`, or if the pixels are decoded.
+    head: the beginning of the file.
+    read_all: a function that returns the content of the file. It is called only if the header is
+    longer than `head`, or if the pixels are decoded.
     decode: whether to decode the pixels. If not, the header alone gives the shape.
     Raises DataError for a picture that is too large, has values of another kind, or has no header.
 
@@ -215,8 +218,8 @@ def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) 
     header says which sensor wrote the file. But `open_spikes` looks for the words, and raises
     SpikeFileError if it finds them.
 
-    geometry: size of a plane. remainder: "error" or "truncate", what to do with bytes after the
-    last whole plane.
+    geometry: size of a plane.
+    remainder: "error" or "truncate", what to do with bytes after the last whole plane.
     """
     look = Look(entry_of(path))
     try:

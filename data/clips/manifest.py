@@ -104,9 +104,11 @@ def entries_of(
 ) -> Iterator[dict[str, dict[str, FileEntry] | None]]:
     """Yield {kind: {stem: file}} of each clip; {kind: None} if the clip has no folder of the kind.
 
-    listings: {kind: {clip: its files}}. names: names of the clips.
-    Size and time of change of every file are looked up, in threads. Raises DataError for a broken
-    link.
+    Size and time of change of every file are looked up, in threads.
+
+    listings: {kind: {clip: its files}}.
+    names: names of the clips.
+    Raises DataError for a broken link.
     """
 
     def entries_of_clip(name: str) -> dict[str, dict[str, FileEntry] | None]:
@@ -125,8 +127,9 @@ def entries_of(
 def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
     """Return the error for broken links. It names the first broken link of each kind of file.
 
-    listings: {kind: {clip: its files}}. All files are looked up again, so call this only after a
-    broken link was found.
+    All files are looked up again, so call this only after a broken link was found.
+
+    listings: {kind: {clip: its files}}.
     """
     errors = []
     for listing in listings.values():
@@ -287,7 +290,7 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
     if source.may_share_frames or not source.dataroot_gt or not clips:
         return False
     for clip in clips:
-        for frame in {0, len(clip) - 1}:
+        for frame in {0, len(clip) - 1}:  # a set, because a clip of one frame has only frame 0
             if read_bytes(clip.lq[frame]) != read_bytes(clip.gt[frame]):
                 return False
     return True
@@ -296,9 +299,11 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
 def digest(kind: str, listing: Listing) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    kind: kind of the files, e.g. "lq". listing: {clip: the folder with its files}.
-    A clip cache stores the digits. If the hashed texts or their order changed, all existing caches
-    would look outdated (test_the_digest_of_a_listing_stays).
+    A clip cache stores the digits. So the hashed texts and their order must stay: otherwise all
+    existing caches would look outdated (test_the_digest_of_a_listing_stays).
+
+    kind: kind of the files, e.g. "lq".
+    listing: {clip: the folder with its files}.
     """
     sha256 = hashlib.sha256()
     clips = sorted(listing)

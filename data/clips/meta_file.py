@@ -122,7 +122,7 @@ class _LineOfMeta(NamedTuple):
 def _values_of_line(line: str, path: str, number: int) -> _LineOfMeta:
     """Read a line of a meta file. Raises DataError for a line of another form.
 
-    path: the meta file. number: number of the line. Both are for the message.
+    path, number: the meta file and the number of the line, for the message.
 
     Test: test_lines_of_a_meta_file_that_say_nothing_certain_are_refused
     """

@@ -60,9 +60,10 @@ AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     """Return the upright image in the content of a file as (H, W, 3) uint8 in the order B, G, R.
 
+    encoded: the content.
+    path: its file, for messages.
+    size: the expected (H, W). None: any size.
     Raises DataError naming the file, if the image is damaged, too large, or of another size.
-
-    encoded: the content. path: its file, for messages. size: the expected (H, W). None: any size.
     """
     header = read_header(encoded)
     if header is not None:
@@ -116,8 +117,8 @@ JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
 def _damage_in(encoded: bytes, header: Header | None) -> str:
     """Return in words which damage of a picture can be seen without decoding it. "" for none.
 
-    encoded: the content of the file. header: its header. None: the file is of an unknown kind, and
-    counts as damaged.
+    encoded: the content of the file.
+    header: its header. None: the file is of an unknown kind, and counts as damaged.
     """
     is_jpeg = encoded.startswith(JPEG_START)
     if is_jpeg and not _has_end(encoded):
@@ -184,8 +185,11 @@ def _other_kind(content: bytes) -> str:
 def refuse_header(header: Header, path: str) -> None:
     """Refuse a picture that is too large, or has values other than whole numbers of 8 or 16 bits.
 
-    Raises DataError. path: file of the picture. Every reader of pictures must call this before it
-    decodes, because a header of a few bytes can state a picture that fills the memory.
+    Every reader of pictures must call this before it decodes, because a header of a few bytes can
+    state a picture that fills the memory.
+
+    path: file of the picture.
+    Raises DataError.
     """
     if header.is_too_large:
         megapixels = header.height * header.width / 1e6
@@ -214,7 +218,8 @@ def has_other_numbers(header: Header) -> bool:
 def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, path: str) -> None:
     """Refuse a frame of another size than the first frame of its clip.
 
-    found: (H, W) of the frame. size: (H, W) of the first frame. None: accept any size.
+    found: (H, W) of the frame.
+    size: (H, W) of the first frame. None: accept any size.
     """
     if size is None or found == size:
         return

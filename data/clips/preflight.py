@@ -48,7 +48,8 @@ def preflight(
     Only rank 0 may call this, because it writes the stored results. The other ranks wait, and then
     read these results (`checked_clips` in data/clips/kept.py).
 
-    datasets: the sections of the splits. stored: folder of stored results.
+    datasets: the sections of the splits.
+    stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
     Returns {options_digest: record_id} for the other ranks, of the reports whose result is stored.

@@ -67,7 +67,8 @@ class Reader:
 
             "gt": (3, s H, s W), "spike": (S, H, W), "gt_instants": (3 K, s H, s W).
 
-        index: number of the frame, from 0. reverse: whether time runs backwards within the spikes.
+        index: number of the frame, from 0.
+        reverse: whether time runs backwards within the spikes.
         """
         raise NotImplementedError
 

@@ -127,7 +127,9 @@ class RootCheck:
     def run(self, name: str, show: OpenProgress, scale: int) -> Report:
         """Check all clips, in groups of files.
 
-        name: name of the report. show: opens a progress bar. scale: scale of the network.
+        name: name of the report.
+        show: opens a progress bar.
+        scale: scale of the network.
         """
         source = self.source
         self.listings = manifest.list_source(source)
@@ -155,7 +157,8 @@ class RootCheck:
     def _report(self, name: str, clips: ClipTable, scale: int) -> Report:
         """Return the report: all problems and warnings, in the order in which users see them.
 
-        name: name of the report, e.g. "train". clips: the clips that passed the check.
+        name: name of the report, e.g. "train".
+        clips: the clips that passed the check.
         scale: scale of the network.
         """
         source = self.source
@@ -194,7 +197,8 @@ class RootCheck:
     def _look_at_files(self, clips: Sequence[str], progress: Any) -> dict[str, Look]:
         """Look at all files of some clips, in threads. Returns {path: look}.
 
-        clips: names of the clips. progress: the progress bar.
+        clips: names of the clips.
+        progress: the progress bar.
         """
         jobs = []
         for clip in clips:
@@ -354,9 +358,11 @@ def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
 def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
     """Return what is wrong with a picture, e.g. "gt frame of 720 x 1280, ...", or "".
 
-    kind: "lq", "gt" or "gt_instants". size: (height, width) of the first picture of its clip.
     If a file is cut short and its picture has a wrong size, only the wrong size is reported,
     because the size says more about the cause.
+
+    kind: "lq", "gt" or "gt_instants".
+    size: (height, width) of the first picture of its clip.
     """
     if look.flaw:
         return look.flaw

@@ -32,7 +32,8 @@ WHERE_DESCRIBED = "(docs/extending.md, Layers)"
 def refuse_wrong_samples(samples: Sequence[Any], where: str) -> None:
     """Raise DataError if these samples of a training set cannot become a micro-batch.
 
-    samples: what the data set returned for each index. where: which samples they are, for messages.
+    samples: what the data set returned for each index.
+    where: which samples they are, for messages.
     """
     do = f"correct __getitem__ of the data set {WHERE_DESCRIBED}"
     for sample in samples:
@@ -84,7 +85,9 @@ def _refuse_wrong_tensors(item: Any, shape: str, where: str, do: str) -> None:
     """Raise DataError if a sample or a frame is not a dict with pictures of floating-point numbers.
 
     Only type and number of axes of the pictures are checked (`warning_of_range` checks the values).
-    shape: shape of the pictures in words, e.g. "(3, H, W)". where, do: for messages.
+
+    shape: shape of the pictures in words, e.g. "(3, H, W)".
+    where, do: for messages.
     """
     expected = f'a dict with "lq", and "gt" to compare with: {shape}, float32 from 0 to 1'
     if not isinstance(item, dict):

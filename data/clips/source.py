@@ -43,7 +43,8 @@ class Problem(NamedTuple):
     """One thing that is wrong with the data.
 
     clip: name of the clip. For a problem of an option: the name of the option.
-    what: the problem. where: a path.
+    what: the problem.
+    where: a path.
     do: advice. "" stands for the usual advice: restore the files, or remove the clip.
     """
 
@@ -339,7 +340,8 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
 def _refuse_folders_of_a_clip(kind: str, root: str, listing: Listing) -> None:
     """Refuse a root with folders named blur, sharp or spike, because such folders are not clips.
 
-    kind: "lq", "gt", "gt_instants" or "spike". listing: the clips that were found in the root.
+    kind: "lq", "gt", "gt_instants" or "spike".
+    listing: the clips that were found in the root.
     Raises DataError, which names the folder that was probably meant
     (test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant).
     """

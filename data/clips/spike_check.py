@@ -118,7 +118,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
 def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
     """Bring frame and firing rates to one grid, within the view of both cameras.
 
-    grey: the blurry frame (H, W). rates: firing rates (h, w).
+    grey: the blurry frame (H, W).
+    rates: firing rates (h, w).
     """
     flipped_rates = rates[::-1]
     if not clip.spikes.calibration:
@@ -234,7 +235,8 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
     more than one. E.g. at 0.02 spikes per plane, 50 planes lie between two spikes, and windows of 9
     and 21 planes usually have no spike.
 
-    count: number of planes of an exposure. rate: mean number of spikes per plane.
+    count: number of planes of an exposure.
+    rate: mean number of spikes per plane.
     Returns a list of at most one text.
 
     Test: test_windows_that_are_too_narrow_for_the_spikes_are_a_warning

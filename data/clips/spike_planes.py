@@ -59,7 +59,8 @@ class SpikePlanes:
     def __init__(self, problems: ClipProblems, frame_files: FrameFiles) -> None:
         """Prepare the search.
 
-        problems: what is wrong with the clip. frame_files: its files, matched with its frames.
+        problems: what is wrong with the clip.
+        frame_files: its files, matched with its frames.
         """
         self.problems = problems
         self.frame_files = frame_files
@@ -72,7 +73,8 @@ class SpikePlanes:
     def find(self, keys: Sequence[FrameKey], stems: Sequence[str]) -> SpikesOfFrames:
         """Return the spike files and the planes of the frames.
 
-        keys: the frames in the order of time. stems: the name of each frame.
+        keys: the frames in the order of time.
+        stems: the name of each frame.
         """
         # Only one file for all frames needs the times of the frames. The source knows the times of
         # a user's clip, e.g. of a film. Otherwise the names of the frames may be times, such as
@@ -91,7 +93,9 @@ class SpikePlanes:
         """Return the spike file of each frame.
 
         A file with the planes of all frames is listed for each frame. Returns [] if there are no
-        spikes, or if it is not clear which planes belong to which frame. keys: the frames.
+        spikes, or if it is not clear which planes belong to which frame.
+
+        keys: the frames.
         """
         # A file for each frame: the files were matched by their names.
         if "spike" in self.frame_files.stems:
@@ -111,7 +115,8 @@ class SpikePlanes:
     def _report_unsure_planes(self, files: Sequence[FileEntry], first_frame: FrameKey) -> None:
         """Report if it is not sure which planes belong to which frame, in one file for all frames.
 
-        files: the spike files of the clip. first_frame: the first frame of the clip.
+        files: the spike files of the clip.
+        first_frame: the first frame of the clip.
 
         Test: test_two_files_with_exposures_are_refused
         """
@@ -137,9 +142,10 @@ class SpikePlanes:
     ) -> SpikesOfFrames:
         """Count the planes of the files, and find which planes belong to which frame.
 
-        files: the spike file of each frame. spikes: how these files are read.
-        times: times of the frames, if one file holds the planes of all frames. None: each frame
-        has a file, or the times are not known.
+        files: the spike file of each frame.
+        spikes: how these files are read.
+        times: times of the frames, if one file holds the planes of all frames. None: each frame has
+        a file, or the times are not known.
         """
         plane_counts = self._count_planes(files, spikes)  # {spike file: its number of planes}
         # One file has no other file to compare with. A user's files may have any lengths.
@@ -170,7 +176,9 @@ class SpikePlanes:
     def _count_planes(self, files: Sequence[FileEntry], spikes: DatSpikes) -> dict[FileEntry, int]:
         """Return {spike file: its number of planes}, in the order of the frames.
 
-        A file of a wrong size is reported and left out. files: the spike file of each frame.
+        A file of a wrong size is reported and left out.
+
+        files: the spike file of each frame.
         """
         plane_counts: dict[FileEntry, int] = {}
         for file in dict.fromkeys(files):  # each file once: it may be the file of several frames
@@ -190,7 +198,8 @@ class SpikePlanes:
     ) -> None:
         """Report files that do not have as many planes as the other files.
 
-        plane_counts: {file: its number of planes}. spikes: how these files are read.
+        plane_counts: {file: its number of planes}.
+        spikes: how these files are read.
         last: the file of the last frame. It may have fewer planes in a clip that was made from a
         video.
 

@@ -39,7 +39,8 @@ def read_bounded(path: Path) -> bytes:
 def columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
     """Return columns of an .npz file. Raises ValueError if the file has no such columns.
 
-    content: the file. types: {column: its dtype}.
+    content: the file.
+    types: {column: its dtype}.
     """
     columns = {}
     try:

@@ -164,7 +164,8 @@ class ClipTable(Clips):
     def _spikes(self, number: int, files: Sequence[str], frames: range) -> _SpikesOfClip:
         """Return the spike files, their planes and the exposures of the frames of a clip.
 
-        number: number of the clip. files: spike files of the clip, each once.
+        number: number of the clip.
+        files: spike files of the clip, each once.
         frames: numbers of the frames of the clip among the frames of all clips.
 
         Test: test_a_record_gives_the_same_clips_as_the_files
@@ -228,7 +229,8 @@ def _exposure_of(row: Row, center: float, files: Sequence[str], own_file: int) -
     """Return the exposure that a row describes. `TableBuilder._add_exposures` makes the row.
 
     center: plane of the sharp frame, as a float, because the column "centers" has floats.
-    files: spike files of the clip. own_file: index of the frame's own file in `files`.
+    files: spike files of the clip.
+    own_file: index of the frame's own file in `files`.
     """
     pieces = []
     # step: -1 is the file before the own file, 0 the own file, and 1 the file after.

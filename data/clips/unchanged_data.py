@@ -104,7 +104,8 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
     Without this question, a file that was added, removed or renamed could go unnoticed
     (test_files_that_changed_are_checked_anew).
 
-    folders: their paths. states: (folders, 2), the two numbers of each `State`.
+    folders: their paths.
+    states: (folders, 2), the two numbers of each `State`.
     """
     # Take some thousand folders at a time, because `read` makes a text of each path.
     for first in range(0, len(folders), FOLDERS_AT_ONCE):

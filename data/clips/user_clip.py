@@ -110,7 +110,8 @@ def _checked_clip(
 ) -> Clip:
     """Check the files as if they were a data set with this one clip.
 
-    listing: {kind: {stem: file}}. sizes: (H, W) of a frame, and of a sharp frame.
+    listing: {kind: {stem: file}}.
+    sizes: (H, W) of a frame, and of a sharp frame.
     Raises DataError with all problems.
     """
     check = ClipCheck(name, source, listing, sizes=sizes)
@@ -152,7 +153,9 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
 
     The times matter because they may say which planes of a spike file belong to which frame.
 
-    clip: name of the clip. times: times of its frames. is_film: whether the frames are of a film.
+    clip: name of the clip.
+    times: times of its frames.
+    is_film: whether the frames are of a film.
     """
     if times.gaps:
         logger.warning("frames of %s: %s", clip, times.in_words())
@@ -166,7 +169,9 @@ def _listing_of_frames(
 ) -> dict[str, dict[str, FileEntry]]:
     """Return {kind: {stem: file}} of the blurry frames ("lq") and the sharp frames ("gt").
 
-    name: name of the clip. opened: {kind: its frames}. paths: {kind: folder or file}.
+    name: name of the clip.
+    opened: {kind: its frames}.
+    paths: {kind: folder or file}.
     Raises DataError.
     """
     frames = opened["lq"]
@@ -183,7 +188,9 @@ def _listing_of_spikes(
 ) -> dict[str, FileEntry]:
     """Return {stem: spike file} of a clip. Raises DataError.
 
-    name: name of the clip. frames: its frames. times: times of the frames.
+    name: name of the clip.
+    frames: its frames.
+    times: times of the frames.
     spike: a folder with one file per frame, or one file for the clip.
     """
     paths = spike_files(spike)
@@ -202,7 +209,9 @@ def _listing_of_spikes(
 def _frames_missing(times: FrameTimes, found: str, where: str) -> DataError:
     """Return the error for files that are matched in order with a film that lacks frames.
 
-    times: times of the frames. found: the files, e.g. "40 spike files". where: their path.
+    times: times of the frames.
+    found: the files, e.g. "40 spike files".
+    where: their path.
     """
     return DataError(
         what=f"{times.in_words()}; beside it are {found}, which would belong to other frames",
@@ -221,7 +230,8 @@ def _matched_stems(
     of the frames: with frames "000000", "000001" and files "a", "b", "c", the result is "000000",
     "000001", "c". Files beyond the last frame keep their names, so that the check reports them.
 
-    frame_stems: names of the frames. stems: names of the files.
+    frame_stems: names of the frames.
+    stems: names of the files.
     in_order: whether file i belongs to frame i in spite of its name, as beside a film
     (test_spike_files_of_a_film_are_sorted_by_the_numbers_in_their_names).
     """
@@ -237,7 +247,8 @@ def _listing(
 ) -> dict[str, FileEntry]:
     """Return {stem: file}.
 
-    clip: name of the clip. stems, paths: name and path of each file.
+    clip: name of the clip.
+    stems, paths: name and path of each file.
     where: the folder or film, for messages.
     Raises DataError for names that cannot be used, and for equal names.
     """
@@ -260,7 +271,8 @@ def _listing(
 def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, where: str) -> None:
     """Refuse sharp frames that are not `scale` times as large as the frames.
 
-    gt, lq: (height, width). where: path of the sharp frames.
+    gt, lq: (height, width).
+    where: path of the sharp frames.
     """
     height, width = lq
     if gt == (height * scale, width * scale):

@@ -55,7 +55,9 @@ def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, Da
     * If they have different sizes, this dataset.json describes other files. Then an empty
       description is returned.
 
-    section: the section `spike` of the options. spike: path of the spikes. clip: name of the clip.
+    section: the section `spike` of the options.
+    spike: path of the spikes.
+    clip: name of the clip.
     """
     info = nearest_info(spike).of_clip(clip)
     paths = spike_files(spike)
@@ -91,7 +93,8 @@ MISSING_FRAMES = (
 def warn_of_one_spike_file(clip: Clip, spikes: DatSpikes, times: FrameTimes) -> None:
     """Warn if one file holds the planes of all frames, and is slow or divided unevenly.
 
-    spikes: how the spikes are read. times: times of the frames.
+    spikes: how the spikes are read.
+    times: times of the frames.
     """
     is_one_file = len(clip) > 1 and len(clip.planes_of_spike_files) == 1
     if not is_one_file:
@@ -116,7 +119,9 @@ _RATIO_TOLERANCE = 0.02
 def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:
     """Refuse a spike plane if its ratio of height to width differs from the ratio of the frame.
 
-    frame: (H, W) of a frame. spikes: (h, w) of a plane. where: file of the spikes, for the message.
+    frame: (H, W) of a frame.
+    spikes: (h, w) of a plane.
+    where: file of the spikes, for the message.
     Raises DataError if the ratios differ by more than `_RATIO_TOLERANCE`.
     """
     H, W = frame

@@ -110,7 +110,8 @@ def read_spikes(
     """Open a file and read some planes. Returns spikes (T, h, w) uint8 in {0, 1}, upright.
 
     geometry: size and layout of a plane.
-    first: number of the first plane. count: number of planes. None: to the end of the file.
+    first: number of the first plane.
+    count: number of planes. None: to the end of the file.
     crop: the pixels to read. None: all pixels.
     remainder: "truncate" ignores bytes after the last whole plane, "error" refuses them.
     Raises SpikeFileError.

@@ -30,7 +30,8 @@ def packed_planes(
 ) -> SpikeFile:
     """Return the planes in the content of a packed file, such as a value of an LMDB.
 
-    content: bytes, or an array (n,) uint8. path: path of the file, for messages.
+    content: bytes, or an array (n,) uint8.
+    path: path of the file, for messages.
     remainder: what happens to bytes after the last whole raster plane: "error" refuses them,
     "truncate" ignores them. A capture of an SPS100 may end within a plane, so bytes after its last
     whole plane are always ignored.

@@ -140,7 +140,8 @@ def _channels_in_reverse(
 def _center_in_reversed(planes: int, center: float, lag: int) -> float:
     """Return the center with which a function shows the same time in the reversed stream.
 
-    planes: number of planes of the stream. center: the center in the stream that is not reversed.
+    planes: number of planes of the stream.
+    center: the center in the stream that is not reversed.
     lag: the time that the channels show, minus the center, in half planes. `Representation`
     (registry.py) has it for each function.
 
@@ -186,7 +187,8 @@ def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> floa
     is 36. The exposure has the planes 8 ... 63, of which 9 ... 63 are counted. There are 36 - 9 =
     27 planes before the center and 63 - 36 = 27 planes after it, so the result is 27.
 
-    planes: number of planes of the stream, with context. center: plane of the sharp frame.
+    planes: number of planes of the stream, with context.
+    center: plane of the sharp frame.
     outside: (before, after), numbers of context planes before and after the exposure.
     """
     before, after = outside

@@ -42,11 +42,12 @@ class SpikeFile:
     ) -> np.ndarray:
         """Return the spikes (count, h, w) uint8 in {0, 1} of some planes, upright.
 
-        first: number of the first plane. count: number of planes; None: to the end of the file.
+        All spikes of training and testing are read by this method.
+
+        first: number of the first plane.
+        count: number of planes; None: to the end of the file.
         crop: the pixels to read; None: all.
         Raises SpikeFileError for planes or a crop outside of the file, and for values above 1.
-
-        All spikes of training and testing are read by this method.
         """
         if count is None:
             count = self.planes - first
@@ -67,9 +68,10 @@ class SpikeFile:
 
         So the whole file does not have to fit into memory.
 
-        first: number of the first plane. count: number of planes.
-        A wrong range of planes raises SpikeFileError in this call, and wrong content raises it
-        during the iteration.
+        first: number of the first plane.
+        count: number of planes.
+        Raises SpikeFileError: in this call for a wrong range of planes, and during the iteration
+        for wrong content.
         """
         self._check_planes(first, count)
         if self.array is not None:
