@@ -74,7 +74,10 @@ def refuse_columns(columns: Columns, source: Source) -> None:
 
 
 def _demand(is_met: bool, what: str) -> None:
-    """Raise ValueError if a demand is not met. what: name of the wrong column, or what is wrong."""
+    """Raise ValueError if a demand is not met.
+
+    what: name of the wrong column, or what is wrong.
+    """
     if not is_met:
         raise ValueError(f"the kept record is wrong: {what}")
 

@@ -129,7 +129,10 @@ class FrameFiles:
         return all(key in stems for stems in self.stems.values())
 
     def paths(self, kind: str, keys: Sequence[FrameKey]) -> tuple[str, ...]:
-        """Return the path of one kind of file for each frame. keys: the frames."""
+        """Return the path of one kind of file for each frame.
+
+        keys: the frames.
+        """
         file_of_stem = self.by_kind[kind]
         stem_of_frame = self.stems[kind]
         return tuple(file_of_stem[stem_of_frame[key]].path for key in keys)

@@ -62,7 +62,10 @@ def _transaction(root: str) -> Generator[Any]:
 
 
 def damaged_lmdb(root: str, error: Exception) -> DataError:
-    """Return the error for an LMDB that cannot be read. error: what the reader found."""
+    """Return the error for an LMDB that cannot be read.
+
+    error: what the reader found.
+    """
     return DataError(
         what=f"the LMDB is damaged: {error}",
         where=root,

@@ -239,7 +239,10 @@ def problems_error(
 
 
 def _table_of(problems: Sequence[Problem], shown: int) -> str:
-    """Return the table in `problems_error`. shown: largest number of problems in the table."""
+    """Return the table in `problems_error`.
+
+    shown: largest number of problems in the table.
+    """
     shown_problems = problems[:shown]
     width = max(len(problem.clip) for problem in shown_problems)  # of the column of the clips
     plural = "s" if len(problems) > 1 else ""

@@ -107,7 +107,10 @@ class RootCheck:
     """The check of the clips of one data root. Call `run` once."""
 
     def __init__(self, source: Source, decode: bool) -> None:
-        """Begin. decode: whether to decode every image, which also finds flipped bits."""
+        """Begin.
+
+        decode: whether to decode every image, which also finds flipped bits.
+        """
         self.source = source
         self.decode = decode
         # `run` fills these two. They are stored, and a later start compares them with the data.

@@ -51,7 +51,10 @@ def refuse_wrong_samples(samples: Sequence[Any], where: str) -> None:
 
 
 def refuse_wrong_frame(frame: Any, where: str) -> None:
-    """Raise DataError if what a reader returned is not a frame. where: the clip, for messages."""
+    """Raise DataError if what a reader returned is not a frame.
+
+    where: the clip, for messages.
+    """
     do = f"correct `frame` of the readers {WHERE_DESCRIBED}"
     _refuse_wrong_tensors(frame, "(3, H, W)", where, do)
     for key, value in frame.items():

@@ -56,7 +56,10 @@ class TableBuilder:
         return self.number_of_clips
 
     def add(self, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Add a clip. looks: {path: what the check saw of this file}, for all files of the clip."""
+        """Add a clip.
+
+        looks: {path: what the check saw of this file}, for all files of the clip.
+        """
         self.number_of_clips += 1
         self._add_texts("clips", [clip.name])
         self._add_texts("stems", clip.stems)
@@ -69,7 +72,10 @@ class TableBuilder:
             self._add_exposures(clip)
 
     def _add_files(self, kind: str, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Add the files of one kind. looks: {path: what the check saw of this file}."""
+        """Add the files of one kind.
+
+        looks: {path: what the check saw of this file}.
+        """
         if kind == "spike":
             # `Clip.spike` lists one file for every frame. `planes_of_spike_files` has each file
             # once.

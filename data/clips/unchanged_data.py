@@ -215,7 +215,10 @@ class _Comparison:
 
 
 def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEntry]:
-    """Return the files of one kind that a clip has now. recorded: the files at the check."""
+    """Return the files of one kind that a clip has now.
+
+    recorded: the files at the check.
+    """
     # The states of the files of an LMDB were compared already, so its values are the same.
     if is_lmdb(kind.root):
         return recorded

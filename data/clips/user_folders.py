@@ -129,7 +129,10 @@ logger = logging.getLogger(__name__)
 
 
 def warn_left_out(folder: Path, names: Sequence[str]) -> None:
-    """Warn of files that are left out. names: their names; the first five are shown."""
+    """Warn of files that are left out.
+
+    names: their names; the first five are shown.
+    """
     if not names:
         return
     # Five names show what kind of files these are, and fit into one line of a terminal.

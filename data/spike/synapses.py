@@ -89,7 +89,10 @@ class _Synapses:
     def __init__(
         self, shape: tuple[int, ...], tau_d: float, tau_f: float, utilisation: float
     ) -> None:
-        """Begin before plane 0. shape: (T, h, w) of the stream."""
+        """Begin before plane 0.
+
+        shape: (T, h, w) of the stream.
+        """
         planes, height, width = shape
         self.tau_d = tau_d
         self.U = utilisation
@@ -112,7 +115,10 @@ class _Synapses:
         self.spikes = np.zeros((height, width), np.int64)
 
     def add_plane(self, time: int, has_fired: np.ndarray) -> None:
-        """Change the state by one plane. has_fired: bool (h, w). Planes come in order of time."""
+        """Change the state by one plane. Planes come in order of time.
+
+        has_fired: bool (h, w).
+        """
         # A mask (h, w) of the n pixels whose interval ends. Arrays indexed with it are (n,).
         ends_interval = has_fired & (self.spikes > 0)
         if ends_interval.any():
