@@ -135,6 +135,7 @@ def _find_instants(
     """Return the paths of the sharp frames <frame>_0, <frame>_1, ... of each frame in turn.
 
     Each frame must have the same odd number K of sharp frames, because the middle one is gt.
+
     keys: the frames of the clip.
     """
     # {frame: {number of the instant: path}}

@@ -174,6 +174,7 @@ def rows_in(numbers: np.ndarray) -> Any:
     """Return many rows as one `Row`, with an array (rows,) in each field.
 
     The type is Any, because the fields of a `Row` are declared as single numbers.
+
     numbers: (rows, 11), a stored row in each line.
     """
     return Row(*numbers.T)

@@ -85,10 +85,11 @@ def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
 
     With a meta file, these are the clips that it lists. Otherwise these are all clips that have
     files of any kind.
-    listings: {kind: {clip: its files}}.
 
     The order must stay, because training samples are numbered in this order. With another order, a
     resumed run would get other samples.
+
+    listings: {kind: {clip: its files}}.
     """
     if source.meta_entries:
         names = set(source.meta_entries)

@@ -77,6 +77,7 @@ class Reader:
 
         Returns display values (H, W), at least 0. The picture is shown beside the frame. This class
         does not know what the channels mean, so the picture is their mean.
+
         spike: channels (S, H, W) of frame `index`.
         """
         return np.maximum(spike.numpy().mean(axis=0), 0)

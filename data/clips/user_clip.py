@@ -128,6 +128,7 @@ def _origin_of(paths: dict[str, str]) -> dict[str, str]:
     """Return `Clip.origin`: the paths under the names that the report shows.
 
     The report calls the frames "input", because the option is --input.
+
     paths: {kind of files: path}. It has "lq", and it has "gt" and "spike" if they are given.
     """
     origin = {"input": paths["lq"]}
