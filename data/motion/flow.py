@@ -2,23 +2,29 @@
 
 The sharp instant is the time of the wanted sharp frame. The motion is the shift of each pixel from
 the sharp instant to nine times of the exposure (shifts.py; the sharp instant is one of them).
-`motion_of` searches it twice:
+`motion_of` searches it twice, because the first search makes the second search possible: along the
+shifts that it finds, the noisy pictures are averaged to one picture with little noise.
 
     1   pictures      grey pictures at all times, made of the spikes (spike_pictures.py)
         first search  DIS, an optical flow (Kroeger et al., ECCV 2016), from the picture of the
                       sharp instant to each other picture
         curves        a smooth curve in time for each pixel, near its shifts (curves.py)
-    2   mean picture  all pictures, moved back to the sharp instant along the curves. Their mean has
-                      less noise than a single picture
+    2   mean picture  all pictures, moved back to the sharp instant along the curves
         second search DIS from the mean picture to each other picture (the shifts there), and from
                       every second of these pictures to the mean picture (the shifts back)
-        errors        large where the way there and back does not end where it began. A time without
-                      shifts back gets the mean difference of the two times beside it
+        errors        the expected errors of the shifts. An error is large if the way there and
+                      back does not end where it began
         curves        near the shifts there, each weighted by its expected error
 
 A picture of some planes (binary pictures of the spike camera) is far sharper than the blurry frame,
 but it has no colour and more noise. Shifts are x and y in RGB pixels, times are planes after the
 sharp instant, and a frame has H x W pixels.
+
+Few spikes make noisy pictures, so two limits on the number of spikes (light.py) change the search:
+
+    noisy    below NOISY_SPIKES: DIS compares larger squares, and larger errors are expected
+    dim      below DIM_SPIKES, so even fewer: no search is quick, and no shake of the camera is
+             added to the curves
 
 What must stay: the motions and the expected errors. The weights of the fusion "motion" were trained
 with them, so with another constant they fit a little worse until they are trained anew.
@@ -39,9 +45,9 @@ from data.motion.shifts import INSTANTS, Motion, lengths_of, motion_times, value
 from data.motion.spike_pictures import pictures_at
 from data.motion.view import View
 
-# In noisy pictures, noise misleads the search there and the search back in the same way. So the two
-# shifts agree although both are wrong, and the expected errors, which are made of their difference,
-# would be too small. All expected errors are then multiplied by this factor.
+# Factor of all expected errors if the pictures are noisy. Without it the errors would be too small,
+# because noise misleads the search there and the search back in the same way: the two shifts agree
+# although both are wrong, and the error is computed from their difference.
 FACTOR_IF_NOISY = 2.5
 
 
@@ -52,21 +58,22 @@ def motion_of(
 
     gain: (h, w), spikes per plane of each spike pixel at full light.
     start_motion: a motion at which the search of each time begins, e.g. the motion of a network.
-    None: a search begins at the motion of the nearer time, continued at the same speed. The first
-    search on each side of the sharp instant begins without motion.
+    None: each search begins where a nearer time leads (`_first_search`).
     """
-    search_times = motion_times(recording)
-    spikes = median_spikes(recording)
-    is_dim = spikes < DIM_SPIKES
+    spikes = median_spikes(recording)  # of a pixel of median light, in the exposure
     is_noisy = spikes < NOISY_SPIKES
-    times = sorted({0.0, *search_times})  # K times; 0 is the sharp instant
-    pictures = pictures_at(recording, view, gain, times, spikes)
-    picture_at = dict(zip(times, pictures, strict=True))  # time -> (H, W) uint8
+    is_dim = spikes < DIM_SPIKES
     exact_dis = _make_dis(is_noisy)
     quick_dis = exact_dis if is_dim else _make_quick_dis(is_noisy)
 
+    search_times = motion_times(recording)  # in the order of the first search
+    times = sorted({0.0, *search_times})  # K times in ascending order; 0 is the sharp instant
+    pictures = pictures_at(recording, view, gain, times, spikes)
+    picture_at = dict(zip(times, pictures, strict=True))  # time -> (H, W) uint8
+
     shifts_at = _first_search(quick_dis, picture_at, search_times, start_motion)
-    shifts = np.stack([shifts_at[time] for time in times])
+    shifts = np.stack([shifts_at[time] for time in times])  # (K, H, W, 2)
+    # The first search has no shifts back, so the errors follow from the lengths of the shifts only.
     curves = curves_of(times, shifts, _error_by_length(shifts), with_shake=not is_dim)
 
     shifts, errors = _second_search(exact_dis, quick_dis, pictures, times, curves)
@@ -88,14 +95,12 @@ def _first_search(
     """Search the shifts (H, W, 2) from the sharp instant to each time. Return time -> shifts.
 
     picture_at: time -> its picture, (H, W) uint8.
-    search_times: 8 times, in the order of `motion_times`: away from the sharp instant, first the
-    times before it.
+    search_times: 8 times, in the order of `motion_times`: four before the sharp instant, then four
+    after it, and on each side the nearest time first.
     start_motion: a motion at which the search of each time begins. None: a search begins at the
-    motion of the nearer time, continued at the same speed. The first search on each side of the
-    sharp instant begins without motion.
+    shifts of the time before it in this order, continued at the same speed. The nearest time on
+    each side begins without motion.
     """
-    # On each side, the times are in the order of their distance from the sharp instant. So the
-    # result at one time is a good start for the search at the next time.
     times_before = search_times[: len(INSTANTS)]
     times_after = search_times[len(INSTANTS) :]
     sharp_picture = picture_at[0.0]
@@ -138,50 +143,54 @@ def _second_search(
     """
     mean_picture = _mean_picture(pictures, curves)
     sharp = times.index(0)
+    other_times = [index for index in range(len(times)) if index != sharp]
     shifts = np.zeros_like(curves)
-    # By how much the shifts there and back differ, in pixels.
+    # By how much the shifts there and back differ, in pixels. It stays 0 at the sharp instant.
     differences = np.zeros(curves.shape[:3], np.float32)  # (K, H, W)
-    for index, picture in enumerate(pictures):
-        if index == sharp:
-            continue
-        if _lacks_search_back(index, sharp):
-            shifts[index] = _search_shifts(quick_dis, mean_picture, picture, curves[index])
-            continue
-        shifts_there = _search_shifts(exact_dis, mean_picture, picture, curves[index])
-        # Begin the search back at about the inverse of the shifts there. The inverse at p is
-        # -there(q), where q is the point that moves to p. q is not known, so take p - there(p).
-        # E.g. in one direction, with there(p) = 0.1 p, the point 10 moves to 11, so the inverse at
-        # 11 is -1. The next line gives -there(11 - 1.1) = -0.99.
-        inverse = -values_at_shifts(shifts_there, -shifts_there)
-        shifts_back = _search_shifts(quick_dis, picture, mean_picture, inverse)
-        shifts[index] = shifts_there
-        differences[index] = mean_difference(shifts_there, shifts_back)
+    for index in other_times:
+        picture = pictures[index]
+        has_search_back = _has_search_back(index, sharp)
+        dis = exact_dis if has_search_back else quick_dis
+        shifts[index] = _search_shifts(dis, mean_picture, picture, curves[index])
+        if has_search_back:
+            start = _about_inverse(shifts[index])
+            shifts_back = _search_shifts(quick_dis, picture, mean_picture, start)
+            differences[index] = mean_difference(shifts[index], shifts_back)
 
     errors = np.zeros_like(differences)
-    for index, shifts_of_time in enumerate(shifts):
-        if index == sharp:
-            continue
-        if _lacks_search_back(index, sharp):
-            # Take the mean of the differences of the times index - 1 and index + 1. Both times
-            # exist, because the first and the last time never lack the search back. Both
-            # differences are known, because only every second time lacks it. (At the sharp instant
-            # the difference is 0.)
+    for index in other_times:
+        if not _has_search_back(index, sharp):
+            # Take the mean of the times before and after. Their differences are known, because only
+            # every second time lacks the search back, and never the first or the last time.
             differences[index] = (differences[index - 1] + differences[index + 1]) / 2
-        errors[index] = expected_error(shifts_of_time, differences[index])
+        errors[index] = expected_error(shifts[index], differences[index])
     return shifts, errors
 
 
-def _lacks_search_back(index: int, sharp: int) -> bool:
-    """Return whether no search leads back from the picture of a time. Every second time lacks it.
+def _has_search_back(index: int, sharp: int) -> bool:
+    """Return whether a search leads back from the picture of a time: at every second time.
 
-    E.g. of the nine times 0 to 8 with the sharp instant 4, the times 1, 3, 5 and 7 lack it. The
-    first and the last time never lack it, because there are four times on each side of the sharp
-    instant (INSTANTS in shifts.py).
+    E.g. of the nine times 0 to 8 with the sharp instant 4, the times 0, 2, 6 and 8 have it. There
+    are four times on each side of the sharp instant (INSTANTS in shifts.py), so the first and the
+    last time always have it.
 
     With a search back at all times, the motion takes a sixth more time, and the PSNR changes by
     -0.02 to +0.01 dB.
+
+    index, sharp: positions of the time and of the sharp instant among all times.
     """
-    return (index - sharp) % 2 == 1
+    return (index - sharp) % 2 == 0
+
+
+def _about_inverse(shifts: np.ndarray) -> np.ndarray:
+    """Return about the inverse of shifts (H, W, 2): the shifts that lead back.
+
+    The exact inverse at p is -shifts(q), where q is the point that moves to p. q is not known, so
+    p - shifts(p) takes its place. E.g. in one direction, with shifts(p) = 0.1 p, the point 10 moves
+    to 11, so the inverse at 11 is -1. The result is -shifts(11 - 1.1) = -0.99. It is only the start
+    of a search, so it need not be exact.
+    """
+    return -values_at_shifts(shifts, -shifts)
 
 
 def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
@@ -197,9 +206,9 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 
 # ---- DIS of OpenCV -----------------------------------------------------------------------------
 
-# If pictures are noisy, DIS compares squares of the side PATCH, and their distance is STRIDE, in
-# pixels. The preset of DIS that is used here, MEDIUM, has 8 and 3. Small squares find small things
-# that move on their own, but in noisy pictures they follow the noise.
+# DIS compares squares of two pictures. If the pictures are noisy, a square has PATCH x PATCH pixels
+# and begins STRIDE pixels beside the last one. Else both are as in the preset MEDIUM of DIS, 8 and
+# 3. Small squares find small things that move on their own, but they follow the noise.
 PATCH = 16
 STRIDE = 4
 # Largest number of steps in which DIS moves a square towards the place that fits best. The preset
@@ -219,24 +228,19 @@ def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     return dis
 
 
-# The first search begins at the sharp instant. In the second search, "there" leads from the mean
-# picture to the picture of a time, and "back" leads from this picture to the mean picture. Three
-# searches are quick, i.e. less exact:
-#
-#     * the first search
-#     * the search back
-#     * the search there at times without a search back
-#
-# In these, the distance of the squares is one pixel more, and there are QUICK_REFINEMENT instead of
-# 5 refinement steps on each scale (5 is the number of MEDIUM). This saves a tenth of the time of a
-# frame and costs 0.01 dB. If light is dim, no search is quick (`is_dim` in `motion_of`), because
-# quick searches would cost 0.04 dB. No test notices.
-QUICK_STRIDE_MORE = 1  # pixels that are added to the distance of the squares
+# A quick DIS has squares that are farther apart, and fewer refinement steps on each scale (MEDIUM
+# has 5). No test notices other values.
+QUICK_STRIDE_MORE = 1  # pixels that are added to the stride
 QUICK_REFINEMENT = 2  # refinement steps on each scale
 
 
 def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
-    """Make the optical flow DIS, faster and less exact than from `_make_dis`."""
+    """Make the optical flow DIS, faster and less exact than from `_make_dis`.
+
+    It is used where exact shifts matter least: in the first search, in the search back, and in the
+    search there at times without a search back. This saves a tenth of the time of a frame and costs
+    0.01 dB. In dim light it would cost 0.04 dB, so `motion_of` uses no quick DIS there.
+    """
     dis = _make_dis(is_noisy)
     dis.setPatchStride(dis.getPatchStride() + QUICK_STRIDE_MORE)
     dis.setVariationalRefinementIterations(QUICK_REFINEMENT)

@@ -5,17 +5,19 @@
     spikes_at_full_light    spikes that a pixel would have at full light (light 1), in the exposure
     is_saturated            whether there is more light than the spike camera can count
 
-"A pixel of median light" is a spike pixel: half of the spike pixels have less light. Let n be the
-number of its spikes in the exposure. n decides how a frame is improved:
+"A pixel of median light" is a spike pixel: half of the spike pixels have less light. The number n
+of its spikes in the exposure decides how a frame is improved. The fewer spikes there are, the
+noisier is all that is read from them, so one rule after the other changes:
 
-    n below    limit                              then
-    18         NOISY_SPIKES, here                 pictures for optical flow are read in another way
-    10         FEW_SPIKES, learned_method.py      the learned steps for few spikes are used
-    9          CURVE_BELOW, stillness/shares.py   a curve through the shifts tells still pixels
-    5          DIM_SPIKES, here                   the motion is searched in another way
+    n below    limit                              what changes
+    18         NOISY_SPIKES, here                 how optical flow reads and compares pictures
+    10         FEW_SPIKES, learned_method.py      other learned steps are taken
+    9          CURVE_BELOW, stillness/shares.py   shifts are smoothed before still pixels are told
+    5          DIM_SPIKES, here                   what finds the motion, and how
 
-But whether a frame is improved at all is decided by `spikes_at_full_light` (LEAST_SPIKES,
-restorer.py), because a dark scene may have n = 0 although its few bright things are seen well.
+Whether a frame is improved at all does not depend on n, but on `spikes_at_full_light`
+(LEAST_SPIKES, restorer.py): a dark scene may have n = 0 although its few bright things are seen
+well.
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits.
@@ -30,15 +32,20 @@ from data.motion.exposure import Recording
 from data.motion.view import View
 from data.spike.pictures import LUMA, to_linear
 
-# Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
-# the shake of the camera is not added to the curves of the motion (curves.py), and joint/groups.py
-# makes fewer groups of planes. With the finder "both", the network finds a motion, too (finder.py,
-# which has the measurements).
+# Light is dim if a pixel of median light has fewer spikes than this in an exposure. Then
+#
+#     finder "both"        the network finds a motion, too (finder.py, which has the measurements)
+#     optical flow         no search is quick (flow.py)
+#     curves of a motion   the shake of the camera is not added to them (curves.py)
+#     joint/groups.py      makes fewer groups of planes
 DIM_SPIKES = 5.0
 # The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
-# an exposure: fewer than two in a ninth of an exposure, the shortest window of a picture. Then DIS
-# (an optical flow) compares larger squares, larger errors are expected (flow.py), and each picture
-# is read only from its own planes (spike_pictures.py).
+# an exposure. A picture may be made of a ninth of the exposure (the shortest window), so it then
+# has fewer than two spikes in such a pixel. In this case
+#
+#     optical flow         compares larger squares, and expects larger errors (flow.py)
+#     spike_pictures.py    reads each picture only from its own planes
+#
 # No test guards this value: test_flow.py passes with 0, too. Before you change it, measure the
 # effect (docs/benchmarks/quality_details.md, "Its constants").
 NOISY_SPIKES = 18.0
