@@ -44,27 +44,24 @@ from data.motion.view import View
 # equations of 2^20 pixels take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A
 # larger value takes more memory. With a smaller value, more rows are computed twice.
 MOST_PIXELS = 2**20
-# Number of rows that two neighbouring bands share. The rows of an overlap take their values from
+# Number of rows that two neighbouring bands share, and number of rows in the middle of this overlap
+# in which the frame changes from one band to the other:
 #
-#     the first 32 rows     only the upper band, because the lower band begins here
-#     the 64 rows FADE      both bands
-#     the last 32 rows      only the lower band, because the upper band ends here
+#     the first 32 rows     only from the upper band, because the lower band begins here
+#     the 64 rows FADE      from both bands
+#     the last 32 rows      only from the lower band, because the upper band ends here
 #
 # So the 32 rows next to the border of a band are not used
-# (test_rows_beside_the_border_of_a_band_are_not_used). An exposure lasts from half its length
-# before the sharp instant to half its length after it. If something moves by more than 32 rows in
-# half an exposure, light from beyond the border reaches the used rows, and may leave a trace there.
-# With a larger value, more rows are computed twice. With a smaller value, a slower motion may leave
-# a trace. Other values were not compared.
+# (test_rows_beside_the_border_of_a_band_are_not_used). They are enough for a motion of up to 32
+# rows between the sharp instant and the begin or the end of the exposure. A faster motion brings
+# light from beyond the border to used rows, and may leave a trace there. With a larger OVERLAP,
+# more rows are computed twice. With a larger FADE, a slower motion may leave a trace. With a
+# smaller FADE, a difference between the two bands is easier to see. Other values were not compared.
 OVERLAP = 128
-# Number of rows in the middle of an overlap in which the frame changes from the upper band to the
-# lower band. With a larger value, fewer rows near a border are left out, so a slower motion may
-# leave a trace. With a smaller value, a difference between the two bands is easier to see.
 FADE = 64
-# A band may have this number of rows (384), even if it then has more than MOST_PIXELS pixels, as in
-# a frame of more than 2^20 / 384 = 2730 columns. An inner band shares 2 * 128 = 256 rows with its
-# neighbours. With 4096 columns, 2^20 pixels are only these 256 rows. With 384 rows, a band has 128
-# rows of its own.
+# A band may always have this number of rows, 384, because 256 of them may be overlaps, with the
+# band above and the band below. So in a frame of more than 2^20 / 384 = 2730 columns, a band may
+# have more than MOST_PIXELS pixels.
 LEAST_ROWS = 3 * OVERLAP
 
 
@@ -141,11 +138,14 @@ def _rows_of_bands(height: int, most_rows: int) -> list[tuple[int, int]]:
     """
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
-    # The first row of each band, and at the end the row at which one more band would begin. If the
-    # frame has fewer rows than an overlap, this last number is negative, and its only band still
-    # ends at (height - OVERLAP) + OVERLAP = height.
+    # The first row of each band, and the row at which one more band would begin. In a frame of
+    # fewer rows than an overlap, the last number is negative. Its only band still ends at the right
+    # row, (height - OVERLAP) + OVERLAP = height.
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
-    return [(begin, next_begin + OVERLAP) for begin, next_begin in itertools.pairwise(begins)]
+    bands = []
+    for begin, next_begin in itertools.pairwise(begins):
+        bands.append((begin, next_begin + OVERLAP))
+    return bands
 
 
 def _rows_of_spike_pixels(view: View) -> tuple[np.ndarray, np.ndarray]:
@@ -180,8 +180,8 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     band_to_plane[1, 2] = rows.start  # added to y
     frame_to_band = np.eye(3)
     frame_to_band[1, 2] = -begin  # added to y
-    # `View.all_rows` is the number of rows of the whole frame. It is None if the view shows the
-    # whole frame. If the view is a band itself, it already has this number.
+    # `View.all_rows` is None if the view shows the whole frame. It is set if the view is a band
+    # itself. The new band then has the same whole frame.
     rows_of_frame = view.size[0] if view.all_rows is None else view.all_rows
     view_of_band = replace(
         view,
@@ -210,7 +210,7 @@ def join_pictures(pictures: list[Tensor], bands: list[Band]) -> Tensor:
     upper = pictures[0]  # the bands so far, (C, rows so far, W)
     for lower, band in zip(pictures[1:], bands[1:], strict=True):
         begin = band.rows.start
-        overlap = upper.shape[1] - begin  # OVERLAP, or less
+        overlap = upper.shape[1] - begin  # number of rows: OVERLAP, or less
         # The weight of the lower band in each row of the overlap. E.g. for 128 rows:
         #
         #     rows 0 to 31      0: near the border of the lower band

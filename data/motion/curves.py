@@ -23,10 +23,9 @@ import numpy as np
 # Degree of a curve. On photographs in good light, the frames of weights/motion.pth gained most with
 # the third degree: 0.2 dB more than with the second, 0.06 dB more than with the fourth.
 DEGREE = 3
-# A small number is added to each value of the diagonal of the equations: RIDGE times the sum of the
-# diagonal. With fewer times than DEGREE, many curves fit the shifts, so the equations would have no
-# single solution. With the ridge, the solution is a curve that nearly fits, with small
-# coefficients. (This case is rare: an exposure has eight times beside the sharp instant.)
+# RIDGE times the sum of the diagonal is added to each value of the diagonal of the equations, so
+# that they always have a single solution. Without it, many curves would fit the shifts if there are
+# fewer times than DEGREE. (This is rare: an exposure has eight times beside the sharp instant.)
 RIDGE = 1e-4
 # The shake is a median over the pixels. Each fourth row and column has enough pixels for it.
 STEP_OF_SHAKE = 4
@@ -66,9 +65,11 @@ def curves_of(
 def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) -> list[np.ndarray]:
     """Return c_1, c_2 and c_3 of the curve of each pixel, (H, W, 2) each.
 
-    The least sum has the derivative 0 by each coefficient c_d. This gives DEGREE equations:
+    They are the weighted least squares of a polynomial, so each pixel has its normal equations:
 
-        sum_e (sum_k w_k tau_k^(d + e)) c_e = sum_k w_k tau_k^d shift_k        d = 1, 2, 3
+        S_2 c_1 + S_3 c_2 + S_4 c_3 = T_1        S_n = sum_k w_k tau_k^n
+        S_3 c_1 + S_4 c_2 + S_5 c_3 = T_2        T_d = sum_k w_k tau_k^d shift_k
+        S_4 c_1 + S_5 c_2 + S_6 c_3 = T_3
 
     tau: (K,). shifts, errors: as in `curves_of`.
     """
@@ -77,29 +78,30 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
     w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
     weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 
-    # The sums on the left depend only on d + e, which is 2 to 6. So each sum is computed once.
-    sums = {}  # d + e -> sum over k
-    for power in range(2, 2 * DEGREE + 1):
-        sums[power] = np.tensordot(tau**power, w, axes=1)  # (H, W)
+    S = {}  # n -> S_n, (H, W)
+    for n in range(2, 2 * DEGREE + 1):
+        S[n] = np.tensordot(tau**n, w, axes=1)
     degrees = range(1, DEGREE + 1)
-    # The rows have the sums 2 3 4, 3 4 5 and 4 5 6.
-    matrix = [[sums[d + e] for e in degrees] for d in degrees]
-    right_sides = [np.tensordot(tau**d, weighted_shifts, axes=1) for d in degrees]  # (H, W, 2) each
+    matrix = [[S[d + e] for e in degrees] for d in degrees]
+    T = [np.tensordot(tau**d, weighted_shifts, axes=1) for d in degrees]  # (H, W, 2) each
 
     sum_of_diagonal = sum(matrix[index][index] for index in range(DEGREE))
     for index in range(DEGREE):
         matrix[index][index] = matrix[index][index] + RIDGE * sum_of_diagonal
-    return _solve_for_pixels(matrix, right_sides)
+    return _solve_for_pixels(matrix, right_sides=T)
 
 
 def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
     """Add the shake of the camera to the curves, in place.
 
     A camera that shakes fast, e.g. on a motor, moves back and forth within an exposure. No curve of
-    third degree can follow this. But the shake moves all pixels alike, and noise does not, so the
-    shake at a time is the median of the residuals (shift - curve) over the pixels. Without a shake,
-    this median is only noise. Therefore it is added only if it is longer than the noise: the median
-    distance of a residual from it.
+    third degree can follow this. But the shake moves all pixels alike, and noise does not. So at
+    each time
+
+        shake = median over the pixels of (shift - curve)
+        noise = median over the pixels of |shift - curve - shake|
+
+    and the shake is added if it is longer than the noise. A shorter shake may be only noise.
 
     In dim light callers leave the shake out, because dim photographs lost 0.1 dB with the shake.
 
@@ -108,7 +110,6 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
     for curve, shift in zip(curves, shifts, strict=True):
         residuals = (shift - curve)[::STEP_OF_SHAKE, ::STEP_OF_SHAKE]  # (H / 4, W / 4, 2)
         shake = np.median(residuals, axis=(0, 1))  # x and y
-        # Half of the residuals are nearer to the shake than this distance.
         noise = np.median(np.linalg.norm(residuals - shake, axis=-1))
         if np.linalg.norm(shake) > noise:
             curve += shake
@@ -119,7 +120,10 @@ def _solve_for_pixels(
 ) -> list[np.ndarray]:
     """Solve n equations for each pixel, by Gaussian elimination. Return the n unknowns (H, W, 2).
 
-    matrix: n rows of n coefficients (H, W) each. It is symmetric and positive definite, so no
+    A coefficient of the equations is not a number, but an array with a number for each pixel. So
+    all pixels are solved at once.
+
+    matrix: n rows of n coefficients, (H, W) each. It is symmetric and positive definite, so no
     divisor is 0. right_sides: n right sides, (H, W, 2) each. Both arguments stay as they are.
     """
     left = [list(row) for row in matrix]

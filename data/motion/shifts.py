@@ -24,13 +24,13 @@ import numpy as np
 
 from data.motion.exposure import Recording
 
-# Number of steps in which `Motion.back` inverts the shifts. Each step multiplies the error by about
-# the gradient of the shifts: how much the shift changes from one pixel to the next. The gradient is
-# far below 1 where neighbours move alike. E.g. with a gradient of 0.1, four steps leave 1/10,000 of
-# the error. With 0 steps, test_the_way_back_is_the_inverse_of_the_way_there fails.
+# Number of steps in which `Motion.back` inverts the shifts, and number of steps if it gets a start.
+# Each step multiplies the error by about the gradient of the shifts, i.e. by how much the shift
+# changes from one pixel to the next. Where neighbours move alike, this is far below 1. E.g. with a
+# gradient of 0.1, four steps leave 1/10,000 of the error. A start is wrong by only about a tenth of
+# a pixel, of which two steps leave 1/1000 of a pixel. With 0 steps,
+# test_the_way_back_is_the_inverse_of_the_way_there fails.
 INVERSION_STEPS = 4
-# Number of steps if `Motion.back` gets a start. Such a start is wrong by only about a tenth of a
-# pixel, so fewer steps are enough: with a gradient of 0.1, two steps leave 1/1000 of a pixel.
 STEPS_FROM_START = 2
 
 
@@ -50,13 +50,12 @@ class Motion:
         Both are interpolated linearly between the two nearest measured times. Before the first and
         after the last measured time, they are extrapolated from the two nearest measured times.
         """
-        # The indices `left` and `right` of the two times between which the shifts are interpolated,
-        # or from which they are extrapolated. E.g. with the times -10, 0, 10:
+        # `left` and `right`: the indices of the two measured times. E.g. with the times -10, 0, 10:
         #
-        #     time     left, right
-        #     4        1, 2
-        #     -15      0, 1           right is at least 1
-        #     15       1, 2           right is at most 2
+        #     time     left    right
+        #     4        1       2
+        #     -15      0       1        right is at least 1
+        #     15       1       2        right is at most 2
         first_not_before = int(np.searchsorted(self.times, time))
         right = int(np.clip(first_not_before, 1, len(self.times) - 1))
         left = right - 1
@@ -73,15 +72,17 @@ class Motion:
         """Return the shifts from the pixels of another time back to the sharp instant.
 
         Returns the shifts (H, W, 2) and their errors (H, W). What is at the pixel p at this time
-        lies at p + back[p] at the sharp instant. The shift there leads from the sharp instant to p
-        again, so
+        is at q = p + back[p] at the sharp instant. The shift of q leads to p again, so
 
-            back[p] = -shifts[p + back[p]]
+            back[p] = -shifts[q] = -shifts[p + back[p]]
 
-        This is solved as a fixed-point iteration: each step puts the last `back` into the right
-        side. E.g. in one direction, with shifts[p] = 0.1 p, the point 10 moves to 11. So back[11]
-        is -1, and -shifts[11 - 1] is -1, too. The steps begin at -shifts[11] = -1.1. The first step
-        gives -shifts[11 - 1.1] = -0.99, and the second step gives -shifts[11 - 0.99] = -1.001.
+        `back` is on both sides, so it is found step by step: each step puts the last `back` into
+        the right side (a fixed-point iteration). E.g. in one direction, with shifts[p] = 0.1 p, the
+        point 10 moves to 11, so back[11] is -1:
+
+            begin     -shifts[11]        = -1.1
+            step 1    -shifts[11 - 1.1]  = -0.99
+            step 2    -shifts[11 - 0.99] = -1.001
 
         start: (H, W, 2), where the steps begin, e.g. the shifts back from a near time. Fewer steps
         are enough with it. None: they begin at -shifts, which is right if all pixels move alike.
