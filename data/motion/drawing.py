@@ -24,9 +24,9 @@ import numpy as np
 from data.motion.shifts import Motion
 from utils.contract import FramePicture
 
-# The full colour begins at a length that is chosen for each picture: the 1 - 0.05 quantile of the
-# lengths of all displacements. With the maximum in place of the quantile, one wrong displacement
-# could make all other displacements pale.
+# The full colour begins at a length that is chosen for each picture, so that this share of the
+# displacements is longer. If only the longest displacement had the full colour, one wrong
+# displacement could make all others pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
 # Least length in pixels that has the full colour. So a picture of shorter displacements is pale.
 FULL_COLOUR_AT_LEAST = 1.0

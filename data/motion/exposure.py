@@ -59,14 +59,14 @@ class Recording:
         (spike_pictures.py).
         planes: the length of the window, which need not be a whole number.
         """
-        number_of_planes = len(self.stream)
         # `round` rounds a half to the even number, so the window may have a plane more or less.
         # E.g. 9 planes around 44.0 reach from 39.5 to 48.5, which becomes (40, 48): 8 planes.
         # Around 45.0 the window is (40, 50): 10 planes.
         wanted_begin = round(time - planes / 2)
         wanted_end = round(time + planes / 2)
-        # A window before the stream becomes the first plane of the stream, and a window after the
-        # stream becomes its last plane.
+        # Keep the window within the stream, with one plane or more. A window before the stream
+        # becomes the first plane, and a window after the stream becomes the last plane.
+        number_of_planes = len(self.stream)
         begin = min(max(wanted_begin, 0), number_of_planes - 1)
         end = min(max(wanted_end, begin + 1), number_of_planes)
         return begin, end
@@ -131,23 +131,24 @@ class Recording:
             return self
         rows, columns = _nearest_good(is_good)
         stream = self.stream.copy()
-        stream[:, ~is_good] = stream[:, rows, columns]
+        stream[:, ~is_good] = stream[:, rows, columns]  # both are (T, n), for n untrusted pixels
         return replace(self, stream=stream)
 
 
 def _nearest_good(is_good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row and the column of the nearest trusted pixel, for each untrusted pixel.
 
+    OpenCV numbers the trusted pixels, and gives each untrusted pixel the number (label) of the
+    nearest trusted pixel. E.g. a row of five pixels, the third of them untrusted, has the labels
+    1 2 2 3 4. So the third pixel is nearest to the trusted pixel with the label 2, in column 1.
+
     is_good: (h, w) bool, with at least one True and one False.
     Returns two arrays (n,), for the n untrusted pixels in the order of stream[:, ~is_good].
     """
-    # OpenCV gives each trusted pixel a label, and each untrusted pixel the label of the nearest
-    # trusted pixel. E.g. a row of five pixels, the third of them untrusted, has the labels
-    # 1 2 2 3 4.
     is_bad = (~is_good).astype(np.uint8)
     _, labels = cv2.distanceTransformWithLabels(
         is_bad, cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
-    )
+    )  # (h, w)
     # Tables: label -> row and column of the trusted pixel with this label.
     row_of_label = np.zeros(labels.max() + 1, int)
     column_of_label = np.zeros(labels.max() + 1, int)
@@ -155,5 +156,5 @@ def _nearest_good(is_good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     row_of_label[labels[is_good]] = good_rows
     column_of_label[labels[is_good]] = good_columns
 
-    nearest = labels[~is_good]
-    return row_of_label[nearest], column_of_label[nearest]
+    labels_of_nearest = labels[~is_good]  # (n,)
+    return row_of_label[labels_of_nearest], column_of_label[labels_of_nearest]

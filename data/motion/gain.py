@@ -14,8 +14,9 @@ The level of a frame shows such a change:
 
     level = (sum of the spikes per plane) / (sum of the light of the frame)      over the pixels
 
-The gain of a clip is the gain at the median level of its frames. A frame of twice this level has
-twice the gain, because its light is shown half as bright.
+E.g. one frame is exposed only half as long as the others. It shows the same scene half as bright,
+but the spikes per plane are the same, so its level and its gain are twice as large. The gain of a
+clip is the gain at the median level of its frames.
 
 What must stay: the numbers of both functions. The shipped weights of the fusion "motion" were
 trained on grey values rate / gain. With other gains the weights still run, but fit a little worse.
@@ -85,8 +86,8 @@ def exposure_light(recording: Recording, view: View) -> ExposureLight:
     grey = integrated(recording.blurry, view.is_display)  # (H, W)
     frame_light = view.means(grey)  # (h, w)
     if view.is_display:
-        # The spike camera averages display values here, but a display value of the blurry frame is
-        # made of an average of light. The factor corrects this difference.
+        # This spike camera averages display values over the exposure. The blurry frame averages
+        # light, and then turns the mean into a display value. The factor corrects the difference.
         frame_light *= _display_correction(rates)
     return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
 
@@ -94,9 +95,13 @@ def exposure_light(recording: Recording, view: View) -> ExposureLight:
 def _display_correction(rates: np.ndarray) -> np.ndarray:
     """Return (mean display value) / (display value of the mean light), (h, w), at most 1.
 
-    These two values differ if the light changes within the exposure. E.g. the display value is 0
-    for half of the time, and 1 for the other half. The mean display value is 0.5. The mean light is
-    0.5, too, and its display value is 0.5^(1 / 2.2) = 0.73. The result is 0.5 / 0.73 = 0.68.
+    The two differ if the light changes within the exposure, because a display value is
+    light^(1 / 2.2). E.g. a pixel is black for half of the time, and white for the other half:
+
+        mean display value                 (0 + 1) / 2 = 0.5
+        mean light                         (0 + 1) / 2 = 0.5
+        display value of the mean light    0.5^(1 / 2.2) = 0.73
+        result                             0.5 / 0.73 = 0.68
 
     rates: (parts, h, w), proportional to the display values in parts of an exposure.
     """
@@ -163,9 +168,8 @@ def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
 def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums of spikes and of light over all planes of some exposures, (h, w) each.
 
-    The light of each exposure is brought to the median level first (level = spikes per plane /
-    light). E.g. the RGB camera exposes one frame only half as long as the others: this frame shows
-    half of the light, so its level is twice the median level, and its light is multiplied by 2.
+    The light of each exposure is brought to the median level first. E.g. a frame of twice the
+    median level shows half of the light, so its light is multiplied by 2.
     """
     levels = np.array([exposure.level() for exposure in exposures])
     usual_level = float(np.median(levels))
@@ -254,18 +258,16 @@ def _is_plausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
     """Return the gain (h, w) float32 for one exposure.
 
-    It differs from the gain of the clip if the RGB camera has changed its exposure. E.g. with half
-    of the exposure time, the frame shows half of the light for the same spikes, so the gain is
-    twice as large.
+    It is the gain of the clip, times the level of this frame over the level that the frame would
+    have with the gain of the clip. Both levels are of the same pixels.
 
     gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count,
     because the spikes of hot pixels would look like a change of the exposure time.
     """
-    # The spikes that the light of the frame would give with the gain of the clip.
-    with_gain_of_clip = exposure._replace(spike_rates=gain * exposure.frame_light)
     level = exposure.level(is_good)
-    level_with_gain_of_clip = with_gain_of_clip.level(is_good)
-    return gain * np.float32(_level_change(level, level_with_gain_of_clip))
+    expected = exposure._replace(spike_rates=gain * exposure.frame_light)  # spikes from the light
+    expected_level = expected.level(is_good)
+    return gain * np.float32(_level_change(level, expected_level))
 
 
 # If the levels of two frames differ by more than this factor, the RGB camera has changed its

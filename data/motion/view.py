@@ -49,8 +49,8 @@ class View:
     # Rolling shutter: the last row is exposed later than the first row by this share of the
     # exposure.
     rolling: float = 0.0
-    # If the rows are a band of a larger frame: the row of the larger frame at which the band
-    # begins, and the number of rows of the larger frame. None: the rows are the whole frame.
+    # Only for a band, some rows of a larger frame: the first of these rows, and the number of rows
+    # of the larger frame. A view of whole frames has 0 and None.
     first_row: int = 0
     all_rows: int | None = None
 
@@ -79,7 +79,7 @@ class View:
     @cached_property
     def _points_on_frame(self) -> np.ndarray:
         # Spike pixel 0 reaches from -0.5 to 0.5. E.g. with 2 points, they are at -0.25 and 0.25.
-        down, across = self.points_in_pixel
+        down, across = self.points_in_pixel  # m, n
         y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
         x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
         return mapped(self.to_rgb, _grid(x, y))
@@ -163,11 +163,11 @@ def view_of(clip: Clip) -> View:
         )
     # Without a calibration, the plane fills the whole frame. A spike pixel then has `down` x
     # `across` RGB pixels. E.g. with 3 RGB pixels across, spike pixel 0 has the RGB pixels 0, 1 and
-    # 2, so its middle is at X = 1 = (3 - 1) / 2.
+    # 2, so its middle is at X = 1 = (3 - 1) / 2, and spike pixel x has its middle at X = 3 x + 1.
     down = clip.size[0] / plane[0]
     across = clip.size[1] / plane[1]
     matrix = np.array([[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]])
-    return View(clip.size, plane, matrix, is_display)
+    return View(clip.size, plane, to_rgb=matrix, is_display=is_display)
 
 
 def mapped(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
