@@ -87,7 +87,7 @@ def _on_frame(
     the mean over the exposure.
     """
     on_plane = view.pixels_on_plane()  # (H, W, 2): x and y of each RGB pixel on the spike plane
-    c = _coefficients_at(coefficients, on_plane)
+    c = _coefficients_at(coefficients, on_plane)  # c_1, c_2, c_3
 
     # The error in RGB pixels. E.g. a spike pixel with an area of 9 RGB pixels is 3 RGB pixels wide.
     error_on_plane = _interpolated(np.exp(log_error), on_plane)  # (H, W) in spike pixels
@@ -104,8 +104,8 @@ def _on_frame(
             q = q + c_power * tau**power
         # q is the displacement on the spike plane, and the shift is the displacement on the frame.
         shifts.append(mapped(view.to_rgb, on_plane + q) - without_motion)
-        # The error is taken to grow in proportion to |tau|, from 0 at the sharp instant. The factor
-        # 2 makes its mean `mean_error`, because the mean of |tau| over the exposure is 1/2.
+        # The error is taken to grow in proportion to |tau|, from 0 at the sharp instant. The mean
+        # of |tau| over the exposure is 1/2, so with the factor 2 the mean error is `mean_error`.
         errors.append((mean_error * 2 * abs(tau)).astype(np.float32))
     return Motion(np.array(times), np.stack(shifts), np.stack(errors))
 

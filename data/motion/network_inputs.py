@@ -34,9 +34,9 @@ from data.motion.view import View
 from data.spike.pictures import LUMA, to_display, to_linear
 from utils.contract import MotionNetwork
 
-# The exposures of the training had 88 planes, where a plane is one binary picture of the spike
-# camera. Exposures of other lengths must look alike to the network. So lengths are measured in
-# parts of the exposure:
+# The exposures of the training had 88 planes, in 11 windows of 8 planes (a plane is one binary
+# picture of the spike camera). An exposure with another number of planes must look alike to the
+# network. So time is not measured in planes, but in two parts of the exposure:
 #
 #     unit           part of the exposure    in the training    in an exposure of 176 planes
 #     eleventh       1/11                    8 planes           16 planes
@@ -59,12 +59,11 @@ class NetworkInputs(NamedTuple):
 
 def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
     """Return the inputs of the network for an exposure."""
-    # Convert the edges of the windows of the network. In `network.edges` they are elevenths of an
-    # exposure after the start of the sharp plane, i.e. half a plane before the sharp instant. Here
-    # they are planes after the start of the stream. E.g. the exposure has 88 planes and the sharp
-    # instant is 50.5, so the sharp plane begins at 50. Then the edge 1.5 becomes 50 + 1.5 * 8 = 62.
+    # The edges of the windows, in planes after the start of the stream. `network.edges` has them in
+    # elevenths after the start of the sharp plane. E.g. in an exposure of 88 planes whose sharp
+    # plane is plane 50, the edge 1.5 becomes 50 + 1.5 * 8 = 62.
     planes_per_eleventh = recording.length / ELEVENTHS
-    begin_of_sharp_plane = recording.sharp - 0.5
+    begin_of_sharp_plane = recording.sharp - 0.5  # the sharp instant is the middle of this plane
     edges = []
     for edge in network.edges:
         edges.append(round(begin_of_sharp_plane + edge * planes_per_eleventh))
@@ -107,17 +106,15 @@ class _Brightness:
     of_windows: np.ndarray  # (K, h, w): the rate in each window
     of_pixels: np.ndarray  # (h, w): the mean rate over the exposure
     around_pixels: np.ndarray  # (h, w): `of_pixels`, smoothed over the neighbours of each pixel
-    # The mean rate of all pixels, per usual plane like the others. At least LEAST_MEAN / 8, because
-    # LEAST_MEAN counts the spikes in an eleventh, which has 8 usual planes.
-    mean: float
+    mean: float  # the mean rate of all pixels, at least LEAST_MEAN / USUAL_PLANES
 
 
 # Sigma in spike pixels by which brightness is smoothed. With a larger value there is less noise,
 # but the brightness of a pixel has more of the brightness of its neighbours.
 BRIGHTNESS_SIGMA = 2.0
-# Least mean number of spikes of a pixel in an eleventh. It is a divisor, and in the dark the mean
-# may be 0. With 8e-4, 100 pixels have about one spike in an exposure (100 * 11 * 8e-4 = 0.88), so
-# nothing can be seen.
+# Least mean number of spikes of a pixel in an eleventh (8 usual planes). The mean is a divisor, and
+# in the dark it may be 0. With so few spikes nothing can be seen anyway: 100 pixels have about one
+# spike in an exposure (100 * 11 * 8e-4 = 0.88).
 LEAST_MEAN = 8e-4
 
 

@@ -71,14 +71,13 @@ def pictures_at(
 # Wanted number of spikes in the window of a pixel. With fewer spikes, a picture would have more
 # noise, and with more spikes, more blur.
 SPIKES_OF_PICTURE = 3.0
-# A window has at least this share of the planes of the exposure. Bright pixels have this window. A
-# larger value would blur. With a smaller value, the windows of a short exposure would have too few
-# planes, and the pictures would be uneven. The shortest windows do not overlap: flow.py asks for
-# pictures at nine times of an exposure (`motion_times` in shifts.py), about an eighth (0.125)
-# apart.
+# Share of the exposure in the shortest window, which bright pixels have. It is a little less than
+# an eighth, 0.125, the time between the nine pictures of an exposure (`motion_times` in shifts.py).
+# So the shortest windows do not overlap. A larger value would blur. With a smaller value, the
+# windows of a short exposure would have too few planes, and the pictures would be uneven.
 LEAST_PICTURE = 0.11
-# A window has at most this share of the planes of the exposure. A larger value would blur, and a
-# smaller value would leave more noise.
+# Largest share of the exposure in a window. A larger value would blur, and a smaller value would
+# leave more noise.
 MOST_PICTURE = 0.4
 # The number of spikes of an exposure is a divisor. If it is 0, it counts as this number.
 LEAST_DIVISOR = 1e-6
@@ -87,9 +86,9 @@ LEAST_DIVISOR = 1e-6
 def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[np.ndarray]:
     """Return the spikes per plane (h, w) around each time, each pixel in a window of its own.
 
-    To save time, rates are measured only in the shortest and in the longest window. Each pixel
-    mixes both. `share` is the length of the window that brings SPIKES_OF_PICTURE spikes to the
-    pixel:
+    A pixel needs a window with the share SPIKES_OF_PICTURE / (its spikes) of the exposure. To save
+    time, rates are measured only in the shortest and in the longest window that a pixel needs, and
+    each pixel mixes the two:
 
         weight of the longest window = log(share / shortest) / log(longest / shortest)
 
@@ -98,28 +97,27 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
 
     times, spikes: as in `pictures_at`.
     """
-    is_noisy = spikes < NOISY_SPIKES  # fewer than 18, see the end of `_rates_of_windows`
-    short_rates = _rates_of_windows(recording, times, LEAST_PICTURE, is_noisy)  # (K, h, w)
+    is_noisy = spikes < NOISY_SPIKES
+    shortest = LEAST_PICTURE
+    short_rates = _rates_of_windows(recording, times, shortest, is_noisy)  # (K, h, w)
 
     # The longest window is the window that a pixel of median light needs. E.g. with 10 spikes it is
     # 3 / 10 of the exposure.
     spikes_at_median = max(spikes, LEAST_DIVISOR)
-    share_at_median = SPIKES_OF_PICTURE / spikes_at_median
-    longest_share = float(np.clip(share_at_median, LEAST_PICTURE, MOST_PICTURE))
-    # In bright light, the longest window is the shortest window, so there is nothing to mix. E.g.
-    # with 30 spikes a pixel of median light needs 3 / 30 = 0.1, less than LEAST_PICTURE = 0.11.
-    if longest_share <= LEAST_PICTURE:
+    longest = float(np.clip(SPIKES_OF_PICTURE / spikes_at_median, shortest, MOST_PICTURE))
+    # In bright light, all pixels need the shortest window. E.g. with 30 spikes a pixel of median
+    # light needs only 3 / 30 = 0.1, less than LEAST_PICTURE = 0.11.
+    if longest <= shortest:
         return list(short_rates)
 
     # The window that each pixel needs, (h, w). Darker pixels count as pixels of median light.
     most_spikes = _most_spikes(short_rates, recording.length)
     counted_spikes = np.maximum(most_spikes, spikes_at_median)
-    share = np.clip(SPIKES_OF_PICTURE / counted_spikes, LEAST_PICTURE, longest_share)
+    share = np.clip(SPIKES_OF_PICTURE / counted_spikes, shortest, longest)
 
-    # Mix both windows by the formula above.
-    weight_of_long = np.log(share / LEAST_PICTURE) / np.log(longest_share / LEAST_PICTURE)
+    weight_of_long = np.log(share / shortest) / np.log(longest / shortest)
     weight_of_long = weight_of_long.astype(np.float32)  # (h, w)
-    long_rates = _rates_of_windows(recording, times, longest_share, is_noisy)
+    long_rates = _rates_of_windows(recording, times, longest, is_noisy)
     return list((1 - weight_of_long) * short_rates + weight_of_long * long_rates)
 
 
@@ -155,9 +153,8 @@ def _rates_of_windows(
     if not is_noisy:
         return recording.spike_rates(windows)
     # With few spikes, an interval between two spikes may reach over several windows. `spike_rates`
-    # spreads the light of an interval evenly over it, so these windows would show the same light,
-    # and nothing would seem to move. Therefore each window is read as if no other planes were
-    # recorded.
+    # would spread its light evenly over them, so all of them would show the same light, and nothing
+    # would seem to move. Therefore each window is read as if no other planes were recorded.
     rates = []
     for first, end in windows:
         planes_of_window = recording.stream[first:end]

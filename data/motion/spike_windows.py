@@ -11,16 +11,13 @@ spikes is one spike, spread evenly over the interval:
 The network sees both. In dim light an interval reaches over several windows, so the light is the
 same in all of them, and only the count tells when light came.
 
-Count and light are differences: the value up to the end of a window, minus the value up to its
-begin. The light up to the time t is
+Both are computed as a difference: the value up to the end of a window, minus the value up to its
+begin. The count up to an edge is the number of spikes before it. The light up to an edge is
 
-    light up to t = n + (t - last) / (following - last)
+    (number of spikes before the edge) + (share of the present interval that has passed)
 
-    n            number of spikes before t
-    last         the time of the last spike before t; 0 if there is none
-    following    the time of the next spike
-
-Edge p lies between the planes p - 1 and p. A spike in plane p has the time p + 1.
+E.g. with spikes at the times 4 and 14, the light up to the edge 10 is 1 + (10 - 4) / (14 - 4), 1.6.
+Edge p lies between the planes p - 1 and p, and a spike in plane p has the time p + 1.
 
 What must stay: the numbers. The network was trained on them (network_inputs.py), and the tests
 compare them with numbers that were worked out by hand.
@@ -76,11 +73,12 @@ def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
     """Return the share (h, w) of the present interval that has passed at an edge, in [0, 1).
 
     The present interval goes from the last spike before the edge to the first spike after it. E.g.
-    between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10.
+    between spikes at the times 4 and 14, a share of 0.6 has passed at the edge 10. A spike at the
+    time of the edge counts as before it.
 
     stream: (T, h, w) in {0, 1}. edge: 0 to T.
     """
-    last = _time_of_last_spike(stream, edge)  # at most `edge`: a spike at time 10 is before edge 10
+    last = _time_of_last_spike(stream, edge)  # at most `edge`
     following = _time_of_next_spike(stream, edge)  # at least `edge` + 1, so never equal to `last`
     return (edge - last) / (following - last)
 
