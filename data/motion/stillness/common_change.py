@@ -41,11 +41,11 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
     return np.lexsort((random_order, light.ravel(), frame_light.ravel()))
 
 
-# Number of pixels of about equal light whose common change is removed. The limit was chosen on a
-# still scene, on a sensor that begins with equal charges. With 257 pixels, the evidence was up to
-# 5.2, which counts as motion (SURE_EVIDENCE in evidence.py is 3.5). With 65 pixels it was at most
-# 2.4 (test_pixels_that_begin_with_equal_charges_are_no_motion). Fewer pixels would remove more of a
-# true motion.
+# Number of pixels of about equal light whose common change is removed. Fewer pixels would remove
+# more of a true motion. With more pixels, a still scene may count as moving if all pixels of the
+# sensor begin with the same charge (test_pixels_that_begin_with_equal_charges_are_no_motion): with
+# 257 pixels its evidence was up to 5.2, above SURE_EVIDENCE = 3.5 (evidence.py). With 65 pixels it
+# was at most 2.4.
 EQUAL_LIGHT_PIXELS = 65
 
 
@@ -94,8 +94,8 @@ def without_change_of_lamps(
 def light_around_of(light: np.ndarray) -> np.ndarray:
     """Return the mean light around each pixel, (h, w), above 0."""
     light_around = blurred(light, LIGHT_SIGMA)
-    # The result is a divisor, so it must not be 0. If no pixel around has a spike, the divisor is
-    # set to 1. The dividend is 0 in this case, so the quotient is 0.
+    # The result is a divisor. Where no pixel around has a spike, it is set to 1. The dividend is 0
+    # there, so the quotient is 0.
     return np.where(light_around > 0, light_around, 1)
 
 
@@ -105,13 +105,10 @@ def blurred(values: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def blurred_columns(values: np.ndarray, sigma: float) -> np.ndarray:
-    """Return the mean of the values around each value within its column.
-
-    The weights are the same as the weights of `blurred` along y.
+    """Return the mean of the values around each value within its column, weighted as by `blurred`.
 
     values: (n, columns).
     """
-    # The radius is the same as in `blurred`, where OpenCV chooses 4 sigma for float values.
-    radius = round(4 * sigma)
+    radius = round(4 * sigma)  # as OpenCV chooses it in `blurred`, for float values
     kernel_size = (1, 2 * radius + 1)  # along x and y
     return cv2.GaussianBlur(values, kernel_size, sigma, borderType=cv2.BORDER_REFLECT)

@@ -8,12 +8,13 @@ is measured between pieces of time, and then multiplied with the changes of the 
     c_i          change of pixel i, without what many pixels have in common (common_change.py)
     p_i          product of c_i with the changes of the neighbours (neighbours.py). If nothing
                  moves, p_i is 0 on average, because the noise of neighbours is independent
-    evidence     sum of p_i / sqrt(2 sum of p_i^2)
+    evidence     (sum of p_i) / (standard deviation of this sum)
+                 = sum of p_i / sqrt(2 sum of p_i^2)
 
-If nothing moves, the mean of the evidence is 0 and its standard deviation is about 1, for any
-light, any noise of the camera and any number of pixels. The factor 2 is there because each pair of
-neighbours adds c_i c_j twice, in p_i and in p_j. Equal terms do not average out, so the variance of
-the sum is twice the sum of p_i^2.
+So if nothing moves, the evidence is 0 on average and its standard deviation is about 1, for any
+light, any noise of the camera and any number of pixels. If the p_i were independent, the variance
+of their sum would be the sum of p_i^2. It is twice as large, because each pair of neighbours adds
+the same c_i c_j to p_i and to p_j.
 
 No trained weights depend on this file, so its constants may change. test_stillness.py notices if
 noise counts as motion, or a motion as noise, and test_the_evidence_of_noise_is_0_in_the_mean
@@ -36,9 +37,9 @@ from data.motion.stillness.common_change import (
 from data.motion.stillness.neighbours import products_with_neighbours
 
 # With less evidence than NO_EVIDENCE nothing moves, and with more than SURE_EVIDENCE something
-# moves for certain. The evidence of still frames was at most 2.6. Dim frames in which something
-# moves had at least 4, but less than 3 in their flat parts (docs/benchmarks/quality_details.md,
-# "What stands still").
+# moves for certain. Measured were at most 2.6 in still frames, and at least 4 in dim frames in
+# which something moves, but less than 3 in the flat parts of these frames
+# (docs/benchmarks/quality_details.md, "What stands still").
 NO_EVIDENCE = 2.0
 SURE_EVIDENCE = 3.5
 PIECES = 4  # number of pieces of time
@@ -69,7 +70,7 @@ def most_evidence(
     evidence_in_frame = -np.inf
     evidence_around = np.full(frame_light.shape, -np.inf, np.float32)
     for pattern in PATTERNS:
-        # E.g. 3 p_0 + p_1 - p_2 - 3 p_3, with the pieces p.
+        # E.g. by the first pattern: 3 pieces[0] + pieces[1] - pieces[2] - 3 pieces[3].
         change = np.tensordot(np.array(pattern, np.float32), pieces, 1)  # (h, w)
         in_frame, around = evidence(change, light, by_light)  # by this pattern
         evidence_in_frame = max(evidence_in_frame, in_frame)
@@ -117,16 +118,16 @@ def evidence(
     deviation = max(float(np.sqrt(2 * square.sum())), SMALLEST)
     evidence_in_frame = float(product.sum()) / deviation
 
-    # Around a pixel, the sums have Gaussian weights g, so the evidence is
+    # Around a pixel, the sums have Gaussian weights g of the sigma s = EVIDENCE_SIGMA:
     #
     #     sum of g p_i / sqrt(2 sum of g^2 p_i^2)
     #
-    # The second sum is a blur, too, because g^2 is proportional to a narrower Gaussian. At the
-    # distance d, with s = EVIDENCE_SIGMA:
+    # Both sums are blurs, because g^2 is a narrower Gaussian, times a factor. At the distance d:
     #
     #     g                                exp(-d^2 / (2 s^2)) / (2 pi s^2)
+    #     Gaussian of sigma s / sqrt(2)    exp(-d^2 / s^2) / (pi s^2)
     #     g^2                              exp(-d^2 / s^2) / (4 pi^2 s^4)
-    #     Gaussian of sigma s / sqrt(2)    exp(-d^2 / s^2) / (pi s^2), which is 4 pi s^2 times g^2
+    #                                      = (Gaussian of sigma s / sqrt(2)) / (4 pi s^2)
     factor = 1 / (4 * np.pi * EVIDENCE_SIGMA**2)
     sum_around = blurred(product, EVIDENCE_SIGMA)
     squares_around = factor * blurred(square, EVIDENCE_SIGMA / np.sqrt(2))

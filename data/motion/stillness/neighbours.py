@@ -11,10 +11,10 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-This mean is not quite 0: `without_change_of_lamps` (common_change.py) subtracts from each pixel the
-mean change of the pixels around it. This puts a little of the noise of the neighbours into c_i. In
-the sum over a large plane, even a small mean would look like a motion. So the mean is
-computed (`product_of_noise`) and subtracted.
+The subtracted mean is nearly 0, but not quite: `without_change_of_lamps` (common_change.py) has
+subtracted from each pixel the mean change of the pixels around it, which put a little of the noise
+of the neighbours into c_i. In the sum over a large plane, even a small mean would look like a
+motion. `product_of_noise` computes it.
 
 No trained weights depend on this file, so its constants may change.
 test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without
@@ -52,15 +52,13 @@ NEIGHBOUR_SIGMA = 1.2
 def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
     """Return the weighted sum of the neighbours of each pixel (h, w), without the pixel itself.
 
-    Beyond the edge of the picture there are no neighbours. A reflected picture would make a pixel
-    at the edge a neighbour of itself, so noise would pass for motion there.
+    Values beyond the edge of the picture count as 0. A reflected picture would make a pixel at the
+    edge a neighbour of itself, so noise would pass for motion there.
     """
     radius = round(3 * NEIGHBOUR_SIGMA)
-    kernel = cv2.getGaussianKernel(2 * radius + 1, NEIGHBOUR_SIGMA, cv2.CV_32F)
-    # The weights of the plane are products of a weight along y and a weight along x. Both are
-    # largest at the pixel itself.
-    own_weight = float(kernel.max()) ** 2
+    kernel = cv2.getGaussianKernel(2 * radius + 1, NEIGHBOUR_SIGMA, cv2.CV_32F)  # along x or y
     whole_sum = cv2.sepFilter2D(values, -1, kernel, kernel, borderType=cv2.BORDER_CONSTANT)
+    own_weight = float(kernel.max()) ** 2  # of the pixel itself: the largest along x, and along y
     return whole_sum - own_weight * values
 
 

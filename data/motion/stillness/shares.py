@@ -38,11 +38,14 @@ from data.motion.view import View
 
 # ---- By the reach ------------------------------------------------------------------------------
 
-# A pixel has the share 1/2 at about the reach LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER, in RGB
-# pixels. E.g. 2.0 for n = 12, 2.9 for n = 4 and 5.7 for n = 1. At this reach, the improved frames
-# were as good as the first estimates, on three photographs that moved by 0 to 7 pixels and had 0.7
-# to 14 spikes. With smaller values, noise in still frames would count as motion. With larger
-# values, slow motions would not be improved.
+# The reach of a pixel is the distance over which it moves within the exposure. It has the share 1/2
+# at about the reach
+#
+#     LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER     2.0 RGB pixels for n = 12, 5.7 for n = 1
+#
+# At this reach, the improved frames were as good as the first estimates, on three photographs that
+# moved by 0 to 7 pixels and had 0.7 to 14 spikes. With smaller values, noise in still frames would
+# count as motion. With larger values, slow motions would not be improved.
 LEAST_REACH = 1.2
 REACH_BY_LIGHT = 4.5
 REACH_POWER = 0.7
@@ -59,10 +62,10 @@ MOVING_ABOVE = 1.3
 def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
     """Return a share (H, W) float32 in [0, 1]: 0 where the motion may be noise.
 
-    The reach of a pixel is the distance over which it moves within the exposure. Noise adds to the
-    reach, and adds more if there are fewer spikes.
+    Noise adds to the reach of a pixel, and adds more if there are fewer spikes. So with fewer
+    spikes a longer reach is needed.
 
-    spikes: n.
+    spikes: n, number of spikes of a pixel of median light in the exposure.
     """
     reach_of_half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** REACH_POWER
     return _smooth_step(_reach(motion, spikes) / reach_of_half, STILL_BELOW, MOVING_ABOVE)
@@ -72,9 +75,9 @@ def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
 # differs. A smaller value would leave more noise in the reach. A larger value would hide small
 # things that move on their own (test_only_the_part_that_moves_takes_the_improved_frame).
 SHIFT_SIGMA = 6.0
-# If n is below this number, the shifts of a still pixel differ much from one measured time to the
-# next, because of noise. Then a curve is fitted to them
-# (test_jumps_from_time_to_time_count_little_in_dim_light).
+# If n is below this number, noise makes the shifts of a still pixel jump from one measured time to
+# the next. So the reach is measured on a parabola through them (`_parabolas`,
+# test_jumps_from_time_to_time_count_little_in_dim_light).
 CURVE_BELOW = 9.0
 
 
@@ -102,11 +105,10 @@ def _parabolas(motion: Motion) -> np.ndarray:
     The parabola is a t + b t^2, so it is 0 at the sharp instant. It hardly follows the noise of the
     single times, but it follows a motion that turns back.
     """
-    t = motion.times / np.abs(motion.times).max()  # -1 to 1
-    basis = np.stack((t, t**2), axis=1)  # (K, 2)
-    # Least squares: pinv(basis) turns the values at K times into a and b, and `basis` turns a and b
-    # into the values of the parabola at these times. Together they are one matrix (K, K).
-    to_parabola = (basis @ np.linalg.pinv(basis)).astype(np.float32)
+    t = motion.times / np.abs(motion.times).max()  # (K,), -1 to 1
+    to_values = np.stack((t, t**2), axis=1)  # (K, 2): a and b -> values of the parabola at t
+    to_coefficients = np.linalg.pinv(to_values)  # (2, K): values at t -> a and b, least squares
+    to_parabola = (to_values @ to_coefficients).astype(np.float32)  # (K, K)
     return np.tensordot(to_parabola, motion.shifts, 1)
 
 
