@@ -26,8 +26,8 @@ preconditioner: residuals are divided by a number M for each pixel and colour.
 What must stay: the solution, because the network of the fusion "motion" was trained on it. In
 tests/parts/data/joint/test_equations.py, test_the_frame_is_far_sharper_than_its_start notices a
 wrong solution, and test_the_first_step_changes_the_frame_as_the_equations_pull_it a wrong right
-side. No test guards the values of K, M_0 and M_1, not even against 0. So before one is changed,
-measure the effect (docs/benchmarks/quality_details.md, "Its constants").
+side. No test guards the values of the three constants below, not even against 0. So before one is
+changed, measure the effect (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from torch import Tensor
@@ -36,19 +36,24 @@ from data.motion.joint.conjugate_gradients import conjugate_gradients
 from data.motion.joint.linearised import Linearised
 from data.motion.joint.system import System
 
-# K in lambda = 1 + K (q / sigma_b)^2. E.g. with sigma_b = 0.01, lambda is 1.8 for an expected error
-# of the motion of q = 0.1 pixels, and 81 for q = 1. With half of K, frames in dim light gain 0.2 dB
-# of PSNR, but photographs lose 0.15 dB. With 2.5 K, frames in good light lose 0.2 dB.
-K = 0.008
+# Factor of the errors of the motion in lambda (`prior_weight_of`). With half of this value, frames
+# in dim light gain 0.2 dB of PSNR, but photographs lose 0.15 dB. With 2.5 times this value, frames
+# in good light lose 0.2 dB.
+PRIOR_BY_MOTION_ERROR = 0.008
 
 
 def prior_weight_of(motion_error: Tensor, sigma_b: float) -> Tensor:
     """Return lambda, how strongly each pixel is held near z_0, (H, W).
 
-    motion_error: q, expected error of the motion in pixels, (H, W).
+        lambda = 1 + PRIOR_BY_MOTION_ERROR (q / sigma_b)^2
+
+    E.g. with sigma_b = 0.01, lambda is 1.8 where the expected error q of the motion is 0.1 pixels,
+    and 81 where it is 1 pixel.
+
+    motion_error: q, in pixels, (H, W).
     sigma_b: expected error of a blurry pixel, in display values.
     """
-    return 1 + K * (motion_error / sigma_b) ** 2
+    return 1 + PRIOR_BY_MOTION_ERROR * (motion_error / sigma_b) ** 2
 
 
 def solve(
@@ -66,11 +71,16 @@ def solve(
     return z
 
 
-# M_0 and M_1 in M = lambda + M_0 + M_1 R. R is the sum of each row of A^T W A. Without M, pixels of
-# large lambda would converge long after other pixels. Values 3 times as large or as small change
-# the PSNR by 0.03 dB at most. With M_0 = 0, a pixel that fits no equation follows noise.
-M_0 = 300.0
-M_1 = 0.1
+# The preconditioner M, a number for each pixel and colour, by which conjugate gradients divide the
+# residuals. It is the diagonal of a matrix near the matrix of the normal equations:
+#
+#     M = lambda + DIVISOR + DIVISOR_BY_ROW_SUM R        R: sum of each row of A^T W A
+#
+# Without it, pixels of large lambda would converge long after other pixels. Values 3 times as large
+# or as small change the PSNR by 0.03 dB at most. With DIVISOR = 0, a pixel that fits no equation
+# follows noise.
+DIVISOR = 300.0
+DIVISOR_BY_ROW_SUM = 0.1
 
 
 def _solve_linearised(
@@ -87,7 +97,7 @@ def _solve_linearised(
         linearised.adjoint,
         prior=prior_weight,
         right_side=linearised.gradient() - prior_weight * (z - z_0),
-        divisor=prior_weight + M_0 + M_1 * linearised.row_sums(),
+        divisor=prior_weight + DIVISOR + DIVISOR_BY_ROW_SUM * linearised.row_sums(),
         steps=steps,
     )
     return (z + d).clamp(0, 1)

@@ -101,11 +101,11 @@ def test_the_frame_is_far_sharper_than_its_start(moving_clip):
 
 def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, monkeypatch):
     # data/motion/joint/solution.py explains the letters. From z_0, the first step of conjugate
-    # gradients goes along A^T W r, divided by the preconditioner M = lambda + M_0 + M_1 R. With a
-    # large M_0, and with M_1 = 0, M is nearly the same everywhere. So the step is proportional to
-    # A^T W r, which the lines below compute by hand.
-    monkeypatch.setattr(solution, "M_0", 1e6)
-    monkeypatch.setattr(solution, "M_1", 0.0)
+    # gradients goes along A^T W r, divided by the preconditioner M = lambda + DIVISOR +
+    # DIVISOR_BY_ROW_SUM R. With a large DIVISOR, and without R, M is nearly the same everywhere. So
+    # the step is proportional to A^T W r, which the lines below compute by hand.
+    monkeypatch.setattr(solution, "DIVISOR", 1e6)
+    monkeypatch.setattr(solution, "DIVISOR_BY_ROW_SUM", 0.0)
     equations = copy.copy(true_case.equations)
     equations.solver = Solver(linearisations=1, steps=1)
     z_0 = true_case.blurry
