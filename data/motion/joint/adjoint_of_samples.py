@@ -6,8 +6,8 @@ times their weights. Its matrix is the transposed matrix of the sampling.
 
 torch has this adjoint, too: the gradient of `grid_sample`. But on a CPU the gradient takes five
 times as long as `grid_sample` itself, and a solution needs the adjoint about 15 times for the same
-positions. Products with sparse matrices are faster. The layout CSR stores the entries of a sparse
-matrix row by row, so the samples are sorted once:
+positions. Products with sparse matrices are faster. Their layout CSR has the entries row by row, so
+the samples are sorted once, by the row that they belong to:
 
     sort_samples     sorts the samples by their corners. The corner is the pixel above and to the
                      left of a sample
@@ -123,14 +123,12 @@ class AdjointOfSums:
             weights = weights * factors
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
-            # For the last `offset` corners, the pixel c + offset would lie beyond the picture, and
-            # its weight is 0. So these corners have no row. In a picture of one row, the offsets W
-            # and W + 1 leave no row at all.
+            # The matrix has a row for each corner c whose pixel c + offset lies on the picture. The
+            # other corners are the last ones, and the weight of their pixel is 0. In a picture of
+            # one row, the offsets W and W + 1 leave no row at all.
             row_count = max(self._pixel_count - offset, 0)
             begins = samples.begins[: row_count + 1]
-            # Leave out the samples of the corners without a row: they are the last of the sorted
-            # samples.
-            entry_count = int(begins[-1])
+            entry_count = int(begins[-1])  # number of samples of these corners
             matrix = csr_matrix(
                 begins,
                 columns=output_of[:entry_count],

@@ -13,8 +13,14 @@ lie, and the moments of an exposure sample them (chunk.py):
 
 The places form a grid with a step of one RGB pixel, and with one row and one column more than the
 frame. The grid is shifted so that one of its places is the middle of the central spike pixel. E.g.
-if both cameras are aligned and a spike pixel covers 2 x 2 RGB pixels, the middle of each spike
-pixel lies between four RGB pixels. So all places lie between four RGB pixels, and m is their mean.
+along x, for 4 RGB pixels and aligned cameras, if a spike pixel covers 2 RGB pixels:
+
+    middles of the RGB pixels             0     1     2     3
+    middles of the spike pixels              0.5         2.5
+    places                            -0.5   0.5   1.5   2.5   3.5      shift 0.5
+
+So each place lies between two RGB pixels along x (four RGB pixels in the plane), and m is their
+mean.
 
 All spike pixels are taken to have the size and the rotation of the central spike pixel. If one
 camera is tilted, this is a little wrong near the edges. The time of K grows with the number of
@@ -68,12 +74,11 @@ class AreaMeans:
         column = plane_width // 2
         middle = middles[row, column]
         points_of_middle_pixel = points[row, :, column]  # (down, across, 2)
-        # The shift of the places to the right of RGB pixels and below them, x and y in [0, 1). E.g.
-        # 0.5 and 0.5 if a spike pixel covers 2 x 2 RGB pixels.
+        # By how much the places lie to the right of RGB pixels and below them, x and y in [0, 1).
         shift = middle % 1
         shift[shift > 1 - SAME_PLACE] = 0
         # The first place has the x and y of shift - 1, e.g. -0.5, so that no RGB pixel lies outside
-        # the grid. `middles` counts from the first place.
+        # the grid. `self.middles` counts from this place: middles - (shift - 1).
         self.middles = torch.from_numpy(middles - shift + 1).to(device)
 
         # A mean is a weighted sum of RGB pixels. `_weighted_steps` has a (y, x, weight) for each of
@@ -82,9 +87,11 @@ class AreaMeans:
         # (1, 0) and (1, 1), with the weight 1/4 each.
         from_place = (points_of_middle_pixel - middle).reshape(-1, 2)  # (down across, 2)
         self._weighted_steps = _weighted_steps_to(shift + from_place)
-        # The number of rows and columns by which the frame is extended on each side.
+        # Number of rows and columns by which the frame is extended on each side, so that each step
+        # ends on it. 1 more than the longest step, because the steps of the first place begin at
+        # the pixel (-1, -1).
         longest_step = max(max(abs(y), abs(x)) for y, x, _ in self._weighted_steps)
-        self._border = longest_step + 1  # 1 more, because the first place begins at pixel (-1, -1)
+        self._border = longest_step + 1
 
     def __call__(self, l: Tensor) -> Tensor:  # noqa: E741
         """Return K L l (1, H + 1, W + 1). l: (1, H, W)."""

@@ -61,14 +61,9 @@ class Cameras:
     ) -> None:
         self._pixels = pixels
         count, height, width = shifts.shape[:3]
-        # A chunk is the groups that are sampled at a time. All chunks have about as many groups.
-        # E.g. frames of 720 x 1280 have 921600 pixels: 10 * 2^20 // 921600 = 11 groups at most, so
-        # 20 groups are two chunks of 10 groups.
         plane_height, plane_width = pixels.view.plane
         samples_of_group = max(height * width, plane_height * plane_width)
-        most_groups = max(SAMPLES_AT_A_TIME // samples_of_group, 1)
-        chunk_count = math.ceil(count / most_groups)
-        groups_at_a_time = math.ceil(count / chunk_count)
+        groups_at_a_time = _groups_at_a_time(count, samples_of_group)
         self._chunks = []
         self._coverage_of_chunks = []  # c of each chunk, (M, groups, h, w)
         for first_group in range(0, count, groups_at_a_time):
@@ -86,7 +81,8 @@ class Cameras:
         for chunk, coverage in zip(self._chunks, self._coverage_of_chunks, strict=True):
             chunk.add_B(blurry, x)
             seen = chunk.V(means)  # V_g K L l, (groups, h, w)
-            # The sum over the groups of c_g V_g K L l, (M, h, w).
+            # The sum over the groups of c_g V_g K L l, (M, h, w). For each group, c_g is (M, h, w)
+            # and `seen` is (1, h, w).
             c_of_groups = coverage.transpose(0, 1)  # (groups, M, h, w)
             spikes = sum_of_products(c_of_groups, seen[:, None], total=spikes)
         assert spikes is not None  # there is at least one group
@@ -122,10 +118,24 @@ class Cameras:
         area_means = self._pixels.area_means
         means = spikes.new_zeros(1, *area_means.size)
         for chunk, coverage in zip(self._chunks, self._coverage_of_chunks, strict=True):
-            # The products c_g y, summed over the M intervals.
-            seen = sum_of_products(coverage, spikes[:, None])  # (groups, h, w)
+            # The sum over the M intervals of c_g y, (groups, h, w). For each interval, c_g is
+            # (groups, h, w) and y is (1, h, w).
+            seen = sum_of_products(coverage, spikes[:, None])
             chunk.add_adjoint_of_V(means, seen)
         return area_means.adjoint(means)
+
+
+def _groups_at_a_time(count: int, samples_of_group: int) -> int:
+    """Return the number of groups in a chunk: all chunks have about as many groups.
+
+    E.g. frames of 720 x 1280 have 921600 pixels. At most 10 * 2^20 // 921600 = 11 groups fit into a
+    chunk, so 20 groups need 2 chunks. These have 10 groups each.
+
+    count: number of all groups. samples_of_group: number of samples of a group.
+    """
+    most_groups = max(SAMPLES_AT_A_TIME // samples_of_group, 1)
+    chunk_count = math.ceil(count / most_groups)
+    return math.ceil(count / chunk_count)
 
 
 def sum_of_products(a: Tensor, b: Tensor, total: Tensor | None = None) -> Tensor:

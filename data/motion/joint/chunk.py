@@ -50,7 +50,7 @@ class Chunk:
         size = (height, width)
         positions = positions_of_samples(shifts)  # (groups, H, W, 2)
         self._positions = grid_positions(positions, size)
-        self._s = shares[:, None, :, None]  # (groups, 1, H, 1)
+        self._s = shares[:, None, :, None]  # (groups, 1, H, 1), to be multiplied with pictures
         samples = sort_samples(positions, size)
         # Without a rolling shutter, all groups have the same share in all rows. Then the share is
         # left out of the matrices of B^T, and `add_adjoint_of_B` multiplies by it.
@@ -134,13 +134,12 @@ def _adjoint_of_B(
     shares: s, (groups, H). None: all are 1. size: (H, W) of a frame.
     """
     height, width = size
-    n = samples.order.int()  # the number n = g H W + p of each sorted sample
+    n = samples.order.int()  # the number n = g H W + p of each sorted sample, (N,)
     factors: Tensor | None = None
     if shares is not None:
-        # A sample has the share of its group in the row of its pixel. List the shares in the order
-        # of n, then in the order of the sorted samples.
+        # A sample has the share of its group in the row of its pixel.
         shares_of_pixels = shares[:, :, None].expand(-1, height, width)  # (groups, H, W)
-        shares_by_n = shares_of_pixels.flatten()
-        factors = shares_by_n[n]
+        shares_by_n = shares_of_pixels.flatten()  # entry n has the share of sample n
+        factors = shares_by_n[n]  # in the order of the sorted samples
     p = n.remainder_(height * width)  # p = n modulo H W; in place, because n is large
     return AdjointOfSums(samples, output_count=height * width, output_of=p, factors=factors)

@@ -52,10 +52,10 @@ def conjugate_gradients(
     divided_residual = residual / divisor  # M^-1 residual
     direction = divided_residual.clone()
     energy = _product(residual, divided_residual)  # <residual, M^-1 residual>
-    # A residual may become 0 after a few steps. Then `energy` is 0, too, and 0 / 0 would be NaN. So
-    # divisors are at least `tiny`.
+    # The least divisor. If the residual becomes 0 after a few steps, `energy` is 0, too, and 0 / 0
+    # would be NaN.
     tiny = torch.finfo(right_side.dtype).tiny
-    # In place, because each tensor of a large frame has ten megabytes or more.
+    # All is computed in place, because each tensor of a large frame has ten megabytes or more.
     for number in range(1, steps + 1):
         # <direction, N direction> = |linear direction|^2 + <direction, prior direction>
         blurry, spikes = linear(direction)
@@ -66,13 +66,13 @@ def conjugate_gradients(
             + _product(direction, prior_direction)
         )
         step_length = energy / curvature.clamp(min=tiny)
-        d.addcmul_(step_length, direction)
+        d.addcmul_(step_length, direction)  # + step_length direction
         if number == steps:
             break  # no direction follows, so the adjoint is not needed
         normal_direction = adjoint(blurry, spikes).add_(prior_direction)  # N direction
-        residual.addcmul_(step_length, normal_direction, value=-1)
+        residual.addcmul_(step_length, normal_direction, value=-1)  # - step_length N direction
         torch.div(residual, divisor, out=divided_residual)
-        # The next direction: the divided residual, plus a multiple of this direction.
+        # The next direction: divided_residual + weight_of_direction * (this direction).
         previous_energy = energy
         energy = _product(residual, divided_residual)
         weight_of_direction = energy / previous_energy.clamp(min=tiny)

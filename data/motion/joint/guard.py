@@ -66,10 +66,11 @@ def guard_solution(
     y = torch.from_numpy(rate / gain).to(z.device)
     error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
-    # Where both frames fit, both errors are mostly noise, and their ratio is random. The error by
-    # noise is added to both, which brings the ratio near 1. E.g. with guard 2.5, the errors 0.0004
-    # of z and 0.0001 of z_0 alone would give z the weight 0.28. With 0.001 added to both, the
-    # weight is 0.79, nearly the 0.86 of equal errors.
+    # Where both frames fit, both errors are mostly noise, and their ratio is random. So the error
+    # by noise is added to both, which brings the ratio near 1. E.g. with guard 2.5:
+    #
+    #     errors of z and z_0    0.0004 and 0.0001    ratio 4      weight of z 0.28
+    #     with 0.001 added       0.0014 and 0.0011    ratio 1.27   weight of z 0.79
     error_by_noise = _error_by_noise(error_of_z, error_of_z_0) + TINY_ERROR
     a = error_of_z + error_by_noise
     a_0 = error_of_z_0 + error_by_noise
@@ -87,8 +88,8 @@ PERFECT_SHARE = 0.2
 def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
     """Return the squared error (a scalar) that noise alone causes.
 
-    For each pixel, the smaller error of both frames is taken. The result is the PERFECT_SHARE
-    quantile of these errors. E.g. for 0.2, it is the 20th smallest of 100 errors.
+    Each pixel has the smaller one of its two errors. The result is the PERFECT_SHARE quantile of
+    these errors over all pixels, e.g. with 0.2 the 20th smallest of 100 errors.
 
     error_of_z, error_of_z_0: squared errors of both frames, (h, w).
     """
@@ -109,7 +110,7 @@ def _error_at_instant(frame: Tensor, y: Tensor, pixels: SpikePixels) -> Tensor:
 
     frame: (3, H, W), display values.
     y: brightness (h, w) by the spikes around the sharp instant: display values if
-        `pixels.view.is_display`, else light.
+    `pixels.view.is_display`, else light.
     """
     # Compare display values, because in light the differences at dark pixels are tiny.
     if pixels.view.is_display:

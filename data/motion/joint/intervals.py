@@ -94,11 +94,11 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     #     next spike after the edge       3    16    16     -
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
-    # `accumulate` goes from the first piece to the last. For the next spikes, reverse the pieces
-    # before and after it.
+    # The same from the last piece to the second, because the next spike may lie in any later piece.
+    # `accumulate` only goes forwards, so the pieces are reversed before and after it.
     from_last_to_second = pieces.first_spikes[1:][::-1]
     minima = np.minimum.accumulate(from_last_to_second)
-    next_spikes = np.full_like(pieces.first_spikes, after_stream)
+    next_spikes = np.full_like(pieces.first_spikes, after_stream)  # none after the last edge
     next_spikes[:-1] = minima[::-1]
 
     has_last = last_spikes > NO_SPIKE
@@ -143,12 +143,14 @@ def _spikes_before_edges(stream: np.ndarray, edges: list[int], no_first: int) ->
     piece_begin = max(edges[0] - 1, 0)
     for edge in edges:
         planes = stream[piece_begin:edge]
-        # A spike has the time at which its plane ends.
+        # A spike has the time at which its plane ends. Where a plane has no spike, it counts as
+        # later than all spikes in `min`, and as earlier in `max`. `initial` is the result for an
+        # empty piece.
         plane_ends = np.arange(piece_begin + 1, edge + 1, dtype=np.int32)[:, None, None]
-        spike_times = np.where(planes, plane_ends, no_first)  # (planes, h, w)
-        # `initial` is the result for an empty piece.
-        first_spikes.append(spike_times.min(axis=0, initial=no_first))
-        last_spikes.append((planes * plane_ends).max(axis=0, initial=NO_SPIKE))
+        times_or_later = np.where(planes, plane_ends, no_first)  # (planes, h, w)
+        times_or_0 = planes * plane_ends
+        first_spikes.append(times_or_later.min(axis=0, initial=no_first))
+        last_spikes.append(times_or_0.max(axis=0, initial=NO_SPIKE))
         counts.append(planes.sum(axis=0, dtype=np.int32))
         piece_begin = edge
     return SpikesBeforeEdges(np.stack(first_spikes), np.stack(last_spikes), np.stack(counts))
