@@ -195,12 +195,7 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
     # lexists is also true for a broken link, which must not be replaced either.
     folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
-        try:
-            made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-            differing = [key for key in record if made[key] != record[key]]
-        # The file is missing or is not JSON, or the JSON lacks a key or is not an object.
-        except (OSError, ValueError, KeyError, TypeError):
-            differing = [f"there is no usable {RECORD}"]
+        differing = _differences(folder, record)
         if differing:
             raise DataError(
                 what=f"clip {job.name} exists already, but differs from what would be made: "
@@ -211,6 +206,19 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
                 do="choose another --out, or move the folder away",
             )
     return len(folders) == 2
+
+
+def _differences(folder: Path, record: dict[str, Any]) -> list[str]:
+    """Return the keys of a record whose values differ in the made.json of a folder.
+
+    If made.json cannot be compared, the result is one text that says so.
+    """
+    try:
+        made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return [key for key in record if made[key] != record[key]]
+    # The file is missing or is not JSON, or the JSON lacks a key or is not an object.
+    except (OSError, ValueError, KeyError, TypeError):
+        return [f"there is no usable {RECORD}"]
 
 
 # ---- What is refused ---------------------------------------------------------------------------

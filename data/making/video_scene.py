@@ -53,11 +53,11 @@ def video_scene(
         height, width, crop=crop, intervals=intervals, planes=planes, rng=rng
     )
 
-    # Times are in frames of the cut, and n is the number of frames of an interval. The sharp plane
-    # of the first interval has n / 2 frames before it. So it gets the time of the first frame at
-    # n / 2 or later: frame 1 for n = 1 or 2, and frame 2 for n = 3 or 4. E.g. with 88 planes and
-    # n = 1, plane 44 has the time 1, and plane 132 has the time 2.
-    frames_per_interval = cut.average
+    # Times are in frames of the cut. The first interval begins at 0.5 (`find_cuts`) and has n
+    # frames, so its middle is (n + 1) / 2. This is rounded down to the time of a frame: 1 for n = 1
+    # or 2, and 2 for n = 3 or 4. E.g. with 88 planes and n = 1, plane 44 has the time 1, and plane
+    # 132 has the time 2.
+    frames_per_interval = cut.average  # n
     first_sharp_time = (frames_per_interval + 1) // 2
     first_sharp_plane = planes // 2
     for plane, corner in enumerate(corners):
@@ -77,22 +77,23 @@ def _corners_of_crop(
     rng: generator of the motion. First for x and then for y, it draws an amplitude, a walk (a
     smooth random motion) and the middle of the walk. Another order would give other data sets.
     """
-    room = np.array((width, height)) - crop  # largest x and y of a corner
+    largest_corner = np.array((width, height)) - crop  # x and y
     number_of_planes = intervals * planes
     # The middle plane of each interval. The corner must be on a whole pixel there.
     sharp_planes = range(planes // 2, number_of_planes, planes)
     corners = np.empty((number_of_planes, 2))
-    for axis, most in enumerate(room):
+    for axis, most in enumerate(largest_corner):
         # A walk between `middle - amplitude` and `middle + amplitude`, with periods of 2 to 8 frame
-        # intervals. The amplitude is at most half of the smaller room, so that a `middle` exists
-        # for which the crop stays within the frame.
-        amplitude = rng.uniform(0.1, 1.0) * min(room) / 2
+        # intervals. The corner may lie from 0 to `most` along this axis. So the amplitude is at
+        # most half of the smaller `most`, and the middle is at least `amplitude` away from both.
+        amplitude = rng.uniform(0.1, 1.0) * min(largest_corner) / 2
         periods = (2.0 * planes, 8.0 * planes)
         walk = smooth_walk(rng, number_of_planes, amplitude, periods)
         middle = rng.uniform(amplitude, most - amplitude)
         walk += middle
-        # Shift the walk to whole pixels at the sharp planes. Between two sharp planes, interpolate
-        # the shift, so that the crop does not jump.
+        # Shift the walk to whole pixels at the sharp planes. Between two of them, interpolate the
+        # shift, so that the crop does not jump. E.g. a walk at 3.4 and 5.8 is shifted by -0.4 at
+        # one sharp plane, by +0.2 at the next, and by -0.1 half way between them.
         to_whole_pixel = np.round(walk) - walk
         shift_at_sharp = to_whole_pixel[sharp_planes]
         walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)
