@@ -1,7 +1,13 @@
 """The times at which a scene is drawn, and its size.
 
-A plane is one binary picture of the spike camera. tau is the time after the sharp instant, in
-halves of an exposure (44 planes): tau = -1 is about the start of the exposure, tau = 1 its end.
+A plane is one binary picture of the spike camera. A scene has an exposure of 88 planes, and 40
+planes on each side of it. tau is the time after the sharp instant, in halves of an exposure:
+
+                                  exposure
+                        |----------------------------|
+    plane    -40 ... -1   0 ...      44     ...   87   88 ... 127
+    tau      -1.9         -1         0            1           1.9     (about)
+                                sharp instant
 
 What must stay: an exposure has 88 planes, because `MotionNet` divides it into eleven windows of
 USUAL_PLANES planes each. With another value of any number below, the same seed gives other scenes.
@@ -18,14 +24,14 @@ SHARP = 44.5  # the sharp instant, in planes from the start of the exposure: the
 BEFORE = 40  # planes of a scene before the exposure; the same number comes after the exposure
 STEP = 2  # two planes in a row see the same light, which halves the time for drawing a scene
 # The instants at which a scene is drawn, (84,), in planes after the sharp instant: the middles of
-# pairs of planes. E.g. the first pair is the planes -40 and -39. Its middle is 39 planes before the
-# start of the exposure, so the first instant is -39 - 44.5 = -83.5.
+# pairs of planes. E.g. the middle of the planes -40 and -39 is 39 planes before the start of the
+# exposure, so the first instant is -39 - 44.5 = -83.5.
 _FIRST_PLANES = np.arange(-BEFORE, PLANES + BEFORE, STEP)  # -40, -38, ..., 126
 INSTANTS = _FIRST_PLANES + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
-# in elevenths of an exposure from its middle, and an eleventh has USUAL_PLANES = 8 planes. E.g. the
-# middle window reaches from -0.5 to 0.5, so its middle is at 0 elevenths. This is 44 planes after
-# the start of the exposure, and 44 - 44.5 = -0.5 planes after the sharp instant.
+# in elevenths of an exposure from its middle. E.g. the window from -0.5 to 0.5 has its middle at 0
+# elevenths, i.e. 44 planes after the start of the exposure. This is 44 - 44.5 = -0.5 planes after
+# the sharp instant.
 _EDGES = np.array(EDGES)
 _MIDDLES_IN_ELEVENTHS = (_EDGES[:-1] + _EDGES[1:]) / 2
 _MIDDLES_FROM_START = _MIDDLES_IN_ELEVENTHS * USUAL_PLANES + HALF  # in planes

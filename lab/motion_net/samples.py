@@ -54,10 +54,10 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     light, stream = record_stream(rng, scene, rate)
     blurry = blurry_frame(rng, light)
 
-    # The windows of the network. EDGES counts from the middle of the exposure, in elevenths of the
-    # exposure, and an eleventh has USUAL_PLANES = 8 planes. E.g. the exposure begins at the edge
-    # -5.5, which is plane 108 - 5.5 * 8 = 64 of the 216 planes of the stream.
-    middle_plane = WARM_UP + BEFORE + HALF  # the middle of the exposure: plane 108
+    # The edges of the windows of the network, in planes of the stream. EDGES has them in elevenths
+    # of the exposure, from its middle. An eleventh has USUAL_PLANES = 8 planes. E.g. the exposure
+    # begins at the edge -5.5, which is plane 108 - 5.5 * 8 = 64.
+    middle_plane = WARM_UP + BEFORE + HALF  # 24 + 40 + 44 = 108: the middle of the exposure
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
     # The first frame of a clip has no planes before it, and the last frame has no planes after it.

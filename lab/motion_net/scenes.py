@@ -1,5 +1,9 @@
 """Draw random scenes whose motion is known exactly.
 
+A scene is a background and some things in front of it, as layers (layers.py). The camera moves all
+of them, and each thing adds its own motion. Motions are functions of tau, the time after the sharp
+instant in halves of an exposure (instants.py). N is the number of INSTANTS.
+
 What must stay: the order of the draws. With another order, the same seed gives other scenes. Free
 to change, for the next training: the ranges of the draws. They were chosen by judgement, to contain
 what users film. No measurement of other ranges is recorded.
@@ -29,10 +33,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class CameraMotion:
-    """How the camera moves, and with it all layers of a scene.
-
-    The background moves by these values, and each thing adds its own motion to them.
-    """
+    """How the camera moves, and with it all layers of a scene."""
 
     trajectory: np.ndarray  # (N, 2) x and y of the shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] * tau + turn[1] * tau^2
@@ -158,7 +159,9 @@ def random_thing(
 
 
 def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
-    """Draw a smooth trajectory (N, 2), x and y at INSTANTS. It is 0 at the sharp instant.
+    """Draw a smooth trajectory (N, 2), x and y at INSTANTS: waves plus a constant speed.
+
+    It is 0 at the sharp instant.
 
     length: largest distance in pixels from the sharp instant within the exposure.
     """

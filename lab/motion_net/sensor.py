@@ -51,8 +51,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
     for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
         instant_index = instant_of_plane(plane, instants=len(light))
         charge += charge_of_plane[instant_index]
-        # Uniform noise, because it is drawn faster than normal noise. Between -0.5 and 0.5 its
-        # variance is 1 / 12, so the factor sqrt(12) makes the variance 1.
+        # Uniform noise, because it is drawn faster than normal noise. From -0.5 to 0.5 it has the
+        # variance 1/12. So sqrt(12) times as much has the variance 1.
         uniform = rng.random(size, dtype=np.float32) - np.float32(0.5)
         charge += noise[instant_index] * uniform * np.float32(12**0.5)
         has_fired = charge >= threshold
@@ -97,14 +97,16 @@ def collected_charge(rng: np.random.Generator, light: np.ndarray, sensor: Sensor
 def noise_of_plane(light: np.ndarray, charge_of_plane: np.ndarray, sensor: Sensor) -> np.ndarray:
     """Return the standard deviation (N, h, w) of the noise of a charge c: jitter * sqrt(c).
 
-    c is the charge of a plane. If the camera integrates light, c leaves out the dark charge, so
-    that a black pixel has no noise. The shipped network was trained so, and no measurement of the
-    difference is recorded.
+        c = charge of a plane, with the dark charge    if the camera integrates display values
+        c = rate * light, without the dark charge      if it integrates light
+
+    So in the second case a black pixel has no noise. The shipped network was trained so, and no
+    measurement of the difference is recorded.
 
     charge_of_plane: (N, h, w), with the dark charge.
     """
-    # c is computed as rate times `relative` (1 at full light), because another order of the
-    # multiplications would round to other numbers than in the shipped training.
+    # In both cases c = rate * `relative`. The division and the multiplication by the rate do not
+    # cancel, because of rounding, and the shipped training had these rounded numbers.
     if sensor.is_display:
         relative = charge_of_plane / sensor.rate
     else:

@@ -104,12 +104,13 @@ def shrink(picture: np.ndarray, side: int) -> np.ndarray:
 def drawing(rng: np.random.Generator) -> np.ndarray:
     """Draw discs, lines and letters on a cloudy sky. Returns (224, 224) uint8."""
     n = DRAWING_SIDE
-    # Noise whose amplitude falls with a power of the frequency looks like clouds:
-    # amplitude = frequency^-power, and 0 for the mean.
+    # Noise looks like clouds if its amplitude falls with the frequency:
+    #
+    #     amplitude = frequency^-power        0 for the frequency 0, which is the mean
     frequency_y = np.fft.fftfreq(n)[:, None]  # (n, 1)
     frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
     frequency = np.hypot(frequency_y, frequency_x)
-    frequency[0, 0] = 1  # instead of 0, which has no negative power
+    frequency[0, 0] = 1  # instead of 0, because 0^-power is infinite; set to 0 below
     power = rng.uniform(1.1, 1.8)
     amplitude = frequency**-power
     amplitude[0, 0] = 0

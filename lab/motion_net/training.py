@@ -36,9 +36,8 @@ WARM_STEPS = 100  # steps in which the learning rate rises
 # training. This loses little, because it only corrects what the coarser levels have found.
 SHARE_WITHOUT_FINEST = 0.45
 LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
-# Decay of the exponential moving average of the weights:
-#     average = 0.995 * average + 0.005 * newest weights
-# So about the last 200 steps count.
+# Decay of the exponential moving average of the weights (`update_average`). With 0.995 about the
+# last 200 steps count.
 MOST_OLD = 0.995
 PRINT_EVERY = 30  # seconds from one printed line to the next; then the weights are written, too
 
@@ -158,10 +157,15 @@ def learning_rate(step: int, elapsed_share: float) -> float:
 def update_average(averaged: dict[str, Tensor], net: nn.Module, step: int) -> None:
     """Move the averaged weights towards the weights of the network. Changes `averaged`.
 
+        average = share_of_old * average + (1 - share_of_old) * newest weights
+
+    At first the share of the old average is small, so that the initial weights count little:
+
+        step            1       20     60     3980 and later
+        share of old    1/21    1/2    3/4    MOST_OLD = 0.995
+
     step: number of steps so far, the newest included.
     """
-    # The average follows the weights fast at first. After step 1 it takes 20/21 of the new weights,
-    # after step 20 a half, and from step 3980 on 1 - MOST_OLD.
     share_of_old = min(MOST_OLD, step / (step + 20))
     for name, newest in net.state_dict().items():
         averaged[name].lerp_(newest, 1 - share_of_old)

@@ -111,9 +111,7 @@ def samples_of(
     clip_set: how the clips are made.
     source: folder of the videos or photographs.
     operator: the network that makes the first estimates.
-    find_motion: a function that finds the motion within an exposure. It has three arguments: the
-    recording of the exposure, the view (where the spike pixels lie on the frame), and the gain of
-    each spike pixel (its spikes per plane at full light).
+    find_motion: finds the motion within an exposure (data/motion/finder.py).
     """
     file = out / "samples" / f"{name}.pt"
     if file.exists():
@@ -147,13 +145,12 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
     """Return a sample of each frame of a clip.
 
     net: the operator, which makes the first estimates.
-    find_motion: finds the motion within an exposure, from the recording of the exposure, the view
-        (where the spike pixels lie on the frame), and the gain of each spike pixel.
+    find_motion: finds the motion within an exposure (data/motion/finder.py).
     """
     # The context is the planes that are read around an exposure. None stands for the usual number:
     # as many planes before and after the exposure as half an exposure has.
     clip = RecordedClip(reader, context=None)
-    # For each spike pixel, (h, w): its gain, and whether the gain can be trusted.
+    # For each spike pixel, (h, w): its spikes per plane at full light, and whether it is trusted.
     gain, is_good = clip.gain()
     samples = []
     for frame_index in range(clip.frames):

@@ -29,14 +29,18 @@ REGION_EDGE_PX = 2  # sigma of the soft edge of the region
 REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the exposure, in pixels
 
 
-def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
-    """Return a motion that is wrong in one of five ways. The way is drawn at random:
+# The ways in which a motion is wrong. A way is drawn by its index, so their order must stay.
+WAYS = (
+    "factor",  # all shifts times a factor: too slow or too fast
+    "other frame",  # the motion of another frame
+    "smooth error",  # a smooth error is added
+    "still region",  # a region stands still
+    "moving region",  # a region has another motion in addition
+)
 
-        0    all shifts times a factor: too slow or too fast
-        1    the motion of another frame. If the other frame has another size, 2 is done instead
-        2    a smooth error is added
-        3    a region stands still
-        4    a region has another motion in addition
+
+def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
+    """Return a motion that is wrong in one of the WAYS, which is drawn at random.
 
     The expected error of each shift (`Motion.errors`) stays as in `motion`
     (test_a_wrong_motion_keeps_its_expected_error). So the learned steps cannot see from it that the
@@ -45,16 +49,16 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     motion: the measured motion. other: the motion of another frame.
     """
     shifts = motion.shifts  # (K, H, W, 2)
-    kind = int(rng.integers(5))  # as in the list above
-    if kind == 1 and other.shifts.shape != shifts.shape:
-        kind = 2  # the other frame has another size, so its shifts do not fit
-    if kind == 0:
+    way = WAYS[rng.integers(len(WAYS))]
+    if way == "other frame" and other.shifts.shape != shifts.shape:
+        way = "smooth error"  # the other frame has another size, so its shifts do not fit
+    if way == "factor":
         wrong = shifts * np.float32(rng.uniform(*MOTION_FACTORS))
-    elif kind == 1:
+    elif way == "other frame":
         wrong = other.shifts
-    elif kind == 2:
+    elif way == "smooth error":
         wrong = with_smooth_error(motion, rng)
-    elif kind == 3:
+    elif way == "still region":
         wrong = with_another_region_motion(motion, rng, stands_still=True)
     else:
         wrong = with_another_region_motion(motion, rng, stands_still=False)
