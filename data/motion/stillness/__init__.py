@@ -1,4 +1,4 @@
-"""Tell pixels that move from pixels that stand still.
+"""Separate the pixels that move from the pixels that stand still.
 
 shares.py            how much of the improved frame each pixel gets: 0 if it stands still
 other_pictures.py    leaves out planes around the exposure that show another picture

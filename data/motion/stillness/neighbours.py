@@ -63,7 +63,7 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
 
 
 def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.ndarray) -> np.ndarray:
-    """Return the mean of c_i n_i if nothing moves, (h, w).
+    """Return the mean of c_i n_i if nothing moves, (h, w):
 
         (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
 
@@ -71,28 +71,28 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
         M    light around              V    mean square of the changes around
         g    weights of the mean over the pixels around
 
-    The derivation has four steps:
+    The formula follows from what `without_change_of_lamps` does to noise. The noise e_i of pixel i
+    has the variance v_i, and is independent of the noise of other pixels. What is left of it is
 
-    1. Noise changes pixel i by e_i, with the variance v_i = mean of e_i^2. The noise of two pixels
-       is independent, so the mean of e_i e_j is 0. `without_change_of_lamps` turns e_i into
+        c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
 
-           c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
+    So the noise of a pixel is in its own c, and a little of it in the c of each neighbour. In the
+    product c_i c_j of neighbours, only a noise times itself is not 0 on average. This gives three
+    terms:
 
-    2. Multiply c_i by c_j, for neighbours i and j. On average, only products of an e with itself
-       are not 0:
+        e_i in c_i, and in the sum of c_j    - (L_j / M_j) g_ji v_i
+        e_j in the sum of c_i, and in c_j    - (L_i / M_i) g_ij v_j
+        each e_k in both sums                + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
 
-           e_i of c_i, e_i in the sum of c_j     - (L_j / M_j) g_ji v_i
-           e_j in the sum of c_i, e_j of c_j     - (L_i / M_i) g_ij v_j
-           e_k in both sums                      + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
+    They become simple, because neighbours have nearly the same surroundings, and because the
+    variance is about proportional to the light:
 
-    3. Neighbours are near, so g_ij and g_ji are about g_ii, g_jk is about g_ik, and M_j is about
-       M_i. The variance is about proportional to the light: v_i = V L_i / M_i. In the sum over k,
-       v_k is about V. So each of the first two terms is - g_ii V L_i L_j / M_i^2, and the mean of
-       c_i c_j is
+        g_ij and g_ji become g_ii        g_jk becomes g_ik        M_j becomes M_i
+        v_i becomes V L_i / M_i          v_j becomes V L_j / M_i
+        v_k becomes V, its mean over the surroundings
 
-           (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2
-
-    4. n_i is a weighted sum of c_j over the neighbours j. So N_i takes the place of L_j.
+    With these values, the mean of c_i c_j is (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2. At
+    last, n_i is a weighted sum of c_j over the neighbours j, so N_i takes the place of L_j.
 
     `without_change_of_equal_light` mixes the noise of pixels, too, but these pixels are seldom
     neighbours. So it has no term here.

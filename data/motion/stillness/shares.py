@@ -38,14 +38,14 @@ from data.motion.view import View
 
 # ---- By the reach ------------------------------------------------------------------------------
 
-# The reach of a pixel is the distance over which it moves within the exposure. It has the share 1/2
-# at about the reach
+# The reach of a pixel is the distance over which it moves within the exposure. A pixel has about
+# the share 1/2 if it has the middle reach
 #
 #     LEAST_REACH + REACH_BY_LIGHT / n^REACH_POWER     2.0 RGB pixels for n = 12, 5.7 for n = 1
 #
-# At this reach, the improved frames were as good as the first estimates, on three photographs that
-# moved by 0 to 7 pixels and had 0.7 to 14 spikes. With smaller values, noise in still frames would
-# count as motion. With larger values, slow motions would not be improved.
+# With this reach, the improved frames were as good as the first estimates, on three photographs
+# that moved by 0 to 7 pixels and had 0.7 to 14 spikes. With smaller values, noise in still frames
+# would count as motion. With larger values, slow motions would not be improved.
 LEAST_REACH = 1.2
 REACH_BY_LIGHT = 4.5
 REACH_POWER = 0.7
@@ -53,8 +53,8 @@ REACH_POWER = 0.7
 # although the motion of the stars is seen well. Without this least number, the stars would have to
 # move by 20 pixels to count as moving.
 FEWEST_COUNTED = 0.6
-# The share is 0 below STILL_BELOW times the reach of 1/2, and 1 above MOVING_ABOVE times the same
-# reach. With closer limits, pixels with nearly the same shift would get different frames.
+# The share rises from 0 at STILL_BELOW times the middle reach to 1 at MOVING_ABOVE times it. With
+# closer limits, pixels with nearly the same shift would get different frames.
 STILL_BELOW = 0.6
 MOVING_ABOVE = 1.3
 
@@ -67,8 +67,8 @@ def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
 
     spikes: n, number of spikes of a pixel of median light in the exposure.
     """
-    reach_of_half = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** REACH_POWER
-    return _smooth_step(_reach(motion, spikes) / reach_of_half, STILL_BELOW, MOVING_ABOVE)
+    middle_reach = LEAST_REACH + REACH_BY_LIGHT / max(spikes, FEWEST_COUNTED) ** REACH_POWER
+    return _smooth_step(_reach(motion, spikes) / middle_reach, STILL_BELOW, MOVING_ABOVE)
 
 
 # Sigma in RGB pixels by which shifts are smoothed, because neighbours move alike, and their noise
