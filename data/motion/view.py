@@ -68,7 +68,13 @@ class View:
     def points_on_frame(self) -> np.ndarray:
         """Return where the points of the spike pixels lie on the frame.
 
-        A spike pixel has m x n points, where (m, n) is `points_in_pixel`.
+        A spike pixel has m x n points, where (m, n) is `points_in_pixel`. Before they are mapped to
+        the frame, they lie on the plane e.g. for n = 2 at
+
+            spike pixel    |      0      |      1      |
+            x            -0.5     0     0.5     1     1.5
+            points           -0.25 0.25    0.75  1.25
+
         Returns (h m, w n, 2) float32, X and Y in RGB pixels. The points of the spike pixel in row r
         and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
 
@@ -78,10 +84,9 @@ class View:
 
     @cached_property
     def _points_on_frame(self) -> np.ndarray:
-        # Spike pixel 0 reaches from -0.5 to 0.5. E.g. with 2 points, they are at -0.25 and 0.25.
         down, across = self.points_in_pixel  # m, n
-        y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5
-        x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5
+        y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5  # on the plane, (h m,)
+        x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5  # (w n,)
         return mapped(self.to_rgb, _grid(x, y))
 
     def pixels_on_plane(self) -> np.ndarray:
@@ -130,7 +135,7 @@ class View:
         1 is the step to the neighbour below. If one camera is tilted, the steps differ a little
         over the frame, and these steps are right near the first spike pixel.
         """
-        # The matrix may have any factor (see `to_rgb`). The division by its last value removes it.
+        # A matrix may have any factor. The division by its last value removes it.
         return self.to_rgb[:2, :2] / self.to_rgb[2, 2]
 
     def delays(self) -> np.ndarray:

@@ -46,7 +46,8 @@ class Chunk:
     """
 
     def __init__(self, pixels: SpikePixels, shifts: Tensor, shares: Tensor) -> None:
-        self._group_count, height, width = shifts.shape[:3]
+        self._group_count = len(shifts)
+        height, width = shifts.shape[1:3]
         size = (height, width)
         positions = positions_of_samples(shifts)  # (groups, H, W, 2)
         self._positions = grid_positions(positions, size)
@@ -66,9 +67,9 @@ class Chunk:
         # Put the samples of all groups below each other, (groups h, w), to call `grid_sample` once.
         self._positions_on_means = grid_positions(positions_on_means.flatten(0, 1), means.size)
         samples = sort_samples(positions_on_means, means.size)
-        # V adds nothing up: each sample is an output of its own.
-        order = samples.order.int()
-        self._V_adjoint = AdjointOfSums(samples, output_count=len(order), output_of=order)
+        # V adds nothing up: each sample is an output of its own, with its number as index.
+        numbers = samples.order.int()  # the number of each sorted sample
+        self._V_adjoint = AdjointOfSums(samples, output_count=len(numbers), output_of=numbers)
 
     def add_B(self, blurry: Tensor, x: Tensor) -> None:
         """Add B x to `blurry`, in place. Both are (3, H, W)."""

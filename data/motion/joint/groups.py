@@ -38,19 +38,18 @@ from data.motion.view import View
 
 # ---- How many groups there are ----
 
-# A pixel should move by at most this many RGB pixels from the middle of one group to the middle of
-# the next group. If it moved farther, the light between the two points would count nowhere: with 2
-# pixels, frames in good light lose 0.2 dB. A smaller value needs more groups, and so more time.
+# Largest distance in RGB pixels that a pixel should move from one group to the next. If it moved
+# farther, the light between the two points would count nowhere: with 2 pixels, frames in good light
+# lose 0.2 dB. A smaller value needs more groups, and so more time.
 PIXELS_BETWEEN_GROUPS = 1.25
-# The distance in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
-# `DIM_SPIKES`. In dim light the motion is known less exactly, so a larger distance loses nothing.
+# The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
+# `DIM_SPIKES`. There the motion is known less exactly, so a larger distance loses nothing.
 PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
-# The number of groups follows from this quantile of the distances that the pixels move. E.g. with
-# 0.8, the fastest fifth of the pixels may move farther from one group to the next. A larger value
-# would need more groups, and so more time.
+# Share of the pixels that keep this distance. The other pixels, the fastest fifth, may move farther
+# from one group to the next. A larger value would need more groups, and so more time.
 DECIDING_SHARE = 0.8
 # Least number of groups, unless the solver allows fewer. If four fifths of the pixels stand still,
-# one group would be enough for them, but the other fifth may move. The value is a judgement.
+# a single group would be enough for them, but the other fifth may move. The value is a judgement.
 LEAST_GROUPS = 6
 
 
@@ -108,7 +107,7 @@ def plane_groups(
     """
     # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
     # the groups reach from the start of the earliest row to the end of the latest row.
-    delays = view.delays()  # of each row after the middle row, in exposures
+    delays = view.delays()  # (H,), by how much each row is later than the middle row, in exposures
     begin_of_rows = recording.begin + delays.min() * recording.length
     end_of_rows = recording.end + delays.max() * recording.length
     edges = np.linspace(begin_of_rows, end_of_rows, count + 1)

@@ -27,13 +27,13 @@ from torch import Tensor
 from data.motion.exposure import Recording
 from data.motion.joint.values import light_of, luma, slope_of, tensor_of
 
-# sigma_b is at least NOISE_FACTOR * (noise - USUAL_NOISE), where the noise of the blurry frame is
-# measured by `noise_of`, in display values. E.g. a noise of 0.03 gives 7 * (0.03 - 0.013) = 0.12.
-# With this limit, a photograph with a noise of 0.05 gains 0.6 dB of PSNR. Without it, the
-# photograph loses 0.4 dB.
+# sigma_b is at least NOISE_FACTOR * (noise - USUAL_NOISE), in display values. The noise of the
+# blurry frame is measured by `noise_of`. E.g. a noise of 0.03 gives 7 * (0.03 - 0.013) = 0.12. With
+# this limit, a photograph with a noise of 0.05 gains 0.6 dB of PSNR. Without it, the photograph
+# loses 0.4 dB.
 NOISE_FACTOR = 7.0
-# `noise_of` mistakes fine texture for noise, up to 0.011 on the photographs of the training. So
-# only noise above this value counts, which is a little more than 0.011.
+# `noise_of` takes fine texture for noise, up to 0.011 on the photographs of the training. So only
+# noise above a slightly larger value counts.
 USUAL_NOISE = 0.013
 
 
@@ -74,6 +74,6 @@ def noise_of(grey: Tensor) -> float:
     kernel = torch.tensor([[1.0, -2, 1], [-2, 4, -2], [1, -2, 1]], device=grey.device)
     second = F.conv2d(grey[None, None], kernel[None, None])  # (1, 1, H - 2, W - 2)
     median_size = float(second.abs().median())
-    # The squares of the kernel sum up to 36. So the deviation of the second differences is 6 times
-    # the deviation of the noise. The median size of normal noise is 0.6745 of its deviation.
+    # The median size of normal noise is 0.6745 of its standard deviation. The second differences
+    # have 6 times the deviation of the noise, because the squares of the kernel sum up to 36.
     return median_size / 0.6745 / 6
