@@ -94,14 +94,14 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Do the work of `plan_clip`. Raises DataError if the clip cannot be made."""
-    if job.cut:
-        # A job has a cut only with a rig. `cuts_of` (sources.py) has already checked the frames of
-        # the source, so they are not opened here.
+    if job.cut:  # with a rig
+        # `cuts_of` (sources.py) has already checked the frames of the source, so they are not
+        # opened here.
         raw = None
         size = (recipe.crop, recipe.crop)
         frames = recipe.frames  # made frames, each of one exposure
         exposures = frames
-    else:
+    else:  # without a rig
         raw = FrameSource(job.source.path)  # the raw frames
         size = raw.size
         frames = len(raw)
@@ -270,7 +270,7 @@ def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
 def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> None:
     """Raise DataError if an image has another size (height, width) than the first image.
 
-    Only PNGs are checked, because their header tells the size. Images of other formats must be
+    Only PNGs are checked, because their header has the size. Images of other formats must be
     decoded to find the size, so they are checked later, when they are read.
     """
     for file in files:

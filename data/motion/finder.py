@@ -7,8 +7,8 @@ The weights of the fusion "motion" say which of the three (`finder_of`):
     both     in good light only DIS. In dim light DIS begins its search at the motion of the
              network, and the result is the mean of the two motions
 
-In good light DIS is at least as good as the network. In dim light each of the two is better at some
-pixels: the network hardly follows noise, and DIS finds small things that move on their own.
+In good light DIS is at least as good as the network. In dim light neither is better everywhere: the
+network hardly follows noise, but only DIS finds small things that move on their own.
 
 What must stay: the three names, because weights files contain them, and the arguments of a
 `Finder`, because MotionRestorer (restorer.py) and the programs of lab/ call it. A new way to find
@@ -51,10 +51,10 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         return motion_by_network(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
-        # DIM_SPIKES was chosen by the PSNR of the solution of the equations (joint/), on dim frames
-        # of the training videos and stills. With fewer than 5 spikes in a pixel of median light,
-        # frames along the mean of both motions have 0.1 to 0.3 dB more than along the motion of
-        # DIS. With 5 to 18 spikes they have up to 0.1 dB less.
+        # DIM_SPIKES = 5 was chosen on dim frames of the training videos and stills, by the PSNR of
+        # the solution of the equations (joint/). Below 5 spikes in a pixel of median light, the
+        # frames gain 0.1 to 0.3 dB along the mean of both motions, compared with the motion of DIS.
+        # With 5 to 18 spikes they lose up to 0.1 dB.
         if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)
         motion_of_network = by_network(recording, view, gain)

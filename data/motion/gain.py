@@ -39,9 +39,10 @@ from data.spike.pictures import DISPLAY_GAMMA
 
 # A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more.
 # The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
-# edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement: a
-# larger value would count edges of lamps, a smaller value would leave out bright pixels that are
-# right. Without the limit, test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails.
+# edge of a lamp only some of them are clipped, so the limit is below 1. The value is a judgement:
+# with a larger value, edges of lamps would not count as clipped, and with a smaller value, bright
+# pixels would count as clipped that are not. Without the limit,
+# test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails.
 CLIPPED = 0.9
 
 
@@ -150,12 +151,12 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
 
 
 def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
-    """Return the exposures that tell the gain of the pixels.
+    """Return the exposures from which the gain can be measured.
 
-    Two kinds of exposures do not tell the gain: an exposure in which the spike camera is saturated,
-    and an exposure without any spike. If there are no other exposures, all are returned, so that
-    there is a gain. The gain hardly matters then, because the restored frames are not improved from
-    the spikes (`MotionRestorer._keeps_first_estimate`).
+    These are all exposures, except those in which the spike camera is saturated, and those without
+    any spike. If no exposure is left, all are returned, so that there is a gain. The gain hardly
+    matters then, because the restored frames are not improved from the spikes
+    (`MotionRestorer._keeps_first_estimate`).
     """
     usable = []
     for exposure in exposures:
@@ -189,9 +190,9 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
 def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
     """Return at which pixels the RGB camera clips, e.g. in the sky: (h, w) bool.
 
-    The true light of these pixels is brighter than the frame shows, so they do not tell the usual
-    gain. If all pixels are clipped, the result is False everywhere, because the usual gain
-    needs some pixels.
+    The true light of these pixels is brighter than the frame shows, so the usual gain cannot be
+    measured there. If all pixels are clipped, the result is False everywhere, because the usual
+    gain needs some pixels.
     """
     is_clipped = np.mean([exposure.frame_light for exposure in exposures], axis=0) >= CLIPPED
     if is_clipped.all():

@@ -51,9 +51,8 @@ class LearnedParts:
 FEW_SPIKES = 10.0
 # Least area of a spike pixel, in RGB pixels. If spike pixels are smaller, the learned steps are not
 # used. With the area 1 the steps gain as much as in their training, but with the area 1/4 they lose
-# 2.5 dB (docs/benchmarks/quality_details.md, "What the cameras change"). The limit is a little
-# below 1. So spike pixels that are as large as RGB pixels pass it, even if the calibration is a
-# little wrong.
+# 2.5 dB (docs/benchmarks/quality_details.md, "What the cameras change"). The limit is below 1, so
+# that spike pixels as large as RGB pixels pass it even if the calibration is a little wrong.
 LEAST_AREA = 0.6
 
 

@@ -12,7 +12,7 @@ noisier is all that is read from them, so one rule after the other changes:
     n below    limit                              what changes
     18         NOISY_SPIKES, here                 how optical flow reads and compares pictures
     10         FEW_SPIKES, learned_method.py      other learned steps are taken
-    9          CURVE_BELOW, stillness/shares.py   shifts are smoothed before still pixels are told
+    9          CURVE_BELOW, stillness/shares.py   shifts are smoothed before still pixels are found
     5          DIM_SPIKES, here                   what finds the motion, and how
 
 Whether a frame is improved at all does not depend on n, but on `spikes_at_full_light`

@@ -55,14 +55,15 @@ class RecordedClip:
                 do="add them, or choose a method that needs none",
             )
         # `reader.dataset` is a `TestClips`, or for --input a `UserClips`
-        # (data/clips/clip_reader.py), which reads with a `DiskFiles` and simulates no camera.
+        # (data/clips/clip_reader.py), which reads files and simulates no camera.
         self.reader = reader
         self.frames = len(reader.stems)  # number of frames of the clip
         if context is None:
             without_context = _exposures_with_context(clip, context=0)
             longest = max(exposure.own.count for exposure in without_context)  # planes
             context = longest // 2
-        # For each frame: the planes of its exposure, the context, and the files that have them.
+        # For each frame: the planes of its exposure (`own`), the context, and the files that have
+        # them (`pieces`).
         self._exposures = _exposures_with_context(clip, context)
         geometry = clip.spikes.geometry
         self._whole_plane = Crop(top=0, left=0, height=geometry.height, width=geometry.width)
@@ -70,19 +71,20 @@ class RecordedClip:
 
     def read(self, frame: int) -> Recording:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
-        # A draw says what is read for one sample (here a single frame), and which camera is
-        # simulated on its spikes, if any.
+        # What is read (here a single frame), and the camera that is simulated on its spikes, if
+        # any.
         reader = self.reader
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         stream = self._stream(draw, frame)
         exposure = self._exposures[frame]
-        begin = exposure.before  # number of planes before the exposure
+        begin = exposure.before  # number of planes of context before the exposure
+        sharp_plane = begin + exposure.center
         return Recording(
             blurry=self._blurry(draw, frame),
             stream=stream,
             begin=begin,
             end=begin + exposure.own.count,
-            sharp=begin + exposure.center + 0.5,  # 0.5: the middle of the sharp plane
+            sharp=sharp_plane + 0.5,  # the middle of this plane
         )
 
     def _stream(self, draw: Draw, frame: int) -> np.ndarray:
@@ -137,8 +139,8 @@ class RecordedClip:
 def _exposures_with_context(clip: Clip, context: int) -> tuple[Exposure, ...]:
     """Return the planes during which each frame was exposed, and `context` planes on each side.
 
-    `clip.exposures` may have other planes: the planes from which the channels of a network are
-    made.
+    `clip.exposures` cannot be used here. It has the planes from which the channels of a network are
+    made, which may be others.
     """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = of_exposure(clip.spikes, context)

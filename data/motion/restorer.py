@@ -91,9 +91,8 @@ class WholeFrame(NamedTuple):
     moving_share: np.ndarray
 
 
-# The first estimate counts as this share of the work on a frame, because it takes about this share
-# of the time. Only the progress display depends on this number: with another value, the display
-# would move less evenly.
+# Share of the first estimate in the work on a frame: about its share of the time. Only the progress
+# display depends on it. With another value, the display would move less evenly.
 FIRST_SHARE = 0.1
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
@@ -170,8 +169,8 @@ class MotionRestorer:
         gain_of_clip, is_good = clip.gain()
         areas = self._areas_of(clip.view, is_good)
 
-        # The first estimates are a part of the work on each frame, the improvement is the rest.
         def tick_of_start(done: float) -> None:
+            """Report the work on first estimates, which is only a part of the work on frames."""
             tick(FIRST_SHARE * done)
 
         # A generator: `start` computes an estimate when the loop asks for it. `start` is a formula

@@ -9,7 +9,7 @@ spikes is one spike, spread evenly over the interval:
             counts by this part, e.g. as 0.5 if half of it lies in the window
 
 The network sees both. In dim light an interval reaches over several windows, so the light is the
-same in all of them, and only the count tells when light came.
+same in all of them, and only the count shows when light came.
 
 Both are computed as a difference: the value up to the end of a window, minus the value up to its
 begin. The count up to an edge is the number of spikes before it. The light up to an edge is
@@ -63,7 +63,7 @@ def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
     counts = np.diff(np.stack(spikes_before), axis=0).astype(np.float32)  # (K, h, w)
     light = np.diff(np.stack(light_before), axis=0).astype(np.float32)  # (K, h, w)
     lengths = np.diff(edges)
-    # In an exposure of few planes a window may have no plane. Such a window tells nothing, so it
+    # In an exposure of few planes a window may have no plane. Such a window shows nothing, so it
     # counts as not recorded.
     are_recorded = (edges[:-1] >= 0) & (edges[1:] <= planes) & (lengths > 0)
     return Windows(counts, light, lengths.astype(np.float32), are_recorded)

@@ -15,7 +15,7 @@ where both fit alike (a = a_0).
 
 No trained weights depend on the guard, because learned steps do not use it. With a wrong formula,
 test_the_guard_saves_a_good_start_from_a_wrong_motion (tests/parts/data/joint/test_guard.py) fails.
-No test tells whether another constant is better: measure it (docs/benchmarks/quality_details.md,
+No test shows whether another constant is better: measure it (docs/benchmarks/quality_details.md,
 "Its constants").
 """
 
@@ -100,7 +100,7 @@ def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
 
 
 # The guard takes means over GUARD_SIDE x GUARD_SIDE spike pixels. The number is odd, so that there
-# is a middle pixel. With a larger number, the means have less noise, but they tell less exactly
+# is a middle pixel. With a larger number, the means have less noise, but they show less exactly
 # where a frame is wrong.
 GUARD_SIDE = 7
 

@@ -7,11 +7,12 @@ with a value for each RGB pixel:
     evidence    six channels, known before any step: how far the equations can be trusted
     pulls       seven channels, for a frame z: how the equations would change z, and the residuals
 
-The equations change z along their gradients, B^T (w^2 r) and S^T (w^2 r), where r are the residuals
-b - B x and y - S l, and w their weights:
+A frame z fits the equations better if it changes along their gradients. With the residuals r and
+the weights w of the equations, a gradient is B^T (w^2 r) for the blurry frame, and S^T (w^2 r) for
+the spikes. The network sees both as changes of display values:
 
-    change of a colour    slope * B^T (r / slope_b^2)
-    change of grey        slope_l * S^T (w_s^2 r) / (p + p_0)        p = slope_l^2 * S^T w_s^2
+    change of a colour    slope * B^T (r / slope_b^2)                r = b - B x
+    change of grey        slope_l * S^T (w_s^2 r) / (p + p_0)        r = y - S l
 
     slope      dx / dz at z: it turns a gradient by light into a gradient by display values
     slope_b    dx / dz at the blurry frame: dividing by it turns an error in light into an error in
@@ -20,7 +21,8 @@ b - B x and y - S l, and w their weights:
     slope_l    the slope for the grey value that the spike camera integrates. In the gradient it is
                taken at z, and in p at the blurry frame
     w_s        1 / (expected error) of a spike equation
-    p, p_0     precision (1 / variance) of the grey value by the spikes, and PRIOR_PRECISION
+    p, p_0     precision (1 / variance) of the grey value by the spikes, slope_l^2 * S^T w_s^2, and
+               PRIOR_PRECISION. Dividing by it makes a Newton step of the gradient
 
 Residuals are limited first, and changes at the end, because an equation may be wrong.
 
@@ -148,7 +150,7 @@ class NetworkChannels:
         return _display_of(seen, is_display)
 
     def _precision(self) -> Tensor:
-        """Return 1 / variance (H, W) of the grey display values, as the spikes tell them."""
+        """Return 1 / variance (H, W) of the grey display values that the spikes measure."""
         if self._kept_precision is None:
             self._kept_precision = _grey_precision(self._system)
         return self._kept_precision
@@ -177,10 +179,11 @@ def _limited_residuals(system: System, z: Tensor) -> Residuals:
 
 # Limit of a change of z, in display values. A larger change comes from equations that are wrong.
 MOST_PULL = 0.3
-# The spikes tell a grey value with a precision p = 1 / variance. They change it by a Newton step,
-# times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes. E.g. an
-# error of 0.01 gives p = 10000 and 0.96 of the step. An error of 0.05 gives p = 400 and half of the
-# step.
+# The spikes measure a grey value with a precision p = 1 / variance. They change it by a Newton
+# step, times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes:
+#
+#     error 0.01    p = 10000    0.96 of the step
+#     error 0.05    p = 400      half of the step
 PRIOR_PRECISION = 400.0
 
 
@@ -213,7 +216,7 @@ def _changes(
 
 
 def _grey_precision(system: System) -> Tensor:
-    """Return 1 / variance (H, W) of the grey display values, as the spikes tell them.
+    """Return 1 / variance (H, W) of the grey display values that the spikes measure.
 
     Each spike equation adds its weight w_s^2 to the pixels that it sees: S^T w_s^2. The square of
     the slope turns 1 / variance of light into 1 / variance of display values.

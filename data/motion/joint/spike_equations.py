@@ -1,7 +1,7 @@
 """Make the spike equations of an exposure: the mean grey value between two spikes is known.
 
 A pixel of the spike camera fires each time when it has integrated a fixed amount of light, its
-threshold. So the time between two of its spikes tells its mean grey value in this time. There is an
+threshold. So the time between two of its spikes gives its mean grey value in this time. There is an
 equation per interval between two spikes:
 
     S l = sum over groups g of c_g m(v + u_g(v)) = y        weight w_s = 1 / (error of y)

@@ -1,4 +1,4 @@
-"""Say how exactly two spikes of a pixel tell its mean grey value in the time between them.
+"""Say how exactly two spikes of a pixel measure its mean grey value in the time between them.
 
 spike_equations.py measures the grey value y = n / (gain (end - begin)): the pixel has passed n
 thresholds of light in the time from begin to end, in planes. The error of n has two causes:
@@ -13,7 +13,7 @@ thresholds of light in the time from begin to end, in planes. The error of n has
 
 The variance of Poisson noise would be n, which is far larger. E.g. an interval between two
 neighbouring spikes (n = 1) at 0.12 spikes per plane: var(n) = 0.0024 + 0.0004 = 0.0028, so the
-error of n is 0.05. One interval tells the light within about 5 %.
+error of n is 0.05. One interval measures the light within about 5 %.
 
 Errors of the motion and of the optics add sigma_s, in display values. So the error is computed in
 display values, and at the end it is turned into the unit of y, by the slope of light over display
