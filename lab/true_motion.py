@@ -66,12 +66,12 @@ from utils.random_streams import random_stream
 from utils.results import markdown_table, read_json
 
 CONDITIONS = ("ideal", "dim")
-# Names of the motions along which weights/motion.pth restores the frames. The written file has them
-# as keys, beside the key OPERATOR_METHOD for the frames of weights/operator.pth.
+# The motions along which weights/motion.pth restores the frames. Keys of the written file, beside
+# the key OPERATOR_METHOD for the frames of weights/operator.pth.
 FOUND_MOTION = "found"
 TRUE_MOTION = "true"
 
-# How a clip is restored (a key of the three above) -> clip -> PSNR in dB. E.g.
+# OPERATOR_METHOD, FOUND_MOTION or TRUE_MOTION -> clip -> PSNR in dB. E.g.
 # {"operator": {"coffee_00": 27.1}, "found": {"coffee_00": 30.2}, "true": {"coffee_00": 30.9}}.
 Scores = dict[str, dict[str, float]]
 

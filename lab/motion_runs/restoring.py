@@ -95,21 +95,19 @@ class AllMethods:
         hidden_proposal = hidden_equations.proposal(z_0)
 
         # `all_steps` returns the frame after each learned step. The last one is the restored frame.
-        frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
-        frames = [z_0, frames_of_shipped[-1]]
+        restored = [z_0, self.shipped[part].all_steps(z_0, proposal, equations)[-1]]
         for trained_run in self.trained_runs:
-            if part not in trained_run.steps:
+            steps = trained_run.steps.get(part)
+            if steps is None:
                 # The part was not trained, so `scores_of` leaves the clip out. z_0 only fills the
                 # place of this run in the result.
-                frames.append(z_0)
-                continue
-            steps = trained_run.steps[part]
-            if trained_run.run.kind == PLAIN:
-                frames_of_run = steps.all_steps(z_0, hidden_proposal, hidden_equations)
+                frames = [z_0]
+            elif trained_run.run.kind == PLAIN:
+                frames = steps.all_steps(z_0, hidden_proposal, hidden_equations)
             else:
-                frames_of_run = steps.all_steps(z_0, proposal, equations)
-            frames.append(frames_of_run[-1])
-        return torch.stack(frames).clamp(0, 1)
+                frames = steps.all_steps(z_0, proposal, equations)
+            restored.append(frames[-1])
+        return torch.stack(restored).clamp(0, 1)
 
 
 def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:

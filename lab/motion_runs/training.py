@@ -101,9 +101,6 @@ def train_all(
         torch.manual_seed(run.seed)
         _, fusion = motion_network(operator, motion_net_file)
         learned_steps = steps_of(fusion, part)
-        # The lines below fill these steps with trained weights, in place. `eval` may come first,
-        # because the training never sets another mode.
-        trained_run.steps[part] = learned_steps.eval()
 
         file = out / "steps" / f"{run.name}_{part}.pt"
         if not file.exists():
@@ -112,7 +109,8 @@ def train_all(
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.save(train_run(run, learned_steps, samples[run.kind]), file)
         saved = torch.load(file)
-        learned_steps.load_state_dict(saved["weights"])
+        learned_steps.load_state_dict(saved["weights"])  # the averaged weights
+        trained_run.steps[part] = learned_steps.eval()
         trained_run.cpu_s[part] = saved["cpu_s"]
         print(f"{run.name}, {part}: {saved['cpu_s']:.0f} CPU seconds", flush=True)
 

@@ -41,14 +41,14 @@ from scripts.make_sample_data import RGB, SPIKES
 # work with the better proposals of a test as well. Training with better proposals was tried twice,
 # from the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
-# Value of --part -> half-open range of spikes: the samples of the part have at least the first and
-# fewer than the second number of spikes. The spikes of a sample are the median over its pixels of
-# the spikes in an exposure. A restoration uses the part "few" below 10 spikes
+# Which samples a part of the steps is trained on: value of --part -> (least number of spikes,
+# number of spikes that is too large). A sample has as many spikes as a pixel of median light has in
+# the exposure. A restoration uses the part "few" below 10 spikes
 # (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts are trained on
 # samples with about 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
-# A set of clips is left out if fewer of its samples are in the range of --part. Sets are drawn by
-# their weights, not by their sizes, so each of these few samples would be drawn often.
+# Least number of samples of a set in the range of the part. A set with fewer samples is left out,
+# because sets are drawn by their weights, so each of its few samples would be drawn often.
 LEAST_SAMPLES = 6
 # Keys of the operator's section `spike` that describe the data of its training: spikes per plane,
 # planes of an exposure, and the like. `readers_of_set` removes them, because each clip of the sets
@@ -219,13 +219,13 @@ def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str,
 
     part: "few" or "good".
     """
-    least, below = SPIKES_OF_PART[part]
+    least, too_many = SPIKES_OF_PART[part]
     samples_in_range = {}
     for name, samples_of_set in samples.items():
         in_range = []
         for sample in samples_of_set:
             spikes = median_spikes(sample.recording)
-            if spikes >= least and spikes < below:
+            if spikes >= least and spikes < too_many:
                 in_range.append(sample)
         if len(in_range) >= LEAST_SAMPLES:
             samples_in_range[name] = in_range

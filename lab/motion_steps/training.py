@@ -37,9 +37,8 @@ LAST_RATE_SHARE = 0.02  # the learning rate falls to this share of RATE
 BETAS = (0.9, 0.99)  # the betas of Adam
 LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
 WARM_UP = 50  # updates in which the learning rate rises from 0 to RATE
-# The saved weights are an exponential moving average of the trained weights:
-#     average = average + 0.01 * (newest weights - average)
-# So about the last 100 updates count.
+# The saved weights are an exponential moving average of the trained weights (`update_average`).
+# With 0.01, about the last 100 updates count.
 NEWEST_SHARE = 0.01
 PRINT_EVERY = 100  # updates
 SAVE_EVERY = 500  # updates
@@ -90,21 +89,41 @@ def train(
         optimizer.param_groups[0]["lr"] = rate * share_of_rate(update, updates)
         gain_db = update_weights(net, optimizer, drawn, worse_weight)
         done = update + 1
-
-        # In the first 100 updates the average is the plain mean of all weights so far. Otherwise
-        # the initial weights would count for long. No test looks at the values of the average.
-        newest_share = max(NEWEST_SHARE, 1 / done)
-        for key, newest in net.state_dict().items():
-            averaged[key].lerp_(newest, newest_share)
+        update_average(averaged, net, done)
 
         gains_db.setdefault(drawn.name, []).append(gain_db)
         if done % PRINT_EVERY == 0:
-            means = [f"{name} {np.mean(each):+.2f}" for name, each in sorted(gains_db.items())]
-            elapsed = time.time() - begin
-            print(f"{done} of {updates}, {elapsed:.0f} s: {', '.join(means)}", flush=True)
+            progress = f"{done} of {updates}, {time.time() - begin:.0f} s"
+            print(f"{progress}: {means_in_words(gains_db)}", flush=True)
             gains_db = {}
         if done % SAVE_EVERY == 0 or done == updates:
             save(averaged, done)
+
+
+def update_average(averaged: dict[str, Tensor], net: MotionSteps, done: int) -> None:
+    """Move the averaged weights towards the weights of the network. Changes `averaged`.
+
+        average = average + newest_share * (newest weights - average)
+
+    In the first 100 updates the average is the plain mean of all weights so far. Otherwise the
+    initial weights would count for long. No test looks at the values of the average.
+
+    done: number of updates so far, the newest included.
+    """
+    newest_share = max(NEWEST_SHARE, 1 / done)
+    for name, newest in net.state_dict().items():
+        averaged[name].lerp_(newest, newest_share)
+
+
+def means_in_words(gains_db: Mapping[str, list[float]]) -> str:
+    """Return the mean gains in dB, e.g. "seven_dim +1.20, seven_dim wrong -0.05".
+
+    gains_db: name of a draw -> its gains.
+    """
+    means = []
+    for name, gains in sorted(gains_db.items()):
+        means.append(f"{name} {np.mean(gains):+.2f}")
+    return ", ".join(means)
 
 
 def update_weights(
