@@ -16,9 +16,10 @@ the samples are sorted once, by the row that they belong to:
 
 N: number of samples. P = H W: number of pixels of the picture. Pixels are numbered row by row.
 
-What must stay: the result is the gradient of `grid_sample`. In
-tests/parts/data/joint/test_sampling.py, test_the_adjoint_is_the_gradient_of_the_sums notices a
-wrong adjoint, also on pictures of one row or one column. Free to change: how it is computed.
+What must stay: the result is the gradient of `grid_sample`. Free to change: how it is computed.
+
+Tests: tests/parts/data/joint/test_sampling.py. If the adjoint is wrong, also on a picture of one
+row or one column, test_the_adjoint_is_the_gradient_of_the_sums fails.
 """
 
 from typing import NamedTuple

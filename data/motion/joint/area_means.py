@@ -26,10 +26,13 @@ All spike pixels are taken to have the size and the rotation of the central spik
 camera is tilted, this is a little wrong near the edges. The time of K grows with the number of
 points in a spike pixel: with 2 x 2 points, K takes a tenth of the time of the samples (chunk.py).
 
-What must stay: `adjoint` is the adjoint of `__call__`. Otherwise conjugate gradients do not
-converge. In tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say
-notices other means, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations notices
-another adjoint.
+What must stay: `adjoint` is the adjoint of `__call__`, because otherwise conjugate gradients do not
+converge.
+
+Tests: tests/parts/data/joint/test_cameras.py. What is wrong, and the test that fails:
+
+    `__call__`    test_the_cameras_see_what_their_equations_say
+    `adjoint`     test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations
 """
 
 import math

@@ -27,10 +27,13 @@ frame: <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the prod
 computes A and A^T about 15 times each, which takes most of its time.
 
 What must stay: `Cameras.adjoint` is the adjoint of `Cameras.__call__`, because otherwise conjugate
-gradients do not converge. If you change one of the two methods, change both. In
-tests/parts/data/joint/test_cameras.py, test_the_cameras_see_what_their_equations_say notices a
-wrong `__call__`, and test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations notices a
-wrong `adjoint`. Free to change: how many groups are computed at a time, and in which order.
+gradients do not converge. If you change one of the two methods, change both. Free to change: how
+many groups are computed at a time, and in which order.
+
+Tests: tests/parts/data/joint/test_cameras.py. What is wrong, and the test that fails:
+
+    `__call__`    test_the_cameras_see_what_their_equations_say
+    `adjoint`     test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations
 """
 
 import math

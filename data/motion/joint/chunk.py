@@ -20,9 +20,11 @@ to its four pixels. For this, all samples of the chunk are sorted once by their 
                                                         g    0  0  0  1  1  1
                                                         p    0  1  2  0  1  2
 
-What must stay: the adjoint of each map fits the map. In tests/parts/data/joint/test_cameras.py,
-test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations notices a wrong adjoint, with and
-without a rolling shutter.
+What must stay: each map back is the adjoint of its map, because otherwise conjugate gradients do
+not converge.
+
+Tests: tests/parts/data/joint/test_cameras.py. If an adjoint is wrong, with or without a rolling
+shutter, test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations fails.
 """
 
 import torch

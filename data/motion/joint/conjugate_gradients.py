@@ -20,7 +20,8 @@ The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003.
     weight_of_direction beta
 
 What must stay: each step, because callers stop after a few steps, before the solution is reached.
-tests/parts/data/joint/test_conjugate_gradients.py notices a wrong step.
+
+Tests: tests/parts/data/joint/test_conjugate_gradients.py notices a wrong step.
 """
 
 from collections.abc import Callable

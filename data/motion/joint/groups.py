@@ -17,8 +17,9 @@ More groups describe a fast motion better, and take more time and memory. `group
 their number, `plane_groups` makes them.
 
 What must stay: s, u and q, because the network of the fusion "motion" was trained on them.
-tests/parts/data/joint/test_groups.py notices another number of groups, and other shares with a
-rolling shutter. It does not notice whether frames become better or worse by another constant:
+
+Tests: tests/parts/data/joint/test_groups.py notices another number of groups, and other shares with
+a rolling shutter. No test notices whether frames become better or worse by another constant, so
 measure it (docs/benchmarks/quality_details.md, "Its constants").
 """
 

@@ -13,10 +13,12 @@ any motion.
 E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
 where both fit alike (a = a_0).
 
-No trained weights depend on the guard, because learned steps do not use it. With a wrong formula,
-test_the_guard_saves_a_good_start_from_a_wrong_motion (tests/parts/data/joint/test_guard.py) fails.
-No test shows whether another constant is better: measure it (docs/benchmarks/quality_details.md,
-"Its constants").
+No trained weights depend on the guard, because learned steps do not use it. So its constants may
+change. No test shows whether another value is better: measure it
+(docs/benchmarks/quality_details.md, "Its constants").
+
+Tests: tests/parts/data/joint/test_guard.py. With a wrong formula,
+test_the_guard_saves_a_good_start_from_a_wrong_motion fails.
 """
 
 from typing import NamedTuple

@@ -17,8 +17,9 @@ minutes:
     spike_intervals         joins the nearest spikes of neighbouring edges to intervals
 
 What must stay: an interval begins and ends at a spike of the stream, its count is the number of
-spikes between both, and no two intervals of a pixel overlap. Each of these has a test in
-tests/parts/data/joint/test_intervals.py.
+spikes between both, and no two intervals of a pixel overlap.
+
+Tests: tests/parts/data/joint/test_intervals.py has a test of each of these.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,12 @@
 """Blur pictures as the lens of the spike camera does.
 
 SpikePixels (spike_pixels.py) blurs what the spike camera sees, and AreaMeans (area_means.py) blurs
-the sharp frame. What must stay: both use the same blur, which is linear.
-test_the_cameras_see_what_their_equations_say in tests/parts/data/joint/test_cameras.py notices if
-one of the two classes does not blur.
+the sharp frame.
+
+What must stay: both classes use the same blur, and the blur is linear.
+
+Tests: tests/parts/data/joint/test_cameras.py. If one of the two classes does not blur,
+test_the_cameras_see_what_their_equations_say fails.
 """
 
 import numpy as np

@@ -17,10 +17,13 @@ The normal equations of the change d need three things of A, with W = w^2:
 `System.robust_weights` gives the weights w = (w_b, w_s) at z. cameras.py has B and S, with their
 adjoints.
 
-What must stay: `adjoint` is the adjoint of `weighted_change`. In
-tests/parts/data/joint/test_equations.py,
-test_the_first_step_changes_the_frame_as_the_equations_pull_it notices a wrong adjoint, for both
-kinds of spike cameras, and test_the_divisor_has_the_row_sums_of_the_normal_equations wrong sums.
+What must stay: `adjoint` is the adjoint of `weighted_change`.
+
+Tests: tests/parts/data/joint/test_equations.py, for both kinds of spike cameras. What is wrong, and
+the test that fails:
+
+    `adjoint`     test_the_first_step_changes_the_frame_as_the_equations_pull_it
+    `row_sums`    test_the_divisor_has_the_row_sums_of_the_normal_equations
 """
 
 import torch

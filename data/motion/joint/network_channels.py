@@ -28,10 +28,11 @@ Residuals are limited first, and changes at the end, because an equation may be 
 
 What must stay: the channels, their order, and their scales, because the network was trained on
 them. With other channels the network still runs, but its frames are worse. So another value of a
-constant below needs a new training, too. tests/stories/test_motion_weights.py notices if the first
-two channels of `evidence` change places. tests/parts/data/joint/test_network_channels.py notices if
-the changes of colours and of grey change places in `pulls`. No test notices a channel of another
-scale.
+constant below needs a new training, too.
+
+Tests: tests/stories/test_motion_weights.py notices another order of the first two channels of
+`evidence`. tests/parts/data/joint/test_network_channels.py notices if the changes of colours and of
+grey change places in `pulls`. No test notices a channel of another scale.
 """
 
 import math

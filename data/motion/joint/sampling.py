@@ -13,8 +13,10 @@ value at its left edge. `grid_sample` with padding_mode "border" and align_corne
 way.
 
 What must stay: the weights are as in `grid_sample`, because chunk.py samples with `grid_sample` and
-maps back with these weights. In tests/parts/data/joint/test_sampling.py,
-test_the_four_weighted_pixels_are_the_sample notices other weights.
+maps back with these weights.
+
+Tests: tests/parts/data/joint/test_sampling.py. With other weights,
+test_the_four_weighted_pixels_are_the_sample fails.
 """
 
 from typing import NamedTuple

@@ -23,11 +23,15 @@ solves the normal equations
 More steps would fit the noise. Few steps are enough, because conjugate gradients use a
 preconditioner: residuals are divided by a number M for each pixel and colour.
 
-What must stay: the solution, because the network of the fusion "motion" was trained on it. In
-tests/parts/data/joint/test_equations.py, test_the_frame_is_far_sharper_than_its_start notices a
-wrong solution, and test_the_first_step_changes_the_frame_as_the_equations_pull_it a wrong right
-side. No test guards the values of the three constants below, not even against 0. So before one is
-changed, measure the effect (docs/benchmarks/quality_details.md, "Its constants").
+What must stay: the solution, because the network of the fusion "motion" was trained on it.
+
+Tests: tests/parts/data/joint/test_equations.py. What is wrong, and the test that fails:
+
+    the solution      test_the_frame_is_far_sharper_than_its_start
+    the right side    test_the_first_step_changes_the_frame_as_the_equations_pull_it
+
+No test fails with another value of a constant below, not even with 0. So measure the effect of
+another value (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from torch import Tensor

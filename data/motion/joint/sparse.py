@@ -7,7 +7,8 @@
 The layout is CSR (compressed sparse rows), because products with it are fast on a CPU.
 
 What must stay: the products are right with and without MKL (`product`), and no warning appears.
-Tests: tests/parts/data/joint/test_sampling.py. They notice entries that are lost, and a warning.
+
+Tests: tests/parts/data/joint/test_sampling.py notices entries that are lost, and a warning.
 """
 
 import warnings

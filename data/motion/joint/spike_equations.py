@@ -21,10 +21,11 @@ cameras.py computes the left side S l. This module makes c, y and w_s; spike_err
 of y.
 
 What must stay: the numbers, because the network of the fusion "motion" was trained on these
-equations. In tests/parts/data/joint, test_spike_equations.py notices an equation of a pixel that
-may have none, and test_equations.py a wrong y. No test guards the value of INTERVALS: the tests
-pass with 2, too. So before it is changed, measure the effect (docs/benchmarks/quality_details.md,
-"Its constants").
+equations.
+
+Tests: tests/parts/data/joint/test_spike_equations.py notices an equation of a pixel that may have
+none, and tests/parts/data/joint/test_equations.py a wrong y. They pass with INTERVALS = 2, too, so
+measure the effect of another value (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from typing import NamedTuple

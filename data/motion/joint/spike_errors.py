@@ -19,10 +19,12 @@ Errors of the motion and of the optics add sigma_s, in display values. So the er
 display values, and at the end it is turned into the unit of y, by the slope of light over display
 values.
 
-The weight of a spike equation is 1 / (this error), and the network of the fusion "motion" was
-trained with these equations. The tests notice only errors that are far too small. No test guards
-SIGMA_S and JITTER against larger values, e.g. 0.3 and 0.5. So before one of the two is changed,
-measure the effect (docs/benchmarks/quality_details.md, "Its constants").
+What must stay: the errors. The weight of a spike equation is 1 / (this error), and the network of
+the fusion "motion" was trained with these equations.
+
+Tests notice only errors that are far too small. They pass with much larger values of SIGMA_S and
+JITTER, e.g. 0.3 and 0.5, so measure the effect of another value
+(docs/benchmarks/quality_details.md, "Its constants").
 """
 
 import torch

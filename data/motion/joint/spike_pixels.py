@@ -20,8 +20,10 @@ for spike pixels, e.g. how far each spike pixel is trusted.
 For a scene in motion, the equations of an exposure take the mean at each place of the sharp frame
 (`area_means`, area_means.py).
 
-What must stay: D. In tests/parts/data/joint/test_cameras.py,
-test_the_cameras_see_what_their_equations_say notices another map.
+What must stay: D.
+
+Tests: tests/parts/data/joint/test_cameras.py. With another map,
+test_the_cameras_see_what_their_equations_say fails.
 """
 
 from typing import NamedTuple

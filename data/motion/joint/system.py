@@ -23,9 +23,11 @@ sum is found by least squares with smaller weights where residuals are large
 (`System.robust_weights`).
 
 What must stay: residuals and weights, because the network of the fusion "motion" was trained on
-them. In tests/parts/data/joint/test_equations.py,
-test_the_sharp_frame_along_the_true_motion_fits_all_equations notices wrong residuals. No test
-notices another `CAUCHY`: measure it (docs/benchmarks/quality_details.md, "Its constants").
+them.
+
+Tests: tests/parts/data/joint/test_equations.py. With wrong residuals,
+test_the_sharp_frame_along_the_true_motion_fits_all_equations fails. No test notices another
+`CAUCHY`, so measure it (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 import torch

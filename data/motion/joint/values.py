@@ -11,9 +11,11 @@ A spike camera sees no colours, but the luma 0.299 R + 0.587 G + 0.114 B of the 
 simulated recordings it sees the luma of display values instead: the option spike.light is "display"
 (`View.is_display`).
 
-Nearly all modules of this folder convert with these functions. The shipped weights of the fusion
-"motion" were trained with these curves, so another curve or another `DARK` gives worse frames.
-tests/parts/data/joint/test_values.py notices another gamma, and a slope that does not fit it.
+What must stay: the curves and `DARK`, because the shipped weights of the fusion "motion" were
+trained with them. Nearly all modules of this folder convert with these functions.
+
+Tests: tests/parts/data/joint/test_values.py notices another gamma, and a slope that does not belong
+to it.
 """
 
 import numpy as np
