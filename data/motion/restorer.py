@@ -180,8 +180,8 @@ class MotionRestorer:
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
-            # Forget the motion of the last frame before the next frame is read. For a large frame,
-            # its motion and recording take a tenth of the memory.
+            # Forget the motion of the last frame before the next frame is read, and its recording
+            # below (`del`). For a large frame, both take a tenth of the memory.
             self.used_motion = None
             whole = self._whole_frame(clip, index, gain_of_clip, is_good)
             if whole is None:

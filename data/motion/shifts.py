@@ -27,8 +27,8 @@ from data.motion.exposure import Recording
 # Number of steps in which `Motion.back` inverts the shifts, and number of steps if it gets a start.
 # Each step multiplies the error by about the gradient of the shifts, i.e. by how much the shift
 # changes from one pixel to the next. Where neighbours move alike, this is far below 1. E.g. with a
-# gradient of 0.1, four steps leave 1/10,000 of the error. A start is wrong by only about a tenth of
-# a pixel, of which two steps leave 1/1000 of a pixel. With 0 steps,
+# gradient of 0.1, four steps leave 1/10,000 of the error. A start is wrong by only about 0.1
+# pixels, and two steps make 0.001 pixels of it. With 0 steps,
 # test_the_way_back_is_the_inverse_of_the_way_there fails.
 INVERSION_STEPS = 4
 STEPS_FROM_START = 2
@@ -89,8 +89,13 @@ class Motion:
         """
         shifts, errors = self.at(time)
         negative_shifts = np.negative(shifts, out=shifts)  # in place, because `at` made a new array
-        back = negative_shifts if start is None else start
-        for _ in range(INVERSION_STEPS if start is None else STEPS_FROM_START):
+        if start is None:
+            back = negative_shifts
+            steps = INVERSION_STEPS
+        else:
+            back = start
+            steps = STEPS_FROM_START
+        for _ in range(steps):
             back = values_at_shifts(negative_shifts, back)
         return back, values_at_shifts(errors, back)
 

@@ -42,12 +42,13 @@ class Linearised:
         self._r_b, self._r_s = system.residuals(z)
         self._w_b, self._w_s = system.robust_weights(self._r_b, self._r_s)
         self._slope = slope_of(z)  # dx / dz, (3, H, W)
-        # `gradient` needs B^T w_b^2 r_b, and `row_sums` needs B^T w_b^2. Mapping both pictures back
-        # at once takes less time.
+        # B^T w_b^2 r_b for `gradient`, and B^T w_b^2 for `row_sums`. Mapping both pictures back at
+        # once takes less time.
         squares = self._w_b**2
-        self._gradient_x, self._sums_x = self._cameras.adjoints_of_blurry(
-            torch.stack((squares * self._r_b, squares))
-        )
+        pictures = torch.stack((squares * self._r_b, squares))
+        mapped_back = self._cameras.adjoints_of_blurry(pictures)
+        self._gradient_x = mapped_back[0]
+        self._sums_x = mapped_back[1]
 
     def weighted_change(self, d: Tensor) -> tuple[Tensor, Tensor]:
         """Return w A d, (3, H, W) and (M, h, w). d: change of z, (3, H, W)."""

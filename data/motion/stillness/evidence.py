@@ -37,9 +37,11 @@ from data.motion.stillness.common_change import (
 from data.motion.stillness.neighbours import products_with_neighbours
 
 # With less evidence than NO_EVIDENCE nothing moves, and with more than SURE_EVIDENCE something
-# moves for certain. Measured were at most 2.6 in still frames, and at least 4 in dim frames in
-# which something moves, but less than 3 in the flat parts of these frames
-# (docs/benchmarks/quality_details.md, "What stands still").
+# moves for certain. The evidence was measured (docs/benchmarks/quality_details.md, "What stands
+# still"):
+#
+#     still frames                           at most 2.6
+#     dim frames in which something moves    at least 4, but less than 3 in their flat parts
 NO_EVIDENCE = 2.0
 SURE_EVIDENCE = 3.5
 PIECES = 4  # number of pieces of time
