@@ -24,7 +24,7 @@ LIGHT_OF_DISPLAY_VALUE = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 def grey_light(
     frames: FrameSource, size: tuple[int, int], gamma: float
 ) -> Callable[[int], np.ndarray]:
-    """Return a function that takes the number of a frame and returns its grey light (h, w).
+    """Return a function that gives the grey light of a frame.
 
     size: (h, w) to which frames are scaled. gamma: exponent from display values to light.
     """
@@ -33,6 +33,7 @@ def grey_light(
     height, width = size
 
     def light(number: int) -> np.ndarray:
+        """Return the grey light (h, w) of a frame. number: number of the frame."""
         grey = to_grey(cv2.LUT(frames.read(number), curve))
         return cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 

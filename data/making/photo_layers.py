@@ -166,6 +166,7 @@ def translation(x: float, y: float) -> np.ndarray:
 
 def opacity_at(layer: Layer, points: np.ndarray) -> np.ndarray:
     """Return the opacity (h, w) of a layer at points of its sheet, (h, w, 2)."""
-    x, y = np.moveaxis(points.astype(np.float32), -1, 0)
+    x = points[..., 0].astype(np.float32)
+    y = points[..., 1].astype(np.float32)
     opacity = np.ascontiguousarray(layer.sheet[..., 3])
     return cv2.remap(opacity, x, y, cv2.INTER_LINEAR, borderMode=layer.border)

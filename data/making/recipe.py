@@ -108,6 +108,7 @@ class Recipe(Section):
 
     @property
     def has_rig(self) -> bool:
+        """Return whether a rig records the clips."""
         return self.rig != "none"
 
     def record(self) -> dict[str, Any]:

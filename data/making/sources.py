@@ -47,6 +47,7 @@ class ClipSource(NamedTuple):
 
     @property
     def is_photo(self) -> bool:
+        """Return whether the source is a single image file."""
         return self.path.suffix.lower() in IMAGE_SUFFIXES and self.path.is_file()
 
 

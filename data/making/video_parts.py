@@ -78,8 +78,8 @@ def find_cuts(
     least_side, most_side = sides
     side = min(most_side, *frames.size)
     steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
-    # Motion in pixels is proportional to the side. A step may be longer than MOST_STEP here if it
-    # is at most MOST_STEP in frames that are scaled to `least_side`.
+    # The longest step that is allowed here: it becomes MOST_STEP if frames are scaled to
+    # `least_side`, because motion in pixels is proportional to the side.
     most_step = MOST_STEP * side / least_side
     cuts = []
     first = 0
@@ -93,17 +93,15 @@ def find_cuts(
         cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
         steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
 
-        # A part is rejected if one of its steps is too long, or is a change of the scene (inf). The
-        # next part to try begins after the last of these steps. Step i of the part leads from frame
-        # first + i to frame first + i + 1.
-        too_long = np.flatnonzero(steps_of_part > most_step).tolist()
+        too_long = np.flatnonzero(steps_of_part > most_step).tolist()  # also a change of scene, inf
         if too_long:
+            # Reject the part. The next part begins after the last step that is too long: step i
+            # leads from frame first + i to frame first + i + 1.
             first += too_long[-1] + 1
-            continue
-
-        side_of_part = _side_of_part(float(steps_of_part.max()), side, least_side)
-        cuts.append(replace(cut, side=side_of_part))
-        first += frames_in_interval * intervals
+        else:
+            side_of_part = _side_of_part(float(steps_of_part.max()), side, least_side)
+            cuts.append(replace(cut, side=side_of_part))
+            first += frames_in_interval * intervals
 
 
 def _side_of_part(longest_step: float, side: int, least_side: int) -> int:

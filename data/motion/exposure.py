@@ -101,7 +101,10 @@ class Recording:
 
     @cached_property
     def _intervals(self) -> Intervals:
-        # Computed once, because `spike_rates` is called several times for each frame.
+        """Return the intervals between the spikes of each pixel.
+
+        They are computed once, because `spike_rates` is called several times for each frame.
+        """
         return intervals_of(self.stream)
 
     def with_planes(self, first: int, end: int) -> "Recording":

@@ -48,9 +48,11 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
     assert network is not None  # weights that say "network" or "both" have a network
 
     def by_network(recording: Recording, view: View, gain: np.ndarray) -> Motion:
+        """Return the motion that the network finds."""
         return motion_by_network(recording, view, network, device)
 
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
+        """Return the motion of DIS in good light, and the mean of both motions in dim light."""
         # DIM_SPIKES = 5 was chosen on dim frames of the training videos and stills, by the PSNR of
         # the solution of the equations (joint/). Below 5 spikes in a pixel of median light, the
         # frames gain 0.1 to 0.3 dB along the mean of both motions, compared with the motion of DIS.

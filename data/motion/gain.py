@@ -39,9 +39,9 @@ from data.spike.pictures import DISPLAY_GAMMA
 
 # A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more.
 # The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
-# edge of a lamp only some of them are clipped, so the limit is below 1. The value is a judgement:
-# with a larger value, edges of lamps would not count as clipped, and with a smaller value, bright
-# pixels would count as clipped that are not. Without the limit,
+# edge of a lamp only some of them are clipped, so the limit is below 1. The value is a judgement.
+# With a larger value, edges of lamps would not count as clipped. With a smaller value, bright
+# pixels would, although they are not. Without the limit,
 # test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails.
 CLIPPED = 0.9
 

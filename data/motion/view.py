@@ -84,6 +84,7 @@ class View:
 
     @cached_property
     def _points_on_frame(self) -> np.ndarray:
+        """Compute what `points_on_frame` returns."""
         down, across = self.points_in_pixel  # m, n
         y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5  # on the plane, (h m,)
         x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5  # (w n,)
@@ -98,6 +99,7 @@ class View:
 
     @cached_property
     def _pixels_on_plane(self) -> np.ndarray:
+        """Compute what `pixels_on_plane` returns."""
         height, width = self.size
         pixels_on_frame = _grid(np.arange(width), np.arange(height))  # (H, W, 2)
         to_plane = np.linalg.inv(self.to_rgb)
