@@ -237,9 +237,9 @@ QUICK_REFINEMENT = 2  # refinement steps on each scale
 def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     """Make the optical flow DIS, faster and less exact than from `_make_dis`.
 
-    It is used where exact shifts matter least: in the first search, in the search back, and in the
-    search there at times without a search back. This saves a tenth of the time of a frame and costs
-    0.01 dB. In dim light it would cost 0.04 dB, so `motion_of` uses no quick DIS there.
+    It is used in the first search, in the search back, and in the search there at times without a
+    search back. This saves a tenth of the time of a frame and costs 0.01 dB. In dim light it would
+    cost 0.04 dB, so `motion_of` uses no quick DIS there.
     """
     dis = _make_dis(is_noisy)
     dis.setPatchStride(dis.getPatchStride() + QUICK_STRIDE_MORE)

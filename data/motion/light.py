@@ -6,8 +6,8 @@
     is_saturated            whether there is more light than the spike camera can count
 
 "A pixel of median light" is a spike pixel: half of the spike pixels have less light. The number n
-of its spikes in the exposure decides how a frame is improved. The fewer spikes there are, the
-noisier is all that is read from them, so one rule after the other changes:
+of its spikes in the exposure decides how a frame is improved. With fewer spikes, everything that is
+read from them is noisier, so one rule after the other changes:
 
     n below    limit                              what changes
     18         NOISY_SPIKES, here                 how optical flow reads and compares pictures
