@@ -169,8 +169,9 @@ def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
 def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums of spikes and of light over all planes of some exposures, (h, w) each.
 
-    The light of each exposure is brought to the median level first. E.g. a frame of twice the
-    median level shows half of the light, so its light is multiplied by 2.
+    The light of each exposure is brought to the median level first. (The head of this file says
+    what a level is.) E.g. a frame of twice the median level shows half of the light, so its light
+    is multiplied by 2.
     """
     levels = np.array([exposure.level() for exposure in exposures])
     usual_level = float(np.median(levels))
