@@ -137,6 +137,8 @@ def _find_instants(
     Each frame must have the same odd number K of sharp frames, because the middle one is gt.
 
     keys: the frames of the clip.
+
+    Test: test_a_missing_instant_is_a_problem
     """
     # {frame: {number of the instant: path}}
     paths_of_instants: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}

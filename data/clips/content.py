@@ -86,7 +86,10 @@ def _hash_frames(sha256: Any, reader: Any) -> None:
 
 
 def _blocks_of(path: str) -> Iterable[bytes]:
-    """Yield the bytes of a file that are hashed. For a value in an LMDB: its first 64 KiB."""
+    """Yield the bytes of a file that are hashed. For a value in an LMDB: its first 64 KiB.
+
+    Test: test_a_large_file_is_sampled_from_its_beginning_to_its_end
+    """
     if LMDB_MARK in path:
         yield read_bytes(path, LARGEST_WHOLE_FILE)
         return

@@ -179,6 +179,8 @@ class Record:
         """Return the stored result if the data are the same as at the check, else None.
 
         share: fraction of the files that are looked at, 0 to 1.
+
+        Test: test_a_wrong_record_is_not_used
         """
         try:
             about = read_json(self.json)
@@ -226,6 +228,8 @@ class Record:
 
         columns: the clips as arrays.
         states: {path: state} of all listed folders.
+
+        Test: test_a_folder_that_cannot_be_written_only_prevents_the_record
         """
         # The paths become a column of texts, with a zero byte after each (data/clips/columns.py).
         # A path may have bytes that are not UTF-8. Python reads such a byte as a special character,

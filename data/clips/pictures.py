@@ -64,6 +64,8 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
     path: its file, for messages.
     size: the expected (H, W). None: any size.
     Raises DataError naming the file, if the image is damaged, too large, or of another size.
+
+    Test: test_a_picture_is_turned_as_its_orientation_says
     """
     header = read_header(encoded)
     if header is not None:

@@ -270,7 +270,10 @@ class RootCheck:
         return passed_clips
 
     def _check_files(self, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Report the files of a clip that cannot be read, and pictures of another size."""
+        """Report the files of a clip that cannot be read, and pictures of another size.
+
+        Test: test_a_fault_of_the_data_is_named_before_training
+        """
         for kind in IMAGE_KINDS:
             size = clip.size_of(kind)
             for path in getattr(clip, kind):
@@ -291,7 +294,10 @@ class RootCheck:
                 self.same_files += manifest.same_files(self.source, [clip])
 
     def _warn_of_content(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
-        """Warn of what reading loses, and of spikes that do not fit their frames, in threads."""
+        """Warn of what reading loses, and of spikes that do not fit their frames, in threads.
+
+        Test: test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits
+        """
 
         def warnings_of(clip: Clip) -> tuple[list[Problem], list[Problem]]:
             """Return warnings about pictures, and about spikes. Runs in a thread."""

@@ -274,6 +274,8 @@ def _refuse_other_size(gt: tuple[int, int], lq: tuple[int, int], scale: int, whe
 
     gt, lq: (height, width).
     where: path of the sharp frames.
+
+    Test: test_sharp_frames_of_another_size_are_refused
     """
     height, width = lq
     if gt == (height * scale, width * scale):

@@ -34,6 +34,8 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
                         before "432.1"
 
     Hidden files are left out.
+
+    Test: test_images_are_sorted_by_the_numbers_in_their_names
     """
     paths = []
     for path in folder.iterdir():

@@ -75,6 +75,8 @@ class SpikeGeometry:
 
         For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
         runs contain this text, so a new field at its default must not appear in the text.
+
+        Test: test_the_name_of_a_geometry_shows_new_fields_only_if_they_are_unusual
         """
         shown = []
         for index, field in enumerate(dataclasses.fields(self)):

@@ -60,7 +60,10 @@ def refuse_other_format(head: bytes, path: PathLike) -> None:
 
 
 def _content_of(head: bytes) -> str:
-    """Return what the first bytes of a file show, e.g. "a PNG image"; "" for packed planes."""
+    """Return what the first bytes of a file show, e.g. "a PNG image"; "" for packed planes.
+
+    Test: test_what_is_no_spike_file_is_refused_with_what_was_seen
+    """
     for mark, kind in MARKS.items():
         if re.match(mark, head, re.DOTALL):
             return kind

@@ -65,6 +65,8 @@ def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str
     remainder: what happens to bytes after the last whole plane: "error" refuses them, "truncate"
     ignores them.
     Raises SpikeFileError for refused bytes, and if there is no whole plane.
+
+    Test: test_a_ragged_end_is_not_read_if_truncation_is_asked_for
     """
     planes, bytes_left = divmod(size, geometry.plane_bytes)
     fits = bytes_left == 0 or remainder == "truncate"

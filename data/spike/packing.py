@@ -27,7 +27,8 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     Unpacked spikes take eight times as much memory, because each bit becomes a byte. So only the
     bytes of the crop are unpacked.
 
-    Tests: test_packed_bytes_follow_the_definition, test_head_columns_are_the_last_of_a_row
+    Tests: test_each_format_reads_back_parts_of_what_was_written,
+    test_head_columns_are_the_last_of_a_row
     """
     planes = packed.shape[0]
     line_bits = geometry.line_width
@@ -65,6 +66,8 @@ def _unpack_lines(
 
     E.g. lines of 12 bits: line 1 has the bits 12 ... 23 of a plane, which are in the bytes 1 and 2.
     The first 4 bits of byte 1 belong to line 0, so they are dropped.
+
+    Test: test_each_format_reads_back_parts_of_what_was_written
     """
     line_bits = geometry.line_width
     first_bit = row * line_bits
@@ -89,6 +92,8 @@ def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
 
     `unpack_raster` with a crop of the whole plane is the inverse. The layout must be "raster",
     because files of an SPS100 are only read.
+
+    Test: test_packed_bytes_follow_the_definition
     """
     check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes

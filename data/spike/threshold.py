@@ -96,6 +96,8 @@ def _collect(
     sum: 0 without a spike, 1 or more with a spike.
     is_darker: mask of the pixels whose light has decreased. Their kept spikes are dropped.
     may_reach_two: whether the charge may become 2 or more.
+
+    Test: test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says
     """
     one = np.float32(1.0)
     if may_reach_two:
@@ -122,6 +124,8 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     of one plane may be a rounding error, because the sensor rounds spike times to planes.
 
     light: (T, h, w) of `plane_light`. Returns bool (T, h, w).
+
+    Test: test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says
     """
     # The length of an interval is 1 / light, so the condition is 1 / now > 1 / before + 1. The
     # light may be 0, so both sides are multiplied by now * before:
