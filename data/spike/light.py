@@ -51,12 +51,15 @@ class Intervals:
 
 
 def intervals_of(stream: np.ndarray) -> Intervals:
-    """Find the intervals of each pixel. The head of this file says how long the outer two are.
+    """Find the intervals of each pixel.
 
-    The comments below show the numbers of the pixel in the head of this file: T = 10, spikes in the
-    planes 3 and 5. Its intervals last from 0 to 4, from 4 to 6, and from 6 to 11.
+    The two outer intervals, before the first spike and after the last one, each lack a spike, which
+    is not in the file. An outer interval is as long as the interval beside it. If this would put
+    the missing spike into the file, the outer interval is longer. In a pixel with a single spike,
+    both outer intervals are T planes long.
 
-    A pixel with a single spike has only the two outer intervals. Both are T planes long.
+    The comments below show the numbers of a pixel with spikes in the planes 3 and 5 of 10 planes,
+    as in the head of this file. Its intervals last from 0 to 4, from 4 to 6, and from 6 to 11.
     """
     planes = len(stream)
     # Time at which each plane ends, 1 ... T.
@@ -104,11 +107,11 @@ def _smallest_above_0(numbers: np.ndarray) -> np.ndarray:
 
     If all numbers of a pixel are 0, the result is 0.
 
-    numbers: (t, h, w) unsigned. They are overwritten, to save time.
+    The function subtracts 1, takes the minimum, and adds 1. This leaves out every 0, because 0 - 1
+    is the largest number of an unsigned type. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The
+    minimum is 7, and the result is 8.
 
-    The function subtracts 1, takes the minimum, and adds 1, because 0 - 1 is the largest number in
-    an unsigned type. E.g. in uint8, 0, 8, 12 become 255, 7, 11. The minimum is 7, and the result is
-    8.
+    numbers: (t, h, w) unsigned. They are overwritten, to save time.
     """
     one = numbers.dtype.type(1)
     numbers -= one
