@@ -182,9 +182,10 @@ def _arrays_of_zip(path: Path, name: str) -> dict[str, ArrayFile]:
         infos = {info.filename: info for info in archive.infolist()}
         # Each array is a file of the archive, such as "spk.npy". If the expected array is there,
         # the other arrays are not even opened.
-        file_names = [file_name for file_name in infos if file_name.endswith(".npy")]
         if f"{name}.npy" in infos:
             file_names = [f"{name}.npy"]
+        else:
+            file_names = [file_name for file_name in infos if file_name.endswith(".npy")]
         if len(file_names) > MOST_ARRAYS:
             raise ValueError(f"it holds {len(file_names)} arrays")
         for file_name in file_names:
