@@ -94,15 +94,19 @@ def encoding25(
     25 i ... 25 i + 24 are the planes m - 12 ... m + 12 around the middle m of window i. Values are
     0 and 1.
 
+    The middles follow from the options:
+
+        one window      m = center
+        with spacing    m = center + (i - (num_windows - 1) / 2) * spacing, rounded down. So the
+                        windows are at the same distance in every clip, as in the training of the
+                        flow weights.
+        otherwise       linspace(12, T - 13, num_windows), where T is the number of planes of the
+                        file. The middles are rounded to planes symmetrically about the middle of
+                        the file.
+
     spacing: number of planes from one middle to the next. The middles lie evenly around center.
     null: the windows are spread over the file, as in S-VRT. pad: planes outside of the stream.
     "strict" is an error, "edge" repeats the outermost plane, "zero" is empty.
-
-    With spacing, m = center + (i - (num_windows - 1) / 2) * spacing, rounded down. The windows are
-    at the same distance in every clip, as in the training of the flow weights.
-    Without spacing, a single window has m = center. Let T be the number of planes of the file. Then
-    the middles of several windows are linspace(12, T - 13, num_windows), rounded to planes
-    symmetrically about the middle of the file.
     """
     if num_windows < 1:
         raise ValueError(f"num_windows is {num_windows}, expected at least 1")
