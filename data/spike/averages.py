@@ -51,14 +51,17 @@ def tfp(
     """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1],
     m = center + offsets[i].
 
+    s is the stream. Values are in [0, 1]. At the ends of the stream, a window has only the planes
+    that exist.
+
+    With num_bins = B, the T planes are divided into B equal bins. m is the middle of bin i,
+    (i + 1 / 2) T / B rounded down, and is moved into [half_window, T - half_window]. At
+    m = T - half_window, the window lacks its last plane, T.
+
+    Source: SpikeCV, TFP, without its rounding to 8 bits. The spread windows are as in S-VRT.
+
     num_bins: number of windows that are spread over the file instead of lying at offsets, as in
     S-VRT.
-
-    s is the stream. Values are in [0, 1]. At the ends of the stream a window has only the planes
-    that exist. With num_bins = B, the T planes are divided into B equal bins. m is the middle of
-    bin i, (i + 1 / 2) T / B rounded down, and is moved into [half_window, T - half_window]. At
-    m = T - half_window the window lacks its last plane, T.
-    Source: SpikeCV, TFP, without its rounding to 8 bits. The spread windows are as in S-VRT.
     """
     planes = len(stream)
     if num_bins is None:

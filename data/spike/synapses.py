@@ -29,8 +29,6 @@ def tfstp(
     """Texture from short-term plasticity: channel i = the firing rate at plane center + offsets[i],
     in (0, 1].
 
-    tau_d, tau_f: in planes; larger values average over more intervals. utilisation: U, in (0, 1).
-
     Each pixel drives a model of a synapse (Tsodyks and Markram) with two state variables. Between
     two spikes, the resources R recover to 1 with the time constant tau_d, and the utilisation u
     decays to U with the time constant tau_f. A spike uses up u R and raises u by U (1 - u). After
@@ -47,6 +45,8 @@ def tfstp(
     rate spikes / planes. Only planes 0 ... center + offsets[i] count, so the result lags behind
     motion.
     Source: Zheng et al., CVPR 2021; Zheng et al., IEEE TPAMI 45(7), 2023.
+
+    tau_d, tau_f: in planes; larger values average over more intervals. utilisation: U, in (0, 1).
     """
     for name, tau in (("tau_d", tau_d), ("tau_f", tau_f)):
         if tau <= 0:
