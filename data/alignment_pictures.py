@@ -37,7 +37,7 @@ from utils.image import tensor_to_uint8
 class MiddleFrame(NamedTuple):
     """The middle frame of a sample and its spikes, for the page of scripts/show_sample.py."""
 
-    name: str  # kind and file name without ending, e.g. "gt 000012"
+    name: str  # kind and file name without suffix, e.g. "gt 000012"
     frame: np.ndarray  # (sH, sW, 3) uint8; s is the scale, 1 without super-resolution
     spikes: np.ndarray  # (H, W) display values, picture of the spikes at the sharp instant
 

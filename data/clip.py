@@ -84,7 +84,7 @@ class Clip:
     """The files of one clip, frame by frame. Files that the data set does not have are ()."""
 
     name: str
-    stems: tuple[str, ...]  # names of the frames, without an ending
+    stems: tuple[str, ...]  # names of the frames, without a suffix
     lq: tuple[str, ...]  # paths of the blurry frames
     gt: tuple[str, ...]  # paths of the sharp frames
     # Path of the spike file of each frame. If one file holds the planes of all frames, the same

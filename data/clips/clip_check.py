@@ -49,7 +49,7 @@ class ClipCheck:
 
     name: name of the clip.
     source: where its data set is, and how its spikes are read.
-    files: {kind: {stem: file}}. A stem is the name of a file without its ending. The value of a
+    files: {kind: {stem: file}}. A stem is the name of a file without its suffix. The value of a
     kind is None if its folder is missing, and {} if the folder has no such file.
     sizes: sizes of lq and gt, if they are known. None: the sizes of the first frames are looked up.
     size_of: a function: path -> size of the picture in this file.

@@ -4,7 +4,7 @@
     <root>/<clip>/<files>              without a folder such as "blur"
     <root>/<a>/<clip>/...              clips in groups; the name of the clip is "<a>/<clip>"
 
-The suffix of a file is the ending of its name, e.g. ".png". Hidden files are left out.
+The suffix of a file is how its name ends, e.g. ".png". Hidden files are left out.
 
 What must stay: which folders count as clips, and the order of the files, because samples are
 numbered in this order. Several threads call these functions at once, so they share no state. Free
@@ -30,7 +30,7 @@ def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> F
     """Return the files of the clip `name`, or None if it has no folder.
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: endings of the files' names, e.g. (".png", ".jpg").
+    suffixes: of the files, e.g. (".png", ".jpg").
     """
     clips, _ = list_clip_or_clips(root, folder, suffixes, name)
     return clips.get(name)
@@ -46,7 +46,7 @@ def list_clip_or_clips(
     Returns {clip: its files}, and {path: state} of the folders that were listed.
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: endings of the files' names, e.g. (".png", ".jpg").
+    suffixes: of the files, e.g. (".png", ".jpg").
     name: name of a folder in the root, e.g. "clip_a".
     """
     path = os.path.join(root, name)
@@ -84,7 +84,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
 
     clip: path of the folder, which may be a clip.
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: endings of the files' names, e.g. (".png", ".jpg").
+    suffixes: of the files, e.g. (".png", ".jpg").
 
     Tests: test_clips_in_nested_folders_have_both_names, test_a_folder_of_files_is_a_clip
     """

@@ -52,8 +52,8 @@ def list_root(
     folder. If a folder <root>/<a> holds folders and no files, the clips are "<a>/<clip>".
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: endings of the files' names, e.g. (".png", ".jpg"). If a clip has files with several
-    of these endings, only the files with the earliest ending are listed.
+    suffixes: of the files, e.g. (".png", ".jpg"). If a clip has files with several of these
+    suffixes, only the files with the earliest suffix are listed.
     single_files: whether a file directly in the root is a clip, too, e.g. <root>/clip_a.dat. If
     there is also a folder <root>/clip_a with files, the folder is the clip.
     names: names of the clips to list, e.g. "a" or "a/b". None: every clip.
@@ -96,7 +96,7 @@ def _list_folders(
     """List a root on disk.
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: endings of the files' names.
+    suffixes: of the files, e.g. (".png", ".jpg").
     single_files: whether a file directly in the root is a clip, too.
     names: list only these clips. None: every clip.
     Raises DataError if the root cannot be read or holds no clip.

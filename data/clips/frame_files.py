@@ -1,7 +1,7 @@
 """Find which file of each kind belongs to which frame of a clip, and report what is missing.
 
 A kind of file is "lq" (blurry frames), "gt" (sharp frames), "gt_instants" (several sharp frames of
-an exposure) or "spike". The stem of a file is its name without the ending. Files are matched by the
+an exposure) or "spike". The stem of a file is its name without the suffix. Files are matched by the
 number in their stems, e.g. 47.png with 000047.dat. `ClipCheck` (data/clips/clip_check.py) calls
 three methods of `FrameFiles` in this order:
 
@@ -71,7 +71,7 @@ class FrameFiles:
                 missing = f"key {clip}/<frame>" if is_lmdb(kind.root) else f"folder {clip}"
                 self.problems.report(f"{name} has no {missing}", name)
             else:
-                self.problems.report(f"{name} holds no {' or '.join(kind.endings)} file", name)
+                self.problems.report(f"{name} holds no {' or '.join(kind.suffixes)} file", name)
         needs_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
         if needs_file_per_frame and not self.problems.found:
             self._report_unexpected_single_spike_file()
@@ -244,21 +244,21 @@ class FrameFiles:
             if not missing_names:
                 continue
             missing_names.sort(key=natural_key)
-            ending = self._shown_ending(kind)
-            files = names_in_short(f"{name}{ending}" for name in missing_names)
+            suffix = self._shown_suffix(kind)
+            files = names_in_short(f"{name}{suffix}" for name in missing_names)
             self.problems.report(
                 f"{kind} lacks {len(missing_names)} of {len(wanted_frames)} frames: {files}", kind
             )
 
-    def _shown_ending(self, kind: str) -> str:
-        """Return the ending of the missing files of a kind for a message, e.g. ".png".
+    def _shown_suffix(self, kind: str) -> str:
+        """Return the suffix of the missing files of a kind for a message, e.g. ".png".
 
-        It is the ending of a file that exists. In an LMDB, the keys have no ending, e.g.
-        "clip_a/000046". Then it is the first ending that files of this kind may have.
+        It is the suffix of a file that exists. In an LMDB, the keys have no suffix, e.g.
+        "clip_a/000046". Then it is the first suffix that files of this kind may have.
         """
         a_file = next(iter(self.by_kind[kind].values()))
-        _, ending = os.path.splitext(a_file.path)
-        return ending or self.source.kinds()[kind].endings[0]
+        _, suffix = os.path.splitext(a_file.path)
+        return suffix or self.source.kinds()[kind].suffixes[0]
 
     def _report_gaps(self, keys: Sequence[FrameKey], names: Mapping[FrameKey, str]) -> None:
         """Report jumps in the numbers of the frames, e.g. "000012-000014".

@@ -1,6 +1,6 @@
 """Tell from the name of a file to which frame it belongs.
 
-A stem is the name of a file without its ending: "000047" of "000047.png". Files of different kinds,
+A stem is the name of a file without its suffix: "000047" of "000047.png". Files of different kinds,
 e.g. 47.png and 000047.dat, belong to one frame if their stems have the same key.
 
 What must stay: the keys, because they decide which files belong together.

@@ -4,7 +4,7 @@
     Folder      {stem: file}, the files of one clip and kind
     FileEntry   one file
 
-The stem of a frame is the name of its file without the ending: "000000" for "000000.png". A data
+The stem of a frame is the name of its file without the suffix: "000000" for "000000.png". A data
 root is a folder that has a folder for each clip, or an LMDB: one database for a whole data root.
 A file has one of two forms of path:
 
@@ -152,13 +152,13 @@ def is_lmdb(root: str) -> bool:
 
 
 def stem_of(path: str) -> str:
-    """Return the stem of a file, the name of its frame without an ending.
+    """Return the stem of a file, the name of its frame without a suffix.
 
     "/data/clip_a/000000.png" and "/data/train.lmdb::clip_a/000000" -> "000000".
     """
     _, mark, key = path.partition(LMDB_MARK)
     if mark:
-        # A key has no ending, so a dot in a key belongs to the stem.
+        # A key has no suffix, so a dot in a key belongs to the stem.
         _, _, stem = key.rpartition("/")
         return stem
     _, _, name = path.rpartition("/")

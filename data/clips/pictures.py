@@ -155,7 +155,7 @@ def _has_end(jpeg: bytes) -> bool:
     return jpeg.find(end_of_image, position) >= 0
 
 
-# Kinds of files that may have the ending of a picture but cannot be read: a pattern for the first
+# Kinds of files that may have the suffix of a picture but cannot be read: a pattern for the first
 # bytes of the content, and the name of the kind for the error message. "...." stands for four bytes
 # of any value; in HEIC and AVIF they are a length. A new kind is one line here.
 OTHER_KINDS = {

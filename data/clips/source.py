@@ -58,15 +58,15 @@ class Problem(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Where the files of one kind are: <root>/<clip>/[<folder>/]<frame><ending>.
+    """Where the files of one kind are: <root>/<clip>/[<folder>/]<frame><suffix>.
 
-    endings: endings of the files' names, such as (".png", ".jpg"). The endings are tried in this
-    order. The first ending that any file of a clip has is used for the whole clip.
+    suffixes: of the files, e.g. (".png", ".jpg"). The first of them that any file of a clip has is
+    used for the whole clip.
     """
 
     root: str
     folder: str
-    endings: tuple[str, ...]
+    suffixes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Source:
     meta_info_file: str | None = None  # path of the meta file. None: all clips in the folders
     # Format of the number in a frame's name: "08d" -> 00000000. None: names of any form.
     filename_tmpl: str | None = None
-    filename_ext: str = "png"  # ending of the frames' names
+    filename_ext: str = "png"  # suffix of the frames' names
 
-    # Whether a clip without a picture `.<filename_ext>` may have pictures with another ending.
+    # Whether a clip without a picture `.<filename_ext>` may have pictures with another suffix.
     accepts_other_images: bool = False
     spikes: DatSpikes | None = None  # how the spikes are read; None for a dataset without spikes
     # {clip: how its spikes are read}, only for clips that have values of their own in dataset.json,
@@ -126,11 +126,11 @@ class Source:
         two reasons: `ClipCheck` takes the names of frames from the first kind, and the names of
         stored results depend on the order (`digest_of_options` in data/clips/kept.py).
         """
-        # The ending in the options comes first, because the endings are tried in this order.
-        first_ending = f".{self.filename_ext.lstrip('.')}".lower()
-        image_endings = [first_ending]
+        # The suffix in the options comes first, because the first suffix is preferred.
+        first_suffix = f".{self.filename_ext.lstrip('.')}".lower()
+        image_suffixes = [first_suffix]
         if self.accepts_other_images:
-            image_endings += [ending for ending in IMAGE_SUFFIXES if ending != first_ending]
+            image_suffixes += [suffix for suffix in IMAGE_SUFFIXES if suffix != first_suffix]
         roots = {
             "lq": self.dataroot_lq,
             "gt": self.dataroot_gt,
@@ -143,9 +143,9 @@ class Source:
                 continue
             # lq_folder may name another folder than "blur", such as "blur_gamma".
             folder = self.lq_folder if kind == "lq" else FOLDER_OF_KIND[kind]
-            # FORMATS are the endings of spike files: ".dat", ".bin", ".npy", ".npz".
-            endings = FORMATS if kind == "spike" else image_endings
-            kinds[kind] = Kind(root, folder, tuple(endings))
+            # FORMATS are the suffixes of spike files: ".dat", ".bin", ".npy", ".npz".
+            suffixes = FORMATS if kind == "spike" else image_suffixes
+            kinds[kind] = Kind(root, folder, tuple(suffixes))
         return kinds
 
     def roots(self) -> dict[str, str]:
@@ -284,19 +284,19 @@ class Source:
         remark: text behind the path, e.g. "... im7", or "".
         """
         root = kind.root
-        ending = kind.endings[0]
+        suffix = kind.suffixes[0]
         key = f"{clip}/{file_name}"
         if is_lmdb(root):
             # BasicSR ends each line with 1, the PNG compression level.
-            line_of_key = f"{key}{ending} (<height>,<width>,3) 1"
+            line_of_key = f"{key}{suffix} (<height>,<width>,3) 1"
             return {
                 f"{root}/data.mdb": f"a file under each key {key} {remark}",
                 f"{root}/meta_info.txt": f"a line for each key: {line_of_key}",
             }
         if self.dataroot_spike:
             # Clips with spikes are in the layout of GoPro, with a folder for each kind.
-            return {f"{root}/{clip}/[{kind.folder}/]{file_name}{ending}": remark}
-        return {f"{root}/{key}{ending}": remark}
+            return {f"{root}/{clip}/[{kind.folder}/]{file_name}{suffix}": remark}
+        return {f"{root}/{key}{suffix}": remark}
 
 
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
@@ -324,7 +324,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
             listings[name] = list_root(
                 kind.root,
                 kind.folder,
-                kind.endings,
+                kind.suffixes,
                 single_files=name == "spike" and source.has_one_spike_file,
                 names=names,
             )

@@ -222,7 +222,7 @@ def _files_now(kind: Kind, clip: str, recorded: list[FileEntry]) -> list[FileEnt
     # The states of the files of an LMDB were compared already, so its values are the same.
     if is_lmdb(kind.root):
         return recorded
-    folder = list_clip(kind.root, kind.folder, kind.endings, clip)
+    folder = list_clip(kind.root, kind.folder, kind.suffixes, clip)
     if folder:
         return list(folder.entries().values())
     # The clip has no folder: its one spike file lies in the root.

@@ -25,7 +25,7 @@ from utils.video.container import READABLE_SUFFIXES
 
 
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
-    """Return the files of a folder with these endings, by default its images.
+    """Return the files of a folder with these suffixes, by default its images.
 
     The files are in the order of their stems:
 
@@ -62,7 +62,7 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
 
     Warns of files and folders that may be clips but cannot be read.
 
-    also_read: endings of files that the caller reads besides the clips. No warning names them.
+    also_read: suffixes of files that the caller reads besides the clips. No warning names them.
     """
     clips = []
     left_out = []
@@ -93,9 +93,9 @@ def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
     If none of them exists, it is `path`.
     """
     for suffix in suffixes:
-        # Cameras and Windows write endings in capital letters, too.
-        for ending in (suffix, suffix.upper()):
-            file = path.with_name(path.name + ending)
+        # Cameras and Windows write suffixes in capital letters, too.
+        for spelling in (suffix, suffix.upper()):
+            file = path.with_name(path.name + spelling)
             if file.is_file():
                 return file
     if (path / inner).is_dir():
@@ -103,9 +103,9 @@ def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
     return path
 
 
-# Endings of files that often lie beside frames and films. No warning names such files. A file with
-# any other ending may be a picture or a film, so a warning says that it was not read.
-ENDINGS_BESIDE_FRAMES = (
+# Suffixes of files that often lie beside frames and films. No warning names such files. A file with
+# any other suffix may be a picture or a film, so a warning says that it was not read.
+SUFFIXES_BESIDE_FRAMES = (
     *FORMATS, ".json", ".txt", ".md", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".log",
     ".srt", ".vtt", ".ass", ".wav", ".mp3", ".m4a", ".aac", ".flac", ".mdb", ".sha256", ".md5",
 )  # fmt: skip
@@ -114,8 +114,8 @@ ENDINGS_BESIDE_FRAMES = (
 def may_be_frames(path: Path) -> bool:
     """Return whether a file that was not read may be a picture or a film, e.g. "0.heic".
 
-    A folder counts if any file directly in it may be one. Files without an ending do not count, and
-    neither do hidden files and files with one of `ENDINGS_BESIDE_FRAMES`.
+    A folder counts if any file directly in it may be one. Files without a suffix do not count, and
+    neither do hidden files and files with one of `SUFFIXES_BESIDE_FRAMES`.
 
     Test: test_frames_of_a_kind_that_is_not_read_are_named
     """
@@ -123,8 +123,8 @@ def may_be_frames(path: Path) -> bool:
         return any(may_be_frames(inner) for inner in path.iterdir() if not inner.is_dir())
     if path.name.startswith("."):
         return False
-    ending = path.suffix.lower()
-    return ending != "" and ending not in ENDINGS_BESIDE_FRAMES
+    suffix = path.suffix.lower()
+    return suffix != "" and suffix not in SUFFIXES_BESIDE_FRAMES
 
 
 logger = logging.getLogger(__name__)

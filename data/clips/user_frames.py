@@ -1,7 +1,7 @@
 """Read the frames of a user: a folder of images, a single image, or a video.
 
 `FrameSource` opens them, and `read` returns a frame as (H, W, 3) uint8 RGB, upright. The stem of a
-frame is its name without an ending: "000012" for "000012.png". Frames of a video have no names, so
+frame is its name without a suffix: "000012" for "000012.png". Frames of a video have no names, so
 they get their numbers.
 
 What must stay: the stems, because the results of a user have these names, and the order of the
@@ -42,7 +42,7 @@ class UserFrames(Protocol):
     # The file of each frame. The images of a folder are in the order of `files_in` ("2" before
     # "10"). The frames of a video all have the path of the video.
     files: list[Path]
-    stems: list[str]  # the name of each frame, without an ending
+    stems: list[str]  # the name of each frame, without a suffix
     size: tuple[int, int]  # (H, W) of the first frame
     fps: float | None  # frames per second of a video; None for images
     # Time of each frame of a video in seconds. None for images.
@@ -79,7 +79,7 @@ class FrameSource(UserFrames):
         self.fps = None
         self.times = None
         self.pixel_aspect = SQUARE  # 1, as for all images
-        # A file without the ending of an image is tried as a video. `VideoReader` raises an error
+        # A file without the suffix of an image is tried as a video. `VideoReader` raises an error
         # if the file is not a video.
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:
