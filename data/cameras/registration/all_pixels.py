@@ -1,14 +1,17 @@
 """Change matrix and times by one round of Gauss-Newton on all pixels.
 
 A round changes the present estimate once. rounds.py repeats rounds until the estimate hardly
-changes. The change of a round is
+changes. Two things pull at an unknown: the residuals of all pixels, and for a time also a prior,
+which says that the time is probably near its nominal value, i.e. the value in the files. The step
+of a round is
 
     step = -(H + P)^-1 (g + P p)                                  (k,)
 
-H (k, k) and g (k,) are sums over the pixels of all views (equations.py). P and p come from the
-priors, which say that a time is probably near its nominal value, i.e. the value in the files:
-P (k, k) is diagonal and has the weights of the priors, and p (k,) has the present distances of the
-times from their nominal values. The k = 12 unknowns are
+    H (k, k), g (k,)   the residuals: sums over the pixels of all views (equations.py)
+    P (k, k)           the weights of the priors, a diagonal matrix
+    p (k,)             the present distances of the times from their nominal values
+
+The k = 12 unknowns are
 
     4 changes of the matrix          right, down, larger, turned
     3 times of the exposure          middle, length, roll (how much later lower rows are exposed)
@@ -78,8 +81,8 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the planes of the exposure
 SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
-# A prior of this weight keeps a value where it is. The weight is a multiple of the diagonal element
-# of H, the weight that the data give the value.
+# Weight of a prior that keeps a value where it is, as a multiple of the weight that the data give
+# the value (the diagonal element of H).
 KEEPING_WEIGHT = 1e9
 
 
@@ -110,16 +113,16 @@ def _priors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the priors: the diagonal of P (k,), and p (k,).
 
-    An unknown without a prior has 0 in both arrays. A prior has the weight noise / spread^2. So in
-    a clip with more noise, the prior has more weight.
+    An unknown without a prior has 0 in both arrays. A prior has the weight noise / spread^2, so it
+    counts more in a clip with more noise. The spreads are SPREAD_OFFSET, SPREAD_SHARE and
+    SPREAD_ROLL, in planes.
 
     noise: the result of `shared_noise`.
     fits_middle: if False, the middle goes back to its nominal value.
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))
-    # With these large weights, the step of a value is -p: the middle goes back to its nominal
-    # value, and the matrix (p = 0) stays.
+    # With such a large weight, the data hardly count, and the step of a value is -p.
     keeping_weights = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
@@ -131,8 +134,10 @@ def _priors(
         p[LENGTH_COLUMN] = estimate.length - estimate.nominal_planes
         p[ROLL_COLUMN] = estimate.roll
         if not fits_middle:
+            # The step is -p, so the middle goes back to its nominal value.
             P[MIDDLE_COLUMN] = keeping_weights[MIDDLE_COLUMN]
     if estimate.is_matrix_fixed:
+        # p is 0 here, so the matrix stays.
         P[:MATRIX_CHANGES] = keeping_weights[:MATRIX_CHANGES]
     return P, p
 
@@ -143,13 +148,12 @@ def step_within_limits(
     """Return the step -A^-1 gradient (k,), with the times within their limits.
 
     If the step of a time is beyond a limit, the step is set to the limit. Then the equations are
-    solved again for the other values. With the index l for the times at a limit, and f for the
-    other values (free):
+    solved again for the other values, because their first solution belongs to the large step of the
+    time. With the index l for the times at a limit, and f for the other values (free):
 
         step_f = -A_ff^-1 (gradient_f + A_fl step_l)
 
-    The first solution of the other values is of no use, because it belongs to the large step of the
-    time. E.g. in a slow pan, a longer exposure looks like a sharper lens, and the first step of the
+    E.g. in a slow pan, a longer exposure looks like a sharper lens, and the first step of the
     length was 200 planes. Without the second solution, the matrix moved by 10 pixels back and
     forth, round by round.
 

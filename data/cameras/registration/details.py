@@ -104,8 +104,8 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None
-    # The reach is a divisor, so it must not be 0. It may be below 1 only if the times are not
-    # fitted, and then nothing uses the rates at start and end.
+    # If the times are not fitted, the reach may be 0. Then nothing uses the rates at start and end,
+    # but they are computed, and the reach is a divisor. So it is at least 1.
     reach = max(reach, 1.0)
     stride = _stride_of(sigma)
 
@@ -201,16 +201,16 @@ def _compared_pixels(
     overexposed: fraction of overexposed pixels around each pixel of the frame, (H, W).
     sigma: size of the details in spike pixels. stride: distance of the pixels in spike pixels.
     """
-    # A pixel is near the edge of the frame if its distance from the edge is at most half of sigma
-    # plus half of a spike pixel, in RGB pixels. E.g. with sigma 3 and 2 RGB pixels per spike pixel,
-    # the margin is (3 / 2 + 1 / 2) * 2 = 4.
+    # A pixel is near the edge of the frame if its distance from the edge is at most this margin:
+    # (sigma + 1) / 2 spike pixels, in RGB pixels. E.g. with sigma 3 and 2 RGB pixels per spike
+    # pixel, the margin is 2 spike pixels, or 4 RGB pixels.
     margin = (sigma + 1) * scale_of(estimate.matrix) / 2
     height, width = overexposed.shape
     is_compared = (u > margin) & (v > margin)
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
 
-    # Accept a fraction below 2 %, because `overexposed` is blurred, and so a little above 0 even
-    # far from an overexposed lamp.
+    # `overexposed` is blurred, so it is a little above 0 even far from an overexposed lamp.
+    # Therefore a fraction below 2 % is accepted.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
     # Leave out two spike pixels at each edge of the plane: `border` pixels of the result, which are
@@ -234,9 +234,9 @@ def _noise(
         n v / (4 pi sigma^2)        n: number of compared pixels
                                     v: variance of a spike count, the mean over the pixels
 
-    The divisor comes from the blur: a Gaussian of `sigma` divides the variance of independent noise
-    by 4 pi sigma^2. The count of `of_sums` is over the whole exposure. The count of `of_ends` is
-    over 2 reach planes.
+    The divisor is the effect of the blur: a Gaussian of `sigma` divides the variance of independent
+    noise by 4 pi sigma^2. For `of_sums`, the spikes of the whole exposure are counted. For
+    `of_ends`, the spikes of 2 reach planes are counted.
 
     exposure_counts: spikes of the exposure, (h, w). length: length of the exposure in planes.
     is_compared: the compared pixels. sigma: size of the details in spike pixels.
@@ -245,8 +245,8 @@ def _noise(
     # A blur of 3 pixels removes most of the noise of the counts, so the result is taken as the
     # expected firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
-    # n / (4 pi sigma^2), as an np.float64. If it were a Python number, `_noise_of_times`
-    # (equations.py) might divide it by an np.float32, and the result would be an np.float32.
+    # n / (4 pi sigma^2). It must be an np.float64. A Python number that `_noise_of_times`
+    # (equations.py) divides by an np.float32 would become an np.float32, with other last bits.
     independent_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
         of_sums=independent_pixels * variance_of_counts(rates, planes=length),

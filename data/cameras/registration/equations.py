@@ -14,9 +14,9 @@ unknowns, the derivative of r by this unknown (J' is the transpose of J):
 
 Two effects would make the times wrong:
 
-    misfit   Some parts of a scene cannot be explained by the frame, e.g. because of parallax. They
-             ask for a shorter exposure, although the length is right. What they add to g
-             (`_bias_by_misfit`) is subtracted
+    misfit   The frame cannot explain some parts of a scene, e.g. because of parallax. The residuals
+             of such parts grow with the length of the exposure. So the fit would make the exposure
+             too short. `_bias_by_misfit` computes what these parts add to g, and it is subtracted
     noise    The noise of the spikes makes the diagonal of H larger, as motion does.
              `_noise_of_times` computes by how much, for the decisions of times.py. H itself is not
              corrected
@@ -127,23 +127,25 @@ def _sums_of_tiles(
 
 
 def _bias_by_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: float) -> float:
-    """Return the bias of the element of g for the length: what misfit adds to it in one view.
+    """Return the bias of the element of g for the length L: what misfit adds to it in one view.
 
-        bias = square / L        square: sum of w misfit^2 over the pixels; L: length
+        bias = square / L        square: sum of w misfit^2 over the pixels
 
-    The residuals consist of noise and misfit. Misfit is what the frame cannot explain at any length
-    of the exposure, e.g. an object at another depth. The spikes are summed over the exposure, so
-    the misfit grows in proportion to L. Least squares would make it smaller by a shorter exposure,
-    although the length is right.
+    The residuals consist of noise and misfit. Misfit is what the frame cannot explain at any L,
+    e.g. an object at another depth. The spikes are summed over the exposure, so the misfit grows in
+    proportion to L. Least squares would choose a smaller L to reduce the misfit, although L is
+    right.
 
-    The formula follows from the definition of g, half of the derivative of the sum of w r^2. The
-    square is c L^2 with a constant c, because the misfit is proportional to L. Half of its
-    derivative by L is c L, which is square / L. E.g. c = 0.08 and L = 50 give the square 200 and
-    the bias 4.
+    The formula in steps. E.g. with c = 0.08 and L = 50, the square is 200 and the bias 4.
+
+        square = c L^2                                  the misfit is proportional to L
+        bias   = half of the derivative of the square   because g is half of the derivative of the
+               = c L = square / L                       sum of w r^2
 
     If the bias is not subtracted, test_a_camera_is_found_from_a_start_that_is_off finds the share
     0.52, but the true share is 1.
     """
+    # The square of the misfit is what remains of the squared residuals without the noise.
     mean_weight = float(w.mean())
     square_of_noise = mean_weight * details.noise.of_sums
     square_of_residuals = (w * r**2).sum()
@@ -154,25 +156,30 @@ def _bias_by_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: floa
 def _noise_of_times(details: Details, w: np.ndarray) -> np.ndarray:
     """Return what noise adds to the diagonal of H for middle, length and roll, (3,), in one view.
 
-    The columns of J for the times are computed from two rates, at the start and at the end of the
-    exposure. The column of the middle is their difference, and the column of the length is half of
-    their sum (`derivatives`). A rate is the number of spikes in 2 reach planes, divided by 2 reach.
-    So its variance is the variance of this number, divided by (2 reach)^2.
+    The columns of J for the times are computed from two rates of spikes, at the start and at the
+    end of the exposure (`derivatives`):
+
+        column        made of the two rates    its variance
+        middle        their difference         2 variances of a rate
+        length        half of their sum        1/2 variance of a rate
     """
     mean_weight = float(w.mean())
+    # A rate is a number of spikes divided by 2 reach planes, so its variance is the variance of the
+    # number divided by (2 reach)^2.
     rate_noise = mean_weight * details.noise.of_ends / (4 * details.reach**2)
-    of_middle = 2  # a difference of two rates has twice the variance of one rate
-    of_length = 0.5  # half of a sum of two rates has half the variance of one rate
+    of_middle = 2
+    of_length = 0.5
     of_roll = 1  # any number, because no result depends on the noise of the roll
     return rate_noise * np.array((of_middle, of_length, of_roll))
 
 
 def with_larger_diagonal(H: np.ndarray, P: np.ndarray) -> np.ndarray:
-    """Return H + P, with a little more on the diagonal, (k, k). P: (k,), a diagonal.
+    """Return H + P, with a little more on the diagonal, (k, k). P: the weights of priors, (k,).
 
-    In a clip without texture, H is nearly 0. Without the addition, the equations could not be
-    solved. 1e-7 of the diagonal changes a step by far less than SMALL_SHIFT, at which the rounds
-    end (rounds.py). 1e-12 is added in case that the diagonal is 0.
+    In a clip without texture, H is nearly 0, and without the addition the equations could not be
+    solved.
     """
+    # 1e-7 of the diagonal changes a step by far less than SMALL_SHIFT, at which the rounds end
+    # (rounds.py). 1e-12 is for a diagonal of 0.
     added_to_diagonal = P + 1e-7 * np.diag(H) + 1e-12
     return H + np.diag(added_to_diagonal)

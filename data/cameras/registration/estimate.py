@@ -52,8 +52,8 @@ class Estimate:
                  y goes from -1 at the top to 1 at the bottom
 
     Only the methods `change_matrix` and `change_times` change the matrix and the times. The rounds
-    also store the errors of the estimate here: the error of the offset in planes, and the error of
-    the matrix in pixels of the binned frame.
+    also store the errors of the estimate here. Errors of the matrix are in pixels of the binned
+    frame.
     """
 
     def __init__(
@@ -91,16 +91,20 @@ class Estimate:
         self.roll = 0.0
 
         # Results of the rounds. No round has run yet, so the errors are infinite.
-        self.explained = 0.0  # fraction of the variance of the spikes' details
-        # The last round on all pixels (all_pixels.py) sets:
-        # the errors of the offset in planes, and of the share (length / nominal planes)
+        # Fraction of the variance of the spikes' details that the frames explain.
+        self.explained = 0.0
+
+        # The last round on all pixels (all_pixels.py) sets the next three.
+        # Standard errors of the offset in planes, and of the share (length / nominal planes).
         self.time_errors = (np.inf, np.inf)
-        # whether a moved camera may explain the clip nearly as well as the offset
-        # (`Middle.is_doubtful` in times.py)
+        # Whether a moved camera may explain the clip nearly as well as the offset
+        # (`Middle.is_doubtful` in times.py).
         self.is_middle_doubtful = False
-        self.error_by_offset = 0.0  # error of the matrix because the offset has an error
-        # The last round on parts of the plane (parts.py) sets:
-        self.matrix_error = np.inf  # standard error
+        # The part of the error of the matrix that comes from the error of the offset.
+        self.error_by_offset = 0.0
+
+        # The last round on parts of the plane (parts.py) sets the next two.
+        self.matrix_error = np.inf  # standard error, without `error_by_offset`
         self.remaining_shifts = np.empty(0)  # (t,), what remains of the shift of each part
 
     @property

@@ -107,9 +107,10 @@ def huber_weights(r: np.ndarray, limit: float) -> np.ndarray:
 def shared_noise(explanation: Explanation, sigma: float, stride: int) -> float:
     """Return the variance of a residual, times the number of compared pixels that share its noise.
 
-    A round sums over pixels as if the noise of each pixel were independent. But the blur correlates
-    the noise of neighbours, so n pixels tell only as much as n / (sharing pixels) independent
-    pixels. Therefore priors and variances of shifts are computed with this larger noise.
+    A round sums over pixels as if the noise of each pixel were independent. But after the blur,
+    neighbours share their noise. E.g. if 20 pixels share it, 1000 pixels tell only as much as 50
+    independent pixels. The sums are right again if each pixel is given 20 times its noise. So
+    priors and variances of shifts are computed with this larger noise.
 
     sigma: sigma of the blur, in spike pixels. stride: distance of the compared pixels.
     """
@@ -118,7 +119,7 @@ def shared_noise(explanation: Explanation, sigma: float, stride: int) -> float:
         squares.append(r**2 * w)
     mean_square = np.concatenate(squares).mean()
     # After a Gaussian blur, the noise of two pixels at the distance d has the correlation
-    # exp(-d^2 / (4 sigma^2)). The sum of these correlations over all pixels is 4 pi sigma^2. Only
-    # one of each stride^2 pixels is compared.
+    # exp(-d^2 / (4 sigma^2)). The sum of these correlations over all pixels is 4 pi sigma^2: so
+    # many pixels share the noise of one pixel. Only one of stride^2 pixels is compared.
     sharing_pixels = 4 * np.pi * sigma**2 / stride**2
     return mean_square * sharing_pixels

@@ -75,7 +75,8 @@ def fit(
     most_offset: largest offset that is searched, in planes.
     """
     # Large planes and their frames are binned: factor x factor pixels become one. E.g. a plane of
-    # 1000 x 1000 pixels has the factor 3. Planes of up to MOST_PIXELS pixels have the factor 1.
+    # 1000 x 1000 pixels has the factor 3, because 1000^2 / 3^2 is below MOST_PIXELS, and
+    # 1000^2 / 2^2 is above it.
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
@@ -87,9 +88,12 @@ def fit(
     start_of_binned = to_binned @ start @ to_pixel
     estimate = best_estimate(pairs, start_of_binned, model, most_offset)
 
-    # Convert the results to pixels before binning. A binned spike pixel has factor^2 times the
-    # spikes of a pixel, so gain and dark are divided by factor^2. A pixel of the binned frame is
-    # `factor` pixels of the frame wide, so distances are multiplied by `factor`.
+    # Convert the results from binned pixels to the pixels of the files:
+    #
+    #     matrix       spike pixel -> binned spike pixel -> binned RGB pixel -> RGB pixel
+    #     gain, dark   divided by factor^2, because a binned spike pixel has the spikes of factor^2
+    #                  pixels
+    #     distances    multiplied by factor, because a binned RGB pixel is factor RGB pixels wide
     matrix = to_pixel @ estimate.matrix @ to_binned
     gain, dark = _gain_and_dark(estimate)
     offset_error, share_error = estimate.time_errors

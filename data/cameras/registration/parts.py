@@ -20,12 +20,12 @@ The sums are over the n compared pixels of the part.
     w (n,)      weights of the residuals, 1 or less (explanation.py)
     r_0, r_1    derivatives of r by a shift to the right and by a shift down, (n,) each
 
-d is the shift at which the sum would be least, if r were linear in d. The sign is negative, because
-g is the slope of the sum (divided by 2), and the step leads down the slope.
+d is the shift at which the sum would be least, if r were linear in d. g is half of the slope of the
+sum. The sign is negative, because the step leads down the slope.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
-arrow. The letters are v: view, t: part, i and j: directions (0 right, 1 down). In a shape, v and t
-are the numbers of views and parts. An einsum must not become a product `@`, which may sum in
+arrow. Here v is the view, t the part, and i and j are directions (0 right, 1 down). In a shape, v
+and t are the numbers of views and parts. An einsum must not become a product `@`, which may sum in
 another order and change the last bit of a result.
 
 What must stay: PARTS, the limits of a usable part, and the bits of each result (fit.py says why and
@@ -104,8 +104,8 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     noise = shared_noise(explanation, sigma, views[0].stride)
     shifts, variances = _shifts(usable.H, usable.g, noise)
 
-    # Turn the shifts of the parts into one change of the matrix. Set the errors before this change,
-    # because the scale of the present matrix converts them to pixels of the binned frame.
+    # Turn the shifts of the parts into one change of the matrix. Set the errors before the matrix
+    # is changed, because the scale of the present matrix converts them to pixels.
     joint = join_shifts(shifts, variances, usable.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
@@ -118,13 +118,13 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
         error    = sqrt(variance) * pixels of the binned frame per half side of the plane
 
     The variance is in squared half sides of the plane, and is a mean over the points (x, y) of the
-    plane. A shift moves all points by the same distance. The changes "larger", "turned", "wider"
-    and "sheared" move a point by its distance from the middle, whose square is x^2 + y^2.
+    plane. How far an amount of 1 moves a point:
 
-    The last two changes of "homography" move a point less. E.g. for "nearer at the right" and a
-    square plane, the mean squared move is mean(x^4 + x^2 y^2) = 0.31, and not mean(x^2 + y^2) =
-    0.67. So the part of these two changes in the variance is about twice too large, which is on the
-    safe side.
+        right, down                        1
+        larger, turned, wider, sheared     the distance from the middle, whose square is x^2 + y^2
+        the last two of "homography"       less. In a square plane, the mean square is 0.31 in
+                                           place of 0.67, so their part in the variance is about
+                                           twice too large, which is on the safe side
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -253,10 +253,10 @@ def _variance_from_spread(
         variance = n / (n - 1) sum over v of m_vt m_vt'      n: number of views, at least 2
 
     The term in brackets is the gradient of view v at the common shift d_t. So m_vt is how far view
-    v alone would move the common shift: 0 if the view agrees with it. (The sign of m does not
-    matter, because only products of m with itself are used.) The common shift is a sum of
-    contributions of the views, so its variance is the sum of their variances. n / (n - 1) is the
-    usual correction, because the shift was fitted to the same views.
+    v pulls at the common shift: 0 if the view agrees with it. (Its sign does not matter, because
+    only products of m with itself are used.) The common shift is a sum of contributions of the
+    views, so its variance is the sum of their variances. n / (n - 1) is the usual correction,
+    because the shift was fitted to the same views.
 
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """

@@ -22,22 +22,27 @@ import numpy as np
 
 from data.cameras.calibration import scale_of, share_to_read
 
-# The matrix counts as found if the next two conditions are true.
+# The matrix counts as found if the frames explain the spikes, and its error is not large. If it is
+# not found, no value is sure, and none is applied.
+
 # Least fraction of the variance of the spikes' details (details.py) that the frames must explain.
 # For frames of another scene, the fraction is about 0.
 LEAST_EXPLAINED = 0.25
 FOUND_WITHIN_PX = 0.5  # largest error of the matrix, in RGB pixels
+
 # A value is sure if its error is at most its limit. On 100 random rigs (pairs of simulated
 # cameras), 95 % of the sure matrices were within 0.2 RGB pixels of the true matrix.
 SURE_WITHIN_PX = 0.15  # error of the matrix, in RGB pixels
 SURE_WITHIN_PLANES = 0.7  # error of the offset, in planes
 SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
-# Least change of matrix, offset or share that is applied. With 0, the noise of the fit would change
-# a clip although its cameras are aligned.
-LEAST_CHANGE_PX = 0.15  # of the matrix, in RGB pixels
-LEAST_CHANGE_PLANES = 0.75  # of the offset, in planes
-LEAST_CHANGE_SHARE = 0.04  # of the share
-# A change must be at least this many times its error. Three standard errors are rarely chance.
+
+# A value is applied if it differs from the start by at least its limit. With 0, the noise of the
+# fit would change a clip although its cameras are aligned.
+LEAST_CHANGE_PX = 0.15  # change of the matrix, in RGB pixels
+LEAST_CHANGE_PLANES = 0.75  # change of the offset, in planes
+LEAST_CHANGE_SHARE = 0.04  # change of the share
+# The change must also be at least this many times its error. Three standard errors are rarely
+# chance.
 LEAST_CHANGE_IN_ERRORS = 3
 
 
@@ -123,9 +128,8 @@ class FitResult:
 
         A change must be at least three times its error, and at least the least change
         (LEAST_CHANGE_PX, LEAST_CHANGE_PLANES, LEAST_CHANGE_SHARE). The offset and the share must
-        also be sure. The matrix need not be sure: a matrix that moved by three times its error is
-        nearer to the truth than the start. This was measured on 50 random pairs of cameras, and was
-        true for all of them.
+        also be sure. The matrix need only be found. On 50 random pairs of cameras, each matrix that
+        had moved by three times its error was nearer to the truth than the start.
 
         test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
         """
@@ -133,8 +137,8 @@ class FitResult:
         least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
         least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
         least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
-        # Compare the share that is read. E.g. with an exposure share of 0.9, all planes are read,
-        # as at the start. So applying it would change nothing.
+        # A share has an effect only by the planes that are read. All planes are read at the start.
+        # With an exposure share of 0.9 they are all read, too, so the change is 0.
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,

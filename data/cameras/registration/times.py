@@ -1,14 +1,14 @@
 """Decide what a clip tells about the times of the exposure, and how exact they are.
 
-A fit also finds when each frame was exposed. The offset follows from the middle of the exposure,
-and the exposure share follows from its length. Not every clip shows middle and length. In a pan
-(everything moves at one speed), a later exposure shifts the picture, as a moved camera does. And a
-shorter exposure shows less blur, as a sharper lens does.
+A fit also finds when each frame was exposed: the middle of the exposure gives the offset, and its
+length gives the exposure share. Not every clip shows the two. In a pan (everything moves at one
+speed), a later exposure shifts the picture, as a moved camera does. And a shorter exposure shows
+less blur, as a sharper lens does. A time that looks like something else must not be fitted.
 
-The symbols are as in fit.py: J has a column for each unknown (four changes of the matrix M, the
-times, the coefficients of the features), with the derivatives of the residuals by this unknown. If
-the column of a time is nearly a linear combination of other columns, other unknowns have the same
-effect as the time. So the part of a time's column c that no other unknown can explain is measured:
+The matrix of derivatives J (equations.py) shows this. It has a column for each unknown: for the
+changes of the matrix M, for the times, and for the coefficients of the features. If the column c of
+a time is nearly a linear combination of other columns, the other unknowns have the same effect as
+the time. So the part of c that no other unknown can explain is measured:
 
     own(time) = |c - nearest linear combination of other columns|^2 / |c|^2
 
@@ -16,9 +16,9 @@ effect as the time. So the part of a time's column c that no other unknown can e
          not determine the time
     1    the other unknowns together have no similar effect
 
-It is like the tolerance 1 - R^2 of statistics. The other columns are the columns of M and of
-the coefficients. The noise of the spikes makes both squares larger, so `_own_part` subtracts the
-noise from both.
+It is like the tolerance 1 - R^2 of statistics. The other columns are the columns of M and of the
+coefficients. The noise of the spikes makes both squares larger, so `_own_part` subtracts the noise
+from both.
 
 The limits of own(time) lie between wrong results and right results that were measured
 (docs/benchmarks/calibration.md, section "What a clip tells of the times"). What must stay: the
@@ -74,8 +74,8 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
     is_clear = estimate.is_matrix_fixed or own.is_above(DOUBTFUL_OWN_MIDDLE)
     is_fitted = estimate.fits_middle and is_told_apart
-    # The shifts of the camera that look like a middle that is later by one plane. The unit is half
-    # of the longer side of the spike plane.
+    # The shifts of the camera that look most like a middle that is later by one plane, in half
+    # sides of the spike plane.
     shift_right, shift_down = amounts[:2]
     shift = float(np.hypot(shift_right, shift_down))
     return Middle(
@@ -110,9 +110,9 @@ class OwnPart(NamedTuple):
     def is_above(self, limit: float) -> bool:
         """Return whether own = left / whole is above a limit between 0 and 1.
 
-        If the column is nearly only noise, `whole` may be 0 or negative. Then the result must be
-        False, and a division would give a wrong result. The product gives False: `left` is at most
-        `whole`, and a `whole` of 0 or below is at most limit * whole.
+        If the column is nearly only noise, `whole` may be 0 or negative, and the result must be
+        False. A division would not give False: e.g. left = -3 and whole = -2 give 1.5. The product
+        does, because `left` is at most `whole`: -3 > 0.3 * -2 is false.
         """
         return self.left > limit * self.whole
 
@@ -120,8 +120,9 @@ class OwnPart(NamedTuple):
 def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnPart]:
     """Return the linear combination of other columns that is nearest to the column of a time.
 
-    H = J' W J has the products of all columns, W being the weights of the residuals. With the index
-    t for the time, and o for the changes of the matrix and the coefficients:
+    H = J' W J has the products of all pairs of columns, with the weights W of the residuals. So no
+    column itself is needed. With the index t for the time, and o for the changes of the matrix and
+    the coefficients:
 
         b = H_oo^-1 H_ot             amounts of the columns o in the nearest linear combination
         left = H_tt - H_ot' b        |column t - this linear combination|^2
@@ -157,8 +158,8 @@ def time_errors(
     # that follow from H are too small. Divide them by the fraction of H that is motion.
     with_noise = np.diag(equations.H)[middle_and_length]
     without_noise = with_noise - equations.time_noise[:2]
-    # Without motion, the fraction may be 0 or below. Then the limit 1e-3 makes the errors a
-    # thousand times larger, so that the times do not count as sure.
+    # Without motion, the fraction is about 0, or even negative. At least 1e-3 is taken, which makes
+    # the errors a thousand times larger, so that the times do not count as sure.
     motion = np.maximum(without_noise / with_noise, 1e-3)
     errors = _standard_errors(equations.g_of_tiles, A)  # (k,)
     middle_error, length_error = errors[middle_and_length] / motion

@@ -124,9 +124,9 @@ class Pair:
         grey = self.integrated.mean(axis=2)  # (H, W)
         colours = blur(self.integrated, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
-        # The factor 2 is kept only because the last bits of results may change without it. It has
-        # no other effect: with another factor, the fitted coefficient of this feature changes, and
-        # the product of feature and coefficient stays.
+        # The factor 2 stays only because without it the last bits of results may change. Otherwise
+        # a factor has no effect: the fit would find another coefficient of this feature, and the
+        # product of feature and coefficient would be the same.
         lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)
         curve_and_lens = np.stack((curve, lens), axis=2)  # (H, W, 2)
         values = np.concatenate((colours, curve_and_lens), axis=2)  # (H, W, 5)
@@ -135,8 +135,11 @@ class Pair:
     def spikes_until(self, times: np.ndarray) -> np.ndarray:
         """Return the number of spikes of each pixel up to the time of its row, (h, w) float32.
 
-        times: one for each row, (h,), in planes from the nominal start of the exposure. A time of
-        2.25 gives three quarters of sums[2] and one quarter of sums[3], if before is 0.
+        The number at a time between two planes is interpolated. E.g. with before = 0, the time 2.25
+        gives 0.75 * sums[2] + 0.25 * sums[3].
+
+        times: a time for each row, (h,), in planes from the nominal start of the exposure. The rows
+        differ because of the rolling shutter.
         """
         last = len(self.sums) - 1
         # The times in planes from the start of the stream.
@@ -145,7 +148,7 @@ class Pair:
         plane = np.minimum(stream_times.astype(int), last - 1)
         fraction = (stream_times - plane).astype(np.float32)  # (h,)
 
-        # Row y of the result comes from row y of sums[plane[y]].
+        # Two arrays of indices pair up: row y of the result is sums[plane[y], y].
         rows = np.arange(self.sums.shape[1])
         at_plane = self.sums[plane, rows].astype(np.float32)  # (h, w)
         at_next = self.sums[plane + 1, rows].astype(np.float32)
