@@ -49,36 +49,39 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
 
     predicted: F a (h, w), the details of the spikes as the frame predicts them.
     """
-    # The gradients of F a. np.gradient returns the change from one pixel of `predicted` to the
-    # next, which are `stride` spike pixels apart. Convert it to the change per half side of the
-    # plane.
-    down, right = np.gradient(predicted)
-    down = down * estimate.coordinates.half_side / details.stride
-    right = right * estimate.coordinates.half_side / details.stride
+    # The slopes of F a to the right and down. np.gradient returns the change from one pixel of
+    # `predicted` to the next, which are `stride` spike pixels apart. Convert it to the change per
+    # half side of the plane.
+    slope_down, slope_right = np.gradient(predicted)
+    slope_down = slope_down * estimate.coordinates.half_side / details.stride
+    slope_right = slope_right * estimate.coordinates.half_side / details.stride
 
     # The derivatives by the changes of the matrix. A move by (dx, dy) changes F a by
-    # right * dx + down * dy, and r = s - F a by the negative:
+    # slope_right * dx + slope_down * dy, and r = s - F a by the negative:
     #
-    #     change    moves (x, y) by    changes r by
-    #     larger    (x, y)             -(right * x + down * y)
-    #     turned    (-y, x)            -(right * -y + down * x)
+    #     change    dx, dy    changes r by
+    #     right     1, 0      -slope_right
+    #     down      0, 1      -slope_down
+    #     larger    x, y      -(slope_right * x + slope_down * y)
+    #     turned    -y, x     slope_right * y - slope_down * x
     x, y = _thinned_coordinates(estimate.coordinates, details)
-    larger = -(right * x + down * y)
-    turned = right * y - down * x
+    larger = -(slope_right * x + slope_down * y)
+    turned = slope_right * y - slope_down * x
 
-    # The derivatives of the summed spikes s by the times. If the exposure begins and ends one plane
-    # later, the sum gains the plane at the end and loses the plane at the start. `rate_at_end` is
-    # the details of the spikes in one plane at the end of the exposure, (h, w).
+    # The derivatives by the times. F a does not depend on the times, so they are the derivatives of
+    # the summed spikes s. If the exposure begins and ends one plane later, the sum gains the plane
+    # at the end and loses the plane at the start. `rate_at_end` has the details of the spikes in
+    # one plane at the end of the exposure, (h, w).
     later = details.rate_at_end - details.rate_at_start
-    # If the exposure is one plane longer, the sum gains half a plane at the start and half a plane
-    # at the end. On average this is F a / length. The average gain is subtracted: without this, a
-    # longer exposure would look the same as larger coefficients a. What is left is only how the
-    # planes at both ends differ from the average plane.
+    # If the exposure is one plane longer, the sum gains half a plane at each end. But any longer
+    # sum is also larger as a whole, by F a / length for each plane, and larger coefficients a would
+    # have the same effect. So this part is subtracted. The rest is what only a longer exposure can
+    # explain: how the planes at both ends differ from an average plane.
     gained = (details.rate_at_start + details.rate_at_end) / 2
     longer = gained - predicted / np.float32(estimate.length)
     # A row at y is exposed y * roll planes later than the middle row.
     rolled = later * y
-    return [-right, -down, larger, turned, later, longer, rolled]
+    return [-slope_right, -slope_down, larger, turned, later, longer, rolled]
 
 
 def tiles(coordinates: Coordinates, details: Details, count: int) -> np.ndarray:
@@ -87,8 +90,9 @@ def tiles(coordinates: Coordinates, details: Details, count: int) -> np.ndarray:
     Tiles are numbered row by row. With count = 4, the tiles of the second row are 4 ... 7.
     """
     x, y = compared_coordinates(coordinates, details)
-    # Scale the coordinates from -1 ... 1 to 0 ... count. Their whole part is the number of the
-    # column or row. The upper limit, a little below `count`, keeps the last pixel in the last tile.
+    # Scale the coordinates from -1 ... 1 to 0 ... count. E.g. with count = 4, x = 0.3 becomes 2.6,
+    # which is in column 2. The upper limit, a little below `count`, keeps the last pixel in the
+    # last tile.
     columns = np.clip((x + 1) * count / 2, 0, count - 0.01).astype(int)
     rows = np.clip((y + 1) * count / 2, 0, count - 0.01).astype(int)
     return count * rows + columns

@@ -2,14 +2,17 @@
 
 The spike plane is cut into parts (parts.py). Part t matches the frame best if it is shifted by
 d_t (2,), to the right and down. But a change of the matrix moves all parts together: it is a linear
-combination of the k CHANGES of the model (matrix.py), with the amounts c (k,), and shifts part t by
-J_t c, where J_t is (2, k). The amounts are found by weighted least squares:
+combination of the k CHANGES of the model (matrix.py), with the amounts c (k,). It shifts part t by
+J_t c, where J_t is (2, k). E.g. a "larger" plane shifts the parts at its right edge to the right,
+and the parts at its left edge to the left.
+
+In general no c makes all shifts exactly. So c is found by weighted least squares:
 
     c = (sum J' W J)^-1 sum J' W d        W = (V + extra I)^-1   weight of a part, (2, 2)
 
-The sums are over the parts. V (2, 2) is the variance of the shift of a part. The shift of a
-part also depends on the depth of its objects (parallax), which is treated as an additional
-variance, `extra`, the same for all parts and directions.
+The sums are over the parts. V (2, 2) is the variance of the shift of a part. The shift also depends
+on the depth of the objects in the part (parallax). This is treated as an additional variance,
+`extra`, the same for all parts and directions.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are
@@ -43,31 +46,41 @@ def join_shifts(
 ) -> JointChange:
     """Find the one change of the matrix that moves t parts by their shifts.
 
-    The shifts that remain after the change should be as large as their variances say. Then the sum
-    of their weighted squares is equal to the degrees of freedom: the number of shifts minus the
-    number of changes. `extra` is chosen so that this is true (the method of Paule and Mandel).
-
     shifts: d (t, 2) of the parts. variances: V (t, 2, 2) of the shifts.
     places: centers of the parts, (t, 3): x, y, 1. changes: (k, 3, 3).
     """
     J = motions_of_places(changes, places)  # (t, 2, k)
-    degrees_of_freedom = 2 * len(shifts) - len(changes)
-    # Find `extra` by bisection: with a larger `extra`, the weights are smaller, so the sum of the
-    # weighted squares is smaller, too. The bisection ends if `extra` is known within 0.1 %, or if
-    # `extra` is below 1e-9, which has the same effect as 0.
+    extra = _extra_variance(J, shifts, variances)
+    joint, _ = _joint_change(J, shifts, variances, extra)
+    return joint
+
+
+def _extra_variance(J: np.ndarray, shifts: np.ndarray, variances: np.ndarray) -> float:
+    """Return the variance of the shifts that comes from parallax, in squared half sides.
+
+    The shifts that remain after the change should be as large as their variances say. Then the sum
+    of their weighted squares is equal to the degrees of freedom: the number of shifts minus the
+    number of changes. The result is the `extra` for which this is true (the method of Paule and
+    Mandel). It is nearly 0 if the sum is smaller even without an additional variance.
+
+    J, shifts, variances: as in `_joint_change`.
+    """
+    parts, directions, changes = J.shape
+    degrees_of_freedom = parts * directions - changes
+    # Bisection: the result lies between `low` and `high`. With a larger `extra`, the weights are
+    # smaller, so the sum of the weighted squares is smaller, too.
     low = 0.0
-    high = 1.0  # in squared half sides of the plane, larger than any parallax
-    while high > 1e-9:
+    high = 1.0  # larger than any parallax
+    while high > 1e-9:  # a smaller `extra` has the same effect as 0
         extra = (low + high) / 2
         _, squares = _joint_change(J, shifts, variances, extra)
         if squares > degrees_of_freedom:
             low = extra
         else:
             high = extra
-        if high - low < 1e-3 * high:
+        if high - low < 1e-3 * high:  # known within 0.1 %
             break
-    joint, _ = _joint_change(J, shifts, variances, high)
-    return joint
+    return high
 
 
 def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -77,13 +90,13 @@ def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
 
     changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
     """
-    # A change (3, 3) times (x, y, z) is the motion of a place. With the coordinates i and j,
+    # The motion (dx, dy, dz) of a place is the change (3, 3) times (x, y, z):
     # moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
     moved = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
     dx_dy = moved[..., :2]  # (t, k, 2)
     dz = moved[..., 2:]  # (t, k, 1)
-    # The point in the image is (x / z, y / z). By the quotient rule at z = 1, x / z changes by
-    # dx - x dz, and y / z by dy - y dz.
+    # The point in the image is (x / z, y / z). By the quotient rule, the derivative of x / z is
+    # (dx z - x dz) / z^2. With z = 1, it is dx - x dz. In the same way, y / z moves by dy - y dz.
     x_y = places[:, None, :2]  # (t, 1, 2)
     J = dx_dy - x_y * dz  # (t, k, 2)
     return J.swapaxes(1, 2)
@@ -95,10 +108,11 @@ def _joint_change(
     """Find the change that moves the parts as their shifts say, with a given extra variance.
 
     J: (t, 2, k), how far each change moves each part. shifts: d (t, 2). variances: V (t, 2, 2).
-    extra: a larger value makes the weights of all parts smaller and more equal.
+    extra: additional variance of each shift. A larger value makes the weights of all parts smaller
+    and more equal.
 
-    Returns the change, and the sum of e' W e over the parts. e = d - J c (2,) is what remains of
-    the shift of a part.
+    Returns the change, and the sum of the weighted squares of what remains: e' W e, summed over the
+    parts. e = d - J c (2,) is what remains of the shift of a part.
     """
     W = np.linalg.inv(variances + extra * np.eye(2))  # (t, 2, 2)
     # JWJ[a, b] = sum over t, i and j of J[t, i, a] W[t, i, j] J[t, j, b]

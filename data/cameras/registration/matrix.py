@@ -4,9 +4,11 @@ A spike pixel at (x, y) lies at (u / d, v / d) in the frame, with
 
     (u, v, d) = M (x, y, 1)
 
-A fit changes M by a sum of the CHANGES, each times a small amount. The changes act on `Coordinates`
-that go from -1 to 1, so an amount has the same meaning for planes of all sizes. With C for the
-matrix from pixels to these coordinates:
+A fit improves M step by step. Each step moves the points of the spike plane a little, before M maps
+them to the frame: e.g. all points to the right, or all points away from the middle. The CHANGES
+below are the eight kinds of such moves, and a step has an amount for each of them. The moves act on
+`Coordinates` that go from -1 to 1, so an amount means the same for planes of all sizes. With C for
+the matrix from pixels to these coordinates:
 
     new M = M C^-1 (I + sum of amount * change) C
 
@@ -25,7 +27,8 @@ import cv2
 import numpy as np
 
 # Small changes of the spike plane, as matrices on homogeneous coordinates (x, y, 1). For example,
-# 0.01 of "right" and 0.02 of "larger" give I + sum = [[1.02, 0, 0.01], [0, 1.02, 0], [0, 0, 1]].
+# 0.01 of "right" and 0.02 of "larger" give I + sum = [[1.02, 0, 0.01], [0, 1.02, 0], [0, 0, 1]],
+# which moves the point (1, 0) to (1.03, 0).
 CHANGES = np.array([
     [[0, 0, 1], [0, 0, 0], [0, 0, 0]],  # right
     [[0, 0, 0], [0, 0, 1], [0, 0, 0]],  # down
@@ -61,23 +64,29 @@ def coordinates_of(height: int, width: int) -> Coordinates:
     row, column = np.mgrid[:height, :width].astype(np.float32)  # of each pixel
     x = (column - middle_x) / half_side
     y = (row - middle_y) / half_side
-    # The two lines above as a matrix. After the division, its last row is 0 0 1.
-    from_pixels = np.array([[1, 0, -middle_x], [0, 1, -middle_y], [0, 0, half_side]]) / half_side
+    # The same two formulas as a matrix.
+    from_pixels = np.array([
+        [1 / half_side, 0, -middle_x / half_side],
+        [0, 1 / half_side, -middle_y / half_side],
+        [0, 0, 1],
+    ])  # fmt: skip
     return Coordinates(x, y, half_side, from_pixels)
 
 
 def changed_matrix(matrix: np.ndarray, amounts: np.ndarray, from_pixels: np.ndarray) -> np.ndarray:
-    """Return a matrix after small changes of the spike plane.
+    """Return a matrix M after small changes of the spike plane.
 
-    amounts: (k,), of the first k CHANGES. from_pixels: of the `Coordinates` of the plane.
+    amounts: amounts of the first k CHANGES, (k,).
+    from_pixels: the matrix C of the `Coordinates` of the plane.
     """
-    total = np.zeros((3, 3))
+    sum_of_changes = np.zeros((3, 3))
     for amount, change in zip(amounts, CHANGES[: len(amounts)], strict=True):
-        total = total + amount * change
-    # A product of matrices acts from right to left: go from pixels to `Coordinates`, change these
-    # coordinates, go back to pixels, and go from spike pixels to the frame.
-    changed = np.eye(3) + total
-    new_matrix = matrix @ np.linalg.inv(from_pixels) @ changed @ from_pixels
+        sum_of_changes = sum_of_changes + amount * change
+    move = np.eye(3) + sum_of_changes
+    to_pixels = np.linalg.inv(from_pixels)
+    # A product of matrices acts from right to left: from pixels to `Coordinates`, the move, back to
+    # pixels, and from spike pixels to the frame.
+    new_matrix = matrix @ to_pixels @ move @ from_pixels
     # A homogeneous matrix times any factor is the same map. Keep its last element at 1.
     return new_matrix / new_matrix[2, 2]
 

@@ -93,18 +93,18 @@ def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
 def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) -> bool:
     """Return whether the estimate with the nominal offset is kept, and not `found`.
 
-    One of three reasons is enough:
+    One of three reasons is enough. In their order below:
 
-        * The estimate with the nominal offset explains clearly more than `found`.
-        * The matrix of `found` has no finite error, so the clip does not determine this matrix.
-        * The offset of `found` is doubtful, and `found` does not explain clearly more. So the
-          offset is not needed to explain the clip.
+        1. The estimate with the nominal offset explains clearly more than `found`.
+        2. The matrix of `found` has no finite error, so the clip does not determine this matrix.
+        3. The offset of `found` is doubtful, and `found` does not explain clearly more. So the
+           offset is not needed to explain the clip.
     """
-    is_nominal_better = _fits_clearly_better(at_nominal_offset, than=found)
-    is_matrix_undetermined = not math.isfinite(found.matrix_error)
-    is_offset_needed = _fits_clearly_better(found, than=at_nominal_offset)
-    is_doubtful_and_not_needed = found.is_middle_doubtful and not is_offset_needed
-    return is_nominal_better or is_matrix_undetermined or is_doubtful_and_not_needed
+    if _fits_clearly_better(at_nominal_offset, than=found):
+        return True
+    if not math.isfinite(found.matrix_error):
+        return True
+    return found.is_middle_doubtful and not _fits_clearly_better(found, than=at_nominal_offset)
 
 
 # B is clearly better than A if ratio(A, B) is above this limit. With a limit of 1, a little noise
@@ -161,13 +161,13 @@ def _without_rounds(estimate: Estimate) -> Estimate:
     return estimate
 
 
-# `run_rounds` stops early if a round moves the edge of the plane by less than SMALL_SHIFT pixels,
-# and changes all other values by less than SMALL_CHANGE. Both limits are far below the errors that
-# count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would stop before the
-# values are exact. With smaller limits, more rounds would run and change nothing.
+# `run_rounds` stops early if a round changes less than these two limits. Both are far below the
+# errors that count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would
+# stop before the values are exact. With smaller limits, more rounds would run and change nothing.
+# How far right, down, larger or turned move the edge of the plane, in pixels.
 SMALL_SHIFT = 0.003
-# In rounds on all pixels, a limit for the times, in planes. In rounds on parts, a limit for the
-# amounts of the fifth and later changes of the matrix ("wider", ...).
+# Change of the other values: of the times in rounds on all pixels, in planes, and of the fifth and
+# later amounts ("wider", ...) in rounds on parts.
 SMALL_CHANGE = 0.03
 
 
@@ -190,14 +190,21 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
         else:
             step = round_on_all_pixels(estimate, views, sigma)
 
-        # The first four values (right, down, larger, turned) are in half sides of the plane. The
-        # other values are times in a round on all pixels, and further changes of the matrix in a
-        # round on parts. If there are none, `initial` makes their maximum 0.
-        largest_amount = np.abs(step[:MATRIX_CHANGES]).max()
-        edge_moved = largest_amount * estimate.coordinates.half_side  # in pixels
-        largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)
-        if edge_moved < SMALL_SHIFT and largest_other < SMALL_CHANGE:
+        if _is_small(step, estimate.coordinates.half_side):
             return
+
+
+def _is_small(step: np.ndarray, half_side: float) -> bool:
+    """Return whether a round has changed nearly nothing (SMALL_SHIFT, SMALL_CHANGE).
+
+    step: what the round has returned. First come four changes of the matrix (right, down, larger,
+    turned) in half sides of the plane. After a round on all pixels, three times follow. After a
+    round on parts, the further changes of the model follow, and there may be none.
+    half_side: half of the longer side of the plane, in pixels.
+    """
+    largest_shift = np.abs(step[:MATRIX_CHANGES]).max() * half_side  # in pixels
+    largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)  # 0 if there are none
+    return largest_shift < SMALL_SHIFT and largest_other < SMALL_CHANGE
 
 
 def explained_share(estimate: Estimate, sigma: float) -> float:
