@@ -46,9 +46,13 @@ class Augment(Crop):
     What must stay: the order crop, hflip, vflip, transpose. Another order would give other samples
     to a resumed run (test_the_axes_are_swapped_after_the_flips). E.g. a frame of 2 x 2 pixels:
 
-        frame     hflip, then transpose     transpose, then hflip
-        1 2       2 1       2 4             1 3       3 1
-        3 4       4 3       1 3             2 4       4 2
+        frame         hflip         then transpose
+        1 2     ->    2 1     ->    2 4
+        3 4           4 3           1 3
+
+        frame         transpose     then hflip
+        1 2     ->    1 3     ->    3 1
+        3 4           2 4           4 2
     """
 
     hflip: bool = False  # left and right are swapped
@@ -142,9 +146,9 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # Factor of the rate by which the spikes are divided, to make up for the changed threshold. E.g.
-    # with threshold 2 a pixel fires half as often. With the factor 0.5 the channels are as bright
-    # as before. With the factor 1 they are half as bright, and nothing tells the network why.
+    # Factor of the rate by which the channels are divided. E.g. with threshold 2, a pixel fires
+    # half as often. With the factor 0.5, the channels are as bright as before. With the factor 1,
+    # they are half as bright, and nothing tells the network why.
     known_rate_factor: float
     # Spikes per plane of a pixel without light.
     dark: float = 0.0
@@ -263,8 +267,8 @@ class CameraPerturb:
         how large it is. All numbers are drawn in any case, so that an option that switches one
         change on does not alter the other changes.
         """
-        # The order of the random numbers fixes the samples of existing runs, so it must stay. The
-        # first four numbers decide whether a change happens, the next four how large it is.
+        # The order of the random numbers must stay, because it fixes the samples of existing runs.
+        # A "chance" decides whether a change happens, and a "size" decides how large it is.
         rng = random_stream("camera", *seed)
         threshold_chance, drop_chance, hot_chance, dead_chance = rng.random(4)
         threshold_size, drop_size, hot_size, dead_size = rng.random(4)

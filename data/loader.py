@@ -53,7 +53,7 @@ ENLARGE_SHM = (
 )
 # Longest path of the folder for temporary files in bytes. The socket of a loader worker lies in
 # this folder, under a name of 32 letters, e.g. /pymp-19py7i_4/listener-evjgjau1. The system limits
-# the whole path of a socket to about 108 bytes. So this number is 108 - 32 = 76, rounded down.
+# the whole path of a socket to about 108 bytes. Here it has at most 74 + 32 = 106 bytes.
 MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # Share of the watchdog's time limit after which the loader gives up waiting, if
 # dataloader_timeout_s is not set. E.g. with a limit of 300 seconds, the loader waits for 240

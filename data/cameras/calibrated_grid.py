@@ -30,10 +30,10 @@ from utils.errors import DataError
 class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
-    Usually an RGB pixel takes the value at one point, its centre. If spike pixels are smaller than
-    RGB pixels, an RGB pixel covers several spike pixels, and one point would miss some of them.
-    Then the RGB pixel takes the mean of n x n points, spread evenly over its area. n is the number
-    of spike pixels across an RGB pixel, rounded up.
+    Usually an RGB pixel takes the value at one point, its centre. But if spike pixels are smaller
+    than RGB pixels, an RGB pixel covers several spike pixels, and one point would miss some of
+    them. Then the RGB pixel takes the mean of n x n points, spread evenly over its area. n is the
+    number of spike pixels across an RGB pixel, rounded up.
     """
 
     step = 1  # crops of the frame may start at every pixel
@@ -128,14 +128,16 @@ class CalibratedGrid:
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
-        # The distances of the points from the centre of an RGB pixel, along x or y: 0 for n = 1,
-        # and -0.25 and 0.25 for n = 2.
+        # The distances of the points from the centre of an RGB pixel, along x or y. The area of the
+        # pixel reaches from -0.5 to 0.5, and each point is in the middle of one of n equal parts: 0
+        # for n = 1, and -0.25 and 0.25 for n = 2.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         points = []
         for dy in shifts:
             for dx in shifts:
-                # Positions in the spike plane: `x` (H, W) has the columns, `y` (H, W) the rows.
+                # One point of every RGB pixel of the crop. Their positions in the spike plane: `x`
+                # (H, W) has the columns, `y` (H, W) the rows.
                 x, y = self._centres(crop, dx, dy)
                 points.append(neighbours_of(x.ravel(), y.ravel(), self._plane, self._nearest))
         return window_of(points, self._covered(crop))
@@ -165,6 +167,8 @@ class CalibratedGrid:
         height, width = self._plane
         # Positions in the spike plane: `x` (H, W) has the columns, `y` (H, W) the rows.
         x, y = self._centres(crop)
+        # The centres of spike pixels are whole numbers, so the plane reaches from -0.5 to
+        # width - 0.5, and from -0.5 to height - 0.5.
         is_inside_x = (x >= -0.5) & (x <= width - 0.5)
         is_inside_y = (y >= -0.5) & (y <= height - 0.5)
         return is_inside_x & is_inside_y

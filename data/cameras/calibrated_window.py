@@ -129,9 +129,9 @@ class CalibratedWindow:
         pixels = channels.reshape(count, self.crop.height * self.crop.width)  # (S, h w)
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for point in self.points:
-            # Each RGB pixel has k spike pixels around this point, e.g. 4. In step i of the loop,
-            # `indices` (H W,) has the i-th spike pixel of every RGB pixel, and `weights` (H W,) has
-            # its weight.
+            # Each RGB pixel has k spike pixels around this point, e.g. 4. The first turn of the
+            # loop adds the first of them, for all RGB pixels at once: `indices` (H W,) are these
+            # spike pixels, and `weights` (H W,) are their weights.
             for indices, weights in zip(point.indices, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.

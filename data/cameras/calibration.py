@@ -103,15 +103,20 @@ class Calibration(Section):
         Runs and caches store the digest, and must find it again with a later version. So the digest
         of an old file must stay if a key is added to `Calibration`: add the key and its default to
         `defaults_of_newer_keys`.
+
+        In the digest, "exposure_share" is the share that is read (`share_to_read`), because version
+        0.9.0 had this share under this name. All planes are read for the exposure shares 0.95 and
+        1, but their digests must differ. So the digest has the key "exposed" for 0.95:
+
+            exposure share   "exposure_share"                   "exposed"
+            0.8              0.896                              -
+            0.95             - (1 is the default, see below)    0.95
+            1                -                                  -
         """
         values = self.plain()
         del values["made"]  # has no effect
         del values["tick_hz"]  # is used only to compare two clocks
-        # Version 0.9.0 had the share of the planes that are read (`share_to_read`) under the name
-        # "exposure_share". So this name has the same meaning in the digest.
         values["exposure_share"] = self.share_to_read
-        # All planes are read for each exposure share above 1 / 1.12 = 0.893. So that the digests of
-        # two such shares differ, the exposure share is added if it is not 1.
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
         # A key that older files lack enters the digest only if its value is not the default.
@@ -123,12 +128,12 @@ class Calibration(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# Channels are made of this many times the planes of the exposure. The network multiplies the blurry
-# frame by a ratio: the brightness at the sharp instant, divided by the mean brightness over the
-# exposure. The spikes are blurred, too (by windows, pixels and the lens), which moves the ratio
-# nearer to 1. If the mean is over more planes than the exposure, the ratio moves away from 1 again.
-# A larger factor helps cameras with large flaws, and harms cameras with small flaws
-# (docs/benchmarks/calibration.md, "The exposure share").
+# Channels are made of this many times the planes of the exposure. The reason: the network
+# multiplies the blurry frame by a ratio, the brightness at the sharp instant divided by the mean
+# brightness over the exposure. The spikes are blurred, too (by windows, pixels and the lens), which
+# moves the ratio nearer to 1. If the mean is over more planes than the exposure, the ratio moves
+# away from 1 again. A larger factor helps cameras with large flaws, and harms cameras with small
+# flaws (docs/benchmarks/calibration.md, "The exposure share").
 PLANES_FACTOR = 1.12
 
 
@@ -161,11 +166,11 @@ def scale_of(matrix: np.ndarray) -> float:
     matrix: (3, 3), from spike pixels to RGB pixels.
 
     The area of a spike pixel in the frame is the determinant of the upper left part. The side is
-    the square root of the area, e.g. 2 for a determinant of 4. If one camera is tilted, spike
+    the square root of the area, e.g. 2 for a determinant of 4. If one camera is tilted, the spike
     pixels differ a little in size. Then the result is about the side of spike pixel (0, 0).
     """
-    # A homography is the same map if all of its values are multiplied by one factor. The division
-    # by its last value removes the factor.
+    # A homography times any factor is the same map. The division by its last value removes the
+    # factor.
     without_shift = matrix[:2, :2] / matrix[2, 2]
     area = abs(np.linalg.det(without_shift))  # negative if the matrix mirrors
     return float(np.sqrt(area))
@@ -270,9 +275,9 @@ def _refuse_pixels_at_infinity(kind: str, size: Size, matrix: np.ndarray, path: 
         [-0.5, -0.5, bottom, bottom],  # y
         [1, 1, 1, 1],
     ]
-    # A homography divides by the depth, the third row of the product. The depth is linear in x and
-    # y, so its extremes are at corners. If the extremes have different signs, the depth is 0
-    # somewhere in the image.
+    # A homography divides by the depth, the third row of the product. A point of depth 0 is mapped
+    # to infinity. The depth is linear in x and y, so its least and its largest value are at
+    # corners. If one is negative and the other positive, the depth is 0 between them.
     depth = matrix[2] @ corners
     if depth.min() <= 0 <= depth.max():
         raise DataError(

@@ -44,10 +44,10 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     """
 
     start: Start = 0.0
-    # The default 0.0 means that `rows` is given in place of length and period. 0.0 is below the
-    # limit of the type Length, which is allowed, because pydantic does not check defaults.
+    # The default 0.0 of the next two means that `rows` is given. It is below the limit of the type
+    # Length, which is allowed, because pydantic does not check defaults.
     length: Length = 0.0
-    # The type is Length, because its limit excludes 0. With a period of 0, a file would hold
+    # The limit of Length also keeps a user from a period of 0, with which a file would hold
     # infinitely many frames.
     period: Length = 0.0
     # (start, length) of each frame.
@@ -76,21 +76,20 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         """
         if self.rows:
             return len(self.rows)
-        # An example for the comments below: in a file of 100 planes, with exposures of 20 planes
-        # every 25 planes, the exposures 0 to 3 end at the planes 20, 45, 70 and 95. Exposure 4
-        # would end at 120. So there are 4 frames.
+        # E.g. in a file of 100 planes, with exposures of 20 planes every 25 planes, the exposures 0
+        # to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at 120. So there are 4
+        # frames.
         #
-        # Begin with a number of frames that surely fit: the whole periods between the end of the
-        # first exposure and the end of the file. In the example, the 80 planes after the first
-        # exposure are 3 whole periods. (If the loop below began with 1 frame, it would take long
+        # Begin with a number of frames that surely fit: the whole periods behind the first
+        # exposure, here 3 in 80 planes. (If the loop below began with 1 frame, it would take long
         # for a file of a billion planes.)
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
-        # Then add frames as long as the next exposure ends within the file. This is needed, because
-        # the number does not count the first exposure, and ignores that starts are rounded.
+        # Then add frames as long as the next exposure ends within the file. At least the first
+        # exposure is not counted yet, and the rounding of the starts may make room for one more.
         while True:
-            first, count = self.planes_of(frames, offset)
+            first, count = self.planes_of(frames, offset)  # of the next frame
             if first + count > planes:
                 return frames
             frames += 1

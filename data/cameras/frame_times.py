@@ -161,17 +161,17 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     """Return whether times have equal distances, up to the rounding of a clock."""
     if len(starts) < 2:
         return True
-    # A film file rounds each time to a tick of its clock, e.g. to 1/1000 s. So the error of a time
-    # is up to one tick.
+    # A film file rounds each time to a tick of its clock, e.g. to 1/1000 s. So two distances may
+    # differ by one tick, e.g. 0.033 s and 0.034 s at 30 frames per second.
     tick = _tick(starts)
     period = (starts[-1] - starts[0]) / (len(starts) - 1)
     steps = steps_between(starts)
-    # If the times are numbers of frames (0, 1, 2), the tick is 1. A difference of 1 is then a
-    # missing frame and no rounding. So at most half a period is allowed.
+    # But if the times are numbers of frames (0, 1, 3), the tick is 1, and a difference of 1 is no
+    # rounding but a missing frame. So at most half a period is allowed.
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
         return False
-    # Small differences in one direction add up. So also compare the time of each frame with the
+    # Small differences in one direction add up. So the time of each frame must also be near the
     # time that it would have at equal distances.
     for frame, start in enumerate(starts):
         time_at_equal_distances = starts[0] + frame * period

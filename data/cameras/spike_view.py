@@ -70,10 +70,11 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     height, width = size
     # A smooth random image: 4 x 5 random values, enlarged.
     clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
-    # The quartiles of the image divide its pixels into the layers 0 ... 3. Each layer has a quarter
-    # of the area. The depths of the layers are 0, 1/3, 2/3 and 1.
+    # The quartiles of the image divide its pixels into the layers 0 ... 3, each with a quarter of
+    # the area. The depths of the layers are 0, 1/3, 2/3 and 1.
     quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
-    layer = np.searchsorted(quartiles, clouds)  # 0 below the first quartile, 3 above the third
+    # searchsorted counts the quartiles below a pixel: 0 to 3.
+    layer = np.searchsorted(quartiles, clouds)  # (h n, w n)
     depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
     # Soften the edges of the layers by a blur whose sigma is one spike pixel, i.e. n points.
     soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * n)
@@ -109,27 +110,33 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
 
     There are as many results as views. At times before the first view, the result is the first
     view. At times after the last view, the result is the last view.
+
+    The views are read one by one, because all of them together would not fit into the memory.
+    Result p is yielded only after view p was read: `Rig.record` makes the frame of an interval from
+    the lights that were read until its last plane.
     """
-    # Result p is a mean of two neighbouring views:
+    # Result p is a mean of two neighbouring views, with the numbers
     #
-    #     (1 - share) * view p - whole  +  share * view p - whole - 1
+    #     later = p - whole       weight 1 - share
+    #     earlier = later - 1     weight share
     #
-    # E.g. offset 1.25: whole = 1, share = 0.25. Offset -2.5: whole = -3, share = 0.5.
+    # E.g. the offset 1.25 is whole = 1 and share = 0.25, so result 10 is made of the views 9 and 8.
+    # The offset -2.5 is whole = -3 and share = 0.5, so result 10 is made of the views 13 and 12.
     whole = int(np.floor(offset))
     share = np.float32(offset - whole)
 
-    # The views are read one by one, and `recent` keeps the last of them, oldest first. When result
-    # p is yielded, the first two views in `recent` are its two views:
+    # `recent` keeps the views that were read last, oldest first. A positive offset needs older
+    # views, so `recent` keeps `delay` more of them. A negative offset needs views that come later,
+    # so the results begin only after `ahead` views. When result p is yielded, its two views are the
+    # first two of `recent`:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p
     #     -2.5     0       3       p + 3         p + 2, p + 3
-    #
-    # With a negative offset, result p needs view p + ahead, so it is yielded only after this view
-    # was read. Near the end there is no such view, so the last view is repeated.
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
+    # The last results need views after the last one, so the last view is repeated.
     for newest_number, newest in enumerate(_with_last_repeated(views, ahead)):
         if not recent:
             # Before the first view, all views are taken to be equal to the first view.

@@ -19,13 +19,13 @@ The k = 12 unknowns are
 
 If the stream has too few planes before or after the exposure, the times are left out, and k is 9.
 
-What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
-test_the_other_values_follow_a_time_that_stops_at_its_limit tries the solution.
-test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure notices if the prior of
-the offset is narrower. No test notices a wider prior, but lab/calibration_trials.py then prints
-other bits.
+What must stay: the order of the unknowns (derivatives.py), and the values of the priors. Tests (in
+tests/parts/data), and what they notice:
 
-Tests: tests/parts/data/test_registration_all_pixels.py, tests/parts/data/test_registration_fit.py
+    test_registration_all_pixels.py    the first solution is kept although a time is at its limit
+    test_registration_fit.py           the prior of the offset is narrower
+
+No test notices a wider prior, but lab/calibration_trials.py then prints other bits.
 """
 
 import numpy as np

@@ -1,20 +1,22 @@
-"""Compute the derivatives of the residuals by each unknown, and the tile of each pixel.
+"""Compute how the residuals change with each unknown, and the tile of each pixel.
 
-The residuals are r = s - F a. "Details" are what a band-pass filter keeps of an image (details.py).
+A step of the fit needs to know: if the matrix or a time changes a little, how does the residual of
+each pixel change? The residuals are r = s - F a. "Details" are what a band-pass filter keeps of an
+image (details.py).
 
     s (h, w)       details of the sum of the spikes of the exposure
     F (h, w, 5)    details of five features of the frame, e.g. of its red channel (view.py)
     a (5,)         coefficients of the features
 
-`derivatives` returns the derivatives of r by the changes of the matrix and by the times of the
-exposure. The derivative by a is -F.
+`derivatives` returns the derivatives of r by the changes of the matrix (which move F) and by the
+times of the exposure (which change s). The derivative by a is -F. A round on all pixels
+(all_pixels.py) has the derivatives as the columns of J = dr / d(unknowns). A round on parts
+(parts.py) uses only the first two, the shifts.
 
-In a round on all pixels (all_pixels.py), these derivatives are the columns of
-J = dr / d(unknowns). A round on parts (parts.py) uses only the first two, the shifts. The order of
-the columns must stay, because a step has the same order.
-test_each_column_is_the_derivative_of_the_residuals notices a wrong column.
+What must stay: the order of the columns, because a step has the same order.
 
-Tests: tests/parts/data/test_registration_all_pixels.py
+Tests: tests/parts/data/test_registration_all_pixels.py notices a wrong column
+(test_each_column_is_the_derivative_of_the_residuals).
 """
 
 import numpy as np

@@ -10,13 +10,13 @@ view (a frame and its spikes) has two kinds of details:
                     matrix maps the spike pixels
 
 What must stay: spikes and frame get equal blur and equal filters, and show the same points and
-times, because they are compared pixel by pixel. test_a_camera_is_found_from_a_start_that_is_off
-notices another blur of the frame, another filter, or another time for the rows.
-test_a_count_varies_by_its_part_behind_the_point tries the noise.
+times, because they are compared pixel by pixel. Tests (in tests/parts/data), and what they notice:
+
+    test_registration_fit.py           another blur of the frame, another filter, another time of
+                                       the rows
+    test_registration_all_pixels.py    another variance of the counts
 
 rounds.py calls `frame_features` and `comparable_views`. The equations of a round use `Details`.
-
-Tests: tests/parts/data/test_registration_fit.py, tests/parts/data/test_registration_all_pixels.py
 """
 
 import math

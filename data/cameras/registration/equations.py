@@ -22,10 +22,11 @@ Two effects would make the times wrong:
              corrected
 
 What must stay: H and g, and the order of their sums, because they decide the bits of each result
-(fit.py says how to check them). test_a_camera_is_found_from_a_start_that_is_off notices if the bias
-is not subtracted, and test_a_pan_leaves_aligned_cameras_as_they_are notices if the noise is 0.
+(fit.py says how to check them).
 
-Tests: tests/parts/data/test_registration_fit.py
+Tests: tests/parts/data/test_registration_fit.py fails if the bias is not subtracted
+(test_a_camera_is_found_from_a_start_that_is_off), and if the noise is 0
+(test_a_pan_leaves_aligned_cameras_as_they_are).
 """
 
 from dataclasses import dataclass

@@ -6,10 +6,9 @@ and a change of each time. Steps have limits, because the equations of a step ho
 changes. The times themselves have limits, too.
 
 What must stay: the limits, because other limits give other results.
-test_the_first_step_of_times_is_within_its_limits has the limits of the times, and
-test_a_camera_is_found_from_a_start_that_is_off notices a LARGEST_STEP that is too small.
 
-Tests: tests/parts/data/test_registration_rounds.py, tests/parts/data/test_registration_fit.py
+Tests: tests/parts/data/test_registration_rounds.py has the limits of the times.
+tests/parts/data/test_registration_fit.py fails if LARGEST_STEP is too small.
 """
 
 from collections.abc import Sequence

@@ -9,11 +9,10 @@ parallax. Such a pixel has a large residual, and must not change the result much
 1 for most pixels, and below 1 for large residuals (Huber).
 
 What must stay: every round (rounds.py) calls `explain` first, and computes its step with the same
-residuals and weights. test_pixels_with_large_residuals_count_less tries the weights. Without
-weights, whole fits change so little that no test fails, but lab/calibration_trials.py shows other
-bits.
+residuals and weights.
 
-Tests: tests/parts/data/test_registration_all_pixels.py
+Tests: tests/parts/data/test_registration_all_pixels.py tries the weights. Without weights, whole
+fits change so little that no test fails, but lab/calibration_trials.py shows other bits.
 """
 
 from collections.abc import Sequence

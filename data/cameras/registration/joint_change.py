@@ -21,10 +21,8 @@ number of parts. An einsum must not become a product `@`, which may sum in anoth
 the last bit of a result.
 
 What must stay: the bits of the result (fit.py says why).
-test_the_joint_change_makes_the_shifts_of_the_parts notices a wrong change, and
-test_parallax_makes_the_change_less_sure a wrong variance.
 
-Tests: tests/parts/data/test_registration_parts.py
+Tests: tests/parts/data/test_registration_parts.py notices a wrong change and a wrong variance.
 """
 
 from dataclasses import dataclass

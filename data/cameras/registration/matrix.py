@@ -12,12 +12,11 @@ the matrix from pixels to these coordinates:
 
     new M = M C^-1 (I + sum of amount * change) C
 
-The order of CHANGES must stay, because it is the order of the first columns of the matrix of
-derivatives J (data/cameras/registration/derivatives.py). Two tests notice another order:
-test_a_change_of_the_matrix_moves_places_as_computed and
-test_each_column_is_the_derivative_of_the_residuals.
+What must stay: the order of CHANGES, because it is the order of the first columns of the matrix of
+derivatives J (derivatives.py). Two tests notice another order:
 
-Tests: tests/parts/data/test_registration_parts.py, tests/parts/data/test_registration_all_pixels.py
+    test_registration_parts.py         test_a_change_of_the_matrix_moves_places_as_computed
+    test_registration_all_pixels.py    test_each_column_is_the_derivative_of_the_residuals
 """
 
 from collections.abc import Sequence

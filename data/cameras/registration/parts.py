@@ -29,10 +29,10 @@ and t are the numbers of views and parts. An einsum must not become a product `@
 another order and change the last bit of a result.
 
 What must stay: PARTS, the limits of a usable part, and the bits of each result (fit.py says why and
-how to check them). test_parts_without_texture_in_two_directions_are_not_used tries the limits.
-lab/calibration_trials.py prints how well the computed errors agree with the true errors.
+how to check them).
 
-Tests: tests/parts/data/test_registration_parts.py
+Tests: tests/parts/data/test_registration_parts.py tries the limits. lab/calibration_trials.py
+prints how well the computed errors agree with the true errors.
 """
 
 from typing import NamedTuple

@@ -7,12 +7,11 @@ start. data/cameras/self_calibration.py applies values to a clip. scripts/calibr
 to a file, and refuses large errors.
 
 What must stay: the fields of `FitResult`, because they are kept in a file beside the run. If a
-field is added or changed, raise FORMAT in data/cameras/self_calibration.py. If one of the limits is
-left out, test_a_value_is_applied_if_it_is_sure_and_differs_from_the_start fails, or
-test_a_value_with_a_large_error_is_not_sure. docs/benchmarks/calibration.md explains the words of
-the log.
+field is added or changed, raise FORMAT in data/cameras/self_calibration.py. The words of the log
+are explained in docs/benchmarks/calibration.md.
 
-Tests: tests/parts/data/test_registration_result.py, tests/parts/data/test_self_calibration.py
+Tests: tests/parts/data/test_registration_result.py (fails if one of the limits is left out),
+tests/parts/data/test_self_calibration.py
 """
 
 from dataclasses import dataclass

@@ -22,9 +22,11 @@ ratio is 0.012 / 0.01 = 1.2.
 What must stay: the sizes, the numbers of rounds and the limits, because other values give other
 results. docs/benchmarks/calibration.md says how exact the results are with these values.
 
-Tests (in tests/parts/data): test_registration_rounds.py tries each rule by which an estimate is
-taken. In test_registration_fit.py, the tests of four pans fail if the estimate with the nominal
-offset is never compared. The test of a repeated pattern fails if the start is never compared.
+Tests (in tests/parts/data), and what they notice:
+
+    test_registration_rounds.py    another rule by which an estimate is taken
+    test_registration_fit.py       the estimate with the nominal offset is never compared (four
+                                   pans), or the start is never compared (a repeated pattern)
 """
 
 import math

@@ -20,13 +20,14 @@ It is like the tolerance 1 - R^2 of statistics. The other columns are the column
 coefficients. The noise of the spikes makes both squares larger, so `_own_part` subtracts the noise
 from both.
 
-The limits of own(time) lie between wrong results and right results that were measured
-(docs/benchmarks/calibration.md, section "What a clip tells of the times"). What must stay: the
-limits. test_a_pan_leaves_aligned_cameras_as_they_are notices if the middle is always used.
-test_a_share_that_looks_like_a_sharper_lens_is_not_used notices if the length is always used, but
-not another value of LEAST_OWN_LENGTH. Free to change: how the functions are split.
+What must stay: the limits of own(time). They lie between wrong results and right results that were
+measured (docs/benchmarks/calibration.md, section "What a clip tells of the times"). Free to change:
+how the functions are split.
 
-Tests: tests/parts/data/test_registration_fit.py
+Tests: tests/parts/data/test_registration_fit.py fails if the middle is always used
+(test_a_pan_leaves_aligned_cameras_as_they_are), and if the length is always used
+(test_a_share_that_looks_like_a_sharper_lens_is_not_used). It does not notice another value of
+LEAST_OWN_LENGTH.
 """
 
 from typing import NamedTuple
