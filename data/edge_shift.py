@@ -134,21 +134,16 @@ LEAST_SIDE = 8
 def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
-    E.g. of 105 pixels, the border leaves 101, and the part has 100 of them: slice(2, 102). A side
-    that is too short is kept whole.
-
-    The length of the part must be even, and cv2.phaseCorrelate must not need to pad it. A padded
-    length may be odd. Then the shift is half a pixel off
-    (test_a_small_shift_beside_a_large_one_is_named).
+    The part has the longest length that fits and is good for cv2.phaseCorrelate: an even length
+    that OpenCV need not pad. (A padded length may be odd, and then the shift is half a pixel off:
+    test_a_small_shift_beside_a_large_one_is_named.) E.g. the border leaves 101 of 105 pixels, and
+    the part has 100 of them: slice(2, 102). A side that is too short is kept whole.
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)
-    length = side
-    # Try the longest length first.
-    for candidate in range(longest, shortest - 1, -1):
-        needs_no_padding = cv2.getOptimalDFTSize(candidate) == candidate
-        if candidate % 2 == 0 and needs_no_padding:
-            length = candidate
-            break
-    begin = (side - length) // 2
-    return slice(begin, begin + length)
+    for length in range(longest, shortest - 1, -1):
+        needs_no_padding = cv2.getOptimalDFTSize(length) == length
+        if length % 2 == 0 and needs_no_padding:
+            begin = (side - length) // 2
+            return slice(begin, begin + length)
+    return slice(0, side)

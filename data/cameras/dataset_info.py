@@ -112,11 +112,11 @@ class DatasetInfo:
 
         usual: number of planes that most files have. It is used if dataset.json has no number.
 
-        The last file may be shorter, because planes are interpolated between a raw frame and the
-        next raw frame, which does not exist after the last one. E.g. with 8 planes per raw frame,
-        the last 7 of 56 planes are missing, so the result is (56, 49). If sharp frames are `offset`
-        raw frames later than the middle of their exposure, the planes of `offset` raw frames are
-        missing, too.
+        The last file may be shorter for two reasons. Planes are interpolated between a raw frame
+        and the next one, but there is no raw frame after the last one. E.g. with 8 planes per raw
+        frame, the last 7 of 56 planes are missing, so the result is (56, 49). And if sharp frames
+        are `offset` raw frames later than the middle of their exposure, the planes of `offset` more
+        raw frames are missing.
         """
         values_of_clip = self.clips.get(clip, {})
         planes = usual
@@ -126,8 +126,9 @@ class DatasetInfo:
             planes = values_of_clip["planes"]
         # A negative offset (a sharp frame before the middle) takes no planes from the last file.
         offset = max(values_of_clip.get("offset") or 0, 0)
-        missing_planes = self.interpolate - 1 + offset * self.interpolate
-        return planes, planes - missing_planes
+        missing_after_last = self.interpolate - 1  # 7 of 8
+        missing_by_offset = offset * self.interpolate
+        return planes, planes - missing_after_last - missing_by_offset
 
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
         """Return the plane of the sharp frame in a file of `planes` planes.
@@ -135,10 +136,14 @@ class DatasetInfo:
         The plane comes from dataset.json, or from a clip name of Spk-GoPro. Returns None if neither
         gives it.
 
-        The name GOPR0372_07_00 says that n = 7 raw frames were averaged. Between two raw frames
-        there are 7 interpolated frames, and each frame is a plane. So raw frame i is plane 8 i, and
-        a file has 8 n = 56 planes. The last file of a clip may lack the last 7 planes. The sharp
-        frame is the middle raw frame, i = (n - 1) / 2 = 3, so it is plane 8 i = 4 n - 4 = 24.
+        The name GOPR0372_07_00 says that n = 7 raw frames were averaged. Each raw frame is a plane,
+        and 7 interpolated planes follow it:
+
+            raw frame       0        1        2        3 (the middle)   ...   n - 1 = 6
+            plane           0        8        16       24               ...   48 (and 49 ... 55)
+
+        So a file has 8 n planes, and the last file of a clip may lack the last 7. The sharp frame
+        is the middle raw frame, (n - 1) / 2, which is the plane 8 (n - 1) / 2 = 4 n - 4.
         """
         plane_of_clip = self.clips.get(clip, {}).get("gt_plane")
         if plane_of_clip is not None:

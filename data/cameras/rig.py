@@ -168,11 +168,17 @@ class Rig(RgbCamera):
 
         A pixel of the sensor integrates the mean light of its area. The mean is computed from n x n
         points in the area. Outside of the picture, a point shows the picture mirrored at its edge.
+        Each light goes through four steps, in this order:
+
+            1. mix the colours to grey                                  (H, W)
+            2. blur by the lens
+            3. take the light at the points of the spike camera's view  (h n, w n)
+            4. average the points of each spike pixel                   (h, w)
 
         lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
         """
-        # The positions of the points depend on the size of the lights. All lights have one size, so
-        # the positions are computed once, from the first light.
+        # All lights have one size, so the positions of the points are computed once, from the first
+        # light.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
@@ -195,16 +201,14 @@ class Rig(RgbCamera):
         are_rgb_pixels = are_pixel_centres(places, rgb_size)
 
         for light in chain([first], lights):
-            # Four steps, in this order: mix the colours to grey, blur by the lens, take the light
-            # at the points of the spike camera's view, and average the points of a spike pixel.
             grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
                 sigma = self.lens_blur * rgb_width / width  # in RGB pixels
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
             if not are_rgb_pixels:
-                x, y = places
-                # (H, W) -> (h n, w n)
+                x, y = places  # (h n, w n) each
                 grey = cv2.remap(grey, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+            # INTER_AREA averages n x n points. (h n, w n) -> (h, w)
             yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 
     def _integrated(self, light: np.ndarray) -> np.ndarray:
@@ -224,11 +228,12 @@ class Rig(RgbCamera):
 
     def spikes(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
-        # `jitter` is the relative noise of the time between two spikes. In this time, 1 / rate
-        # planes at full light, a pixel collects one threshold of charge. The charge of n planes has
-        # sqrt(n) times the noise of the charge of one plane. So
+        # `jitter` is the relative noise of the time between two spikes. In this time, which is
+        # n = 1 / rate planes at full light, a pixel collects one threshold of charge. The charge of
+        # n planes has sqrt(n) times the noise of the charge of one plane, so
         #     jitter = sqrt(1 / rate) * noise_of_a_plane
-        # E.g. rate 0.25 and jitter 0.02: a spike takes 4 planes, and a plane has the noise 0.01.
+        # E.g. with rate 0.25 and jitter 0.02, a spike takes 4 planes, and the noise of a plane is
+        # 0.02 / sqrt(4) = 0.01.
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)  # in thresholds
         height, width = spike_size
         sensor = IntegrateAndFire(
@@ -282,13 +287,13 @@ class Rig(RgbCamera):
         spike_size: (h, w), the size of a spike plane.
         """
         # Each light is needed twice: for the frame and for the spikes. All lights together are too
-        # large for the memory, so each light is read once:
+        # large for the memory, so each light is read once, and goes through two generators:
         #
         #     lights -> _exposed: adds the light to the frame -> spikes: a plane of spikes
         #
-        # At the end of an interval, `_exposed` appends the two frames of the interval to `frames`.
-        # `frames` is a queue, because frames may have to wait for their spikes: with a negative
-        # time offset, the spikes of an interval need lights of later intervals.
+        # At the end of an interval, `_exposed` appends the two frames of the interval to the queue
+        # `frames`. Frames may wait there for their spikes: with a negative time offset, the spikes
+        # of an interval need lights of later intervals.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike_size)
         while True:
@@ -308,18 +313,17 @@ class Rig(RgbCamera):
         rng = random_stream("frames of a rig", self.seed)
         for light_number, light in enumerate(lights):
             plane = light_number % planes  # number of the plane within its interval
-            if plane == 0:
-                # An interval begins. `exposure` is the weighted sum of its lights so far.
-                weights = self.weights(rows=len(light), planes=planes)
-                exposure = np.zeros(light.shape, np.float32)
+            if plane == 0:  # an interval begins
+                weights = self.weights(rows=len(light), planes=planes)  # (planes, H, 1, 1)
+                mean = np.zeros(light.shape, np.float32)  # of the lights of the interval
             if plane == planes // 2:
                 sharp = self.develop(light)
             # `values_to_average` returns the light itself, or display values if `sum_gamma` is 2.2.
-            # The weights of a row add up to 1, so the sum over all planes is a mean.
-            # `light_of_average` turns this mean back into light.
-            exposure += weights[plane] * self.values_to_average(light)
+            # The weights of a row add up to 1 over the planes. So after the last plane, `mean` is a
+            # mean. `light_of_average` turns it back into light.
+            mean += weights[plane] * self.values_to_average(light)
             if plane == planes - 1:
-                blurry = self.frame(self.light_of_average(exposure), rng)
+                blurry = self.frame(self.light_of_average(mean), rng)
                 frames.append((blurry, sharp))
             yield light
 

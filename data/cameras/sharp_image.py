@@ -72,12 +72,12 @@ def nearest_channels(
     if offsets and options.get("num_bins") is None:
         return [int(np.argmin(np.abs(offsets)))]
 
-    # `mean_distance` (S,) is the mean distance of the planes of each channel from the sharp moment,
-    # weighted by the weights of the planes in the channel.
+    # How far the planes of each channel are from the sharp moment: the mean, weighted by how much
+    # each plane counts in the channel.
     weights = _weights_of_planes(name, options, exposure, reverse)  # (S, T)
     distances = np.abs(np.arange(exposure.own.count) - exposure.center)  # (T,)
     sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)  # not 0, because it is a divisor
-    mean_distance = (weights @ distances) / sum_of_weights
+    mean_distance = (weights @ distances) / sum_of_weights  # (S,)
 
     more_planes = MORE_PLANES_ELSE
     if REPRESENTATIONS[name].proportional:
@@ -91,8 +91,8 @@ def _weights_of_planes(
 ) -> np.ndarray:
     """Return the weight of each of the T planes in each of the S channels, (S, T).
 
-    The weights are found by a trial. The stream of the trial has one row of T pixels, and pixel t
-    fires only in plane t. So channel s of pixel t is the weight of plane t in channel s.
+    A trial finds the weights of any representation. Its stream has one row of T pixels, and pixel t
+    fires only in plane t. So the value of pixel t in channel s is the weight of plane t.
 
     name, options: the representation. reverse: whether the channels are of reversed time.
     """
@@ -125,15 +125,15 @@ def image_of_ratios(
 ) -> np.ndarray:
     """Return channels (S, H, W) of the representation "relative" as display values (H, W).
 
-    The light of the sharp moment is r * c / (1 - c), divided by its brightest pixel:
+    The light of the sharp moment follows from two of the channels:
 
         r   channel of a window: the light of the sharp moment, divided by the light of the exposure
         c   last channel: the confidence n / (n + a), where n is the number of spikes in the
             exposure, and a is a constant (SPIKES_OF_HALF_CONFIDENCE in data/spike/ratios.py)
 
-    The reason: the light of the exposure is proportional to n, so the light of the sharp moment is
-    proportional to r * n. Solving c = n / (n + a) for n gives n = a * c / (1 - c). The constant a
-    has no effect, because the result is divided by its brightest pixel.
+    The light of the exposure is proportional to n, so the light of the sharp moment is proportional
+    to r * n. Solving c = n / (n + a) for n gives n = a * c / (1 - c). The result is divided by its
+    brightest pixel, so a has no effect, and r * c / (1 - c) is enough.
 
     half_windows: the option of this name. light: what the sensor integrated. gamma: gamma of the
     channels.
@@ -142,17 +142,16 @@ def image_of_ratios(
     # is channel 2, whose half_window is 6.
     by_length = np.argsort(half_windows)
     middle_window = by_length[len(by_length) // 2]
-    # The sensor integrated light ** (1 / sensor_gamma): display values, or the light itself.
-    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power, to get
-    # the r and c that were computed from the spikes.
+    # The sensor integrated values, light ** (1 / sensor_gamma): display values, or the light
+    # itself. r and c were computed from the spikes, so they are in the unit of these values. Then
+    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power.
     sensor_gamma = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = gamma / sensor_gamma
     channels = channels.astype(np.float64)  # the confidence may be close to 1
-    ratio = np.maximum(channels[middle_window], 0) ** exponent
-    # At most 0.999, because c = 1 would make the light below infinite.
+    ratio = np.maximum(channels[middle_window], 0) ** exponent  # r
+    # c is at most 0.999, because c = 1 would divide by 0.
     confidence = np.clip(channels[-1], 0, 0.999) ** exponent
-    light_of_moment = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
-    brightest = max(light_of_moment.max(), 1e-9)  # not 0, because it is a divisor
-    # Turn linear light into display values, light ** (1 / 2.2). If the sensor integrated display
-    # values, the exponent is 1.
-    return (light_of_moment / brightest) ** (sensor_gamma / DISPLAY_GAMMA)
+    integrated = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
+    brightest = max(integrated.max(), 1e-9)  # not 0, because it is a divisor
+    # integrated = light ** (1 / sensor_gamma), so this is light ** (1 / 2.2).
+    return (integrated / brightest) ** (sensor_gamma / DISPLAY_GAMMA)

@@ -189,8 +189,8 @@ class Timing:
         if times.doubt:
             raise unknown_times(clip, times, first, count)
         # The names 1, 2, 4 show that frame 3 is missing. But they do not tell how much time passed
-        # from frame 2 to frame 4: it may be another time than twice the usual time. Only the time
-        # stamps of a film tell it.
+        # from frame 2 to frame 4, which may be more or less than twice the usual time. Only the
+        # time stamps of a film tell it.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
         # Without a film or without `tick_hz`, nothing else tells the length of the clip.
@@ -219,10 +219,12 @@ class Timing:
         Raises DataError if the file lacks planes whose numbers the user gave, if the file has no
         plane of the frame, and if `spike.exposure` does not list the frame.
         """
+        # Step 1 and 2 of the head of this file: the planes first ... end - 1, as the file counts.
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
-        # The offset may move planes out of the file. Leave such planes out, unless the user gave
-        # the numbers of the planes: then the numbers may be wrong, and the frame is refused below.
+        # Step 3. The offset may have moved planes out of the file. Leave such planes out, unless
+        # the user gave the numbers of the planes: then the numbers may be wrong, and the frame is
+        # refused below.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
@@ -231,14 +233,16 @@ class Timing:
         # negative offset gives.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
-        # `origin` is the number of the first plane that is read. `middle` is the middle of all
-        # planes of the frame, so neither the share nor the ends of the file move it.
+        # From here on, planes are numbered as the options count.
+        number_of_first = of_frame.number_of_start + (first - of_frame.start)
+        # The middle of all planes of the frame. Neither the share nor the ends of the file move it.
+        middle = of_frame.number_of_start + (of_frame.count - 1) / 2
         return Span(
             first=first,
             count=end - first,
-            origin=of_frame.number_of_start + (first - of_frame.start),
+            origin=number_of_first,
             length=of_frame.length,
-            middle=of_frame.number_of_start + (of_frame.count - 1) / 2,
+            middle=middle,
         )
 
     def _planes_of_frame(
@@ -261,8 +265,9 @@ class Timing:
             start = first_plane + nearest_plane(self.offset)
             count = plane_after - first_plane
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
-        # One file for each frame. The offset changes which planes are read, but not the numbers by
-        # which the options count them. E.g. with offset 3, plane 3 of the file has the number 0.
+        # One file for each frame. The offset changes which planes are read. The frame keeps its
+        # numbers: e.g. with offset 3, plane 3 of the file gets the number 0, because it shows what
+        # plane 0 would show without the offset.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
