@@ -1,5 +1,8 @@
 """Refuse clips that do not fit the network: its scale, and its number of sharp instants.
 
+The scale is the size of a sharp frame over the size of a blurry frame, e.g. 4 for super-resolution.
+Sharp instants are several sharp frames for each blurry frame, at several moments of its exposure.
+
 The main programs call `check_clips` when data and network are known, before the first step. Without
 this check, a wrong scale would end in an error of torch, or in a loss between pictures of different
 sizes.
@@ -27,7 +30,8 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
         adds (docs/extending.md, test set) has no `clips`, but a method `readers`, which returns
         an object for each clip, with the members of `Reader`. These objects are checked.
     split: "train" or "test", for the message. scale: scale of the network.
-    instants: number of sharp instants of the network, or None to accept any number.
+    instants: number of sharp frames that the network gives for each blurry frame. None accepts any
+        number.
     Raises DataError.
     """
     clips = getattr(dataset, "clips", None)
@@ -61,8 +65,10 @@ def _refuse_other_scale(clip: Any, split: str, scale: int) -> None:
 def _refuse_other_instants(clip: Any, split: str, instants: int | None) -> None:
     """Refuse a clip with another number of sharp instants than the network has.
 
-    instants: number of sharp instants of the network, or None to accept any number. A clip without
-    sharp instants is accepted, because the loss or the test may need none.
+    A clip without sharp instants is accepted, because the loss or the test may need none.
+
+    instants: number of sharp frames that the network gives for each blurry frame. None accepts any
+    number.
     """
     if not instants or clip.instants in (0, instants):
         return

@@ -61,17 +61,22 @@ def _is_covered(region: Crop, covered: np.ndarray) -> bool:
 def largest_rectangle(covered: np.ndarray) -> Crop | None:
     """Return the largest rectangle of true pixels. Returns None if no pixel is true.
 
-    covered: (H, W) bool. The true pixels form a convex area, because the view of a camera is
-    convex. So a column that is true in two rows is true in all rows between them.
+    All pairs of rows are tried. The true pixels form a convex area, because the view of a camera is
+    convex. So a column that is true in two rows is true in all rows between them, and the widest
+    rectangle from row i to row j has exactly the columns that are true in both rows. E.g. the
+    largest rectangle here has the rows 1 and 2, and the columns 0 to 3:
 
-    All pairs of rows (i, j) are tried. Because the area is convex, the widest rectangle from row i
-    to row j has exactly the columns that are true in both rows.
+        row 0    . # # . .    columns 1 ... 2
+        row 1    # # # # #    columns 0 ... 4
+        row 2    # # # # .    columns 0 ... 3
+
+    covered: (H, W) bool.
     """
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
     # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel of a
-    # row. To find the last true pixel, mirror the row: then the last true pixel comes first.
+    # row. To find the last one, mirror the row.
     first = covered[rows].argmax(axis=1)  # (n,)
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)

@@ -98,7 +98,7 @@ def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
 def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     """Return the result of each clip: read from a file of an earlier run, or fitted now.
 
-    Collective.
+    Collective: every rank must call it, in the same order as other collective functions.
     """
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
@@ -132,9 +132,9 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 
 
 def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
-    """Return the kept result of each clip, None if there is none. Collective.
+    """Return the kept result of each clip, None if there is none.
 
-    Rank 0 reads the results and sends them to all ranks.
+    Collective: rank 0 reads the results and sends them to all ranks.
 
     kept_files: the file for the result of each clip. None: there is no file, or this is another
     rank than rank 0.
@@ -148,7 +148,9 @@ def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
 
 
 def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
-    """Fit some clips, each on another rank. Every rank gets the results of all clips. Collective.
+    """Fit some clips, each on another rank. Every rank gets the results of all clips.
+
+    Collective: also a rank without a clip must call it.
 
     clips: at most one for each rank. Rank 0 fits the first clip, rank 1 the second, ...
     """

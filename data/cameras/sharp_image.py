@@ -108,7 +108,8 @@ def _weights_of_planes(
 def image_of_channels(channels: np.ndarray, name: str, light: str, gamma: float) -> np.ndarray:
     """Return the mean of channels (n, H, W) as display values (H, W) float32, >= 0.
 
-    name: the representation. light: what the sensor integrated. gamma: gamma of the channels.
+    name: the representation. light: what the sensor integrated, "linear" light or "display" values.
+    gamma: gamma of the channels, which are light ** (1 / gamma).
     """
     image = np.maximum(channels.mean(axis=0), 0)
     # The channels of a representation that is not proportional are single planes. Their mean is a
@@ -135,8 +136,8 @@ def image_of_ratios(
     to r * n. Solving c = n / (n + a) for n gives n = a * c / (1 - c). The result is divided by its
     brightest pixel, so a has no effect, and r * c / (1 - c) is enough.
 
-    half_windows: the option of this name. light: what the sensor integrated. gamma: gamma of the
-    channels.
+    half_windows: the option of this name, half the length of each window.
+    light, gamma: as in `image_of_channels`.
     """
     # Take the channel of the window with the middle length. E.g. for the half_windows (12, 2, 6) it
     # is channel 2, whose half_window is 6.

@@ -117,7 +117,9 @@ def _priors(
     counts more in a clip with more noise. The spreads are SPREAD_OFFSET, SPREAD_SHARE and
     SPREAD_ROLL, in planes.
 
-    noise: the result of `shared_noise`.
+    H: the sums of the round, (k, k). Its diagonal has the weights that the data give the unknowns.
+    noise: the variance of a residual, increased because neighbours share their noise
+    (`shared_noise` in explanation.py).
     fits_middle: if False, the middle goes back to its nominal value.
     """
     P = np.zeros(len(H))

@@ -143,6 +143,8 @@ def _bias_by_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: floa
         bias   = half of the derivative of the square   because g is half of the derivative of the
                = c L = square / L                       sum of w r^2
 
+    w, r: weights and residuals of the compared pixels, (n,) each. length: L, in planes.
+
     If the bias is not subtracted, test_a_camera_is_found_from_a_start_that_is_off finds the share
     0.52, but the true share is 1.
     """
@@ -163,6 +165,8 @@ def _noise_of_times(details: Details, w: np.ndarray) -> np.ndarray:
         column        made of the two rates    its variance
         middle        their difference         2 variances of a rate
         length        half of their sum        1/2 variance of a rate
+
+    w: weights of the residuals of the compared pixels, (n,).
     """
     mean_weight = float(w.mean())
     # A rate is a number of spikes divided by 2 reach planes, so its variance is the variance of the

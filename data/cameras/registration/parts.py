@@ -227,11 +227,12 @@ def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.
 
         d_t = -H_t^-1 g_t          H_t and g_t: sums of H_vt and g_vt over the views v
 
-    H, g: (v, t, 2, 2) and (v, t, 2), the normal equations of each view and part.
-    noise: result of `shared_noise` (explanation.py).
-
     A part has one shift for all views. With several views, the variance of the shift is the mean of
     two estimates: one from the noise, and one from the spread of the views.
+
+    H, g: (v, t, 2, 2) and (v, t, 2), the normal equations of each view and part.
+    noise: the variance of a residual, increased because neighbours share their noise
+    (`shared_noise` in explanation.py).
     """
     inverse = np.linalg.inv(H.sum(axis=0))  # H_t^-1, (t, 2, 2)
     # d[t, i] = -(sum over v and j of inverse[t, i, j] g[v, t, j])
