@@ -212,7 +212,8 @@ class VideoRecurrentTestDataset(TestClips):
         noisy_frames = []
         for stem, frame in zip(item["frames"], item["lq"], strict=True):
             # The generator depends on the name of the frame, because several tiles may read one
-            # frame and must see the same noise. crc32 turns the name into a number.
+            # frame and must see the same noise. crc32 turns the name into a number. (With
+            # `random_stream` in place of the older `published_stream`, scores would change.)
             name = f"{item['key']}/{stem}"
             number = zlib.crc32(name.encode())
             rng = published_stream(self.seed, number)

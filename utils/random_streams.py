@@ -23,10 +23,11 @@ def random_stream(purpose: str, *key: int) -> np.random.Generator:
 
 
 def published_stream(*key: int) -> np.random.Generator:
-    """Return the generator for made scenes, for prepared spikes, or for the order of an epoch.
+    """Return the generator of one of four old purposes.
 
-    These three purposes are older than `random_stream`. They keep their numbers, so that data sets
-    stay the same and older runs can be resumed. Do not use this function for a new purpose: NumPy
+    They are made scenes, prepared spikes, the order of an epoch, and the noise of a denoising test.
+    They are older than `random_stream`, and keep their numbers, so that data sets and scores stay
+    the same and older runs can be resumed. Do not use this function for a new purpose: NumPy
     ignores zeros at the end of a key, so two keys may have the same numbers.
     """
     return np.random.default_rng(key)
