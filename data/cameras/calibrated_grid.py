@@ -90,10 +90,11 @@ class CalibratedGrid:
         here = np.ravel(self._centres(middle))  # (2,)
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
-        # The length in the spike plane of one step to the right, and of one step down.
-        across = np.hypot(*(right - here))
-        down = np.hypot(*(below - here))
-        return max(1, int(np.ceil(max(across, down) - 0.05)))
+        # One step of an RGB pixel to the right, and one step down, in spike pixels.
+        step_right = right - here
+        step_down = below - here
+        longest_step = max(np.hypot(*step_right), np.hypot(*step_down))
+        return max(1, int(np.ceil(longest_step - 0.05)))
 
     def check_size(self, size: tuple[int, int]) -> None:
         """Raise DataError for frames of another size (H, W) than the calibration's."""

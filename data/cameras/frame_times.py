@@ -116,17 +116,23 @@ class FrameTimes:
         """Return the times of the same clip, with the end that another clock measured.
 
         A film does not say how long its last frame lasts, but the number of planes does. So the
-        last frame of the result lasts until `end`, but at most as long as the longest frame.
+        last frame of the result lasts until `end`, but at most as long as the longest frame. If
+        `end` is not after the start of the last frame, or is more than two frame lengths after it,
+        the two clocks contradict each other. Then the result has a doubt.
 
-        The two clocks contradict each other if `end` is not after the start of the last frame, or
-        is more than two frame lengths after it. Then the result has a doubt.
+        E.g. the frames begin at 0, 1 and 2 seconds, so the longest lasts 1 second:
+
+            end    last frame
+            2.7    2 to 2.7
+            3.5    2 to 3
+            4.5    doubt, because 4.5 is above 2 + 2 * 1
 
         end: the end of the clip by the other clock (the planes), in the unit of `starts`.
         """
         last_start = self.starts[-1]
         lengths = [stop - start for start, stop in zip(self.starts, self.ends, strict=True)]
         longest = max(lengths)
-        # One length for the last frame itself, and one more for errors of the clocks.
+        # One length is for the last frame itself, and one for errors of the clocks.
         latest_end = last_start + 2 * longest
         if last_start < end <= latest_end:
             end_of_last_frame = min(end, last_start + longest)
@@ -181,9 +187,9 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
 
 
 def _tick(starts: Sequence[Fraction]) -> Fraction:
-    """Return the tick of a clock: the largest 1 / n that divides every time without a remainder.
+    """Return the tick of a clock: the largest 1 / n of which every time is a multiple.
 
-    For example, times in 1/24 s and 1/36 s are multiples of 1/72 s.
+    E.g. 1/24 s and 1/36 s are multiples of 1/72 s: 3/72 and 2/72.
     """
     denominators = [start.denominator for start in starts]
     least_common_multiple = math.lcm(*denominators)

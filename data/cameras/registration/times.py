@@ -58,8 +58,9 @@ class Middle(NamedTuple):
 # For streams without room to fit the times.
 NO_MIDDLE = Middle(is_fitted=False, is_doubtful=False, shift_per_plane=0.0)
 
-# The middle is fitted if own(middle) is above this limit. With 0, aligned cameras that pan were
-# moved by up to 3.6 RGB pixels, although the computed error was small.
+# own(middle) is 0 if a moved camera has the same effect as a later middle, and 1 if nothing has a
+# similar effect. The middle is fitted if own(middle) is above this limit. With 0, aligned cameras
+# that pan were moved by up to 3.6 RGB pixels, although the computed error was small.
 LEAST_OWN_MIDDLE = 0.04
 # Up to this value of own(middle), the middle is doubtful: it may be right or wrong. Then rounds.py
 # compares the fits with and without the offset.
@@ -86,8 +87,9 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     )
 
 
-# The share counts as found if own(length) is above this limit. Pans with a smaller own(length) had
-# a share that was wrong by 0.03 or more. No test notices another limit:
+# own(length) is 0 if a sharper lens has the same effect as a shorter exposure. The share counts as
+# found if own(length) is above this limit. Pans with a smaller own(length) had a share that was
+# wrong by 0.03 or more. No test notices another limit:
 # test_a_share_that_looks_like_a_sharper_lens_is_not_used passes with a limit of 0, too.
 LEAST_OWN_LENGTH = 0.15
 
