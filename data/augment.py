@@ -106,7 +106,7 @@ class Augment(Crop):
     def crop(self, frame: np.ndarray, scale: int = 1) -> np.ndarray:
         """Return the crop of a frame (scale H, scale W, ...), as a view.
 
-        scale: how many times as large as lq the frame is; 4 for gt of a fourfold upscaling.
+        scale: size of the frame over size of lq, e.g. 4 for gt of a fourfold upscaling.
         """
         top = self.top * scale
         left = self.left * scale

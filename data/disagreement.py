@@ -25,8 +25,8 @@ def what_differs(
 ) -> str:
     """Return in words why spikes and frames do not agree. The text names the options to check.
 
-    pairs: for each measured frame its two pictures, from the spikes and of the frame.
-    measures: what `measure` found for them: `correlation` of the edges, `shift` (right, down) in
+    pairs: two pictures of each measured frame, one from the spikes and one of the frame.
+    measures: the result of `measure` for them: `correlation` of the edges, `shift` (right, down) in
     RGB pixels, and `response`, which says how sure the shift is.
     pixel_side: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
@@ -68,7 +68,7 @@ FLIPS = {
 def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -> str:
     """Return in words the first flip after which the spikes correlate with the frame, or "".
 
-    pairs: for each measured frame its two pictures. measures: what `measure` found without a flip.
+    pairs: two pictures of each measured frame. measures: the result of `measure` without a flip.
     pixel_side: number of RGB pixels along a spike pixel.
     """
     # slices: the index of a picture that flips it, e.g. np.s_[::-1].

@@ -84,7 +84,7 @@ def _refuse_other_instants(clip: Any, split: str, instants: int | None) -> None:
 def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
     """Refuse clips of a user's test set that lack a member of `Reader`.
 
-    clips: what `readers` of the test set returned. split: for the message.
+    clips: the result of `readers` of the test set. split: "train" or "test", for the message.
     """
     # vars(Reader) has all that the class gives a value: methods, properties and defaults. `stems`
     # and `name` have only a type there, because each subclass sets them.

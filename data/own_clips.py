@@ -61,7 +61,7 @@ def clips_with_frames(
     path, spike, gt: the files of frames, spikes and sharp frames.
     spike_options: the spike section, or None if no spikes are read.
     scale: size of a sharp frame over size of a blurry frame.
-    training_spikes: what is known of the spikes with which the network was trained, or None.
+    training_spikes: properties of the spikes with which the network was trained, or None.
     """
     clips = user_clips(
         path, spike, gt, spike_options=spike_options, scale=scale, trained=training_spikes

@@ -124,7 +124,7 @@ class Reconstruction:
     def __init__(self, options: dict[str, Any], center_frame_only: bool) -> None:
         """Make the method.
 
-        options: what `method_options` returned, e.g. {"type": "tfp", "half_window": 10}.
+        options: the result of `method_options`, e.g. {"type": "tfp", "half_window": 10}.
         center_frame_only: whether only the middle frame of a clip is restored.
         """
         self.options = options

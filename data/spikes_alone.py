@@ -52,7 +52,7 @@ class LongExposures(UserFrames):
         """List the frames. Raises DataError if there is no spike file.
 
         path: the spike file or the folder of spike files. clip: name of the clip.
-        source: how the spikes are read.
+        source: settings that say how the spikes are read.
         """
         self.path = path
         # The other attributes of `UserFrames`. Frames from spikes come from no video, so they have

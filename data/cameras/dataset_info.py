@@ -252,7 +252,7 @@ def _read_info(path: Path) -> DatasetInfo:
 def _fields_in(table: Any) -> dict[str, Any]:
     """Return the fields of `DatasetInfo` that the contents of a file give. Raises ValueError.
 
-    table: what the JSON file holds. Other keys are ignored, because newer versions may add some.
+    table: contents of the JSON file. Other keys are ignored, because newer versions may add some.
     """
     if not isinstance(table, dict):
         raise ValueError("it is no JSON object")

@@ -38,7 +38,7 @@ def measured_rate(
 
     stream: the planes of a frame (T, h, w).
     image: the blurry frame at the same place, (H, W, 3) uint8 display values, B, G, R.
-    window: which spike pixel lies at which RGB pixel.
+    window: the window of the crop, which says which spike pixel lies at which RGB pixel.
     light: what the sensor integrated. The brightness of the frame is measured in the same unit,
     because both means must be proportional to each other.
     """

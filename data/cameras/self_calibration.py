@@ -152,7 +152,7 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 
     Collective: also a rank without a clip must call it.
 
-    clips: at most one for each rank. Rank 0 fits the first clip, rank 1 the second, ...
+    clips: clips to fit, at most one for each rank. Rank 0 fits the first clip, rank 1 the second.
     """
     rank = utils_dist.get_rank()
     tables = []  # the fields of the result of this rank as a dict; empty if the rank has no clip
@@ -306,7 +306,7 @@ def _names_of_read_files(clip: Clip, compared: list[tuple[int, Exposure]], files
     With a clip cache, also the names of its files, because the original files need not be on this
     machine. A name may come several times.
 
-    compared: from `_compared_frames`.
+    compared: the result of `_compared_frames`.
     """
     names = [clip.lq[index] for index, _ in compared]
     for _, exposure in compared:

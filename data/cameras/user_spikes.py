@@ -61,7 +61,7 @@ def _warn_of_unknown_rate(clip: str, is_measured: bool, light: str | None) -> No
     """Warn that the rate of a user's spikes is not known, and say what is assumed.
 
     is_measured: whether the rate is measured. Otherwise it is taken as 1.
-    light: what the network was trained on, for the message.
+    light: the light of the training, "linear" or "display", for the message.
     """
     if is_measured:
         rate_in_words = (
@@ -84,7 +84,7 @@ def _warn_of_unknown_rate(clip: str, is_measured: bool, light: str | None) -> No
 def _warn_if_taken_as_aligned(source: DatSpikes, trained: dict[str, Any] | None, clip: str) -> None:
     """Warn if the user's spikes have no calibration, but the spikes of the training had one.
 
-    source: how the spikes are read. clip: name of the clip, for the warning.
+    source: settings that say how the spikes are read. clip: name of the clip, for the warning.
     trained: properties of the training spikes. None: they are not known.
     """
     is_calibrated = source.calibration or source.is_auto

@@ -54,7 +54,7 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     Returns the changes (7,): four of the matrix, in half sides of the plane, and then middle,
     length and roll, in planes. The last three are 0 if the times are not fitted.
 
-    views: at least one. sigma: size of the details in spike pixels.
+    views: the details of each view, at least one. sigma: size of the details in spike pixels.
     """
     # Find the best coefficients of the features for the present matrix and times.
     explanation = explain(views)
@@ -120,7 +120,7 @@ def _priors(
     H: the sums of the round, (k, k). Its diagonal has the weights that the data give the unknowns.
     noise: the variance of a residual, increased because neighbours share their noise
     (`shared_noise` in explanation.py).
-    fits_middle: if False, the middle goes back to its nominal value.
+    fits_middle: whether the middle is fitted. If not, it goes back to its nominal value.
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))

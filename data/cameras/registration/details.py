@@ -81,8 +81,8 @@ def comparable_views(estimate: Estimate, features: list[Features], sigma: float)
 
     Other views are left out: their stream is too short, or none of their pixels can be compared.
 
-    features: of the frame of each pair, from `frame_features`. sigma: size of the details in spike
-    pixels.
+    features: the result of `frame_features`, for the frame of each pair.
+    sigma: size of the details in spike pixels.
     """
     views = []
     for pair, features_of_pair in zip(estimate.pairs, features, strict=True):

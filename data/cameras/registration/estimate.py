@@ -67,7 +67,8 @@ class Estimate:
 
         model: which CHANGES are fitted, a key of MODELS. None: the matrix is fixed.
         most_offset: largest offset that is searched, in planes.
-        fits_middle: False keeps the middle of the exposure at its nominal value.
+        fits_middle: whether the middle of the exposure is fitted. If not, it keeps its nominal
+        value.
         """
         # What is given.
         self.pairs = pairs

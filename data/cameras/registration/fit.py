@@ -66,7 +66,7 @@ def fit(
 ) -> FitResult:
     """Fit the matrix and times that explain the spikes best.
 
-    views: at least one, all of one size and with exposures of one length.
+    views: frames with their spikes, at least one, all of one size and with exposures of one length.
     start: the matrix (3, 3) to begin with, spike pixel -> RGB pixel.
     light: what the spikes integrate, "linear" light or "display" values.
     model: changes of the matrix that the last rounds fit: "similarity" (shift, scale and turn),

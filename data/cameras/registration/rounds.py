@@ -199,7 +199,7 @@ def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
 def _is_small(step: np.ndarray, half_side: float) -> bool:
     """Return whether a round has changed nearly nothing (SMALL_SHIFT, SMALL_CHANGE).
 
-    step: what the round has returned. First come four changes of the matrix (right, down, larger,
+    step: the result of the round. First come four changes of the matrix (right, down, larger,
     turned) in half sides of the plane. After a round on all pixels, three times follow. After a
     round on parts, the further changes of the model follow, and there may be none.
     half_side: half of the longer side of the plane, in pixels.
