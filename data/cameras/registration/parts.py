@@ -146,7 +146,13 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
 def _equations_of_parts(
     estimate: Estimate, views: list[Details], explanation: Explanation
 ) -> PartEquations:
-    """Sum H and g over the pixels of each part, for each view."""
+    """Sum H and g over the pixels of each part, for each view.
+
+        H_ij = sum of w r_i r_j        g_i = sum of w r_i r
+
+    r are the residuals, w their weights, and r_i the derivatives of r by a shift to the right
+    (i = 0) and by a shift down (i = 1).
+    """
     a = explanation.a.astype(np.float32)  # coefficients of the features, (5,)
     H = np.zeros((len(views), PARTS**2, 2, 2))
     g = np.zeros((len(views), PARTS**2, 2))
@@ -157,14 +163,11 @@ def _equations_of_parts(
         predicted = details.features @ a  # the details of the spikes as the frame predicts them
         # The first two of the seven derivatives of r are by the shifts right and down, (h, w) each.
         by_right, by_down, *_ = derivatives(estimate, details, predicted)
-        r_0 = by_right[details.is_compared]  # (n,)
-        r_1 = by_down[details.is_compared]  # (n,)
-        g[v, :, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r)
-        g[v, :, 1] = _sums_of_parts(part_of_pixel, w * r_1 * r)
-        H[v, :, 0, 0] = _sums_of_parts(part_of_pixel, w * r_0 * r_0)
-        H[v, :, 0, 1] = _sums_of_parts(part_of_pixel, w * r_0 * r_1)
-        H[v, :, 1, 0] = _sums_of_parts(part_of_pixel, w * r_1 * r_0)
-        H[v, :, 1, 1] = _sums_of_parts(part_of_pixel, w * r_1 * r_1)
+        by_shifts = (by_right[details.is_compared], by_down[details.is_compared])  # (n,) each
+        for i, r_i in enumerate(by_shifts):
+            g[v, :, i] = _sums_of_parts(part_of_pixel, w * r_i * r)
+            for j, r_j in enumerate(by_shifts):
+                H[v, :, i, j] = _sums_of_parts(part_of_pixel, w * r_i * r_j)
         x, y = compared_coordinates(estimate.coordinates, details)
         sums_of_x_y_1[:, 0] += _sums_of_parts(part_of_pixel, x)
         sums_of_x_y_1[:, 1] += _sums_of_parts(part_of_pixel, y)
