@@ -139,22 +139,32 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     if is_for_all_clips:
         table = {"": table}
 
-    exposures = {}
-    # The clip whose exposures are read, for the message. It is "" if the error is in the exposures
-    # for all clips, or in the table itself, e.g. if the table is an empty object.
-    clip = ""
     try:
-        for clip, entry in TypeAdapter(Tables).validate_python(table).items():
+        entries = TypeAdapter(Tables).validate_python(table)
+    except ValidationError as e:  # e.g. an empty object
+        raise _wrong_form(e, where) from e
+    exposures = {}
+    for clip, entry in entries.items():
+        try:
             exposures[clip] = _exposures_of_clip(entry)
-    except ValidationError as e:
-        for_clip = f" for clip {clip}" if clip else ""
-        raise OptionError(
-            what=f"spike.exposure is not of the expected form{for_clip}: {cause_in_words(e)}",
-            where=where,
-            expected=EXPOSURE_FORM,
-            do="correct spike.exposure",
-        ) from e
+        except ValidationError as e:
+            raise _wrong_form(e, where, clip) from e
     return exposures
+
+
+def _wrong_form(error: ValidationError, where: str, clip: str = "") -> OptionError:
+    """Return the refusal of a spike.exposure that has another form.
+
+    where: the file with the exposures, or the option. clip: name of the clip with the wrong
+    exposures; "" if they are for all clips.
+    """
+    for_clip = f" for clip {clip}" if clip else ""
+    return OptionError(
+        what=f"spike.exposure is not of the expected form{for_clip}: {cause_in_words(error)}",
+        where=where,
+        expected=EXPOSURE_FORM,
+        do="correct spike.exposure",
+    )
 
 
 def _exposures_of_clip(entry: dict[str, Any] | list[Any]) -> Exposures:
