@@ -24,9 +24,9 @@ from utils.errors import DataError
 class ScaledWindow:
     """One crop of the frame on a `ScaledGrid`.
 
-    A window has two crops: the crop of the frame, in RGB pixels, and the crop of the spike plane,
-    in spike pixels. The crop of the spike plane shows more than the crop of the frame: it has a
-    border of one spike pixel around it.
+    The window reads the spike pixels of the crop and a border of one spike pixel around them
+    (`crop`). The channels of these spike pixels are enlarged to RGB pixels (`size`), and the border
+    is cut off (`inner`). If the plane is stretched, the window reads the whole plane.
     """
 
     crop: Crop  # the crop of the spike plane, i.e. the spike pixels to read
@@ -122,11 +122,11 @@ class ScaledGrid:
         rows 4 ... 10. Without the border,
         test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
         """
-        ratio = self.step
+        ratio = self.step  # the sides of a crop are at multiples of it
         top = max(crop.top // ratio - 1, 0)
         left = max(crop.left // ratio - 1, 0)
-        bottom = min((crop.top + crop.height) // ratio + 1, self._geometry.height)
-        right = min((crop.left + crop.width) // ratio + 1, self._geometry.width)
+        bottom = min(crop.bottom // ratio + 1, self._geometry.height)
+        right = min(crop.right // ratio + 1, self._geometry.width)
         return Crop(top, left, height=bottom - top, width=right - left)
 
 
