@@ -73,9 +73,9 @@ class Croppable(NamedTuple):
     """Where the crops of training samples may lie, in lq pixels."""
 
     region: Crop  # every crop lies in it
-    # The distances of a crop from the top and from the left of the region are multiples of this
-    # number: with step 4 the crops begin 0, 4, 8, ... pixels from the left. With spikes, step is
-    # the side of a spike pixel in lq pixels, so that no crop cuts a spike pixel.
+    # Crops begin at multiples of this number, counted from the top and from the left of the region:
+    # at 0, 4, 8, ... with step 4. With spikes, step is the side of a spike pixel in lq pixels, so
+    # that no crop cuts a spike pixel.
     step: int
 
 

@@ -1,6 +1,6 @@
 """Find the data roots of a dataset in its options, and check them, before the dataset is built.
 
-`ClipSources` is the part of a dataset class that needs no dataset: its methods are class methods,
+`ClipSources` is the part of a dataset class that needs no dataset. Its methods are class methods,
 which the main programs call with the resolved options of the dataset (`section`):
 
     places           which option key is which folder

@@ -1,9 +1,13 @@
 """Restore frames from spikes by a formula, without weights: a baseline for networks.
 
-main_test_vrt.py --method NAME uses this module. A method consists of two things of the same name: a
-spike representation (data/spike/represent.py), which turns spikes into channels, and an entry in
-`METHODS`, which says how the channels become a frame. E.g. --method tfp: the representation "tfp"
-counts the spikes of each pixel, and the frame shows the counts.
+main_test_vrt.py --method NAME uses this module. A method works in two steps, and each step has an
+entry with the name of the method:
+
+    spikes -> channels    a spike representation (data/spike/represent.py)
+    channels -> frame     an entry in `METHODS`
+
+E.g. --method tfp: the representation "tfp" counts the spikes of each pixel, and the frame shows the
+counts.
 
     method_options   checks the options of a method, e.g. {"type": "tfp", "half_window": 10}
     Reconstruction   the method as the test programs call it (`utils.contract.Method`)

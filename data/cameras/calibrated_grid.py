@@ -10,12 +10,12 @@ This position usually lies between four spike pixels. The value is interpolated 
 view, the edge of the spike plane is repeated. data/cameras/spike_grid.py explains grids and
 windows.
 
-What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame, because networks are trained on crops and restore whole frames. So the position of an RGB
-pixel in the spike plane must not depend on where the crop begins.
-test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries some crops.
+What must stay: a pixel has the same channels in every crop, to the bit, because networks are
+trained on crops and restore whole frames. So the position of an RGB pixel in the spike plane must
+not depend on where the crop begins.
 
-Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
+Tests: tests/parts/data/test_spike_grid.py (test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries
+some crops), tests/parts/data/test_two_cameras.py
 """
 
 import numpy as np
@@ -130,8 +130,8 @@ class CalibratedGrid:
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
         # The distances of the points from the centre of an RGB pixel, along x or y. The area of the
-        # pixel reaches from -0.5 to 0.5, and each point is in the middle of one of n equal parts: 0
-        # for n = 1, and -0.25 and 0.25 for n = 2.
+        # pixel reaches from -0.5 to 0.5. It is divided into n equal parts, and a point is in the
+        # middle of each part: 0 for n = 1, and -0.25 and 0.25 for n = 2.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         points = []

@@ -9,11 +9,12 @@ spike pixels around the point. E.g. the point x = 2.25, y = 1 lies a quarter of 
 If spike pixels are smaller than RGB pixels, an RGB pixel is the mean of n x n such points.
 data/cameras/calibrated_grid.py decides where the points lie, and what n is.
 
-What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame, because networks are trained on crops and restore whole frames. So the weights of a pixel
-must not depend on other pixels, and sums must have a fixed order.
-test_a_crop_is_bit_for_bit_the_crop_of_the_whole (tests/parts/data/test_spike_grid.py) tries some
-crops.
+What must stay: a pixel has the same channels in every crop, to the bit, because networks are
+trained on crops and restore whole frames. So the weights of a pixel must not depend on other
+pixels, and sums must have a fixed order.
+
+Tests: tests/parts/data/test_spike_grid.py (test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries
+some crops)
 """
 
 from dataclasses import dataclass
@@ -121,8 +122,8 @@ class CalibratedWindow:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
 
         What must stay: the products of spike pixel and weight are added one by one, in this order.
-        The order of the sums in a matrix product may depend on the size of the crop. Then an RGB
-        pixel would have other last bits in another crop, and
+        A matrix product may add in an order that depends on the size of the crop. Then an RGB pixel
+        would have other last bits in another crop, and
         test_a_crop_is_bit_for_bit_the_crop_of_the_whole would fail.
         """
         count = len(channels)

@@ -62,8 +62,8 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     """Return the largest rectangle of true pixels. Returns None if no pixel is true.
 
     All pairs of rows are tried. The true pixels form a convex area, because the view of a camera is
-    convex. So a column that is true in two rows is true in all rows between them, and the widest
-    rectangle from row i to row j has exactly the columns that are true in both rows. E.g. the
+    convex. So a column that is true in two rows is true in all rows between them. Therefore the
+    widest rectangle from row i to row j has the columns that are true in both rows. E.g. the
     largest rectangle here has the rows 1 and 2, and the columns 0 to 3:
 
         row 0    . # # . .    columns 1 ... 2

@@ -4,11 +4,11 @@ A spike pixel covers n x n RGB pixels, where n is a whole number (`ScaledGrid.st
 planes of 180 x 320 and frames of 360 x 640 have n = 2. The channels of a crop are enlarged n times.
 data/cameras/spike_grid.py explains grids and windows.
 
-What must stay: the channels of a crop are, bit for bit, the crop of the channels of the whole
-frame, because networks are trained on crops and restore whole frames.
-test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries some crops.
+What must stay: a pixel has the same channels in every crop, to the bit, because networks are
+trained on crops and restore whole frames.
 
-Tests: tests/parts/data/test_spike_grid.py
+Tests: tests/parts/data/test_spike_grid.py (test_a_crop_is_bit_for_bit_the_crop_of_the_whole tries
+some crops)
 """
 
 from dataclasses import dataclass

@@ -10,10 +10,12 @@ A simulated spike camera stands beside the RGB camera of the rig (rig.py). It di
 Coordinates are as in a calibration file (data/cameras/calibration.py): (0, 0) is the centre of
 the upper left pixel, x grows to the right, y down.
 
-What must stay: all numbers, bit for bit, and the order of the random draws of the parallax, because
-a data set is made again from its seed. tests/parts/scripts/test_prepare_gopro_spike.py makes clips
-again, but no test notices if a value changes by a few percent. If you change arithmetic, make a
-clip with the same seed before and after the change, and compare the files.
+What must stay: all numbers, to the bit, and the order of the random draws of the parallax, because
+a data set is made again from its seed. If you change arithmetic, make a clip with the same seed
+before and after the change, and compare the files.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py makes clips again. But no test notices if a
+value changes by a few percent.
 """
 
 from collections import deque

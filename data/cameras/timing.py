@@ -265,9 +265,9 @@ class Timing:
             start = first_plane + nearest_plane(self.offset)
             count = plane_after - first_plane
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
-        # One file for each frame. The offset changes which planes are read. The frame keeps its
-        # numbers: e.g. with offset 3, plane 3 of the file gets the number 0, because it shows what
-        # plane 0 would show without the offset.
+        # One file for each frame. The offset changes which planes are read, but their numbers stay.
+        # E.g. with offset 3, plane 3 of the file gets the number 0, because it shows what plane 0
+        # would show without the offset.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)

@@ -1,9 +1,8 @@
 """Change matrix and times by one round of Gauss-Newton on all pixels.
 
 A round changes the present estimate once. rounds.py repeats rounds until the estimate hardly
-changes. Two things pull at an unknown: the residuals of all pixels, and for a time also a prior,
-which says that the time is probably near its nominal value, i.e. the value in the files. The step
-of a round is
+changes. The residuals of all pixels pull at each unknown. A time is also pulled by a prior, which
+says that it is probably near its nominal value, i.e. the value in the files. The step of a round is
 
     step = -(H + P)^-1 (g + P p)                                  (k,)
 
@@ -98,7 +97,7 @@ def _set_time_errors(
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
         # The middle was kept, so the error of the offset is the standard deviation of its prior.
-        # It adds nothing to the error of the matrix: the matrix was found with this offset, so the
+        # It adds nothing to the error of the matrix. The matrix was found with this offset, so the
         # two together match the clip even if the offset is wrong.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0

@@ -1,9 +1,9 @@
 """Hold the present estimate of a fit, and change it within its limits.
 
 An estimate is a matrix and three times: middle, length and roll of the exposure. Each round of a
-fit changes them by a step, which has an amount for each of the CHANGES of the matrix (matrix.py),
-and a change of each time. Steps have limits, because the equations of a step hold only for small
-changes. The times themselves have limits, too.
+fit changes them by a step: an amount for each of the CHANGES of the matrix (matrix.py), and a
+change of each time. Steps have limits, because the equations of a step hold only for small changes.
+The times themselves have limits, too.
 
 What must stay: the limits, because other limits give other results.
 

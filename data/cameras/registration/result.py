@@ -1,10 +1,14 @@
 """Hold the result of a fit, and decide which of its values are sure, and which are applied.
 
-A fit finds three values, each with a standard error: the matrix, the offset of the exposure in
-planes, and the exposure share (the fraction of the planes during which the frame was exposed). A
-value is "sure" if its error is small, and "applied" if it also differs enough from the value at the
-start. data/cameras/self_calibration.py applies values to a clip. scripts/calibrate.py writes values
-to a file, and refuses large errors.
+A fit finds three values, each with a standard error:
+
+    matrix    where the spike pixels lie on the frame
+    offset    by how many planes the exposure is later than the files say
+    share     the fraction of the planes during which the frame was exposed
+
+A value is "sure" if its error is small, and "applied" if it also differs enough from the value at
+the start. data/cameras/self_calibration.py applies values to a clip. scripts/calibrate.py writes
+values to a file, and refuses large errors.
 
 What must stay: the fields of `FitResult`, because they are kept in a file beside the run. If a
 field is added or changed, raise FORMAT in data/cameras/self_calibration.py. The words of the log
@@ -69,14 +73,12 @@ class FitResult:
     # value.
     errors: tuple[float, float, float]
     explained: float  # fraction of the variance of the spikes' details that the frames explain
-    # How far the fit moved the spike pixels on the frame: the distance between the point to which
-    # the starting matrix maps a spike pixel, and the point to which `matrix` maps it. In RGB
-    # pixels, the mean over the plane.
+    # How far the fit moved the spike pixels on the frame, in RGB pixels, the mean over the plane.
+    # The starting matrix maps a spike pixel to one point, and `matrix` maps it to another one.
     moved: float
-    # For each part of the plane that was matched separately (parts.py): the distance in RGB pixels
-    # between the position where the part fits best, and the position that the matrix gives it.
-    # These are not the residuals r of fit.py. The name must stay, because it is a key of kept
-    # results.
+    # The parts of the plane were also matched separately (parts.py). For each part, the distance in
+    # RGB pixels from its best position to the position that the matrix gives it. These are not the
+    # residuals r of fit.py. The name must stay, because it is a key of kept results.
     residuals: tuple[float, ...] = ()
 
     @property

@@ -9,8 +9,8 @@ because fine details match at wrong positions if the start is off by many pixels
     FINE_SIGMA pixels               only the matrix, and its error, from parts (parts.py)
 
 The offset is the number of planes by which the exposure is later than the files say. The rounds may
-end at a wrong offset: in a pan (everything moves at one speed), a wrong offset together with a
-moved camera fits the clip about as well as the truth. Therefore `best_estimate` compares three
+end at a wrong offset. E.g. in a pan, everything moves at one speed, so a wrong offset together with
+a moved camera fits the clip about as well as the truth. Therefore `best_estimate` compares three
 estimates, by
 
     ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - explained
@@ -81,8 +81,11 @@ def best_estimate(
 def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
     """Return whether the found offset should be compared with the nominal offset.
 
-    Three signs of a wrong offset: the start explains the clip clearly better than the result, the
-    offset has a large error, or a moved camera may explain the clip nearly as well as the offset.
+    There are three signs of a wrong offset, in their order below:
+
+        1. The start explains the clip clearly better than `found`.
+        2. The offset has a large error.
+        3. A moved camera may explain the clip nearly as well as the offset.
     """
     offset_error, _ = found.time_errors
     return (
@@ -129,10 +132,9 @@ def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
 
 # ---- The rounds --------------------------------------------------------------------------------
 
-# Size of the finest details in (binned) spike pixels, for the times and for the matrix. The times
-# need larger details than the matrix, because the effect of a time is small and noisy: if the
-# exposure begins or ends a little later, only a few planes at its ends enter or leave the sum of
-# the spikes.
+# Size of the finest details in (binned) spike pixels, for the times and for the matrix. If the
+# exposure begins or ends a little later, only a few planes enter or leave the sum of the spikes. So
+# the effect of a time is small and noisy, and the times need larger details than the matrix.
 TIME_SIGMA = 2.0  # for the times
 FINE_SIGMA = 1.2  # for the matrix
 
