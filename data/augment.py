@@ -77,8 +77,8 @@ class Augment(Crop):
 
         region: the part of the frame in which the crop must lie.
         patch: side of the crop.
-        step: number of RGB pixels along a spike pixel. The distances of the crop from the top and
-        from the left of the region are multiples of it, so that no spike pixel is cut.
+        step: number of RGB pixels along a spike pixel. The crop begins at a multiple of it, counted
+        from the top and from the left of the region, so that no spike pixel is cut.
         hflip, rot, reverse: which flips are allowed. rot allows vflip and transpose.
         """
         # All random numbers are drawn in this order, also for flips that are not allowed. So if a

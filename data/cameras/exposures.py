@@ -6,9 +6,10 @@
 `read_exposures` checks the option and returns {clip: `Exposures`}. `Exposures` computes the planes
 of a frame. A plane is one read-out of the spike camera.
 
-What must stay: the forms of the option, because option files have them (test_data_json.py), and the
-planes that they give, because these are the spikes of a sample (test_timing.py). Free to add:
-another form, in `_exposures_of_clip`.
+What must stay: the forms of the option, because option files have them, and the planes that they
+give, because these are the spikes of a sample. Free to add: another form, in `_exposures_of_clip`.
+
+Tests (in tests/parts/data): test_data_json.py (forms), test_timing.py (planes)
 """
 
 import math

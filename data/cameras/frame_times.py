@@ -56,8 +56,10 @@ class Gap:
 class FrameTimes:
     """The times of the frames of a clip: in seconds for a film, else in the unit of the file names.
 
-    E.g. frames with the names 1, 2 and 4 have starts 1, 2, 4; ends 2, 3, 5; begin 1; end 5; step 1;
-    and frame 3 is missing.
+    E.g. the frames with the names 1, 2 and 4, of which frame 3 is missing:
+
+        starts   1  2  4        begin   1
+        ends     2  3  5        end     5        step   1
     """
 
     starts: tuple[Fraction, ...]  # when each frame begins
@@ -89,8 +91,8 @@ class FrameTimes:
 
             first + (t - begin) count / (end - begin),  rounded down
 
-        E.g. the frames 1, 2 and 4 of the class docstring last from 1 to 5 with the missing frame 3.
-        40 planes are 10 for each unit of time, so the frames get (0, 10), (10, 20) and (30, 40).
+        E.g. the frames 1, 2 and 4 last from 1 to 5, with the missing frame 3. So 40 planes are 10
+        for each unit of time, and the frames get (0, 10), (10, 20) and (30, 40).
         """
         if self.is_even:
             frames = len(self)
@@ -172,8 +174,8 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     tick = _tick(starts)
     period = (starts[-1] - starts[0]) / (len(starts) - 1)
     steps = steps_between(starts)
-    # But if the times are numbers of frames (0, 1, 3), the tick is 1, and a difference of 1 is no
-    # rounding but a missing frame. So at most half a period is allowed.
+    # But if the times are numbers of frames (0, 1, 3), the tick is 1. A difference of 1 is then a
+    # missing frame, and no rounding. So at most half a period is allowed.
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
         return False

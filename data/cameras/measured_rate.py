@@ -9,8 +9,10 @@ The threshold and the gain of the spike camera need not be known, because the ra
 The means are over the pixels that both cameras see.
 
 What must stay: the measured rate, because channels are divided by it, and trained networks expect
-these channels. test_spike_source.py and test_dataset_video_rgbspike.py (in tests/parts/data) notice
-another rate.
+these channels.
+
+Tests (in tests/parts/data): test_spike_source.py and test_dataset_video_rgbspike.py notice another
+rate
 """
 
 from typing import Literal

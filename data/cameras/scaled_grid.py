@@ -102,8 +102,8 @@ class ScaledGrid:
         ratio = self.step
         spike_crop = self._with_border(crop)
         # The crop of the frame, counted from the upper left corner of `spike_crop`, in RGB pixels.
-        # E.g. with 2 RGB pixels per spike pixel, a `spike_crop` from spike row 4 begins at RGB row
-        # 8, so RGB row 10 is row 2 of the enlarged channels.
+        # E.g. with 2 RGB pixels per spike pixel, the crop begins at RGB row 10, and `spike_crop` at
+        # spike row 4, which is RGB row 8. So the crop begins at row 2 of the enlarged channels.
         inner = Crop(
             top=crop.top - spike_crop.top * ratio,
             left=crop.left - spike_crop.left * ratio,
@@ -118,8 +118,8 @@ class ScaledGrid:
 
         The border is needed because an interpolated value at the edge of the crop depends on the
         next spike pixel. At the edge of the plane, there is no border. E.g. with 2 RGB pixels per
-        spike pixel, the RGB rows 10 ... 19 are the spike rows 5 ... 9, so the result has the spike
-        rows 4 ... 10. Without the border,
+        spike pixel, the RGB rows 10 ... 19 are the spike rows 5 ... 9. With the border, these are
+        the spike rows 4 ... 10. Without it,
         test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
         """
         ratio = self.step  # the sides of a crop are at multiples of it

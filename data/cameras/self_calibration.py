@@ -278,8 +278,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     """Return the file for the result of a clip, calibration_<key>.json.
 
     The key is a digest of everything that decides the result: files, options, compared frames.
-    Returns None if this run keeps no results, or if no file of the clip is on this machine, because
-    then a change of the files could not be noticed.
+    Returns None if this run keeps no results. Also returns None if no file of the clip is on this
+    machine, because then a change of the files could not be noticed.
     """
     if not RUN.checks_folder:
         return None

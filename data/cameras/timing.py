@@ -113,10 +113,9 @@ class Timing:
     `span` for each frame.
     """
 
-    # The window of a file: its planes first ... first + count - 1. count None: all planes to the
-    # end of the file. first "central": the `count` planes in the middle.
-    first: int | Literal["central"] = 0
-    count: int | None = None
+    # The window of a file: its planes first ... first + count - 1.
+    first: int | Literal["central"] = 0  # "central": the window is in the middle of the file
+    count: int | None = None  # None: all planes to the end of the file
     # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
     # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
@@ -196,9 +195,9 @@ class Timing:
         # Without a film or without `tick_hz`, nothing else tells the length of the clip.
         if not (times.is_film and tick_hz):
             return times.plane_ranges(first, count)
-        # Two clocks tell the length of the clip in seconds: the time stamps of the film, and the
-        # number of planes divided by `tick_hz` (e.g. 2000 planes at 20,000 Hz are 0.1 s). If the
-        # two lengths do not agree, the result of `until` has a doubt.
+        # Two clocks tell the length of the clip in seconds. One is the time stamps of the film. The
+        # other is the spike camera: e.g. 2000 planes at 20,000 Hz are 0.1 s. If the two lengths do
+        # not agree, the result of `until` has a doubt.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -216,8 +215,8 @@ class Timing:
 
         ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` lists the
         planes, or each frame has a file of its own.
-        Raises DataError if the file lacks planes whose numbers the user gave, if the file has no
-        plane of the frame, and if `spike.exposure` does not list the frame.
+        Raises DataError if `spike.exposure` does not list the frame, if the file has no plane of
+        the frame, or if it lacks planes whose numbers the user gave.
         """
         # Step 1 and 2 of the head of this file: the planes first ... end - 1, as the file counts.
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)

@@ -75,10 +75,10 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     # at the end and loses the plane at the start. `rate_at_end` has the details of the spikes in
     # one plane at the end of the exposure, (h, w).
     later = details.rate_at_end - details.rate_at_start
-    # If the exposure is one plane longer, the sum gains half a plane at each end. But any longer
-    # sum is also larger as a whole, by F a / length for each plane, and larger coefficients a would
-    # have the same effect. So this part is subtracted. The rest is what only a longer exposure can
-    # explain: how the planes at both ends differ from an average plane.
+    # If the exposure is one plane longer, the sum gains half a plane at each end. An average plane
+    # would add F a / length, as larger coefficients a would do. So this part is subtracted. The
+    # rest is what only a longer exposure can explain: how the planes at both ends differ from an
+    # average plane.
     gained = (details.rate_at_start + details.rate_at_end) / 2
     longer = gained - predicted / np.float32(estimate.length)
     # A row at y is exposed y * roll planes later than the middle row.

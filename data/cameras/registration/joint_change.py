@@ -1,10 +1,10 @@
 """Find the one change of the matrix that fits the shifts of t parts of the plane best.
 
 The spike plane is cut into parts (parts.py). Part t matches the frame best if it is shifted by
-d_t (2,), to the right and down. But a change of the matrix moves all parts together: it is a linear
-combination of the k CHANGES of the model (matrix.py), with the amounts c (k,). It shifts part t by
-J_t c, where J_t is (2, k). E.g. a "larger" plane shifts the parts at its right edge to the right,
-and the parts at its left edge to the left.
+d_t (2,), to the right and down. But a change of the matrix moves all parts together. E.g. a
+"larger" plane shifts the parts at its right edge to the right, and the parts at its left edge to
+the left. A change is a linear combination of the k CHANGES of the model (matrix.py), with the
+amounts c (k,). It shifts part t by J_t c, where J_t is (2, k).
 
 In general no c makes all shifts exactly. So c is found by weighted least squares:
 

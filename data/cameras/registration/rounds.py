@@ -170,8 +170,8 @@ def _without_rounds(estimate: Estimate) -> Estimate:
 # stop before the values are exact. With smaller limits, more rounds would run and change nothing.
 # How far right, down, larger or turned move the edge of the plane, in pixels.
 SMALL_SHIFT = 0.003
-# Change of the other values: of the times in rounds on all pixels, in planes, and of the fifth and
-# later amounts ("wider", ...) in rounds on parts.
+# Change of the other values. In rounds on all pixels these are the times, in planes. In rounds on
+# parts these are the fifth and later amounts ("wider", ...).
 SMALL_CHANGE = 0.03
 
 

@@ -125,8 +125,8 @@ class Pair:
         colours = blur(self.integrated, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
         # The factor 2 stays only because without it the last bits of results may change. Otherwise
-        # a factor has no effect: the fit would find another coefficient of this feature, and the
-        # product of feature and coefficient would be the same.
+        # it has no effect, because the fit finds the coefficient of this feature. With another
+        # factor, the product of feature and coefficient would be the same.
         lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)
         curve_and_lens = np.stack((curve, lens), axis=2)  # (H, W, 2)
         values = np.concatenate((colours, curve_and_lens), axis=2)  # (H, W, 5)
