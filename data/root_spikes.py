@@ -95,7 +95,7 @@ def _calibration_of_all_clips(option: str | None, info: DatasetInfo) -> Calibrat
     if option == "auto":  # each clip is calibrated from its own frames
         return None
     if option == "recorded":  # the calibration in dataset.json, if there is one
-        return load_calibration(option, info.calibration) if info.calibration else None
+        return load_calibration(info.path, info.calibration) if info.calibration else None
     return load_calibration(option)  # the path of a file
 
 

@@ -1260,6 +1260,16 @@ def test_clips_with_rates_of_their_own_need_no_common_rate(two_clips):
     assert not check_clips(values).warnings
 
 
+def test_a_wrong_calibration_of_dataset_json_is_refused_with_the_path_of_the_file(two_clips):
+    write_info(two_clips, calibration={**CALIBRATION, "matrix": [[0, 0, 0], [0, 0, 0]]})
+    values = data_section(two_clips, spike={**TFP, "calibration": "recorded"})
+
+    with pytest.raises(DataError) as refusal:
+        _ = resolve_section(values).spike_data
+
+    assert refusal.value.where.endswith("dataset.json, matrix")
+
+
 def test_a_rate_of_a_clip_that_is_no_number_is_refused(two_clips):
     write_info(two_clips, clips={"b": {"rate": "fast"}})
 
