@@ -86,11 +86,12 @@ class SampleNumbers:
         first_serial, end_serial = first_and_end(self.begins_of_roots, root)
 
         # The samples that the root has given before this position. The modulo begins again with the
-        # first sample of the root after the last.
-        in_earlier_epochs = (epoch + later_epochs) * (end - first)
-        in_this_epoch = position - first
-        samples_of_root = end_serial - first_serial
-        return first_serial + (in_earlier_epochs + in_this_epoch) % samples_of_root
+        # first sample of the root after the last. The numbers behind the lines are for position 3
+        # of epoch 1 in the example: it belongs to the second root, and has the serial number 5.
+        in_earlier_epochs = (epoch + later_epochs) * (end - first)  # 1 * (8 - 2) = 6
+        in_this_epoch = position - first  # 3 - 2 = 1
+        samples_of_root = end_serial - first_serial  # 8 - 3 = 5
+        return first_serial + (in_earlier_epochs + in_this_epoch) % samples_of_root  # 3 + 7 % 5 = 5
 
     def clip_and_frame(self, serial: int) -> tuple[int, int]:
         """Return the number of the clip of a sample, and the frame at which the sample begins.

@@ -256,7 +256,8 @@ def _ends_in_film(
 ) -> tuple[Fraction, ...]:
     """Return when the frames of a film end, in seconds.
 
-    A frame lasts until the next frame begins, or until the next missing frame begins.
+    A frame lasts until the next frame begins, or until the next missing frame begins. E.g. frames
+    begin at 0, 1 and 3, and one is missing at 2. Then they end at 1, 2 and 4.
 
     starts: when frames begin, at least two. gap_starts: when missing frames begin, sorted.
     """
