@@ -63,12 +63,10 @@ def coordinates_of(height: int, width: int) -> Coordinates:
     row, column = np.mgrid[:height, :width].astype(np.float32)  # of each pixel
     x = (column - middle_x) / half_side
     y = (row - middle_y) / half_side
-    # The same two formulas as a matrix.
-    from_pixels = np.array([
-        [1 / half_side, 0, -middle_x / half_side],
-        [0, 1 / half_side, -middle_y / half_side],
-        [0, 0, 1],
-    ])  # fmt: skip
+    # The same two formulas as the rows of a matrix.
+    row_of_x = (1 / half_side, 0, -middle_x / half_side)
+    row_of_y = (0, 1 / half_side, -middle_y / half_side)
+    from_pixels = np.array((row_of_x, row_of_y, (0, 0, 1)))
     return Coordinates(x, y, half_side, from_pixels)
 
 
