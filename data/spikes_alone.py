@@ -63,30 +63,37 @@ class LongExposures(UserFrames):
         self.is_video = False
         self._clip = clip
         self._source = source
-        self.files = spike_files(path)
-        if not self.files:
+        files = spike_files(path)
+        if not files:
             raise DataError(
                 what="the folder holds no spikes",
                 where=str(path),
                 expected=", ".join(FORMATS),
                 do="correct --spike",
             )
-        self.stems = [file.stem for file in self.files]
-        if source.timing.has_exposures:  # the option spike.exposure is set
-            # The frames of one file are named by their numbers: "000000", "000001", ...
-            with spike_errors_as_data_errors():
-                # source.remainder: the option spike.remainder, "error" or "truncate". It says what
-                # is done with bytes after the last whole plane.
-                planes = count_planes(self.files[0], source.geometry, source.remainder)
-            frame_count = source.timing.frames(clip, planes)
+        # The file and the name of each frame.
+        if source.timing.has_exposures:  # one file has all frames, named "000000", "000001", ...
+            frame_count = self._frames_in(files[0])
+            self.files = files * frame_count
             self.stems = [f"{frame:06d}" for frame in range(frame_count)]
-            self.files = self.files * frame_count  # the file of each frame
+        else:
+            self.files = files
+            self.stems = [file.stem for file in files]
         self.size = (source.geometry.height, source.geometry.width)
         # This may read the first frame, so it must come after all other attributes.
         self._white_rate = self._rate_of_white()
 
     def __len__(self) -> int:
         return len(self.stems)
+
+    def _frames_in(self, file: Path) -> int:
+        """Return how many frames the option spike.exposure finds in a spike file."""
+        source = self._source
+        with spike_errors_as_data_errors():
+            # remainder: what is done with bytes after the last whole plane, "error" or "truncate"
+            # (the option spike.remainder).
+            planes = count_planes(file, source.geometry, source.remainder)
+        return source.timing.frames(self._clip, planes)
 
     def _rate_of_white(self) -> float:
         """Return the spikes per plane of a white pixel."""
@@ -103,7 +110,6 @@ class LongExposures(UserFrames):
         """Return the spikes per plane of each pixel of frame `index`, (H, W) float32."""
         source = self._source
         with spike_errors_as_data_errors():
-            # remainder: what is done with bytes after the last whole plane.
             file = open_spikes(self.files[index], source.geometry, source.remainder)
             span = source.timing.span(self._clip, index, file.planes)  # the planes of this frame
             planes = file.read(span.first, span.count)  # (T, H, W)
