@@ -58,12 +58,13 @@ FORMAT = 3
 # takes longer. The figures of docs/benchmarks/calibration.md were measured with 8 frames.
 FRAMES = 8
 # Number of additional planes that are read before the exposure, and after it. At the ends of the
-# files there may be fewer planes. The clocks of the two cameras may differ, so an exposure may lie
-# earlier or later than the options say. The fit searches it up to 20 planes away (MOST_OFFSET in
-# registration/fit.py). The fit also compares up to 8 planes before the start and after the end of
-# the exposure (MOST_REACH in registration/view.py). Together these are 28 planes. The rest is for a
-# longer exposure and a rolling shutter (MOST_LENGTH and MOST_ROLL in registration/estimate.py),
-# which the fit tries, too: e.g. up to 13 planes for an exposure of 56 planes.
+# files there may be fewer planes. What the fit needs them for:
+#
+#     20          the exposure may be earlier or later than the options say, because the clocks of
+#                 the two cameras may differ (MOST_OFFSET in registration/fit.py)
+#     8           planes around start and end are compared (MOST_REACH in registration/view.py)
+#     the rest    the exposure may be longer, and the shutter may roll (MOST_LENGTH and MOST_ROLL in
+#                 registration/estimate.py), e.g. up to 13 planes for an exposure of 56 planes
 AROUND = 40
 
 logger = logging.getLogger(__name__)

@@ -158,7 +158,9 @@ class Pair:
 def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
     """Return how many spikes of a stream (T, h, w) come before each plane, (T + 1, h, w).
 
-    With these sums, the number of spikes in any range of planes is one difference.
+    With these sums, the number of spikes in any range of planes is one difference. E.g. a pixel
+    fires in the planes 1 and 2 of four planes, so its sums are 0, 0, 1, 2, 2. The planes 0 ... 1
+    have sums[2] - sums[0] = 1 spike.
     """
     planes, height, width = stream.shape
     # The sums are the largest array of a fit. So use the smaller type if it holds the largest sum.
