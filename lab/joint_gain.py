@@ -218,7 +218,7 @@ def make_clips_of_condition(out: Path, part: str, condition: str, sources: Path)
 
     Clips that are already there are kept.
 
-    sources: folder of `link_sources_of_part`
+    sources: folder of `link_sources_of_part`.
     """
     rig = FALSE_FRAMES.get(condition, condition)  # most conditions have the name of a rig
     what_to_make = PARTS[part]
