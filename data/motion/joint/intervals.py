@@ -85,8 +85,8 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     pieces = _spikes_before_edges(stream, edges.tolist(), no_first=after_stream)
 
     # The last spike up to an edge is the latest spike of all pieces up to the edge. The next spike
-    # after an edge is the earliest spike of all pieces after the edge. After the last edge, no
-    # spike counts. E.g. for spikes at 3 and 16 (- is no spike):
+    # after an edge is the earliest spike of all pieces after the edge. E.g. for spikes at 3 and 16
+    # (- is no spike):
     #
     #     edge                            2     8    14    17
     #     last spike of its piece         -     3     -    16
@@ -94,13 +94,8 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     #     first spike of its piece        -     3     -    16
     #     next spike after the edge       3    16    16     -
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
+    next_spikes = _next_spikes(pieces.first_spikes, after_stream)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
-    # The same from the last piece to the second, because the next spike may lie in any later piece.
-    # `accumulate` only goes forwards, so the pieces are reversed before and after it.
-    from_last_to_second = pieces.first_spikes[1:][::-1]
-    minima = np.minimum.accumulate(from_last_to_second)
-    next_spikes = np.full_like(pieces.first_spikes, after_stream)  # none after the last edge
-    next_spikes[:-1] = minima[::-1]
 
     has_last = last_spikes > NO_SPIKE
     has_next = next_spikes < after_stream
@@ -111,6 +106,23 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     times = np.where(takes_last, last_spikes, np.where(takes_next, next_spikes, NO_SPIKE))
     # Up to and including the last spike there are `counts` spikes, and the next spike is one more.
     return NearestSpikes(times, counts + takes_next)
+
+
+def _next_spikes(first_spikes: np.ndarray, after_stream: int) -> np.ndarray:
+    """Return the next spike after each edge, (edges, h, w), `after_stream` if there is none.
+
+    It is the earliest of the first spikes of all later pieces. After the last edge, no spike
+    counts.
+
+    first_spikes: first spike of the piece of each edge, (edges, h, w).
+    """
+    # Accumulate from the last piece to the second. `accumulate` only goes forwards, so the pieces
+    # are reversed before and after it.
+    from_last_to_second = first_spikes[1:][::-1]
+    earliest = np.minimum.accumulate(from_last_to_second)[::-1]
+    next_spikes = np.full_like(first_spikes, after_stream)
+    next_spikes[:-1] = earliest
+    return next_spikes
 
 
 class SpikesBeforeEdges(NamedTuple):
