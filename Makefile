@@ -1,6 +1,6 @@
 # make demo     restore two short clips with the shipped weights, train for 45 s, and make a page (about two minutes)
 # make sample   train on the sample set, print the table, check the gain (minutes on a laptop CPU)
-# make quick    the tests that tell most, at most 90 s on two cores
+# make quick    the tests that tell most, about a minute on two cores
 # make test     all tests but the long ones
 # make versions the fast tests with other versions of torch (lab/try_versions.sh; 5 GB each)
 # make gpu      on a new GPU: are results right, how fast is it; writes gpu.json (docs/gpu.md)
@@ -27,11 +27,15 @@ sample: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/compare_runs.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
-QUICK := house/test_layers utils/test_option utils/test_option_files house/test_documents \
-    data/test_manifest data/test_preflight data/test_dataset_video_rgbspike data/test_spike_represent \
-    data/test_timing models/test_tiling models/test_fusion models/test_weights models/test_optim \
-    models/test_metrics
-QUICK_TESTS := $(QUICK:%=tests/parts/%.py) tests/faults/test_steps.py \
+QUICK := house/test_layers utils/test_option utils/test_option_files data/test_manifest data/test_preflight \
+    data/test_dataset_video_rgbspike data/test_spike_represent data/test_timing models/test_tiling models/test_weights \
+    models/test_optim models/test_metrics
+QUICK_TESTS := $(QUICK:%=tests/parts/%.py) \
+    tests/parts/house/test_documents.py::test_links_to_headings_lead_to_headings \
+    tests/parts/house/test_documents.py::test_links_to_files_lead_to_files \
+    tests/parts/house/test_documents.py::test_a_page_has_the_same_sections_code_tables_numbers_and_links_in_both_languages \
+    tests/faults/test_steps.py::test_nan_on_one_rank_skips_the_step_on_all_ranks \
+    tests/faults/test_steps.py::test_nan_in_too_many_steps_stops_all_ranks \
     tests/dist/test_dist.py::test_collectives_give_the_same_on_every_rank \
     tests/dist/test_dist.py::test_an_error_ends_all_ranks_with_one_message_and_one_code \
     tests/stories/test_main_train.py::test_a_run_leaves_log_weights_checkpoints_curves_and_pictures \
