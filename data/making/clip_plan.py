@@ -252,6 +252,7 @@ def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
 
     A plane of a .dat has one bit for each spike pixel, so the number of spike pixels must be a
     multiple of 8.
+
     size: (height, width) of the frames. ratio: RGB pixels along a spike pixel. path: the source.
     """
     height, width = size

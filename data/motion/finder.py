@@ -54,9 +54,9 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         """Return the motion of DIS in good light, and the mean of both motions in dim light."""
         # DIM_SPIKES = 5 was chosen on dim frames of the training videos and stills, by the PSNR of
-        # the solution of the equations (joint/). Below 5 spikes in a pixel of median light, the
-        # frames gain 0.1 to 0.3 dB along the mean of both motions, compared with the motion of DIS.
-        # With 5 to 18 spikes they lose up to 0.1 dB.
+        # the solution of the equations (joint/). Compared with the motion of DIS, the mean of both
+        # motions gains 0.1 to 0.3 dB below 5 spikes in a pixel of median light. With 5 to 18 spikes
+        # it loses up to 0.1 dB.
         if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)
         motion_of_network = by_network(recording, view, gain)

@@ -45,9 +45,9 @@ from data.motion.shifts import INSTANTS, Motion, lengths_of, motion_times, value
 from data.motion.spike_pictures import pictures_at
 from data.motion.view import View
 
-# Factor of all expected errors if the pictures are noisy. Without it the errors would be too small,
-# because noise misleads the search there and the search back in the same way: the two shifts agree
-# although both are wrong, and the error is computed from their difference.
+# Factor of all expected errors if the pictures are noisy. Noise misleads the search there and the
+# search back in the same way, so the two shifts may agree although both are wrong. The expected
+# error is computed from their difference, so it would be too small without this factor.
 FACTOR_IF_NOISY = 2.5
 
 
@@ -121,6 +121,7 @@ def _extrapolate(shifts: np.ndarray, previous_time: float, time: float) -> np.nd
     """Return the shifts (H, W, 2) at a time if the motion goes on at the same speed.
 
     E.g. the shifts at 20 planes after the sharp instant are twice the shifts at 10 planes.
+
     shifts: (H, W, 2), the shifts at `previous_time`.
     """
     if previous_time == 0:  # the sharp instant: the shifts are 0, and the speed is not known
@@ -258,6 +259,7 @@ def _search_shifts(
     """Search the shifts (H, W, 2) from one picture to another, both (H, W) uint8.
 
     What is at p in `from_picture` is at p + shifts[p] in `to_picture`.
+
     start: (H, W, 2), shifts where the search begins. It stays as it is.
     """
     # Small pictures are padded below and at the right by repeating their edges.

@@ -21,9 +21,11 @@ class Layer:
         p' = A(tau) @ (p - center) + center + trajectory(tau)
 
     A is the matrix of `linear`. n = SIDE + 2 * MARGIN is the side of the picture of a layer, and N
-    is the number of INSTANTS. Both `picture_at` and `shifts` follow this equation: change them
-    together, because the network learns that the shifts explain the pictures. No test compares
-    them. When only `shifts` had the wrong sign of y, a training found no motion.
+    is the number of INSTANTS.
+
+    Both `picture_at` and `shifts` follow this equation. Change them together, because the network
+    learns that the shifts explain the pictures. No test compares them. When only `shifts` had the
+    wrong sign of y, a training found no motion.
     """
 
     light: np.ndarray  # (n, n) what it shows, linear light in [0, 1]

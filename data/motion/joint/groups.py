@@ -144,6 +144,7 @@ def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray)
 
     The shares of a row add up to 1. E.g. groups of the times 0 to 10 and 10 to 20, and a row that
     is exposed from 4 to 14: they have 6 and 4 planes in common, so the shares are 0.6 and 0.4.
+
     edges: (G + 1,) times between the groups.
     delays: (rows,), by how much each row is exposed later than the middle row, in exposures. A row
     without delay is exposed from `recording.begin` to `recording.end`.

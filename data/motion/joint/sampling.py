@@ -29,6 +29,7 @@ def grid_positions(positions: Tensor, size: tuple[int, int]) -> Tensor:
     """Return positions on a picture in the form of `grid_sample`: -1 (first pixel) to 1 (last).
 
     E.g. on a picture of 5 x 5 pixels, x = 0, 2 and 4 become -1, 0 and 1.
+
     positions: (h, w, 2) or (N, h, w, 2), x and y in pixels. size: (H, W) of the picture.
     Returns (1, h, w, 2) or (N, h, w, 2).
     """

@@ -42,10 +42,9 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
 
 
 # Number of pixels of about equal light whose common change is removed. Fewer pixels would remove
-# more of a true motion. With more pixels, a still scene may count as moving if all pixels of the
-# sensor begin with the same charge (test_pixels_that_begin_with_equal_charges_are_no_motion): with
-# 257 pixels its evidence was up to 5.2, above SURE_EVIDENCE = 3.5 (evidence.py). With 65 pixels it
-# was at most 2.4.
+# more of a true motion. More pixels leave evidence of a motion in a still scene whose sensor begins
+# with the same charge in all pixels (test_pixels_that_begin_with_equal_charges_are_no_motion). With
+# 257 pixels it was up to 5.2, above SURE_EVIDENCE = 3.5 (evidence.py), and with 65 at most 2.4.
 EQUAL_LIGHT_PIXELS = 65
 
 

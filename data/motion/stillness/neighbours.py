@@ -11,10 +11,10 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-The subtracted mean is nearly 0, but not quite: `without_change_of_lamps` (common_change.py) has
-subtracted from each pixel the mean change of the pixels around it, which put a little of the noise
-of the neighbours into c_i. In the sum over a large plane, even a small mean would look like a
-motion. `product_of_noise` computes it.
+The subtracted mean is nearly 0, but not quite. `without_change_of_lamps` (common_change.py) has
+subtracted the mean change of the pixels around a pixel from the change of this pixel, so c_i has a
+little of the noise of the neighbours. In the sum over a large plane, even a small mean would look
+like a motion. `product_of_noise` computes it.
 
 No trained weights depend on this file, so its constants may change.
 test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without

@@ -2,8 +2,8 @@
 
 A frame is restored in two steps (restorer.py): a first estimate without any motion, and then an
 improvement along the motion that was found in the spikes. If nothing moves, this motion is noise,
-and the improvement makes the frame worse: on clips of a camera on a tripod, frames lost 5 dB in
-good light and 12 dB in dim light by the weights of the fusion "motion".
+and the improvement makes the frame worse. On clips of a camera on a tripod, the weights of the
+fusion "motion" lost 5 dB in good light and 12 dB in dim light.
 
 So the improved frame is blended with the first estimate. The weight of the improved frame at a
 pixel is the product of two shares. Each share answers a question, from 0 (no) to 1 (yes):
