@@ -89,18 +89,17 @@ def _order_of(corners: Tensor, pixel_count: int) -> Tensor:
 class AdjointOfSums:
     """The adjoint of a map that samples a picture, then adds up some of the samples.
 
-    The map has the outputs
+    The map turns a picture x into outputs y. Each output is a sum of its own samples:
 
         y_i = sum over the samples n of output i of f_n x(position of n)
 
     E.g. an output is a pixel of the blurry frame. It adds up one sample of each group of planes,
     and f is the share of the group in the exposure.
 
-    There is one sparse matrix (P - k, outputs) for each offset k = 0, 1, W, W + 1 from a corner to
-    its four pixels:
-
-        entry (c, i)    sum of the weights of pixel c + k, in the samples of output i with corner c
-        row c times y   what these samples give back to pixel c + k
+    The adjoint gives y_i back to the four pixels of each sample, times their weights. It has a
+    sparse matrix (P - k, outputs) for each offset k = 0, 1, W, W + 1 from a corner to its four
+    pixels. The entry in row c and column i is the weight of pixel c + k in the samples of output i
+    that have the corner c. So row c times y is what pixel c + k gets back.
 
     E.g. a sample of output 2 has the corner 7, and gives pixel 8 = 7 + 1 the weight 0.3. Then the
     matrix of k = 1 has the entry 0.3 in row 7 and column 2, so it adds 0.3 y_2 to pixel 8.

@@ -23,7 +23,7 @@ pixel. The two are equal where all RGB pixels of a spike pixel move alike. On cl
 differ by 1 to 3 % of the expected error of y.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
-frame: <A x, y> = <x, A^T y> for all x and y, where < , > is the sum of the products. A solution
+frame. For all x and y, <A x, y> = <x, A^T y>, where < , > is the sum of the products. A solution
 computes A and A^T about 15 times each, which takes most of its time.
 
 What must stay: `Cameras.adjoint` is the adjoint of `Cameras.__call__`, because otherwise conjugate
