@@ -71,8 +71,8 @@ class RecordedClip:
 
     def read(self, frame: int) -> Recording:
         """Return the recording of a frame. Reads its files. frame: number of the frame, from 0."""
-        # What is read (here a single frame), and the camera that is simulated on its spikes, if
-        # any.
+        # A draw says which frames are read (here a single one), and whether a camera is simulated
+        # on their spikes.
         reader = self.reader
         draw = reader.dataset.draw(reader.clip_index, first=frame, count=1)
         stream = self._stream(draw, frame)

@@ -120,7 +120,7 @@ class Equations:
 
     def solve(self, z_0: Tensor) -> Tensor:
         """Return the solution z (3, H, W) of the equations. z_0: first estimate (3, H, W)."""
-        give_back_much_freed_memory()  # what making the equations has left
+        give_back_much_freed_memory()  # memory that was needed to make the equations
         z = solve(
             self.system,
             self._prior_weight,
@@ -144,5 +144,5 @@ class Equations:
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return how the equations would change a frame z (3, H, W): seven channels (7, H, W)."""
-        give_back_much_freed_memory()  # what the network has left in its last step
+        give_back_much_freed_memory()  # memory that the network needed in its last step
         return self._channels.pulls(z)
