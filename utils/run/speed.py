@@ -19,7 +19,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.options.loader_options import DatasetsOptions
 from utils.run.measured import Measured
@@ -37,6 +37,19 @@ WINDOW_STEPS = 10
 # A warning of the speed needs this many bad windows in a row, because another program may slow down
 # a single window.
 BAD_WINDOWS_IN_A_ROW = 3
+
+
+class _StepTimes(NamedTuple):
+    """The times of a step on one rank: means over the steps of a window, in seconds."""
+
+    step_s: float  # the whole step
+    wait_s: float  # waiting for data, a part of step_s
+    forward_s: float  # the forward pass, a part of step_s
+
+    @property
+    def own_s(self) -> float:
+        """The seconds in which the rank waits for no other rank."""
+        return self.wait_s + self.forward_s
 
 
 class SpeedJudge:
@@ -75,60 +88,20 @@ class SpeedJudge:
     def _check_speed(self, lines: list[list[Measured]]) -> None:
         """Warn if a rank waits for data, or is slower than the others.
 
-        Ranks are compared by their wait for data plus their forward pass, in which a rank waits for
-        no other rank. The backward pass takes equally long on all ranks, because the fast ranks
-        wait there for the slow rank. Tests: test_a_slow_rank_is_named_after_three_windows_in_a_row,
-        test_small_differences_between_ranks_are_healthy,
-        test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy.
-
-        lines: log lines, each with the measurements of every rank.
+        lines: the log lines of a window, each with the measurements of every rank.
         """
-        # Each list has a number for each rank: the seconds of a whole step, the seconds of a step
-        # in which the rank waits for data, and the seconds of its forward pass.
-        step_s = _seconds_per_step(lines, "seconds")
-        waits = _seconds_per_step(lines, "data_s")
-        forwards = _seconds_per_step(lines, "forward_s")
+        times = _times_of_ranks(lines)
         newest = lines[-1]
-        self._check_waits(newest, waits, step_s)
+        self._check_waits(newest, times)
+        self._check_slow_ranks(newest, times)
 
-        # `own_times` has for each rank the seconds of a step in which it waits for no other rank.
-        own_times = []
-        for wait, forward in zip(waits, forwards, strict=True):
-            own_times.append(wait + forward)
-        for rank, own_s in enumerate(own_times):
-            times_of_others = [*own_times[:rank], *own_times[rank + 1 :]]
-            # A single rank is compared with itself, so it is never slow.
-            usual_s = statistics.median(times_of_others or own_times)
-            # A rank that takes 1 ms in place of 0.5 ms is much slower, but the others hardly wait
-            # for it. So its delay must also be a noticeable share of its whole step.
-            is_much_slower = own_s > SLOW_FACTOR * usual_s
-            is_noticed = own_s - usual_s > LEAST_DELAY_SHARE * step_s[rank]
-            is_slow = is_much_slower and is_noticed
-            self._warn_if_again(
-                f"slow rank {rank}",
-                is_slow,
-                "rank %d on %s is slower than the others, which wait for it at every step: data "
-                "%.3f s + forward %.3f s a step, the others %.3f s in all. On %s look for other "
-                "programs on its GPU, cores and disk and for heat (nvidia-smi -q -d PERFORMANCE), "
-                "or leave that host out",
-                rank,
-                newest[rank].host,
-                waits[rank],
-                forwards[rank],
-                usual_s,
-                newest[rank].host,
-            )
-
-    def _check_waits(self, newest: list[Measured], waits: list[float], step_s: list[float]) -> None:
+    def _check_waits(self, newest: list[Measured], times: list[_StepTimes]) -> None:
         """Warn if a rank waits for data for a large share of the time.
 
         newest: the newest measurements of every rank.
-        waits: for each rank, the seconds of a step in which it waits for data.
-        step_s: for each rank, the seconds of a step.
+        times: the mean times of a step of every rank.
         """
-        shares = []
-        for wait, seconds in zip(waits, step_s, strict=True):
-            shares.append(wait / seconds)
+        shares = [time.wait_s / time.step_s for time in times]
         worst_share = max(shares)
         worst_rank = shares.index(worst_share)
         # The number of cores of a rank. Ranks of a host may share their cores, or SLURM may have
@@ -147,6 +120,43 @@ class SpeedJudge:
             loader_advice(self.datasets.train, worst_share, cores_per_rank),
         )
 
+    def _check_slow_ranks(self, newest: list[Measured], times: list[_StepTimes]) -> None:
+        """Warn if a rank takes longer than the others.
+
+        Ranks are compared by their own time (`_StepTimes.own_s`), and not by the time of a whole
+        step, which is equal on all ranks. Tests:
+        test_a_slow_rank_is_named_after_three_windows_in_a_row,
+        test_small_differences_between_ranks_are_healthy,
+        test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy.
+
+        newest: the newest measurements of every rank.
+        times: the mean times of a step of every rank.
+        """
+        own_times = [time.own_s for time in times]
+        for rank, time in enumerate(times):
+            times_of_others = [*own_times[:rank], *own_times[rank + 1 :]]
+            # A single rank is compared with itself, so it is never slow.
+            usual_s = statistics.median(times_of_others or own_times)
+            # A rank that takes 1 ms in place of 0.5 ms is much slower, but the others hardly wait
+            # for it. So its delay must also be a noticeable share of its whole step.
+            is_much_slower = time.own_s > SLOW_FACTOR * usual_s
+            is_noticed = time.own_s - usual_s > LEAST_DELAY_SHARE * time.step_s
+            is_slow = is_much_slower and is_noticed
+            self._warn_if_again(
+                f"slow rank {rank}",
+                is_slow,
+                "rank %d on %s is slower than the others, which wait for it at every step: data "
+                "%.3f s + forward %.3f s a step, the others %.3f s in all. On %s look for other "
+                "programs on its GPU, cores and disk and for heat (nvidia-smi -q -d PERFORMANCE), "
+                "or leave that host out",
+                rank,
+                newest[rank].host,
+                time.wait_s,
+                time.forward_s,
+                usual_s,
+                newest[rank].host,
+            )
+
     def _warn_if_again(self, name: str, is_bad: bool, text: str, *values: Any) -> None:
         """Warn if something is bad in several windows in a row. Call this once for each window.
 
@@ -162,18 +172,22 @@ class SpeedJudge:
             self.warn(name, text, *values)
 
 
-def _seconds_per_step(lines: list[list[Measured]], name: str) -> list[float]:
-    """Return the mean seconds of a step, for each rank.
+def _times_of_ranks(lines: list[list[Measured]]) -> list[_StepTimes]:
+    """Return the mean times of a step, for each rank.
 
-    lines: log lines, each with the measurements of every rank.
-    name: name of a field of `Measured` in seconds, e.g. "data_s".
+    lines: the log lines of a window, each with the measurements of every rank.
     """
-    steps = sum(line[0].steps for line in lines)
-    means = []
+    steps = sum(line[0].steps for line in lines)  # equal on all ranks
+    times = []
     for rank in range(len(lines[0])):
-        seconds = sum(getattr(line[rank], name) for line in lines)
-        means.append(seconds / steps)
-    return means
+        times.append(
+            _StepTimes(
+                step_s=sum(line[rank].seconds for line in lines) / steps,
+                wait_s=sum(line[rank].data_s for line in lines) / steps,
+                forward_s=sum(line[rank].forward_s for line in lines) / steps,
+            )
+        )
+    return times
 
 
 def loader_advice(section: Any, share: float, cores: int) -> str:
