@@ -20,8 +20,8 @@ import numpy as np
 from utils.run.history import History
 
 # Margins of the figure of one run, as fractions of its width and height. E.g. the left panel begins
-# at 7 % of the width. The figure is drawn after each validation. If matplotlib computed the margins
-# (None), drawing would take twice as long.
+# at 7 % of the width. The margins are fixed, because the figure is drawn after each validation. If
+# matplotlib computed them, drawing would take twice as long.
 MARGINS = {
     "left": 0.07,
     "bottom": 0.075,
@@ -126,7 +126,7 @@ def _draw_rate(axis: Any, histories: Mapping[str, History]) -> None:
     """Draw the learning rate."""
     for curve in _curves(histories, "train/lr"):
         axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.8)
-    # A learning rate such as 0.0004 is written with a power of ten.
+    # Numbers below 10^-2 or above 10^3 are written with a power of ten: 0.0004 as 4 and 1e-4.
     axis.ticklabel_format(axis="y", scilimits=(-2, 3))
     axis.set_ylim(bottom=0)
 
@@ -254,11 +254,12 @@ def _empty_figure(
 
     rows = math.ceil(len(titles) / columns)
     width, height = size
-    figure = Figure(
-        figsize=(width * columns, height * rows), layout=None if margins else "constrained"
-    )
+    size_of_figure = (width * columns, height * rows)
     if margins:
+        figure = Figure(figsize=size_of_figure)
         figure.subplots_adjust(**margins)
+    else:
+        figure = Figure(figsize=size_of_figure, layout="constrained")  # computes the margins
     axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(titles) + 1)]
     for axis, title in zip(axes, titles, strict=True):
         _style_panel(axis, title)

@@ -60,8 +60,8 @@ class HistoryWriter:
         with best_effort(str(self.file)):  # logs an error of the disk, and goes on
             # Before the first new entry, remove the entries that will be written again.
             if not self.has_removed_repeated:
-                earlier = self._entries_that_stay(values, step)
-                write_whole(self.file, b"".join(map(_line, earlier)))
+                earlier_lines = [_line(entry) for entry in self._entries_that_stay(values, step)]
+                write_whole(self.file, b"".join(earlier_lines))
                 self.has_removed_repeated = True
             entry: dict[str, Any] = {"step": step}
             for tag, value in values.items():
