@@ -245,12 +245,10 @@ def _take_lock(path: Path) -> BinaryIO:
         # server releases the lock of a crashed host late.
         holder = _holder_of(file)  # e.g. "process 4711 on host7, since ...", or "" without a text
         is_elsewhere = _is_of_another_host(holder)
+        longest_wait_s = WAIT_ON_ANOTHER_HOST_S if is_elsewhere else WAIT_ON_THIS_HOST_S
         if is_elsewhere and not has_warned:
             has_warned = True
-            logger.warning(
-                "%s is held by %s: waiting up to %.0f s", path, holder, WAIT_ON_ANOTHER_HOST_S
-            )
-        longest_wait_s = WAIT_ON_ANOTHER_HOST_S if is_elsewhere else WAIT_ON_THIS_HOST_S
+            logger.warning("%s is held by %s: waiting up to %.0f s", path, holder, longest_wait_s)
         if time.monotonic() - begin > longest_wait_s:
             file.close()
             note = "" if is_elsewhere else _note_if_gone(holder)
@@ -332,7 +330,7 @@ def _note_if_gone(holder: str) -> str:
 
     holder: the text of the lock, of a process of this host.
     """
-    words = holder.split()
+    words = holder.split()  # e.g. ["process", "4711", "on", ...]
     if len(words) < 2 or not words[1].isdecimal():
         return ""
     if process_state(int(words[1])) is None:
