@@ -65,7 +65,7 @@ class Bar(ExitStack):
             file=terminal,
             leave=is_kept,
             dynamic_ncols=True,  # follow the width of the window
-            miniters=0,  # for tqdm only the time decides when it draws again
+            miniters=0,  # tqdm draws again when some time has passed, after any number of updates
             bar_format=BAR_FORMAT,
             **options,
         )
@@ -83,9 +83,8 @@ class Bar(ExitStack):
         self.enter_context(redirect(above))
 
     def __exit__(self, *error: Any) -> None:
-        # A terminal that was closed must not end the run, here and below: suppress its OSError.
-        # Close the bar first; `super().__exit__` then puts the original streams back.
-        with suppress(OSError):
+        # Close the bar first, and then put the original streams back (`super().__exit__`).
+        with suppress(OSError):  # if the terminal was closed, the run goes on
             self._bar.close()
         super().__exit__(*error)
 
@@ -98,7 +97,7 @@ class Bar(ExitStack):
             must have no braces, which tqdm would take for placeholders. With at most 55 characters
             there is room for a bar in 80 columns.
         """
-        with suppress(OSError):
+        with suppress(OSError):  # if the terminal was closed, the run goes on
             if name:
                 self._bar.set_description_str(name, refresh=False)
             if values:

@@ -81,6 +81,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     # Whether this run has a checkpoint_latest, or a former version of it. Former versions are kept
     # beside the file as checkpoint_latest_previous.pth, ..., because the newest may be damaged.
     has_own = bool(existing_versions(latest))
+    # null: a fresh start must not overwrite a run.
     if resume is None and has_own:
         raise OptionError(
             what="path.resume is null, yet the folder holds a run",
@@ -89,10 +90,13 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
             do="give --resume auto to resume it; for a new run set another task name or move the "
             "folder away",
         )
+    # A path.
     if resume is not None and resume != "auto":
         return _find_named(_named_file(Path(resume)), latest, has_own)
+    # "auto".
     if has_own:
         return Resumed(latest, _read_state(latest))
+    # "auto" or null, without a checkpoint_latest: a fresh start.
     _refuse_if_only_best_is_left(folder, latest)
     return None
 

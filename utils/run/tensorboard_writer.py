@@ -1,7 +1,7 @@
 """Write the numbers and pictures of a run for TensorBoard.
 
-`Experiment.log_training` and `log_validation` (experiment.py) give numbers by name to the writer,
-and the writer writes files that TensorBoard reads.
+`Experiment.log_training` and `log_validation` (experiment.py) give the writer numbers with their
+names, and the writer puts them into files that TensorBoard reads.
 
 A run may be started several times, and each start writes a file of its own. TensorBoard merges
 these files. A resumed run repeats the steps after its checkpoint, so the new file hides what an
@@ -53,8 +53,8 @@ class TensorBoardWriter:
         step: number of steps done when this start begins.
         options: all options, without secrets. They are shown as text, and some sections also as
             hyperparameters next to the newest scores.
-        repeated_scalars: None if the entries of `step` itself stay. Otherwise these entries are
-            hidden, too, and these scalars are written in their place.
+        repeated_scalars: scalars that are written at `step`, in place of the old points of `step`,
+            which are hidden, too. None: the old points of `step` stay.
         """
         from torch.utils.tensorboard import SummaryWriter
 
@@ -63,7 +63,7 @@ class TensorBoardWriter:
         # SummaryWriter starts a thread. To find this thread, compare the threads before and after.
         threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
-            put_before_now(folder)
+            put_before_now(folder)  # so that TensorBoard reads the new file last
             self.writer = SummaryWriter(str(folder), purge_step=first_hidden_step)
         new_threads = set(threading.enumerate()) - threads_before
         _silence(new_threads)

@@ -171,9 +171,10 @@ def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo
 
 
 def _check_pickle(pickle: Any) -> int:
-    """Check a pickle, and return the number of its operations. A damaged one ends the count.
+    """Check a pickle, and return the number of its operations.
 
-    A pickle is a little program: its operations make values, and put them together.
+    A pickle is a little program: its operations make values, and put them together. If the bytes
+    are damaged, only the operations before the damage are checked and counted.
 
     pickle: the bytes of a pickle, or an open file. From a file, one pickle is read. Afterwards the
         position of the file is behind this pickle.

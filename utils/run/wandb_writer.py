@@ -34,6 +34,7 @@ class WandbWriter:
         self, section: LoggingOptions, folder: Path, options: dict[str, Any], run_id: str | None
     ) -> None:
         """section: the options `logging`.
+        folder: the folder of the run. wandb writes its files into the folder wandb/ there.
         options: all options, without secrets. W&B shows them as its config.
         run_id: id of the W&B run to continue, or None for a new one.
         """
@@ -49,7 +50,7 @@ class WandbWriter:
             "name": options["task"],
             "dir": str(folder),
             "id": run_id,
-            "resume": "allow" if run_id else None,
+            "resume": "allow" if run_id else None,  # "allow": continue the W&B run with this id
             "config": options,
         }
         self.image_of = wandb.Image
