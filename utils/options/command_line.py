@@ -52,7 +52,9 @@ def _train_parser(usage: str | None) -> "OptionParser":
 
     usage: the text that `--help` prints before the arguments.
     """
-    parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
+    parser = OptionParser(
+        expected="--opt FILE [section.key=value ...]", do="see --help", description=usage
+    )
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", "-opt", required=True, metavar="FILE", help="option file")
     # All flags below add an override to the same list, `flags`. argparse copies the default list
@@ -113,7 +115,7 @@ def _resume_override(path: str) -> str:
 class OptionParser(argparse.ArgumentParser):
     """A parser that raises OptionError. argparse itself would print the error and exit.
 
-    expected, do: what the error says that was expected, and what the user can do
+    expected, do: two texts of the error: the form of the command line, and what the user can do
     """
 
     def __init__(self, expected: str, do: str, description: str | None) -> None:

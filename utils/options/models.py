@@ -71,9 +71,9 @@ class Options(Section):
 
     `netG`, `datasets.*` and `train` also hold the keys of the registered part that they name.
 
-    Two fields are not options. opt_path is the option file. kair_totals is only used if the file
-    comes from KAIR; else it is empty. It names the keys of datasets.train whose values are totals
-    over all GPUs in KAIR. A key that the command line changes is not among them.
+    Two fields are not options. opt_path is the path of the option file. kair_totals is empty unless
+    the file comes from KAIR. Then it names the keys of datasets.train whose values are totals over
+    all GPUs in KAIR, apart from the keys that the command line sets.
     """
 
     # The pattern lets through the name of one folder below path.root: no "/", and not "." or "..".
