@@ -114,6 +114,8 @@ def _read_next_sample(dataset: TrainClips, counter: Iterator[int]) -> Any:
 def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]:
     """Return a training set for each way to read the clips in `root`. Writes the clip cache.
 
+    E.g. "png" -> the set that reads PNGs without spikes.
+
     args: its `frames` and `crop` are the size of a sample.
     """
     # Keys of an option file's section datasets.train.
@@ -139,13 +141,8 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
     }
     cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
 
-    # Write the clip cache before the data sets "cache, ..." are made, because they open it.
-    # `build_cache` needs a source: the folders of the clips, and how their spikes are read. The
-    # class of the data set (`constructor`) finds the sources of a section. Here it finds one,
-    # because the clips are in one root.
-    section = DATASETS.resolve(of_all | spikes, "datasets.train")
-    [source] = section.constructor.sources_of(section)
-    build_cache(source, str(root / "cache"))
+    # The data sets "cache, ..." open the clip cache, so write it first.
+    _write_cache(of_all | spikes, root / "cache")
 
     # Way -> the keys that differ between the ways.
     ways = {
@@ -160,6 +157,16 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
         assert isinstance(dataset, TrainClips)
         datasets[name] = dataset
     return datasets
+
+
+def _write_cache(options: dict[str, Any], folder: Path) -> None:
+    """Write the clip cache of a data set into `folder`. options: the keys of datasets.train."""
+    section = DATASETS.resolve(options, "datasets.train")
+    # `build_cache` needs a source: the folders of the clips, and how their spikes are read. The
+    # class of the data set (`constructor`) finds the sources of a section. Here it finds one,
+    # because the clips are in one root.
+    [source] = section.constructor.sources_of(section)
+    build_cache(source, str(folder))
 
 
 def make_clip(root: Path, name: str, frames: int, seed: int) -> None:

@@ -51,7 +51,7 @@ def _subtract_imports(costs: dict[str, float], costs_of_two_clips: dict[str, flo
     Without strace there are no calls and no slow seconds, so nothing is subtracted.
 
     costs: the costs of one start, as `large_set.costs` returns them.
-    costs_of_two_clips: the costs of the same start on two clips, about those of the imports.
+    costs_of_two_clips: the costs of the same start on two clips, which are mostly imports.
     """
     for key in (*large_set.CALLS, "slow_seconds"):
         if key in costs:
