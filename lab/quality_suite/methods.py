@@ -80,7 +80,7 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
     changes |= {
         # The share of the samples that each training set gives.
         "datasets.train.dataroot_share": list(data.sample_weights.values()),
-        "datasets.train.spike.calibration": "recorded",
+        "datasets.train.spike.calibration": "recorded",  # the true calibration, in dataset.json
         "datasets.test": None,  # no validation: the test comes after the training
         "train.total_iter": steps,
         "train.epochs": None,  # the steps end the training, not the epochs of the file

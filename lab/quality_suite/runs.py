@@ -58,7 +58,7 @@ def train_and_test(out: Path, data: Data, method: Method, seed: int) -> None:
 
 
 def scores_on_tests(
-    out: Path, data: Data, name: str, option_file: Path, *method: str
+    out: Path, data: Data, name: str, option_file: Path, *restorer: str
 ) -> dict[str, Any]:
     """Restore all test clips with main_test_vrt.py, and return their scores.
 
@@ -66,7 +66,7 @@ def scores_on_tests(
 
     name: name of the run, for the folder of the results and for the log.
     option_file: option file that says how the clips are read.
-    method: flags that say what restores, e.g. "--weights", FILE.
+    restorer: flags that say what restores the clips, e.g. "--weights", FILE.
     """
     scores = {}
     for condition, folder in data.tests.items():
@@ -78,7 +78,7 @@ def scores_on_tests(
             "main_test_vrt.py",
             "--opt",
             str(option_file),
-            *method,
+            *restorer,
             "--output",
             str(results),
             "--overwrite",
@@ -89,25 +89,27 @@ def scores_on_tests(
             name=name,
         )
         root_of_clips = Path(roots_of_test["dataroot_gt"])
-        for name_of_clip, about in read_json(results / "metrics.json")["clips"].items():
+        for name_of_clip, entry in read_json(results / "metrics.json")["clips"].items():
             scores[f"{condition}/{name_of_clip}"] = scores_of_clip(
-                about, restored=results / name_of_clip, clip=root_of_clips / name_of_clip
+                entry, restored=results / name_of_clip, clip=root_of_clips / name_of_clip
             )
     return scores
 
 
 def scores_of_clip(
-    about: dict[str, Any], restored: Path, clip: Path
+    entry: dict[str, Any], restored: Path, clip: Path
 ) -> dict[str, dict[str, float]]:
     """Return {"restored": scores, "input": scores of the blurry frames} of a test clip.
 
-    about: the entry of the clip in metrics.json, which has these scores. Frames in colour also get
-        "moving", the PSNR of the moving pixels.
+    The scores come from metrics.json. Frames in colour also get "moving", the PSNR of the moving
+    pixels.
+
+    entry: the entry of the clip in metrics.json.
     restored: folder of the restored frames. clip: folder with the folders sharp and blur.
     """
-    scores = {"restored": about["restored"], "input": about["input"]}
+    scores = {"restored": entry["restored"], "input": entry["input"]}
     # Grey frames, as tfp makes them, have only the score psnr_y.
-    if "psnr" in about["restored"]:
+    if "psnr" in entry["restored"]:
         moving = moving_psnr(restored, clip)
         for kind in ("restored", "input"):
             scores[kind] = scores[kind] | {"moving": moving[kind]}
