@@ -1,8 +1,9 @@
 """The clips of the forms "prior" and "behind", and the score of a clip.
 
 A form is one place where attention over frames may be added (lab/vrt_curve.py). Both forms see
-clips of three or four frames. A frame is a sample of lab/train_motion.py. It has the frame of the
-operator (z_0) and the equations along the motion.
+clips of three or four frames. A frame is a sample of lab/train_motion.py. It has z_0, the frame as
+the network of weights/operator.pth (the operator) has restored it, and the equations along the
+motion.
 
 What must stay: the order of the sets, because `draw_clip` draws a set by its index, and that no
 test clip comes from a training video. No test makes these clips, because they need the videos.

@@ -108,15 +108,18 @@ class StepsWithPrior(MotionSteps):
     """The shipped learned steps for a clip, with a prior between them.
 
     `MotionSteps.all_steps` calls `net` with two tensors, which do not say how many frames the clip
-    has. So set `frame_count` and `is_dim` before each call of `all_steps`, as `steps_of_clip` does.
+    has, or how many spikes. So set `frame_count` and `is_dim` before each call of `all_steps`, as
+    `steps_of_clip` (prior.py) does.
     """
 
     def __init__(self, prior: Prior) -> None:
         shipped = network_of(SHIPPED_WEIGHTS)
-        good = shipped.steps
-        # A `MotionSteps` of the same form (width, inner layers, steps), with the same weights.
-        super().__init__(good.head.out_channels, len(good.body), good.count)
-        self.load_state_dict(good.state_dict())
+        # The shipped weights have two sets of steps: `steps` for many spikes, and `few_steps` for
+        # few spikes. This object becomes a copy of `steps`: it has the same form (width, inner
+        # layers, number of steps) and the same weights.
+        steps = shipped.steps
+        super().__init__(steps.head.out_channels, len(steps.body), steps.count)
+        self.load_state_dict(steps.state_dict())
         assert shipped.few_steps is not None
         self.few_steps = shipped.few_steps
         # Only the prior is trained. No test notices if the steps are trained, too, but "parameters"
