@@ -106,16 +106,8 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
             file.write(f"{sha256_of(new_file)}\n")
         _wait_for_disk(new_sidecar)
 
-        # Keep the present file as the newest former version. It gets a second name, and also keeps
-        # the name `path` until the new file replaces it. So there is a file `path` at any time,
-        # even if the process dies.
-        #
-        # A damaged file, which does not match its sidecar, is not kept. If it were kept, the oldest
-        # version would be lost, which may be the only good one
-        # (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
-        if keep and path.exists() and _fault(path) is None:
-            _rename_versions(path, keep)
-
+        if keep:
+            _keep_present_file(path, keep)
         _put_in_place(new_file, new_sidecar, path)
     except (OSError, RuntimeError) as e:  # torch.save raises a RuntimeError if the disk is full
         raise CheckpointError(
@@ -135,15 +127,15 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
 def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
     """Give a new file the name `path`, and its sidecar the name of the sidecar of `path`.
 
-    The process may die after any line, so the order of the lines must stay. A reader then finds:
+    The process may die after any line, so the order of the lines must stay. `load` then finds:
 
         at first                         the old file and its sidecar
         after `unlink`                   the old file, without a sidecar
         after `replace` of the file      the new file, without a sidecar
         after `replace` of the sidecar   the new file and its sidecar
 
-    A file without a sidecar is read without a check. If the order of the lines were different, the
-    new file could stand beside the old sidecar, and a reader would refuse a good file.
+    `load` reads a file without a sidecar, without a check. If the order of the lines were
+    different, the new file could stand beside the old sidecar, and `load` would refuse a good file.
 
     test_a_kill_while_saving_leaves_a_readable_file kills only eight saves, at random moments. So
     the test may pass although the order is wrong. `make faults` kills 200 saves.
@@ -201,11 +193,24 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
     return 0
 
 
+def _keep_present_file(path: Path, keep: int) -> None:
+    """Keep the file at `path` as the newest former version, before a new file replaces it.
+
+    A damaged file, which does not match its sidecar, is not kept. If it were kept, the oldest
+    version would be lost, which may be the only good one
+    (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
+
+    keep: number of former versions that stay.
+    """
+    if path.exists() and _fault(path) is None:
+        _rename_versions(path, keep)
+
+
 def _rename_versions(path: Path, keep: int) -> None:
     """Rename each version: `X.pth` -> `X_previous.pth` -> `X_previous2.pth` -> ...
 
-    The oldest version is overwritten. `X.pth` keeps its name as well, until the new file replaces
-    it, so that there is a file `X.pth` at any time.
+    The oldest version is overwritten. `X.pth` gets a second name, and also keeps its own name until
+    the new file replaces it. So there is a file `X.pth` at any time, even if the process dies.
 
     keep: number of former versions that stay. E.g. with 2, X_previous becomes X_previous2, whose
         old content is lost, and then X becomes X_previous.
