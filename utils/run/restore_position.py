@@ -73,17 +73,9 @@ def restore_progress(
     if changes and utils_dist.is_main_process():
         log_changed_options(changes)
 
-    # The steps below change `progress` in place.
-    own_folder = own_checkpoint(folder, "latest").parent
-    is_own = resumed.path.parent.resolve() == own_folder.resolve()
-    if is_own:
-        progress.saved = progress.step  # `saved` is the step of checkpoint_latest, just read
-    else:
-        _forget_files_of_other_run(progress)
-    # The id of the run at W&B belongs to the task, e.g. "deblur". If somebody copies the folder of
-    # "deblur" and resumes the copy with the task "deblur2", the copy must get an id of its own.
-    if state["options"].get("task") != options.get("task"):
-        progress.wandb_id = None
+    # The calls below change `progress` in place. First the files: the checkpoint may come from
+    # another run.
+    _correct_records_of_files(progress, resumed, folder, options)
     # The best PSNR does not count if, for example, it was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
@@ -109,17 +101,6 @@ def _progress_in(state: dict[str, Any]) -> Progress:
     return Progress(**values)
 
 
-def _forget_files_of_other_run(progress: Progress) -> None:
-    """Forget the files and validations that `progress` records. Changes `progress`.
-
-    The checkpoint comes from another run, and this run has none of its files and validations.
-    """
-    progress.saved = -1  # this run has no checkpoint_latest yet
-    progress.wandb_id = None
-    progress.validated = 0
-    progress.validation_stops = 0
-
-
 def _order_in(state: dict[str, Any]) -> DataOrder | None:
     """Return the order of the data that a checkpoint was written with. state: its content.
 
@@ -132,6 +113,31 @@ def _order_in(state: dict[str, Any]) -> DataOrder | None:
     for field in fields(DataOrder):
         values[field.name] = state["order"][field.name]
     return DataOrder(**values)
+
+
+def _correct_records_of_files(
+    progress: Progress, resumed: Resumed, folder: Path, options: dict[str, Any]
+) -> None:
+    """Correct what `progress` records of the files of this run. Changes `progress`.
+
+    resumed: the checkpoint. It is a file of this run or of another one.
+    folder: the folder of this run.
+    options: all options of this start.
+    """
+    own_folder = own_checkpoint(folder, "latest").parent
+    is_own = resumed.path.parent.resolve() == own_folder.resolve()
+    if is_own:
+        progress.saved = progress.step  # `saved` is the step of checkpoint_latest, just read
+    else:
+        # This run has none of the files and validations of the other run.
+        progress.saved = -1  # no checkpoint_latest yet
+        progress.wandb_id = None
+        progress.validated = 0
+        progress.validation_stops = 0
+    # The id of the run at W&B belongs to the task, e.g. "deblur". If somebody copies the folder of
+    # "deblur" and resumes the copy with the task "deblur2", the copy must get an id of its own.
+    if resumed.state["options"].get("task") != options.get("task"):
+        progress.wandb_id = None
 
 
 def _forget_incomparable_best(
