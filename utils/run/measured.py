@@ -40,7 +40,7 @@ class Measured:
     steps: int  # number of steps that were measured
     # Wall-clock seconds of all these steps. They contain the three times below:
     #
-    #     seconds   = data_s + compute_s + other work
+    #     seconds   = data_s + compute_s + the rest
     #     compute_s = forward_s + backward passes + optimizer
     seconds: float
     # Seconds of waiting for batches. The first batch of an epoch does not count, because it waits
