@@ -2,7 +2,7 @@
 
 A part is a class or function that an option file chooses by its name, e.g. the network "vrt". The
 kinds of parts are networks, datasets, losses, fusion operators, and more. Each kind has a
-`Registry` of its parts.
+`Registry` of its parts. On this page, a model is a pydantic class with the keys of a section.
 
 A researcher who adds a part registers one class or function. Its parameters are its option keys,
 its annotations are their types, and its defaults are their defaults:
@@ -101,6 +101,8 @@ class Registry:
         self, name: str, given: Collection[str] = (), **annotations: type[Section]
     ) -> Callable[[Part], Part]:
         """Return a decorator that registers a class or function as `name`.
+
+        E.g. `@NETWORKS.register("tiny", given=("seed",))` above a class.
 
         given: parameters that the caller of `build` supplies, e.g. "seed". They are not option keys
         annotations: types that replace the annotations of parameters. A class that inherits its
