@@ -19,7 +19,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -89,6 +89,13 @@ class Span:
 FADE_S = 300.0
 
 
+class _FadedSums(NamedTuple):
+    """Steps and their seconds since the run began, in which old steps and seconds count less."""
+
+    steps: float
+    seconds: float
+
+
 class StepTimer:
     """Measures wall-clock time: of the steps since the last log line, of the epoch, and of pauses.
 
@@ -108,9 +115,8 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
-        # Steps and seconds up to the last log line, for the predicted speed. Older steps and
-        # seconds count less (`_faded_sums`).
-        self._sums_at_line = (0.0, 0.0)
+        # The sums up to the last log line, for the predicted speed.
+        self._sums_at_line = _FadedSums(steps=0.0, seconds=0.0)
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
@@ -165,11 +171,11 @@ class StepTimer:
 
     def pace(self) -> float | None:
         """Return the seconds of a step in the last minutes, or None before the second step."""
-        steps, seconds = self._faded_sums()
-        return seconds / steps if steps else None
+        sums = self._faded_sums()
+        return sums.seconds / sums.steps if sums.steps else None
 
-    def _faded_sums(self) -> tuple[float, float]:
-        """Return (steps, seconds) up to now, in which older steps and seconds count less.
+    def _faded_sums(self) -> _FadedSums:
+        """Return steps and seconds up to now, in which older steps and seconds count less.
 
         So seconds / steps follows a change of speed within minutes, and a single slow step hardly
         changes it. Here t is the time since the last log line without the pauses, in seconds, and
@@ -182,10 +188,13 @@ class StepTimer:
         # Without a new step there is no new speed, so the speed of the last log line stays.
         if not self.line.steps:
             return self._sums_at_line
-        steps_at_line, seconds_at_line = self._sums_at_line
+        at_line = self._sums_at_line
         seconds = self.line.seconds
         fade = math.exp(-seconds / FADE_S)
-        return steps_at_line * fade + self.line.steps, seconds_at_line * fade + seconds
+        return _FadedSums(
+            steps=at_line.steps * fade + self.line.steps,
+            seconds=at_line.seconds * fade + seconds,
+        )
 
 
 class DeviceClock:
