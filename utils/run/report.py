@@ -172,7 +172,9 @@ def _warnings_once(recorded: Path) -> list[_Warning]:
 
     recorded: the file of warnings of the run. Each line is a record {"time": ..., "text": ...}.
     """
-    lines = recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else []
+    lines = []
+    if recorded.is_file():
+        lines = recorded.read_text(encoding="utf-8").splitlines()
     warnings: dict[str, _Warning] = {}  # text -> its warning
     for line in lines:
         # A line is not JSON if the process was killed while it wrote the line.
