@@ -68,7 +68,8 @@ def text_for_users(registry: Registry, name: str) -> str:
     are for readers of the code.
     """
     model = registry.model(name)
-    first, *others = (inspect.getdoc(model.constructor) or "").split("\n\n")
+    docstring = inspect.getdoc(model.constructor) or ""
+    first, *others = docstring.split("\n\n")
     chosen = [first]
     for paragraph in others:
         key_lists = key_lists_in(paragraph, model)

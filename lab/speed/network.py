@@ -1,5 +1,9 @@
 """The commands `net` and `train` measure time and memory of a restoration or a training step.
 
+With --against naive, the naive network is measured as well: VRT in its plainest form, without any
+optimisation (tests/helpers/naive_vrt.py). Both networks have the same weights and get the same
+clip. So their times can be compared, and their outputs differ only by rounding.
+
 What must stay: the keys of the numbers, because the files in docs/benchmarks have them, and
 `networks` and `Clip`, which lab/gpu.py uses. test_the_benchmark_compares_with_the_naive_network
 runs both commands. Free to change: the form of the table.

@@ -108,6 +108,7 @@ def random_crop(pictures: Pictures, rng: np.random.Generator) -> Pictures:
     left = int(rng.integers(width - BEHIND_SIDE + 1))
     rows = slice(top, top + BEHIND_SIDE)
     columns = slice(left, left + BEHIND_SIDE)
+    # Each of the three is true or false with equal probability.
     mirrored, upside_down, transposed = rng.integers(0, 2, size=3).astype(bool).tolist()
     turn = Turn(mirrored, upside_down, transposed)
     return Pictures(
