@@ -109,6 +109,8 @@ def difference(scores: Mapping[Any, float], reference: Mapping[Any, float]) -> S
 
         half width = t(n - 1) * standard deviation of the n differences / sqrt(n)
 
+    E.g. the differences 1 and 2 have the mean 1.5 and the half width 12.7 * 0.71 / 1.41 = 6.4.
+
     With a single common key there is no interval, and the half width is None. With no common key,
     the result is None.
 

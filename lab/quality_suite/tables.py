@@ -116,7 +116,7 @@ def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], met
 
 
 def _table_of_gains(outcomes: Sequence[Outcome], conditions: Sequence[str], metric: str) -> str:
-    """Return the table of the gains over the blurry input.
+    """Return the table of the gains over the blurry input, e.g. the row "gated 500 | +1.23 ± 0.10".
 
     The margin of a cell (the number after ±) is half the 95 % confidence interval over clips.
     """

@@ -1,4 +1,12 @@
-"""The command `data` measures how long a training sample takes, for each way to read it.
+"""The command `data` measures how long a training sample takes, for each way to read it:
+
+    OpenCV decodes the PNGs    only decodes the PNG files of a sample, which is most of the work
+    png                        a sample from PNG files
+    png + .dat                 from PNG files and spike files
+    cache, RGB                 from the clip cache, without spikes
+    cache, RGB + spikes        from the clip cache, with spikes
+
+The clips are made for this measurement, in the size of GoPro.
 
 What must stay: the names of the ways, which are keys of the numbers in docs/benchmarks. No test
 runs this command: try it after a change. Free to change: the form of the table.
@@ -38,9 +46,6 @@ DECODING = "OpenCV decodes the PNGs"
 
 def run_data(args: argparse.Namespace) -> dict[str, Any]:
     """Measure how long a training sample takes, for each way to read it. Prints a table.
-
-    The ways are PNG files without and with spike files, and the clip cache without and with
-    spikes. The time to decode the PNGs of a sample is measured too, because it is most of the work.
 
     args: the command line of lab/benchmark.py. Four of its values are used here: `clips` is the
         number of clips, `frames` and `crop` are the size of a sample, and `repeats` is the number

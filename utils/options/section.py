@@ -1,9 +1,18 @@
 """Groups of options: `Section`, a frozen pydantic model with the keys of one section of a file.
 
-    Section         the base class of all sections, in utils/options/models.py and of parts
-    Count, Positive types of keys: numbers from 0, numbers from 1
-    read_section    values of a file -> a Section with all defaults, or an OptionError
-    join_errors     several errors -> one, so that a user can correct all keys at once
+    Section            the base class of all sections, in utils/options/models.py and of parts
+    Count, Positive    types of keys: numbers from 0, numbers from 1
+    read_section       values of a file -> a Section with all defaults, or an OptionError
+    join_errors        several errors -> one, so that a user can correct all keys at once
+
+For example:
+
+    class AmpOptions(Section):
+        enable: bool = False
+
+    read_section(AmpOptions, {"enable": True}, where="train.amp")    AmpOptions(enable=True)
+    read_section(AmpOptions, {"enabled": True}, where="train.amp")   OptionError: unknown option
+                                                                     train.amp.enabled
 
 pydantic finds the errors. This module turns its errors into words for the user: the wrong key, the
 value, what was expected, and the nearest valid key.
