@@ -1,9 +1,9 @@
 """Compare the options of two starts of a run, and say which of them differ.
 
-The option file takes precedence over the options in a checkpoint, so a resumed run may have other
-options than before. The log lists the changed options (`log_changed_options`). If the PSNR of a
-validation depends on a changed option (`options_of_psnr`), a new PSNR cannot be compared with the
-best PSNR so far.
+A run is started again to resume it from a checkpoint. The option file takes precedence over the
+options in the checkpoint, so a resumed run may have other options than before. The log lists the
+changed options (`log_changed_options`). If the PSNR of a validation depends on a changed option
+(`options_of_psnr`), a new PSNR cannot be compared with the best PSNR so far.
 
 Free to change: the three lists of keys below, which decide what is compared.
 

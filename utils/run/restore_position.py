@@ -1,5 +1,6 @@
 """Find where a resumed run goes on: the position in its checkpoint, fitted to options and data.
 
+A run may be started several times, and each start resumes from a checkpoint of an earlier start.
 Between two starts a user may change options, data or the number of ranks. So `restore_progress`
 checks what it reads from the checkpoint:
 
