@@ -1,5 +1,8 @@
 """The equations of all frames of a clip, as if the clip were one tall frame.
 
+The equations of a frame say that both cameras have recorded means of the sharp frame along its
+motion (data/motion/joint/equations.py).
+
 What must stay: `ClipEquations` has the members of `utils.contract.JointEquations`, and
 `split_frames` undoes `stack_frames` (test_frames_below_one_another_come_apart).
 """

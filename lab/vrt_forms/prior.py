@@ -4,6 +4,10 @@ A form is one place where attention over frames may be added (lab/vrt_curve.py).
 are small passes that improve a frame along its motion. Here they improve all frames of a clip
 together, with the help of a prior: a network that sees all frames (prior_net.py).
 
+A step sees the equations of a frame, which say that both cameras have recorded means of the sharp
+frame along its motion (data/motion/joint/equations.py). It also sees a proposal, a frame that
+solves these equations.
+
 What must stay: the order of the draws, and that the equations are made before the training, because
 making data does not count as training.
 """
@@ -57,12 +61,13 @@ class PriorForm(Form):
         """
         self.clips = clips
         self.tests = tests
-        # Make all equations before the training, because making data does not count as training.
+        # Make all equations before the training, because making data does not count as training. A
+        # sample keeps the equations of the first call.
         for clips_of_set in clips:
             for clip in clips_of_set:
                 for sample in clip:
                     sample.measured_equations(SOLVER)
-        # The proposals of the tests, by the solver of the shipped weights.
+        # The test clips get equations and proposals of the solver of the shipped weights.
         for clips_of_light in tests.values():
             for clip in clips_of_light.values():
                 for sample in clip:
@@ -108,7 +113,10 @@ class PriorForm(Form):
 
 
 def steps_of_clip(net: StepsWithPrior, clip: Clip, solver: Solver) -> list[Tensor]:
-    """Return all frames of a clip after each step, (3, N * H, W) each."""
+    """Return all frames of a clip after each step, (3, N * H, W) each.
+
+    solver: makes the equations of a sample that has none yet.
+    """
     net.frame_count = len(clip)
     # The brightness changes little within a clip. So the spikes of the first frame decide which
     # steps restore all frames.
