@@ -47,9 +47,11 @@ DECODING = "OpenCV decodes the PNGs"
 def run_data(args: argparse.Namespace) -> dict[str, Any]:
     """Measure how long a training sample takes, for each way to read it. Prints a table.
 
-    args: the command line of lab/benchmark.py. Four of its values are used here: `clips` is the
-        number of clips, `frames` and `crop` are the size of a sample, and `repeats` is the number
-        of measured calls of each way.
+    args: the command line of lab/benchmark.py. Four of its values are used here:
+
+            clips           number of clips
+            frames, crop    size of a sample
+            repeats         number of measured calls of each way
 
     Returns {"samples": way -> milliseconds of a sample}.
     """

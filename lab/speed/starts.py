@@ -23,8 +23,9 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
 
     (These numbers are examples, not measured.) The last four columns are there only if strace is
     installed. "states a file" says how often a start asks for the state of a file, divided by the
-    number of files in the set. "s more at 0.5 ms a call" is the time that a start spends on the
-    files of the set if each call to the file system takes 0.5 ms longer, as over a network.
+    number of files in the set. "s more at 0.5 ms a call" is measured with calls to the file system
+    that take 0.5 ms longer, as over a network. It is the time that such a start spends on the files
+    of the set.
     """
     # A start on two clips costs little more than the imports of Python modules. It is measured to
     # subtract their calls.

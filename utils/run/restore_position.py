@@ -188,11 +188,11 @@ def _fit_position_to_data(
     The number of ranks may change: e.g. 4 ranks with 2 samples each and 2 ranks with 4 samples each
     have the same number of samples per step.
 
-    The last two cases are errors because the queue of a cluster may start a run again after a host
-    or a disk was lost: the run must not continue with half of its GPUs or half of its clips. But if
-    the user has named the checkpoint (--resume FILE), the change is intended. Then the run goes on
-    with the next epoch, and the change is only logged. tests/dist/test_changed_resume.py tries each
-    case.
+    The last two cases are errors, because the change may be an accident: the queue of a cluster may
+    start a run again after a host or a disk was lost. Then the run must not continue with half of
+    its GPUs or half of its clips. But if the user has named the checkpoint (--resume FILE), the
+    change is intended. Then the run goes on with the next epoch, and the change is only logged.
+    tests/dist/test_changed_resume.py tries each case.
 
     order_then: the order that the checkpoint was written with, or None if it is not known.
     order: the order of this start.
