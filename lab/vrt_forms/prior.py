@@ -67,7 +67,7 @@ class PriorForm(Form):
             for clip in clips_of_set:
                 for sample in clip:
                     sample.measured_equations(SOLVER)
-        # The test clips get equations and proposals of the solver of the shipped weights.
+        # The solver of the shipped weights makes the equations and the proposals of the test clips.
         for clips_of_light in tests.values():
             for clip in clips_of_light.values():
                 for sample in clip:

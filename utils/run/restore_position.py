@@ -74,9 +74,9 @@ def restore_progress(
     if changes and utils_dist.is_main_process():
         log_changed_options(changes)
 
-    # The calls below change `progress` in place. First the files: the checkpoint may come from
-    # another run.
-    _correct_records_of_files(progress, resumed, folder, options)
+    # The calls below change `progress` in place. Another run may have written the checkpoint. Then
+    # forget its files and validations.
+    _forget_records_of_other_run(progress, resumed, folder, options)
     # The best PSNR does not count if, for example, it was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
@@ -116,12 +116,15 @@ def _order_in(state: dict[str, Any]) -> DataOrder | None:
     return DataOrder(**values)
 
 
-def _correct_records_of_files(
+def _forget_records_of_other_run(
     progress: Progress, resumed: Resumed, folder: Path, options: dict[str, Any]
 ) -> None:
-    """Correct what `progress` records of the files of this run. Changes `progress`.
+    """Forget files, validations and W&B id in `progress` if they belong to another run.
 
-    resumed: the checkpoint. It is a file of this run or of another one.
+    Changes `progress`. A checkpoint counts as a file of this run if it lies in the folder of this
+    run.
+
+    resumed: the checkpoint.
     folder: the folder of this run.
     options: all options of this start.
     """
