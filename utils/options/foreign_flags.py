@@ -104,6 +104,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
     local_rank = args.local_rank
     launcher = args.launcher
     dist = args.dist
+    # torchrun sets RANK, and srun sets SLURM_PROCID.
+    is_launched = "RANK" in env or "SLURM_PROCID" in env
     # --dist must be a truth value.
     if dist is not None and dist.lower() not in TRUTHS:
         raise OptionError(
@@ -121,9 +123,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             expected="the same, as torch.distributed.launch and torchrun give them",
             do="start with torchrun, or set the variables of the launch (docs/ddp_reference.md)",
         )
-    # --launcher slurm needs srun, which sets SLURM_PROCID. A launcher that sets RANK is accepted,
-    # too, because torchrun may run within srun.
-    if launcher == "slurm" and "SLURM_PROCID" not in env and "RANK" not in env:
+    # --launcher slurm needs srun. torchrun is accepted, too, because it may run within srun.
+    if launcher == "slurm" and not is_launched:
         raise OptionError(
             what="--launcher slurm, but SLURM has not started this process",
             where="the command line",
@@ -132,9 +133,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
         )
     # A user may ask for several processes although no launcher has started this one. This is only a
     # warning, because one process can train, too.
-    is_launched = "RANK" in env or "SLURM_PROCID" in env
-    is_dist = dist is not None and TRUTHS[dist.lower()]
-    if (launcher == "pytorch" or is_dist) and not is_launched:
+    asks_for_several = launcher == "pytorch" or (dist is not None and TRUTHS[dist.lower()])
+    if asks_for_several and not is_launched:
         logger.warning(
             "--dist True and --launcher pytorch start no processes, and no launcher has started "
             "this one: it runs alone. ./launch_train.sh N FILE starts N"
