@@ -36,6 +36,7 @@ Tests: tests/parts/data/joint/test_cameras.py. What is wrong, and the test that 
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,29 +68,13 @@ class AreaMeans:
         height, width = view.size
         self.size = (height + 1, width + 1)
 
-        # Points and middles of all spike pixels, x and y in RGB pixels.
-        plane_height, plane_width = view.plane
-        down, across = view.points_in_pixel
-        points = view.points_on_frame().reshape(plane_height, down, plane_width, across, 2)
-        middles = points.mean(axis=(1, 3))  # (h, w, 2)
-        # The central spike pixel of the plane: its middle (2,), and its points.
-        row = plane_height // 2
-        column = plane_width // 2
-        middle = middles[row, column]
-        points_of_middle_pixel = points[row, :, column]  # (down, across, 2)
-        # By how much the places lie to the right of RGB pixels and below them, x and y in [0, 1).
-        shift = middle % 1
-        shift[shift > 1 - SAME_PLACE] = 0
-        # The first place has the x and y of shift - 1, e.g. -0.5, so that no RGB pixel lies outside
-        # the grid. `self.middles` counts from this place: middles - (shift - 1).
-        self.middles = torch.from_numpy(middles - shift + 1).to(device)
-
+        places = _places_of(view)
+        self.middles = torch.from_numpy(places.middles).to(device)
         # A mean is a weighted sum of RGB pixels. `_weighted_steps` has a (y, x, weight) for each of
         # them: the step to it from the RGB pixel above and to the left of the place. E.g. with
         # aligned cameras and 2 x 2 RGB pixels in a spike pixel, the steps are (0, 0), (0, 1),
         # (1, 0) and (1, 1), with the weight 1/4 each.
-        from_place = (points_of_middle_pixel - middle).reshape(-1, 2)  # (down across, 2)
-        self._weighted_steps = _weighted_steps_to(shift + from_place)
+        self._weighted_steps = _weighted_steps_to(places.shift + places.points)
         # Number of rows and columns by which the frame is extended on each side, so that each step
         # ends on it. 1 more than the longest step, because the steps of the first place begin at
         # the pixel (-1, -1).
@@ -142,6 +127,37 @@ class AreaMeans:
         first_row = self._border - 1 + y
         first_column = self._border - 1 + x
         return extended[first_row : first_row + rows, first_column : first_column + columns]
+
+
+class _Places(NamedTuple):
+    """Where the places lie, and the points over which a mean is taken. x and y in RGB pixels."""
+
+    # (2,), in [0, 1): by how much the places lie to the right of RGB pixels and below them.
+    shift: np.ndarray
+    middles: np.ndarray  # (h, w, 2): middle of each spike pixel, from the first place
+    points: np.ndarray  # (N, 2): the points of a spike pixel, from its middle
+
+
+def _places_of(view: View) -> _Places:
+    """Return the places of a view. The central spike pixel of the plane decides their shift."""
+    plane_height, plane_width = view.plane
+    down, across = view.points_in_pixel
+    points = view.points_on_frame().reshape(plane_height, down, plane_width, across, 2)
+    middles = points.mean(axis=(1, 3))  # (h, w, 2)
+    row = plane_height // 2
+    column = plane_width // 2
+    central_middle = middles[row, column]  # (2,)
+    central_points = points[row, :, column]  # (down, across, 2)
+
+    shift = central_middle % 1
+    shift[shift > 1 - SAME_PLACE] = 0
+    # The first place has the x and y of shift - 1, e.g. -0.5, so that no RGB pixel lies outside the
+    # grid. So the middles from the first place are middles - (shift - 1).
+    return _Places(
+        shift=shift,
+        middles=middles - shift + 1,
+        points=(central_points - central_middle).reshape(-1, 2),
+    )
 
 
 def _weighted_steps_to(points: np.ndarray) -> list[tuple[int, int, float]]:
