@@ -45,18 +45,9 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
 
     textures: grey pictures (h, w) uint8 from which surfaces are cut.
     """
-    # The motion of the camera. In a quarter of the scenes it stands still.
+    # In a quarter of the scenes the camera stands still.
     stands_still = rng.random() < 0.25
-    length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
-    trajectory = random_trajectory(rng, length)
-    # Draw turn and zoom also for a camera that stands still, because all later draws depend on
-    # these draws.
-    turn = rng.normal(0, 0.03, size=2)  # radians
-    zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
-    if stands_still:
-        turn = 0 * turn
-        zoom = 0 * zoom
-    camera = CameraMotion(trajectory, turn, zoom)
+    camera = random_camera_motion(rng, stands_still)
 
     # A still camera sees at least one thing, because otherwise nothing would move.
     least_things = 1 if stands_still else 0
@@ -155,7 +146,21 @@ def random_thing(
     )
 
 
-# ---- How a layer moves ----------------------------------------------------------------------
+# ---- How the camera and a layer move --------------------------------------------------------
+
+
+def random_camera_motion(rng: np.random.Generator, stands_still: bool) -> CameraMotion:
+    """Draw the motion of the camera. If it stands still, all numbers are 0."""
+    length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
+    trajectory = random_trajectory(rng, length)
+    # Draw turn and zoom also for a camera that stands still, because all later draws depend on
+    # these draws.
+    turn = rng.normal(0, 0.03, size=2)  # radians
+    zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
+    if stands_still:
+        turn = 0 * turn
+        zoom = 0 * zoom
+    return CameraMotion(trajectory, turn, zoom)
 
 
 def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
