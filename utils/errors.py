@@ -9,8 +9,8 @@ For example:
       do        leave out the others
 
 What must stay: the exit codes, because launchers and users' scripts decide by them whether a run is
-started again (docs/ddp.md). A new kind of error is a new class here, with an exit code of the table
-there.
+started again (docs/ddp_reference.md). A new kind of error is a new class here, with an exit code of
+the table there.
 """
 
 import re

@@ -40,7 +40,7 @@ from tests.helpers.train_files import (
 from tests.helpers.weights_files import save_weights
 from utils.run.steps import StepLog
 
-# Exit code of a run that ends because its numbers are NaN or infinite (docs/ddp.md).
+# Exit code of a run that ends because its numbers are NaN or infinite (docs/ddp_reference.md).
 NOT_FINITE = 4
 
 # ---- One step with NaN ----
