@@ -460,15 +460,15 @@ def spikes_of_small_networks() -> dict[str, dict[str, Any]]:
 SMALL_SPIKES = spikes_of_small_networks()
 
 
-def test_the_file_for_a_gpu_has_the_data_of_the_first_layout(large_file, option_blocks):
+def test_the_file_for_a_gpu_has_the_data_of_two_simulated_cameras(large_file):
     # Change copies, because other tests read the same files.
     large = copy.deepcopy(large_file["datasets"])
-    small = copy.deepcopy(option_blocks.files[0]["datasets"])
+    small = copy.deepcopy(read_option_files("docs/quickstart.md")[0]["datasets"])
+    for section in small.values():
+        section["spike"] = spike_of_large_network(section["spike"])
 
-    # The large network has larger crops. The small network restores only 8 frames of a test clip,
-    # because a validation on a CPU would take hours otherwise.
-    assert large["train"].pop("gt_size") == 192
-    assert small["test"].pop("num_frame") == 8
+    # The large network has larger crops.
+    assert large["train"].pop("gt_size") == 128
     assert large == small
 
 
@@ -501,19 +501,23 @@ def test_the_additions_give_the_spikes_of_the_large_network(kind):
 
 
 @pytest.mark.parametrize("page", ["docs/large.md", "docs/zh/large.md"])
-def test_the_examples_of_the_large_network_follow_the_additions(page):
-    # E.g. "| `"spike": {"calibration": "recorded"}` | `"spike": {...}` |". The second cell of an
-    # example without a change has no code.
-    examples = re.findall(
-        r'(?m)^\| (?:`("spike": [^`]*)`|[^`|]* `spike`[^`|]*) \| (.*) \|$', read_page(page)
-    )
+def test_the_lines_spike_of_the_large_network_follow_the_additions(page):
+    # A row has the data, the folders, the line `spike` or what to add to it, and the side of the
+    # crops, e.g. "| ... | ... | `"spike": {"h": null, "w": null, "context": 88}` | 192 |".
+    rows = re.findall(r"(?m)^\| .* \| .* \| (.*) \| (?:128|192) \|$", read_page(page))
+    # The keys at the end of each cell, {} if a cell has none.
+    added = [keys_of("".join(re.findall(r'`("[^`]*)`$', cell))) for cell in rows]
+    two_cameras, ideal_camera, recordings, calibration_file = added
 
-    assert len(examples) == 3
-    for small_text, large_text in examples:
-        small = keys_of(small_text)["spike"] if small_text else {}
-        large = keys_of(large_text.strip("`"))["spike"] if "`" in large_text else small
-        assert small in SMALL_SPIKES.values()
-        assert spike_of_large_network(small) == large
+    # "As above": the line of the option file, which the test before compares.
+    assert two_cameras == {}
+    assert ideal_camera["spike"] == LARGE_SPIKES["ideal camera"]
+    # The lines of case 1 and case 2 have all keys. The line of case 3 lacks what the row adds.
+    assert recordings == {}
+    for case in ("case 1", "case 2"):
+        assert SMALL_SPIKES[case] == LARGE_SPIKES[case]
+    for case in ("case 3", "case 3, one file"):
+        assert SMALL_SPIKES[case] | calibration_file == LARGE_SPIKES[case]
 
 
 @pytest.mark.parametrize("kind", SMALL_SPIKES)
