@@ -11,10 +11,10 @@ windows and heads of these sizes (kernels/tiles.py). The kernels are in the fold
     several_passes.py   backward for larger windows
     launches.py         how many programs of each kernel run
 
-The kernels replace torch's attention, which needs q, k and v in three tensors, and heads whose
-channels are a multiple of 8, and which writes one gradient of the bias per window. Our kernels read
-q, k and v from the single tensor that the linear layer has written, so nothing is transposed,
-split, padded or copied. One launch computes all windows of a call, even if their masks differ.
+The kernels save copies and memory. torch's attention takes q, k and v as three tensors, and heads
+whose channels are a multiple of 8, so it needs transposed and padded copies. It also writes one
+gradient of the bias for each window. Our kernels read q, k and v from the single tensor that the
+linear layer has written. One launch computes all windows of a call, even if their masks differ.
 
 What must stay: the results up to rounding, which tests/parts/models/test_triton.py compares with
 float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU. test_cuda.py does
@@ -45,9 +45,11 @@ def window_attention(
 ) -> Tensor:
     """Return the attention of each window, (n, T, heads * channels).
 
-    qkv: (n, T, 3, heads, channels). bias: (heads, T, T), added to the logits, or None.
+    qkv: (n, T, 3, heads, channels).
+    bias: (heads, T, T), added to the logits, or None.
     spans: ranges of the n windows. The windows of a span have the same mask.
-    scale: factor of the logits. mutual: whether the two frames of a window attend to each other.
+    scale: factor of q k^T in the logits.
+    mutual: whether the two frames of a window attend to each other.
     """
     frames_of_window = 2 if mutual else 1
     tokens = qkv.shape[1] // frames_of_window
@@ -73,17 +75,19 @@ class GpuAttention(torch.autograd.Function):
     ) -> Tensor:
         """Return the output O, (windows, tokens, heads * channels), in the dtype of qkv.
 
-        qkv: (windows, tokens, 3, heads, channels). bias: (heads, T, T) or None.
+        qkv: (windows, tokens, 3, heads, channels).
+        bias: (heads, T, T) or None.
         region_row, regions: the masks as `mask_table` returns them.
         """
         windows, tokens, _, heads, channels = qkv.shape
         constants = kernel_constants(
             qkv, mutual, has_bias=bias is not None, has_mask=region_row is not None
         )
-        # With `mutual`, each of the two frames counts as a window of T = tokens / 2.
-        n = 2 * windows if mutual else windows
+        # For the kernels, each of the two frames of mutual attention is a window of its own.
+        windows_of_kernel = 2 * windows if mutual else windows
+        tokens_of_kernel = constants["TOKENS"]  # T: half of the tokens if `mutual`
         out = qkv.new_empty(windows, tokens, heads * channels)
-        log_sums = qkv.new_empty(n, heads, constants["T"], dtype=torch.float32)
+        log_sums = qkv.new_empty(windows_of_kernel, heads, tokens_of_kernel, dtype=torch.float32)
         # The kernels compute 2^x instead of e^x, so the bias gets the factor log2(e).
         scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
         launch_forward(
@@ -109,7 +113,7 @@ class GpuAttention(torch.autograd.Function):
         The gradient of the bias is dS, the gradient of the logits, summed over all windows.
         """
         qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
-        is_one_pass = ctx.constants["T"] <= MOST_TOKENS_OF_ONE_PASS
+        is_one_pass = ctx.constants["TOKENS"] <= MOST_TOKENS_OF_ONE_PASS
         grad_qkv = torch.empty_like(qkv)  # the launches fill it
         backward_pass = BackwardPass(
             qkv=qkv,
@@ -145,9 +149,14 @@ def _with_even_rows(grad: Tensor) -> Tensor:
     A row is the channels of a token, side by side. The kernels need the same distance from each row
     to the next, also from the last row of a window to the first row of the next window. Only a
     gradient with another layout is copied.
+
+    E.g. half the channels of a tensor (windows, 128, 240) are a gradient (windows, 128, 120) with
+    the strides (128 * 240, 240, 1). Its rows lie 240 numbers apart, so it is not copied.
     """
-    has_whole_rows = grad.stride(2) == 1
-    has_even_rows = grad.stride(0) == grad.shape[1] * grad.stride(1)
+    _, tokens, _ = grad.shape
+    to_next_window, to_next_row, to_next_channel = grad.stride()
+    has_whole_rows = to_next_channel == 1
+    has_even_rows = to_next_window == tokens * to_next_row
     if has_whole_rows and has_even_rows:
         return grad
     return grad.contiguous()

@@ -3,24 +3,26 @@
 One program computes all gradients of one head in a window. They follow from dO, the gradient of the
 output O, and from L = log2(sum over the keys of 2^logit), which the forward kernel has written:
 
-    P     = 2^(logit - L)                the weights of the attention, computed again
-    dV    = P^T dO
-    dS    = P * (dO V^T - delta)         the gradient of the logits
-    delta = rowsum(dO * O)               one number for each query
-    dQ    = scale dS K
-    dK    = scale dS^T Q
+    equation                          in the code
+    P     = 2^(logit - L)             weights      the weights of the attention, computed again
+    dV    = P^T dO                    grad_v
+    dP    = dO V^T                    grad_p       the gradient of the weights
+    delta = rowsum(dO * O)            row_delta    one number for each query
+    dS    = P * (dP - delta)          grad_s       the gradient of the logits
+    dQ    = scale dS K                grad_q
+    dK    = scale dS^T Q              grad_k
     dbias = the sum of dS over windows
 
 A * B is the product number by number, and A B the matrix product. In L and P, `logit` is the logit
-times log2(e), because the kernels compute powers of 2. "The gradient of the logits" is for the
-logits themselves, scale q k^T + bias.
+times log2(e), because the kernels compute powers of 2. dS is for the logits themselves,
+scale q k^T + bias.
 
 As in FlashAttention-2 (Dao 2023, arXiv 2307.08691), P is computed again instead of saved. A program
-goes through many windows and sums dS in its registers, so no T x T matrix of a single window is
-ever written to memory.
+goes through many windows and sums dS in its registers, so no matrix of all pairs of tokens is ever
+written for a single window.
 
-P and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T. Transposing
-them afterwards would be slower, because it needs shared memory.
+P, dP and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T.
+Transposing them afterwards would be slower, because it needs shared memory.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
 test notices this. tests/parts/models/test_triton.py compares the results with float64, but it runs
@@ -32,14 +34,16 @@ Free to change: names, and how an address is computed. A new argument needs a li
 
 from models.vrt.attention.kernels.parts import (
     _bias_of_head,
-    _bias_sum_of_group,
     _group_of_program,
     _head_and_tile,
     _load_rows,
     _logits,
-    _matrix_pointers,
+    _parts_of_head,
     _query_index,
+    _regions_of_window,
     _store_rows,
+    _sum_of_group,
+    _tile_pointers,
     _window_of_queries,
     _windows_of_group,
     jit,
@@ -49,27 +53,31 @@ from models.vrt.attention.kernels.parts import (
 
 # do_not_specialize: by default Triton compiles a kernel again for an argument that is 1 or
 # divisible by 16. Both arguments change with the size of the frames.
-@jit(do_not_specialize=["n", "group_size"])
+@jit(do_not_specialize=["window_count", "group_size"])
 def all_gradients(
-    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
-    bias,  # input (HEADS, keys, queries): added to the logits, times log2(e); or None
-    region_row,  # input (n,): for each window, its row in `regions`; None without masks
-    regions,  # input (rows, T): for each token, the number of its region; None without masks
-    out,  # input (n, T, HEADS, HD): O
-    grad,  # input (n, T, HEADS, HD): dO
-    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row, HEADS * HD or more
-    log_sums,  # input (n, HEADS, T): L of each query
+    # Inputs.
+    qkv,  # (windows, TOKENS, 3, HEADS, CHANNELS): query, key and value of each token
+    bias,  # (HEADS, keys, queries): added to the logits, times log2(e); or None
+    region_row,  # (windows,): for each window, its row in `regions`; None without masks
+    regions,  # (rows, TOKENS): for each token, the number of its region; None without masks
+    out,  # (windows, TOKENS, HEADS, CHANNELS): O
+    grad,  # (windows, TOKENS, HEADS, CHANNELS): dO
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row, HEADS * CHANNELS or more
+    log_sums,  # (windows, HEADS, TOKENS): L of each query
     delta,  # None: computed below. It is here, because all backward kernels have these arguments
-    grad_qkv,  # result (n, T, 3, HEADS, HD): dQ, dK and dV of each token
-    grad_bias,  # result (groups, HEADS, keys, queries): the sum of dS of each group; or None
-    n,  # number of windows
+    # Results.
+    grad_qkv,  # (windows, TOKENS, 3, HEADS, CHANNELS): dQ, dK and dV of each token
+    grad_bias,  # (groups, HEADS, keys, queries): the sum of dS of each group; or None
+    # Numbers.
+    window_count,
     group_size,  # number of windows that a program goes through
     exp2_scale,  # scale * log2(e): factor of q k^T in `_logits`, for the powers of 2
     scale,  # factor of q k^T in the logits themselves, and so of dQ and dK
-    T: tl.constexpr,  # tokens of a window
+    # Constants, which Triton compiles into the kernel.
+    TOKENS: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
-    HD: tl.constexpr,  # channels of a head
-    PAD: tl.constexpr,  # channels of a head with padding, a power of two
+    CHANNELS: tl.constexpr,  # channels of a head
+    PADDED: tl.constexpr,  # channels of a head with padding, a power of two
     MUTUAL: tl.constexpr,  # whether queries come from the other frame (`_window_of_queries`)
     HAS_BIAS: tl.constexpr,  # whether there is a bias
     HAS_MASK: tl.constexpr,  # whether there are masks
@@ -81,90 +89,83 @@ def all_gradients(
     E.g. 1000 windows, 6 heads, groups of 12 windows: 84 groups x 6 heads = 504 programs. Program 7
     computes head 1 in the second group, the windows 12 ... 23.
     """
-    # The keys of a window are one tile. The queries are one tile (T = 64) or two tiles (T = 128).
-    tl.static_assert(KEYS == T and T // QUERIES <= 2)
+    # A tile has all keys of a window. The queries of a window are one tile (64 tokens) or two tiles
+    # (128 tokens).
+    tl.static_assert(KEYS == TOKENS and TOKENS // QUERIES <= 2)
     # What this program computes: the head, and the windows first ... end - 1. TILES is 1, because
     # the work on a window is not split by tiles: one program computes all of them.
     group = _group_of_program(HEADS, TILES=1)
     head, _ = _head_and_tile(HEADS, TILES=1)
-    first, end = _windows_of_group(group, group_size, n)
+    first, end = _windows_of_group(group, group_size, window_count)
 
-    # Pointers to the first key and the first value, and to their gradients. In qkv and in grad_qkv
-    # a token has 3 * HEADS * HD numbers, so `stride` leads to the next token:
-    #
-    #     number     0           HEADS * HD    2 * HEADS * HD    3 * HEADS * HD
-    #     content    its query   its key       its value         query of the next token
-    keys = qkv + HEADS * HD
-    values = qkv + 2 * HEADS * HD
-    grad_keys = grad_qkv + HEADS * HD
-    grad_values = grad_qkv + 2 * HEADS * HD
-    stride = 3 * HEADS * HD
-    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+    # Pointers to the channels of this head in row 0, and the distance to the next row.
+    queries, keys, values = _parts_of_head(qkv, head, HEADS, CHANNELS)
+    grad_queries, grad_keys, grad_values = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
+    qkv_stride = 3 * HEADS * CHANNELS
+    out_of_head = out + head * CHANNELS
+    grad_of_head = grad + head * CHANNELS
+    out_stride = HEADS * CHANNELS
+    bias_of_head = _bias_of_head(bias, head, TOKENS, HAS_BIAS)
     # The sums of dS over the windows, for the first and for the second tile of queries. Triton has
     # no arrays of registers, so they are two variables.
     first_sum = tl.zeros((KEYS, QUERIES), tl.float32)
     second_sum = tl.zeros((KEYS, QUERIES), tl.float32)
 
     for window in range(first, end):
-        key_row = window * T
-        k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
-        v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
-        # dK and dV are sums over the queries.
-        grad_k = tl.zeros((KEYS, PAD), tl.float32)
-        grad_v = tl.zeros((KEYS, PAD), tl.float32)
+        regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
+        # All four: (KEYS, PADDED). dK and dV are sums over the queries.
+        key_row = window * TOKENS
+        k = _load_rows(keys, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        grad_k = tl.zeros((KEYS, PADDED), tl.float32)
+        grad_v = tl.zeros((KEYS, PADDED), tl.float32)
 
         # One or two rounds, which Triton unrolls (static_range).
-        for first_query in tl.static_range(0, T, QUERIES):
+        for first_query in tl.static_range(0, TOKENS, QUERIES):
             # With MUTUAL, the queries are in the rows of another window than output and dO.
-            query_row = _window_of_queries(window, MUTUAL) * T + first_query
-            out_row = window * T + first_query
-            query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
-            # All three: (QUERIES, PAD).
-            q = _load_rows(qkv, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
-            grad_out = _load_rows(grad, out_row, grad_stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
-            output = _load_rows(out, out_row, HEADS * HD, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+            query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
+            out_row = window * TOKENS + first_query
+            # All three: (QUERIES, PADDED).
+            q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
+            grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
+            output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)
+            query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
+            log_sum = tl.load(log_sums + query_index)  # L, (QUERIES,)
 
             # P = 2^(logit - L), transposed, and dV = P^T dO.
             logits = _logits(
-                k, q, exp2_scale, bias_of_head, region_row, regions, window,
-                row=0, column=first_query,
-                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
+                k, q, exp2_scale, bias_of_head, regions_of_window,
+                first_row=0, first_column=first_query,
+                TOKENS=TOKENS, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
             )  # fmt: skip
-            p = tl.exp2(logits - tl.load(log_sums + query_index)[None, :])  # (KEYS, QUERIES)
-            grad_v = tl.dot(p.to(v.dtype), grad_out, grad_v)  # adds to grad_v
+            weights = tl.exp2(logits - log_sum[None, :])  # (KEYS, QUERIES)
+            grad_v = tl.dot(weights.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
-            # dS = P (dO V^T - delta), transposed.
+            # dP = dO V^T and dS = P * (dP - delta), both transposed.
             row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
             grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
-            ds = p * (grad_p - row_delta[None, :])
+            grad_s = weights * (grad_p - row_delta[None, :])
             if HAS_BIAS:
                 if first_query == 0:
-                    first_sum += ds
+                    first_sum += grad_s
                 else:
-                    second_sum += ds
+                    second_sum += grad_s
 
             # dK = scale dS^T Q and dQ = scale dS K. dK gets its factor after the last round. With
             # MUTUAL, the rows of dQ belong to another window, but no other program writes them.
-            ds = ds.to(k.dtype)
-            grad_k = tl.dot(ds, q, grad_k)  # adds to grad_k
-            grad_q = tl.dot(tl.trans(ds), k) * scale
-            _store_rows(
-                grad_qkv, query_row, stride, head, values=grad_q, ROWS=QUERIES, HD=HD, PAD=PAD
-            )
+            grad_s = grad_s.to(k.dtype)
+            grad_k = tl.dot(grad_s, q, grad_k)  # adds to grad_k
+            grad_q = tl.dot(tl.trans(grad_s), k) * scale  # (QUERIES, PADDED)
+            _store_rows(grad_queries, query_row, qkv_stride, grad_q, QUERIES, CHANNELS, PADDED)
 
         grad_k = grad_k * scale
-        _store_rows(grad_keys, key_row, stride, head, values=grad_k, ROWS=KEYS, HD=HD, PAD=PAD)
-        _store_rows(grad_values, key_row, stride, head, values=grad_v, ROWS=KEYS, HD=HD, PAD=PAD)
+        _store_rows(grad_keys, key_row, qkv_stride, grad_k, KEYS, CHANNELS, PADDED)
+        _store_rows(grad_values, key_row, qkv_stride, grad_v, KEYS, CHANNELS, PADDED)
 
     if HAS_BIAS:
         # The columns of the matrix are the queries, so the second tile begins at column QUERIES.
-        matrix = _bias_sum_of_group(grad_bias, group, head, T, HEADS)
-        tl.store(
-            _matrix_pointers(matrix, row=0, column=0, T=T, ROWS=KEYS, COLUMNS=QUERIES), first_sum
-        )
-        has_second_tile: tl.constexpr = T > QUERIES
+        matrix = _sum_of_group(grad_bias, group, head, TOKENS, HEADS)
+        tl.store(_tile_pointers(matrix, 0, 0, TOKENS, KEYS, QUERIES), first_sum)
+        has_second_tile: tl.constexpr = TOKENS > QUERIES
         if has_second_tile:
-            tl.store(
-                _matrix_pointers(matrix, row=0, column=QUERIES, T=T, ROWS=KEYS, COLUMNS=QUERIES),
-                second_sum,
-            )
+            tl.store(_tile_pointers(matrix, 0, QUERIES, TOKENS, KEYS, QUERIES), second_sum)

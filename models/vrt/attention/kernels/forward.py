@@ -32,7 +32,9 @@ from models.vrt.attention.kernels.parts import (
     _head_and_tile,
     _load_rows,
     _logits,
+    _parts_of_head,
     _query_index,
+    _regions_of_window,
     _store_rows,
     _window_of_queries,
     _windows_of_group,
@@ -43,22 +45,26 @@ from models.vrt.attention.kernels.parts import (
 
 # do_not_specialize: by default Triton compiles a kernel again for an argument that is 1 or
 # divisible by 16. Both arguments change with the size of the frames.
-@jit(do_not_specialize=["n", "group_size"])
+@jit(do_not_specialize=["window_count", "group_size"])
 def forward_kernel(
-    qkv,  # input (n, T, 3, HEADS, HD): query, key and value of each token
-    bias,  # input (HEADS, queries, keys): added to the logits, times log2(e); or None
-    region_row,  # input (n,): for each window, its row in `regions`; None without masks
-    regions,  # input (rows, T): for each token, the number of its region (regions.py). Only tokens
+    # Inputs.
+    qkv,  # (windows, TOKENS, 3, HEADS, CHANNELS): query, key and value of each token
+    bias,  # (HEADS, queries, keys): added to the logits, times log2(e); or None
+    region_row,  # (windows,): for each window, its row in `regions`; None without masks
+    regions,  # (rows, TOKENS): for each token, the number of its region (regions.py). Only tokens
     #           of the same region attend to each other. None without masks
-    out,  # result (n, T, HEADS, HD): O
-    log_sums,  # result (n, HEADS, T): L
-    n,  # number of windows
+    # Results.
+    out,  # (windows, TOKENS, HEADS, CHANNELS): O
+    log_sums,  # (windows, HEADS, TOKENS): L
+    # Numbers.
+    window_count,
     group_size,  # number of windows that a program goes through
     exp2_scale,  # scale * log2(e): the factor of q k^T
-    T: tl.constexpr,  # tokens of a window
+    # Constants, which Triton compiles into the kernel.
+    TOKENS: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
-    HD: tl.constexpr,  # channels of a head
-    PAD: tl.constexpr,  # channels of a head with padding, a power of two
+    CHANNELS: tl.constexpr,  # channels of a head
+    PADDED: tl.constexpr,  # channels of a head with padding, a power of two
     MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
     HAS_BIAS: tl.constexpr,  # whether there is a bias
     HAS_MASK: tl.constexpr,  # whether there are masks
@@ -67,7 +73,7 @@ def forward_kernel(
 ):
     """Write O and L for one tile of queries of one head, in each window of a group.
 
-    E.g. windows of T = 128 tokens, 6 heads, tiles of 64 queries: a group has 6 heads x 2 tiles = 12
+    E.g. windows of 128 tokens, 6 heads, tiles of 64 queries: a group has 6 heads x 2 tiles = 12
     programs. From program to program, the head changes first, then the tile, then the group. With
     groups of one window:
 
@@ -77,54 +83,54 @@ def forward_kernel(
         program 12    head 0, queries  0 ...  63, window 1
     """
     # What this program computes: the tile, the head, and the windows first ... end - 1.
-    group = _group_of_program(HEADS, TILES=T // QUERIES)
-    head, tile = _head_and_tile(HEADS, TILES=T // QUERIES)
-    first, end = _windows_of_group(group, group_size, n)
+    group = _group_of_program(HEADS, TILES=TOKENS // QUERIES)
+    head, tile = _head_and_tile(HEADS, TILES=TOKENS // QUERIES)
+    first, end = _windows_of_group(group, group_size, window_count)
     first_query = tile * QUERIES
 
-    # Pointers to the query, the key and the value of the first token. In qkv each token has a
-    # query, a key and a value, so `stride` leads from any of them to the same of the next token.
-    queries = qkv
-    keys = qkv + HEADS * HD
-    values = qkv + 2 * HEADS * HD
-    stride = 3 * HEADS * HD
-    bias_of_head = _bias_of_head(bias, head, T, HAS_BIAS)
+    # Pointers to the channels of this head in row 0, and the distance to the next row.
+    queries, keys, values = _parts_of_head(qkv, head, HEADS, CHANNELS)
+    qkv_stride = 3 * HEADS * CHANNELS
+    out_of_head = out + head * CHANNELS
+    out_stride = HEADS * CHANNELS
+    bias_of_head = _bias_of_head(bias, head, TOKENS, HAS_BIAS)
 
     for window in range(first, end):
+        regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         # With MUTUAL, the keys of a window meet the queries of the other frame of the pair, e.g.
         # the keys of window 0 the queries of window 1.
-        query_row = _window_of_queries(window, MUTUAL) * T + first_query
-        # (QUERIES, PAD)
-        q = _load_rows(queries, query_row, stride, head, ROWS=QUERIES, HD=HD, PAD=PAD)
+        query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
+        # (QUERIES, PADDED)
+        q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         # No logit so far: the largest is -infinity, and the sums are 0. The sums are float32, also
         # for qkv in 16 bits.
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
-        result = tl.zeros((QUERIES, PAD), tl.float32)
+        result = tl.zeros((QUERIES, PADDED), tl.float32)
 
-        for first_key in range(0, T, KEYS):
-            key_row = window * T + first_key
-            k = _load_rows(keys, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
-            v = _load_rows(values, key_row, stride, head, ROWS=KEYS, HD=HD, PAD=PAD)  # (KEYS, PAD)
+        for first_key in range(0, TOKENS, KEYS):
+            key_row = window * TOKENS + first_key
+            # Both: (KEYS, PADDED).
+            k = _load_rows(keys, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+            v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+            # exp2_scale q k^T + bias + mask, (QUERIES, KEYS).
             logits = _logits(
-                q, k, exp2_scale, bias_of_head, region_row, regions, window,
-                row=first_query, column=first_key,
-                T=T, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
+                q, k, exp2_scale, bias_of_head, regions_of_window,
+                first_row=first_query, first_column=first_key,
+                TOKENS=TOKENS, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=QUERIES, COLUMNS=KEYS,
             )  # fmt: skip
             new_top = tl.maximum(top, tl.max(logits, 1))  # (QUERIES,)
-            p = tl.exp2(logits - new_top[:, None])  # (QUERIES, KEYS)
+            weights = tl.exp2(logits - new_top[:, None])  # (QUERIES, KEYS)
             factor = tl.exp2(top - new_top)  # (QUERIES,), 1 if the top has not changed
-            total = total * factor + tl.sum(p, 1)
-            # tl.dot(a, b, c) is a b + c: here p v + result * factor.
-            result = tl.dot(p.to(v.dtype), v, result * factor[:, None])
+            total = total * factor + tl.sum(weights, 1)
+            # tl.dot(a, b, c) is a b + c: here weights v + result * factor.
+            result = tl.dot(weights.to(v.dtype), v, result * factor[:, None])
             top = new_top
 
         # The output belongs to the window of the keys, also with MUTUAL (`_window_of_queries`).
-        out_row = window * T + first_query
-        _store_rows(
-            out, out_row, HEADS * HD, head, values=result / total[:, None],
-            ROWS=QUERIES, HD=HD, PAD=PAD,
-        )  # fmt: skip
-        # The positions of these queries in log_sums (n, HEADS, T).
-        query_index = _query_index(window, head, first_query, T, HEADS, QUERIES)
+        out_row = window * TOKENS + first_query
+        output = result / total[:, None]  # (QUERIES, PADDED)
+        _store_rows(out_of_head, out_row, out_stride, output, QUERIES, CHANNELS, PADDED)
+        # The positions of these queries in log_sums (windows, HEADS, TOKENS).
+        query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
         tl.store(log_sums + query_index, top + tl.log2(total))

@@ -5,12 +5,12 @@
     launch_several_passes    backward for larger windows: two or three kernels
 
 A program (one instance of a kernel) computes one tile of one head, in a group of successive
-windows. Usually a group has one window, so that as many programs as possible run. The programs that
-sum dS, the gradient of the logits, are the exception: they go through several windows, because each
-group writes one (T, T) sum per head.
+windows. Usually a group has one window, so that as many programs as possible run. Only the programs
+that sum dS, the gradient of the logits, go through several windows: each group writes one (T, T)
+sum per head, and with fewer groups there are fewer sums to write.
 
-n is the number of windows, and T the tokens of a window. In mutual attention each of the two frames
-of a window counts as a window here.
+Letters: n windows, T tokens in a window. In mutual attention each of the two frames of a window
+counts as a window here.
 
 What must stay: the number of windows in a group that sums dS, because it decides the order of the
 sum, and so the last bits of the gradient of the bias. No test notices another order.
@@ -37,20 +37,22 @@ from models.vrt.attention.kernels.tiles import backward_tile, forward_tile
 def kernel_constants(
     qkv: Tensor, mutual: bool, has_bias: bool, has_mask: bool
 ) -> dict[str, int | bool]:
-    """Return the sizes that Triton compiles into all kernels, by their names in the kernels.
+    """Return the constants that Triton compiles into all kernels, by their names in the kernels.
 
-    qkv: (windows, tokens, 3, heads, channels). mutual: whether the two frames of a window attend to
-    each other.
+    parts.py explains the names.
+
+    qkv: (windows, tokens, 3, heads, channels).
+    mutual: whether the two frames of a window attend to each other.
     """
     _, tokens, _, heads, channels = qkv.shape
     next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 20 channels -> 32
     return {
-        "T": tokens // 2 if mutual else tokens,
+        "TOKENS": tokens // 2 if mutual else tokens,
         "HEADS": heads,
-        "HD": channels,
+        "CHANNELS": channels,
         # Channels of a head with padding: tl.dot needs at least 16, and Triton's arrays need a
         # power of two.
-        "PAD": max(16, next_power_of_two),
+        "PADDED": max(16, next_power_of_two),
         "MUTUAL": mutual,
         "HAS_BIAS": has_bias,
         "HAS_MASK": has_mask,
@@ -72,10 +74,13 @@ def launch_forward(
 ) -> None:
     """Fill `out` with O and `log_sums` with L.
 
-    qkv: contiguous. bias: (heads, queries, keys), times log2(e), or None.
+    qkv: (n, T, 3, heads, channels) in memory, contiguous.
+    bias: (heads, queries, keys), times log2(e), or None.
     region_row, regions: the masks, see `BackwardPass`.
-    out: n * T * heads * channels numbers. log_sums: (n, heads, T).
-    scale: factor of the logits. constants: result of `kernel_constants`.
+    out: (n, T, heads, channels) in memory.
+    log_sums: (n, heads, T).
+    scale: factor of q k^T in the logits.
+    constants: result of `kernel_constants`.
     """
     n, heads, t = log_sums.shape
     tile = forward_tile(t)
@@ -89,7 +94,7 @@ def launch_forward(
         regions=regions,
         out=out,
         log_sums=log_sums,
-        n=n,
+        window_count=n,
         group_size=1,
         exp2_scale=scale * LOG2_E.value,
         **constants,
@@ -106,14 +111,14 @@ def launch_forward(
 class BackwardPass(NamedTuple):
     """The tensors of one backward pass, and `launch`, which starts a kernel on them."""
 
-    # Queries, keys and values, in the order (n, T, 3, heads, channels) in memory. Index 0 of the 3
-    # is the query, 1 the key and 2 the value.
+    # Queries, keys and values: (n, T, 3, heads, channels) in memory. Index 0 of the 3 is the query,
+    # 1 the key and 2 the value.
     qkv: Tensor
     # The masks, as regions.mask_table makes them. Only tokens of the same region attend to each
     # other. Windows with the same mask share a row of `regions`. Both are None without masks.
     region_row: Tensor | None  # (n,): for each window, its row in `regions`
     regions: Tensor | None  # (rows, T): for each token, the number of its region
-    out: Tensor  # O, in the order (n, T, heads, channels) in memory
+    out: Tensor  # O: (n, T, heads, channels) in memory
     # dO, the gradient of O, in the same order. A row is the channels of all heads of one token. The
     # next row begins `grad.stride(1)` numbers later.
     grad: Tensor
@@ -122,7 +127,7 @@ class BackwardPass(NamedTuple):
     # `all_gradients`, which computes these sums where it needs them.
     delta: Tensor | None
     grad_qkv: Tensor  # memory for the result, in the order of qkv
-    scale: float  # factor of the logits
+    scale: float  # factor of q k^T in the logits
     constants: dict[str, Any]  # result of `kernel_constants`
 
     def launch(
@@ -138,9 +143,8 @@ class BackwardPass(NamedTuple):
         All backward kernels take the same arguments, and ignore what they do not need.
 
         bias: the bias times log2(e), or None. It is (heads, queries, keys) for
-            `gradient_of_queries`, and (heads, keys, queries) for the other kernels. These compute
-            the logits transposed, because the gradients of keys and values need them so, and
-            transposing them within a kernel would be slower.
+            `gradient_of_queries`. It is (heads, keys, queries) for the other kernels, because they
+            compute the transposed logits.
         tiles: number of tiles of a head in one window.
         group_size: number of successive windows that a program goes through.
         grad_bias: memory for the sums of dS, one for each group, (groups, heads, keys, queries).
@@ -162,7 +166,7 @@ class BackwardPass(NamedTuple):
             delta=self.delta,
             grad_qkv=self.grad_qkv,
             grad_bias=grad_bias,
-            n=n,
+            window_count=n,
             group_size=group_size,
             exp2_scale=self.scale * LOG2_E.value,  # the kernels compute exp2 instead of exp
             scale=self.scale,
@@ -238,7 +242,8 @@ def _group_size(log_sums: Tensor, tiles: int) -> int:
     E.g. 6 heads, 1 tile, 1000 windows: 528 / 6 = 88 programs per head, and 1000 / 88, rounded up,
     is 12 windows per program.
 
-    log_sums: (n, heads, T). tiles: number of tiles of a head in one window.
+    log_sums: (n, heads, T).
+    tiles: number of tiles of a head in one window.
     """
     n, heads, _ = log_sums.shape
     programs_of_tile = math.ceil(PROGRAMS / (tiles * heads))  # for each tile of each head

@@ -7,23 +7,18 @@ The kernels are written in Triton's language, which looks like Python. Words of 
     tile       the part of a matrix that a program computes at a time, in its registers
     pointer    the address of a number in memory. `qkv + 5` is the address of the sixth number
 
-Names in capitals are sizes that Triton compiles into a kernel (`tl.constexpr`):
+Names in capitals are constants that Triton compiles into a kernel (`tl.constexpr`):
 
-    T          tokens of a window
-    HEADS      heads
-    HD         channels of a head
-    PAD        channels of a head with padding. Triton needs a power of two, e.g. 32 for HD = 20
-    MUTUAL     whether the attention is mutual. In this case a "window" is one frame of a pair of
-               frames, and its queries come from the other frame of the pair
+    TOKENS      tokens of a window
+    HEADS       heads
+    CHANNELS    channels of a head
+    PADDED      channels of a head with padding. Triton needs a power of two, e.g. 32 for 20
+                channels
+    MUTUAL      whether the attention is mutual. In this case a "window" is one frame of a pair of
+                frames, and its queries come from the other frame of the pair
 
-n is the number of windows. A row is the channels of all heads of one token. qkv is
-(n, T, 3, HEADS, HD), so the rows of its queries lie 3 HEADS HD numbers apart, and also the rows of
-its keys and of its values. E.g. 6 heads of 20 channels:
-
-    position    0 ... 119    120 ... 239    240 ... 359    360 ... 479    ...
-    token       0            0              0              1
-    holds       query        key            value          query
-    of head 2   40 ... 59    160 ... 179    280 ... 299    400 ... 419
+A row is what a tensor holds of one token: the channels of all heads. Rows are numbered through all
+windows, so token 5 of window 2 is row 2 * TOKENS + 5.
 
 What must stay:
 
@@ -84,13 +79,13 @@ def _group_of_program(HEADS: tl.constexpr, TILES: tl.constexpr):
 
 
 @jit
-def _windows_of_group(group, group_size, n):
+def _windows_of_group(group, group_size, window_count):
     """Return the first window of a group, and the window after its last window.
 
     group_size: number of successive windows in a group. A program goes through all of them.
     """
     first = group * group_size
-    return first, tl.minimum(first + group_size, n)  # the last group may have fewer windows
+    return first, tl.minimum(first + group_size, window_count)  # the last group may be smaller
 
 
 @jit
@@ -114,133 +109,178 @@ def _window_of_queries(window, MUTUAL: tl.constexpr):
     return window
 
 
-# ---- Addresses ---------------------------------------------------------------------------------
+# ---- Rows of a head ----------------------------------------------------------------------------
+#
+# A kernel computes one head. A tensor has the channels of all heads side by side in a row, so the
+# kernel first moves its pointers to the channels of its head in row 0. From there, `stride` numbers
+# lead to the same channels of the next row.
 
 
 @jit
-def _query_index(
-    window, head, first_query, T: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr
-):
-    """Return the positions of a tile's queries in log_sums and delta, both (n, HEADS, T).
+def _parts_of_head(qkv, head, HEADS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Return pointers to the query, the key and the value of one head in row 0.
 
-    E.g. T = 128, 6 heads, window 1, head 2, first_query 64: (1 * 6 + 2) * 128 + 64 = 1088, so the
-    positions 1088, 1089, and so on.
+    qkv is (windows, TOKENS, 3, HEADS, CHANNELS), so a row holds the queries of all heads, then the
+    keys, then the values. E.g. 6 heads of 20 channels, where a row has 3 * 6 * 20 = 360 numbers:
+
+        number       0 ... 119    120 ... 239    240 ... 359    360 ... 479    ...
+        row          0            0              0              1
+        holds        queries      keys           values         queries
+        of head 2    40 ... 59    160 ... 179    280 ... 299    400 ... 419
+
+    Head 2 begins at the numbers 40, 160 and 280. grad_qkv has the same order, so this function also
+    returns where the gradients of a head are.
     """
-    return (window * HEADS + head) * T + first_query + tl.arange(0, QUERIES)
+    queries = qkv + head * CHANNELS
+    keys = queries + HEADS * CHANNELS
+    values = keys + HEADS * CHANNELS
+    return queries, keys, values
 
 
 @jit
-def _row_pointers(
-    tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
-):
-    """Return pointers to the channels of a head in successive rows, (ROWS, PAD).
+def _row_pointers(tensor_of_head, first_row, stride, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """Return pointers to the channels of a head in successive rows, (ROWS, PADDED).
 
-    tensor: pointer to head 0 of row 0. A row is the channels of all heads of one token.
+    tensor_of_head: pointer to the channels of the head in row 0.
     first_row: number of the first row.
     stride: distance from one row to the next row, in numbers of the tensor.
-    head: number of the head. Its channels begin head * HD numbers after the channels of head 0.
 
-    The pointers to the channels HD ... PAD - 1 lead beyond this head: do not use them.
+    The pointers to the padding, the channels CHANNELS ... PADDED - 1, lead beyond the head: do not
+    use them.
     """
     # The tile of a large tensor may begin beyond 2^31 numbers, so this index needs 64 bits. Within
     # the tile 32 bits are enough, and faster.
-    begin = tensor + tl.cast(first_row, tl.int64) * stride + head * HD
+    begin = tensor_of_head + tl.cast(first_row, tl.int64) * stride
     # Channel c of row r lies r * stride + c numbers after `begin`. The column (ROWS, 1) plus the
-    # row (1, PAD) is (ROWS, PAD).
-    return begin + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, PAD)[None, :]
+    # row (1, PADDED) is (ROWS, PADDED).
+    return begin + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, PADDED)[None, :]
 
 
 @jit
 def _load_rows(
-    tensor, first_row, stride, head, ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr
-):
-    """Load ROWS successive rows of a head, (ROWS, PAD). Channels beyond HD are 0.
+    tensor_of_head, first_row, stride,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Load ROWS successive rows of a head, (ROWS, PADDED). The padding is 0.
 
     The arguments are as in `_row_pointers`.
     """
-    pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
-    if HD == PAD:
+    pointers = _row_pointers(tensor_of_head, first_row, stride, ROWS, PADDED)
+    if CHANNELS == PADDED:
         return tl.load(pointers)
-    return tl.load(pointers, mask=tl.arange(0, PAD)[None, :] < HD, other=0.0)
+    return tl.load(pointers, mask=tl.arange(0, PADDED)[None, :] < CHANNELS, other=0.0)
 
 
 @jit
 def _store_rows(
-    tensor, first_row, stride, head, values,
-    ROWS: tl.constexpr, HD: tl.constexpr, PAD: tl.constexpr,
+    tensor_of_head, first_row, stride, values,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Store values (ROWS, PAD) to ROWS successive rows of a head, without the channels beyond HD.
+    """Store values (ROWS, PADDED) to ROWS successive rows of a head, without the padding.
 
     The values are converted to the dtype of the tensor. The other arguments are as in
     `_row_pointers`.
     """
-    pointers = _row_pointers(tensor, first_row, stride, head, ROWS, HD, PAD)
+    pointers = _row_pointers(tensor_of_head, first_row, stride, ROWS, PADDED)
     values = values.to(pointers.dtype.element_ty)
-    if HD == PAD:
+    if CHANNELS == PADDED:
         tl.store(pointers, values)
     else:
-        tl.store(pointers, values, mask=tl.arange(0, PAD)[None, :] < HD)
+        tl.store(pointers, values, mask=tl.arange(0, PADDED)[None, :] < CHANNELS)
 
 
 @jit
-def _matrix_pointers(
-    matrix, row, column, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+def _query_index(
+    window, head, first_query, TOKENS: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr
 ):
-    """Return pointers to a tile (ROWS, COLUMNS) of a (T, T) matrix, whose rows lie T numbers apart.
+    """Return the positions of a tile's queries in log_sums and delta, (windows, HEADS, TOKENS).
 
-    row, column: where the upper left element of the tile is in the matrix.
+    E.g. 128 tokens, 6 heads, window 1, head 2, first_query 64: (1 * 6 + 2) * 128 + 64 = 1088, so
+    the positions 1088, 1089, and so on.
     """
-    upper_left = matrix + row * T + column
-    return upper_left + tl.arange(0, ROWS)[:, None] * T + tl.arange(0, COLUMNS)[None, :]
+    return (window * HEADS + head) * TOKENS + first_query + tl.arange(0, QUERIES)
+
+
+# ---- Matrices of all pairs of tokens -----------------------------------------------------------
 
 
 @jit
-def _bias_of_head(bias, head, T: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Return a pointer to the bias of a head, a matrix (T, T), or None without a bias."""
+def _tile_pointers(
+    matrix, first_row, first_column,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Return pointers to a tile (ROWS, COLUMNS) of a matrix (TOKENS, TOKENS).
+
+    matrix: pointer to the upper left element of the matrix, whose rows lie TOKENS numbers apart.
+    first_row, first_column: where the upper left element of the tile is in the matrix.
+    """
+    upper_left = matrix + first_row * TOKENS + first_column
+    return upper_left + tl.arange(0, ROWS)[:, None] * TOKENS + tl.arange(0, COLUMNS)[None, :]
+
+
+@jit
+def _bias_of_head(bias, head, TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return a pointer to the bias of a head, a matrix (TOKENS, TOKENS), or None without a bias."""
     if HAS_BIAS:
-        return bias + head * T * T
+        return bias + head * TOKENS * TOKENS
     return bias  # None
 
 
 @jit
-def _bias_sum_of_group(grad_bias, group, head, T: tl.constexpr, HEADS: tl.constexpr):
-    """Return a pointer to the sum of dS over a group of windows, for one head: a matrix (T, T).
+def _sum_of_group(grad_bias, group, head, TOKENS: tl.constexpr, HEADS: tl.constexpr):
+    """Return a pointer to the sum of dS over a group of windows, for one head.
 
-    dS is the gradient of the logits.
+    The sum is a matrix (TOKENS, TOKENS). dS is the gradient of the logits.
     """
     # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
-    return grad_bias + (group * HEADS + head).to(tl.int64) * T * T
+    return grad_bias + (group * HEADS + head).to(tl.int64) * TOKENS * TOKENS
 
 
 # ---- Logits ------------------------------------------------------------------------------------
 
 
 @jit
+def _regions_of_window(regions, region_row, window, TOKENS: tl.constexpr, HAS_MASK: tl.constexpr):
+    """Return a pointer to the regions of a window, (TOKENS,), or None without masks.
+
+    regions: (rows, TOKENS), for each token the number of its region. Only tokens of the same region
+        attend to each other.
+    region_row: (windows,), for each window its row in `regions`.
+
+    regions.mask_table makes both tensors.
+    """
+    if HAS_MASK:
+        return regions + tl.load(region_row + window) * TOKENS
+    return regions  # None
+
+
+@jit
 def _logits(
-    x, y, exp2_scale, bias, region_row, regions, window, row, column,
-    T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    x, y, exp2_scale, bias, regions, first_row, first_column,
+    TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute exp2_scale x y^T + bias + mask, a tile (ROWS, COLUMNS) of a (T, T) matrix.
+    """Compute a tile (ROWS, COLUMNS) of the logits of a window, a matrix (TOKENS, TOKENS):
 
-    x: (ROWS, PAD). y: (COLUMNS, PAD). They are q and k, or k and q for the transposed matrix.
-    bias: the matrix (T, T) of this head.
-    region_row: (n,), for each window its row in `regions`.
-    regions: (rows, T), for each token the number of its region. Only tokens of the same region
-        attend to each other. regions.mask_table makes both tensors.
-    row, column: where the upper left element of the tile is in the matrix. x begins at token `row`
-        of the window, and y at token `column`.
+        logits = exp2_scale x y^T + bias + mask
+
+    x: q, or k for the transposed matrix, (ROWS, PADDED).
+    y: k, or q for the transposed matrix, (COLUMNS, PADDED).
+    bias: pointer to the bias of this head, a matrix (TOKENS, TOKENS).
+    regions: pointer to the regions of this window, (TOKENS,).
+    first_row, first_column: where the upper left element of the tile is in the matrix. x begins at
+        token `first_row` of the window, and y at token `first_column`.
 
     If you change how the bias is added, change `gradient_of_bias` (several_passes.py), too: it adds
     the bias itself.
     """
     logits = tl.dot(x, tl.trans(y)) * exp2_scale
     if HAS_BIAS:
-        logits += tl.load(_matrix_pointers(bias, row, column, T, ROWS, COLUMNS)).to(tl.float32)
+        pointers = _tile_pointers(bias, first_row, first_column, TOKENS, ROWS, COLUMNS)
+        logits += tl.load(pointers).to(tl.float32)
     if HAS_MASK:
-        regions_of_window = regions + tl.load(region_row + window) * T
-        of_rows = tl.load(regions_of_window + row + tl.arange(0, ROWS))  # (ROWS,)
-        of_columns = tl.load(regions_of_window + column + tl.arange(0, COLUMNS))  # (COLUMNS,)
+        of_rows = tl.load(regions + first_row + tl.arange(0, ROWS))  # (ROWS,)
+        of_columns = tl.load(regions + first_column + tl.arange(0, COLUMNS))  # (COLUMNS,)
         is_same_region = of_rows[:, None] == of_columns[None, :]
         logits = tl.where(is_same_region, logits, logits + MASKED)
     return logits

@@ -29,7 +29,8 @@ def takes_windows(tokens: int, channels: int) -> bool:
 
     forms.attention_has_kernel asks this before each call of the kernels.
 
-    tokens: T, the number of tokens that attend to each other. channels: channels of a head.
+    tokens: T, the number of tokens that attend to each other.
+    channels: channels of a head.
     """
     fits_tiles = tokens % 64 == 0  # the smallest tile has 64 queries and 64 keys
     return fits_tiles and tokens <= MOST_TOKENS and channels <= MOST_CHANNELS_OF_HEAD
