@@ -7,9 +7,9 @@ product, z (n, 2 H): a row of z holds the H numbers of a, then the H numbers of 
 with z. gated_mlp.geglu calls `geglu`, which gives no gradients of gradients.
 
 A kernel runs many times at once, and each run is called a program. A program works on a tile: ROWS
-rows, each padded from H to PAD numbers, because Triton needs powers of two. E.g. for H = 192 PAD is
-256. A tile has 4096 numbers, so ROWS is 4096 / 256 = 16 (`tile`), and program 1 computes the rows
-16 ... 31.
+rows, each padded from HIDDEN (H) to PADDED numbers, because Triton needs powers of two. E.g. for
+H = 192 PADDED is 256. A tile has 4096 numbers, so ROWS is 4096 / 256 = 16 (`tile`), and program 1
+computes the rows 16 ... 31.
 
 A tile may reach beyond the tensor: it has padding, and the last tile may have fewer than ROWS rows.
 So each load and store has a mask. Where the mask is false, a load gives 0 and a store writes
@@ -37,15 +37,15 @@ INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)  # 1 / sqrt(2)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
 
 
-# do_not_specialize: by default Triton compiles a kernel again for an n that is 1 or divisible by
-# 16. n changes with the size of the frames.
-@jit(do_not_specialize=["n"])
+# do_not_specialize: by default Triton compiles a kernel again for an argument that is 1 or
+# divisible by 16. row_count changes with the size of the frames.
+@jit(do_not_specialize=["row_count"])
 def _geglu_forward(
-    z,  # input (n, 2 H)
-    y,  # result (n, H)
-    n,  # number of rows
-    H: tl.constexpr,  # numbers in a row of y
-    PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
+    z,  # input (rows, 2 H): a and b of each row
+    y,  # result (rows, H)
+    row_count,
+    HIDDEN: tl.constexpr,  # H, the numbers in a row of y
+    PADDED: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
     """Write y = gelu(a) * b for one tile, with gelu(a) = a / 2 * (1 + erf(a / sqrt(2))).
@@ -53,28 +53,30 @@ def _geglu_forward(
     Each program computes one tile.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
-    channel = tl.arange(0, PAD)  # (PAD,)
-    # (ROWS, PAD): false for padding and for rows beyond n.
-    is_inside = (row < n)[:, None] & (channel < H)[None, :]
-    # The positions of a in z, (ROWS, PAD). A row of z has 2 H numbers, and b lies H positions after
-    # a.
-    index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
-    a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
-    b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
+    channel = tl.arange(0, PADDED)  # (PADDED,)
+    # (ROWS, PADDED): false for padding and for rows beyond the last one.
+    is_inside = (row < row_count)[:, None] & (channel < HIDDEN)[None, :]
+    # The positions of the tile's numbers, (ROWS, PADDED). A row of z has the H numbers of a, then
+    # the H numbers of b.
+    index_a = row[:, None].to(tl.int64) * (2 * HIDDEN) + channel[None, :]
+    index_b = index_a + HIDDEN
+    index_y = row[:, None].to(tl.int64) * HIDDEN + channel[None, :]
+
+    a = tl.load(z + index_a, mask=is_inside, other=0.0).to(tl.float32)
+    b = tl.load(z + index_b, mask=is_inside, other=0.0).to(tl.float32)
     result = 0.5 * a * (1 + tl.erf(a * INVERSE_ROOT_2)) * b
-    index_y = row[:, None].to(tl.int64) * H + channel[None, :]
     tl.store(y + index_y, result.to(y.dtype.element_ty), mask=is_inside)
 
 
-@jit(do_not_specialize=["n"])
+@jit(do_not_specialize=["row_count"])
 def _geglu_backward(
-    z,  # a and b of each row, (n, 2 H)
-    grad,  # the gradient of y, (n, H)
-    grad_z,  # result (n, 2 H): da and db of each row
+    z,  # input (rows, 2 H): a and b of each row
+    grad,  # input (rows, H): the gradient of y
+    grad_z,  # result (rows, 2 H): da and db of each row
     program_sums,  # result (programs, 2 H): for each program, the sum of its rows of grad_z
-    n,  # number of rows
-    H: tl.constexpr,  # numbers in a row of y
-    PAD: tl.constexpr,  # numbers in a row of y with padding, a power of two
+    row_count,
+    HIDDEN: tl.constexpr,  # H, the numbers in a row of y
+    PADDED: tl.constexpr,  # numbers in a row of y with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
     """Write da and db, the gradients of a and b, and their sums over the rows.
@@ -88,36 +90,39 @@ def _geglu_backward(
 
     A program computes several tiles, one after the other, so that program_sums stays small.
     """
-    channel = tl.arange(0, PAD)  # (PAD,)
-    is_channel = channel < H  # false for padding
-    sum_a = tl.zeros((ROWS, PAD), tl.float32)
-    sum_b = tl.zeros((ROWS, PAD), tl.float32)
+    channel = tl.arange(0, PADDED)  # (PADDED,)
+    is_channel = channel < HIDDEN  # false for padding
+    # The sums over the tiles of this program, still one for each of the ROWS rows.
+    sum_a = tl.zeros((ROWS, PADDED), tl.float32)
+    sum_b = tl.zeros((ROWS, PADDED), tl.float32)
     # Program p of P takes the tiles p, p + P, p + 2 P, ... E.g. 3 programs, tiles of 8 rows: the
     # tiles of program 1 begin at the rows 8, 8 + 24 = 32, 56, ...
     first_row = tl.program_id(0) * ROWS
     rows_to_next_tile = tl.num_programs(0) * ROWS
-    for start in range(first_row, n, rows_to_next_tile):
+    for start in range(first_row, row_count, rows_to_next_tile):
         row = start + tl.arange(0, ROWS)
-        is_inside = (row < n)[:, None] & is_channel[None, :]
-        # A row of z and of grad_z has 2 H numbers, a row of grad has H numbers.
-        index = row[:, None].to(tl.int64) * (2 * H) + channel[None, :]
-        index_grad = row[:, None].to(tl.int64) * H + channel[None, :]
-        a = tl.load(z + index, mask=is_inside, other=0.0).to(tl.float32)
-        b = tl.load(z + index + H, mask=is_inside, other=0.0).to(tl.float32)
-        g = tl.load(grad + index_grad, mask=is_inside, other=0.0).to(tl.float32)
+        is_inside = (row < row_count)[:, None] & is_channel[None, :]
+        # The same positions as in forward. grad_z has the order of z, and grad has the order of y.
+        index_a = row[:, None].to(tl.int64) * (2 * HIDDEN) + channel[None, :]
+        index_b = index_a + HIDDEN
+        index_y = row[:, None].to(tl.int64) * HIDDEN + channel[None, :]
+
+        a = tl.load(z + index_a, mask=is_inside, other=0.0).to(tl.float32)
+        b = tl.load(z + index_b, mask=is_inside, other=0.0).to(tl.float32)
+        grad_y = tl.load(grad + index_y, mask=is_inside, other=0.0).to(tl.float32)
         Phi = 0.5 * (1 + tl.erf(a * INVERSE_ROOT_2))
         phi = INVERSE_ROOT_2_PI * tl.exp(-0.5 * a * a)
-        grad_a = g * b * (Phi + a * phi)
-        grad_b = g * a * Phi
+        grad_a = grad_y * b * (Phi + a * phi)
+        grad_b = grad_y * a * Phi
         sum_a += grad_a
         sum_b += grad_b
-        tl.store(grad_z + index, grad_a.to(grad_z.dtype.element_ty), mask=is_inside)
-        tl.store(grad_z + index + H, grad_b.to(grad_z.dtype.element_ty), mask=is_inside)
+        tl.store(grad_z + index_a, grad_a.to(grad_z.dtype.element_ty), mask=is_inside)
+        tl.store(grad_z + index_b, grad_b.to(grad_z.dtype.element_ty), mask=is_inside)
     # Add up the ROWS rows of the sums. Program p writes them to row p of program_sums
     # (programs, 2 H): first the H sums of da, then the H sums of db.
-    sums_of_program = program_sums + tl.program_id(0) * (2 * H) + channel
+    sums_of_program = program_sums + tl.program_id(0) * (2 * HIDDEN) + channel
     tl.store(sums_of_program, tl.sum(sum_a, 0), mask=is_channel)
-    tl.store(sums_of_program + H, tl.sum(sum_b, 0), mask=is_channel)
+    tl.store(sums_of_program + HIDDEN, tl.sum(sum_b, 0), mask=is_channel)
 
 
 class _GatedLinear(torch.autograd.Function):
@@ -137,7 +142,7 @@ class _GatedLinear(torch.autograd.Function):
         y = x.new_empty(n, hidden)
         shape = tile(hidden)
         tiles = math.ceil(n / shape["ROWS"])  # each tile is a program
-        _geglu_forward[(tiles,)](z, y, n, H=hidden, **shape)
+        _geglu_forward[(tiles,)](z, y, n, HIDDEN=hidden, **shape)
         ctx.save_for_backward(x, weight, z)
         return y
 
@@ -154,7 +159,7 @@ class _GatedLinear(torch.autograd.Function):
         tiles = math.ceil(n / shape["ROWS"])
         programs = backward_programs(tiles)
         program_sums = z.new_empty(programs, 2 * hidden, dtype=torch.float32)
-        _geglu_backward[(programs,)](z, grad, grad_z, program_sums, n, H=hidden, **shape)
+        _geglu_backward[(programs,)](z, grad, grad_z, program_sums, n, HIDDEN=hidden, **shape)
         # z = x weight^T + bias, so with G = grad_z:
         #     gradient of weight  G^T x
         #     gradient of bias    the sum of G over the rows

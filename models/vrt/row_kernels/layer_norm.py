@@ -7,8 +7,8 @@ float32, and so are the gradients of weight and bias. layers.layer_norm calls `l
 gives no gradients of gradients.
 
 A kernel runs many times at once, and each run is called a program. A program works on a tile: ROWS
-rows, each padded from C channels to PAD numbers, because Triton needs powers of two. E.g. for 96
-channels PAD is 128. A tile has 4096 numbers, so ROWS is 4096 / 128 = 32 (`tile`), and program 1
+rows, each padded from C channels to PADDED numbers, because Triton needs powers of two. E.g. for 96
+channels PADDED is 128. A tile has 4096 numbers, so ROWS is 4096 / 128 = 32 (`tile`), and program 1
 computes the rows 32 ... 63.
 
 A tile may reach beyond the tensor: it has padding, and the last tile may have fewer than ROWS rows.
@@ -32,29 +32,32 @@ from models.vrt.row_kernels.tiles import backward_programs, jit, tile, tl
 
 
 @jit
-def _normalized(x, C: tl.constexpr, is_inside, eps):
-    """Return u = (x - mean) * factor, (ROWS, PAD), and factor = 1 / sqrt(var + eps), (ROWS,).
+def _normalized(x, CHANNELS: tl.constexpr, is_inside, eps):
+    """Return u = (x - mean) * factor, (ROWS, PADDED), and factor = 1 / sqrt(var + eps), (ROWS,).
 
-    x: a tile, (ROWS, PAD), with 0 at padding, so that padding adds nothing to the mean.
+    x: a tile, (ROWS, PADDED), with 0 at padding, so that padding adds nothing to the mean.
+    is_inside: whether each number of the tile is inside the tensor, (ROWS, PADDED).
     """
+    mean = tl.sum(x, 1) / CHANNELS  # (ROWS,)
     # Set padding to 0. Otherwise it would be -mean, and would add to the variance.
-    centred = tl.where(is_inside, x - tl.sum(x, 1)[:, None] / C, 0.0)
-    factor = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
+    centred = tl.where(is_inside, x - mean[:, None], 0.0)
+    variance = tl.sum(centred * centred, 1) / CHANNELS  # (ROWS,)
+    factor = 1 / tl.sqrt(variance + eps)
     return centred * factor[:, None], factor
 
 
-# do_not_specialize: by default Triton compiles a kernel again for an n that is 1 or divisible by
-# 16. n changes with the size of the frames.
-@jit(do_not_specialize=["n"])
+# do_not_specialize: by default Triton compiles a kernel again for an argument that is 1 or
+# divisible by 16. row_count changes with the size of the frames.
+@jit(do_not_specialize=["row_count"])
 def _norm_forward(
-    x,  # input (n, C)
+    x,  # input (rows, C)
     weight,  # input (C,), float32
     bias,  # input (C,), float32
-    y,  # result (n, C), in the dtype of x
-    n,  # number of rows
+    y,  # result (rows, C), in the dtype of x
+    row_count,
     eps,  # small number that is added to the variance
-    C: tl.constexpr,  # channels of a row
-    PAD: tl.constexpr,  # channels of a row with padding, a power of two
+    CHANNELS: tl.constexpr,  # C, the channels of a row
+    PADDED: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
     """Write y = u * weight + bias for one tile, where u are the normalized rows.
@@ -62,33 +65,33 @@ def _norm_forward(
     Each program computes one tile.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
-    channel = tl.arange(0, PAD)  # (PAD,)
-    is_channel = channel < C  # false for padding
-    # (ROWS, PAD): false for padding and for rows beyond n.
-    is_inside = (row < n)[:, None] & is_channel[None, :]
-    # The positions of the tile's numbers in x and y, (ROWS, PAD). E.g. for C = 96, channel 5 of row
-    # 33 is number 33 * 96 + 5 = 3173.
-    index = row[:, None].to(tl.int64) * C + channel[None, :]
+    channel = tl.arange(0, PADDED)  # (PADDED,)
+    is_channel = channel < CHANNELS  # false for padding
+    # (ROWS, PADDED): false for padding and for rows beyond the last one.
+    is_inside = (row < row_count)[:, None] & is_channel[None, :]
+    # The positions of the tile's numbers in x and y, (ROWS, PADDED). E.g. for 96 channels, channel
+    # 5 of row 33 is number 33 * 96 + 5 = 3173.
+    index = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
 
     values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
-    u, _ = _normalized(values, C, is_inside, eps)
-    w = tl.load(weight + channel, mask=is_channel, other=0.0)
-    b = tl.load(bias + channel, mask=is_channel, other=0.0)
+    u, _ = _normalized(values, CHANNELS, is_inside, eps)
+    w = tl.load(weight + channel, mask=is_channel, other=0.0)  # (PADDED,)
+    b = tl.load(bias + channel, mask=is_channel, other=0.0)  # (PADDED,)
     result = u * w[None, :] + b[None, :]
     tl.store(y + index, result.to(y.dtype.element_ty), mask=is_inside)
 
 
-@jit(do_not_specialize=["n"])
+@jit(do_not_specialize=["row_count"])
 def _norm_backward(
-    x,  # input of forward, (n, C)
+    x,  # input of forward, (rows, C)
     weight,  # input of forward, (C,)
-    grad,  # the gradient of y, (n, C)
-    grad_x,  # result: dx, (n, C)
+    grad,  # the gradient of y, (rows, C)
+    grad_x,  # result (rows, C): dx
     program_sums,  # result (programs, 2, C): the sums of each program, for dweight and for dbias
-    n,  # number of rows
+    row_count,
     eps,  # small number that is added to the variance
-    C: tl.constexpr,  # channels of a row
-    PAD: tl.constexpr,  # channels of a row with padding, a power of two
+    CHANNELS: tl.constexpr,  # C, the channels of a row
+    PADDED: tl.constexpr,  # channels of a row with padding, a power of two
     ROWS: tl.constexpr,  # rows of a tile
 ):
     """Write dx, the gradient of x, and the sums of this program for dweight and dbias.
@@ -114,35 +117,35 @@ def _norm_backward(
     tiles of 32 rows, program 1 computes the rows 32 ... 63, then, 3 * 32 = 96 rows later, the rows
     128 ... 159, then 224 ... 255, and so on.
     """
-    channel = tl.arange(0, PAD)
-    is_channel = channel < C
-    w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]  # (1, PAD)
+    channel = tl.arange(0, PADDED)
+    is_channel = channel < CHANNELS
+    w = tl.load(weight + channel, mask=is_channel, other=0.0)[None, :]  # (1, PADDED)
     # The sums over the tiles of this program, still one for each of the ROWS rows.
-    grad_w = tl.zeros((ROWS, PAD), tl.float32)
-    grad_b = tl.zeros((ROWS, PAD), tl.float32)
+    sum_weight = tl.zeros((ROWS, PADDED), tl.float32)
+    sum_bias = tl.zeros((ROWS, PADDED), tl.float32)
     # Program p of P takes the tiles p, p + P, p + 2 P, ...
     first_row = tl.program_id(0) * ROWS
     rows_to_next_tile = tl.num_programs(0) * ROWS
-    for start in range(first_row, n, rows_to_next_tile):
+    for start in range(first_row, row_count, rows_to_next_tile):
         row = start + tl.arange(0, ROWS)
-        is_inside = (row < n)[:, None] & is_channel[None, :]
-        index = row[:, None].to(tl.int64) * C + channel[None, :]
+        is_inside = (row < row_count)[:, None] & is_channel[None, :]
+        index = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
         values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
-        u, factor = _normalized(values, C, is_inside, eps)
-        g = tl.load(grad + index, mask=is_inside, other=0.0).to(tl.float32)  # still only grad
-        grad_w += g * u
-        grad_b += g
+        u, factor = _normalized(values, CHANNELS, is_inside, eps)
+        grad_y = tl.load(grad + index, mask=is_inside, other=0.0).to(tl.float32)
+        sum_weight += grad_y * u
+        sum_bias += grad_y
 
-        g *= w  # from here on the g of the equations, grad * weight
-        mean_g = tl.sum(g, 1) / C
-        mean_gu = tl.sum(g * u, 1) / C
+        g = grad_y * w
+        mean_g = tl.sum(g, 1) / CHANNELS  # (ROWS,)
+        mean_gu = tl.sum(g * u, 1) / CHANNELS  # (ROWS,)
         result = (g - mean_g[:, None] - u * mean_gu[:, None]) * factor[:, None]
         tl.store(grad_x + index, result.to(grad_x.dtype.element_ty), mask=is_inside)
     # Add up the ROWS rows of the sums. Program p writes them to row p of program_sums
     # (programs, 2, C): first the C sums for dweight, then the C sums for dbias.
-    sums_of_program = program_sums + tl.program_id(0) * 2 * C + channel
-    tl.store(sums_of_program, tl.sum(grad_w, 0), mask=is_channel)
-    tl.store(sums_of_program + C, tl.sum(grad_b, 0), mask=is_channel)
+    sums_of_program = program_sums + tl.program_id(0) * 2 * CHANNELS + channel
+    tl.store(sums_of_program, tl.sum(sum_weight, 0), mask=is_channel)
+    tl.store(sums_of_program + CHANNELS, tl.sum(sum_bias, 0), mask=is_channel)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -159,7 +162,7 @@ class _LayerNorm(torch.autograd.Function):
         tiles = math.ceil(n / shape["ROWS"])
         # kernel[(programs,)](arguments) is Triton's syntax to start a number of programs, here one
         # per tile.
-        _norm_forward[(tiles,)](x, weight, bias, y, n, eps, C=channels, **shape)
+        _norm_forward[(tiles,)](x, weight, bias, y, n, eps, CHANNELS=channels, **shape)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         return y
@@ -179,7 +182,7 @@ class _LayerNorm(torch.autograd.Function):
         programs = backward_programs(tiles)
         program_sums = x.new_empty(programs, 2, channels, dtype=torch.float32)
         _norm_backward[(programs,)](
-            x, weight, grad, grad_x, program_sums, n, ctx.eps, C=channels, **shape
+            x, weight, grad, grad_x, program_sums, n, ctx.eps, CHANNELS=channels, **shape
         )
         grad_weight, grad_bias = program_sums.sum(0).unbind(0)
         return grad_x, grad_weight, grad_bias, None

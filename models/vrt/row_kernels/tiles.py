@@ -31,13 +31,14 @@ ELEMENTS = 4096
 def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
     """Return the size of a tile as the constants of a kernel.
 
-    Triton needs powers of two. E.g. 96 channels, 4096 numbers -> {"ROWS": 32, "PAD": 128}.
+    Triton needs powers of two. E.g. 96 channels, 4096 numbers -> {"ROWS": 32, "PADDED": 128}.
 
-    channels: numbers in a row. elements: numbers in the tile, padding included.
+    channels: numbers in a row.
+    elements: numbers in the tile, padding included.
     """
     padded = 1 << (channels - 1).bit_length()  # the next power of two
     rows = max(1, elements // padded)  # at least one row, even if it is longer than the tile
-    return {"ROWS": rows, "PAD": padded}
+    return {"ROWS": rows, "PADDED": padded}
 
 
 # Largest number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
