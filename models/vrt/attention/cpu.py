@@ -56,28 +56,27 @@ class CpuAttention(torch.autograd.Function):
     ) -> Tensor:
         """Return the output, (n, heads, T, hd).
 
-        bias: (heads, T, T), added to the logits, or None. mask: (T, T), the mask of all n windows,
-            or None.
-        scale: factor of the logits. mutual: whether the two frames of a window attend to each
-            other. If so, each frame counts as a window from here on: the output is
-            (2 n, heads, T / 2, hd), and the mask is (T / 2, T / 2).
+        qkv: packed heads, (n, T, 3, heads, hd).
+        bias: (heads, T, T), added to the logits, or None.
+        mask: (T, T), the mask of all n windows, or None.
+        scale: factor of q k^T in the logits.
+        mutual: whether the two frames of a window attend to each other. If so, each frame counts as
+            a window from here on: the output is (2 n, heads, T / 2, hd), and the mask is
+            (T / 2, T / 2).
         tape: carries the results from the first call to the second.
         """
         # With `mutual`, the queries of a frame are the queries of the other frame of its window.
         q, k, v = heads_of(qkv, mutual)  # (n, heads, T, hd) each
         # What is added to the logits of each round, (windows * heads, T, T), or None.
         offset = _offset_of_round(q, bias, mask, tape)
-        # There are three cases:
-        #
-        #     playback        the second call: reads the results in the order of their recording
-        #     is_recording    the first call: computes the results, and records them
-        #     neither         computes the results, and keeps nothing, e.g. in an evaluation in
-        #                     bfloat16
         if tape.playback is not None:
+            # The second call: read the results in the order in which the first calls recorded them.
             out = next(tape.playback)  # (n, heads, T, hd)
             log_sums = next(tape.playback)  # (n, heads, T, 1)
         else:
             out, log_sums = cpu_attention(q, k, v, offset, scale)
+            # The first call records its results. Without recording nothing is kept, e.g. in an
+            # evaluation in bfloat16.
             if tape.is_recording:
                 tape.recorded += [out, log_sums]
         ctx.save_for_backward(qkv, bias, out, log_sums, offset)
@@ -90,9 +89,9 @@ class CpuAttention(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Compute the gradients of qkv and of the bias, round by round.
 
-        The gradient of the bias is the gradient of the logits, summed over all windows. The sum of
-        the windows of one round has the dtype of q, e.g. bfloat16. The sum over the rounds is
-        float32 or float64, because it is long.
+        The gradient of the bias is the gradient of the logits, summed over all windows. Within a
+        round the sum has the dtype of q, e.g. bfloat16. Over the rounds it is summed in float32 or
+        float64, because in bfloat16 a long sum would lose its small terms.
 
         grad: the gradient of the output, (n, heads, T, hd).
         """
@@ -108,25 +107,24 @@ class CpuAttention(torch.autograd.Function):
         grad_qkv = torch.empty_like(qkv)
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
-        # Memory for the two T x T matrices of a round: P, the weights of the attention, and X, the
+        # Memory for the two T x T matrices of a round: P, the weights of the attention, and dS, the
         # gradient of the logits (cpu_gradients.py). Each round overwrites it.
-        p_memory, x_memory = q.new_empty(2, min(round_size, n) * heads, t, t)
+        p_memory, ds_memory = q.new_empty(2, min(round_size, n) * heads, t, t)
 
-        # q, k, v and grad with two more channels each, (n, heads, T, hd + 2). With these channels
-        # the product of q and k also subtracts the log-sum-exp, and the product of grad and v
-        # subtracts sum(grad * out) (`WideTensors`).
+        # q, k, v and grad with two more channels each, (n, heads, T, hd + 2). These channels make
+        # the matrix products subtract what a softmax and its gradient subtract (`WideTensors`).
         wide = append_two_channels(q, k, v, grad=grad, out=out, log_sums=log_sums, scale=scale)
         for first in range(0, n, round_size):
             in_round = slice(first, first + round_size)
             windows_in_round = min(round_size, n - first)  # the last round may have fewer windows
-            batch = windows_in_round * heads
+            matrix_count = windows_in_round * heads
             # `offset` is for a full round. `gradients_of_round` takes only the part that it needs.
             gradients = gradients_of_round(
                 wide.windows(in_round),
                 offset,
                 scale,
-                p_memory=p_memory[:batch],
-                x_memory=x_memory[:batch],
+                p_memory=p_memory[:matrix_count],
+                ds_memory=ds_memory[:matrix_count],
             )
             grad_q[in_round] = gradients.q.reshape(-1, heads, t, hd)
             grad_k[in_round] = gradients.k.reshape(-1, heads, t, hd)
@@ -148,16 +146,19 @@ def _offset_of_round(
 ) -> Tensor | None:
     """Return the sum of bias and mask, times log2(e), repeated for each window of a round.
 
-    One call (baddbmm in `logits`) adds it to the products of all windows, so it is repeated.
-
-    q: (n, heads, T, hd). bias: (heads, T, T) or None. mask: (T, T) or None.
-
-    Returns (windows * heads, T, T), or None if both are None. E.g. 128 tokens, 6 heads, float32: a
-    round has 7 windows, so (42, 128, 128).
+    It is repeated, because one call (baddbmm in `logits`) adds it to the products of all windows of
+    a round. E.g. 128 tokens, 6 heads, float32: a round has 7 windows, so the result is
+    (42, 128, 128).
 
     The sum is computed once for all chunks with this mask, and kept on the tape. Its key is the
     address of the mask in memory. No other mask gets this address during the step, because the list
     of chunks keeps the mask alive.
+
+    q: (n, heads, T, hd).
+    bias: (heads, T, T) or None.
+    mask: (T, T) or None.
+
+    Returns (windows * heads, T, T), or None if bias and mask are both None.
     """
     address_of_mask = None if mask is None else mask.data_ptr()
     # Self attention has a bias, mutual attention has none. There is one tape for both.

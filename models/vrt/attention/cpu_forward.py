@@ -35,8 +35,9 @@ def cpu_attention(
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
     """
-    # A softmax usually subtracts the largest logit of each row. That takes one more pass over the
-    # T x T matrices, so do it only if a sum is too large or too small without it.
+    # A softmax usually subtracts the largest logit of each row, so that no exponential overflows.
+    # This takes one more pass over the T x T matrices. So try without it first, and subtract only
+    # if a sum is too large or too small.
     sums = _weighted_sums(q, k, v, offset, scale, subtracts=False)
     if not _are_exact(sums.of_rows):
         sums = _weighted_sums(q, k, v, offset, scale, subtracts=True)
@@ -48,10 +49,10 @@ def cpu_attention(
 
 
 class _Sums(NamedTuple):
-    """Sums over the keys of each row of P = 2^(logits - largest)."""
+    """Sums over the keys, for each query. A row of P = 2^(logits - largest) is one query."""
 
     of_values: Tensor  # P v, transposed, (n, heads, hd, T)
-    of_rows: Tensor  # the sums of P, (n, heads, 1, T)
+    of_rows: Tensor  # the sums of the rows of P, (n, heads, 1, T)
     largest: Tensor  # what was subtracted from each row of logits, (n, heads, T, 1), 0 for nothing
 
 
@@ -61,9 +62,9 @@ def _weighted_sums(
     """Compute P v and the sums of the rows of P, a few windows at a time.
 
     P v has only hd columns, and a product with few columns is slow. So P v is computed transposed,
-    as v^T P^T, because transposing v costs less. A row of ones below v^T gives the sums of the rows
-    of P in the same product. E.g. tokens a, b, c (T = 3) of hd = 2 channels, where a1 and a2 are
-    the channels of the value of token a:
+    as v^T P^T. A row of ones below v^T gives the sums of the rows of P in the same product. E.g.
+    tokens a, b, c (T = 3) of hd = 2 channels, where a1 and a2 are the channels of the value of
+    token a:
 
         a1 b1 c1                         first channel of P v, for each query
         a2 b2 c2   x   P^T (3 x 3)   =   second channel of P v
@@ -74,23 +75,27 @@ def _weighted_sums(
     """
     n, heads, t, hd = q.shape
     round_size = windows_at_once(q)
-    v_and_ones = q.new_ones(n, heads, hd + 1, t)
+    v_and_ones = q.new_ones(n, heads, hd + 1, t)  # v^T, and a row of ones below it
     v_and_ones[:, :, :hd] = v.transpose(2, 3)
-    p_memory = q.new_empty(min(round_size, n) * heads, t, t)  # used again in each round
-    out_and_sums = torch.empty_like(v_and_ones)
+    matrix_memory = q.new_empty(min(round_size, n) * heads, t, t)  # used again in each round
+    out_and_sums = torch.empty_like(v_and_ones)  # (n, heads, hd + 1, T), filled round by round
     largest = q.new_zeros(n, heads, t, 1)
 
     for first in range(0, n, round_size):
         in_round = slice(first, first + round_size)
         q_of_round = q[in_round].reshape(-1, t, hd)  # (windows * heads, T, hd)
         k_of_round = k[in_round].reshape(-1, t, hd)
-        p = logits(q_of_round, k_of_round, offset, scale * LOG2_E, out=p_memory[: len(q_of_round)])
+        memory = matrix_memory[: len(q_of_round)]
+        # (windows * heads, T, T)
+        logits_of_round = logits(q_of_round, k_of_round, offset, scale * LOG2_E, out=memory)
         if subtracts:
-            largest[in_round] = p.amax(2, keepdim=True).view_as(largest[in_round])
-            p.sub_(largest[in_round].view(-1, t, 1))
-        p.exp2_()  # in place: from here p is P
+            largest_of_rows = logits_of_round.amax(2, keepdim=True)  # (windows * heads, T, 1)
+            largest[in_round] = largest_of_rows.view_as(largest[in_round])
+            logits_of_round.sub_(largest_of_rows)
+        p = logits_of_round.exp2_()  # in place, because nobody needs the logits any more
         v_of_round = v_and_ones[in_round].view(-1, hd + 1, t)
-        torch.bmm(v_of_round, p.transpose(1, 2), out=out_and_sums[in_round].view(-1, hd + 1, t))
+        results = out_and_sums[in_round].view(-1, hd + 1, t)
+        torch.bmm(v_of_round, p.transpose(1, 2), out=results)
 
     of_values, of_rows = out_and_sums.split((hd, 1), dim=2)
     return _Sums(of_values, of_rows, largest)

@@ -1,11 +1,11 @@
 """The gradients of our own attention for CPUs, for the windows of one round.
 
-With the weights P = softmax(logits), the output O = P v, and the gradient G of the output:
+With the weights P = softmax(logits), the output O = P v, and its gradient dO:
 
-    gradient of v         P^T G
-    gradient of logits    X = P * (G v^T - sum(G * O))     the sum is over the channels
-    gradient of q         scale X k
-    gradient of k         scale X^T q
+    gradient of v         dv = P^T dO
+    gradient of logits    dS = P * (dO v^T - sum(dO * O))     the sum is over the channels
+    gradient of q         dq = scale dS k
+    gradient of k         dk = scale dS^T q
 
 A * B is the product number by number, and A B the matrix product. P is computed again:
 
@@ -14,7 +14,7 @@ A * B is the product number by number, and A B the matrix product. P is computed
 The offset is bias and mask times log2(e), and the log-sum-exp comes from the forward pass.
 
 From each row of a T x T matrix a number is subtracted: the log-sum-exp from the logits, and
-sum(G * O) from G v^T. `append_two_channels` widens q, k, v and G, so that the matrix products
+sum(dO * O) from dO v^T. `append_two_channels` widens q, k, v and dO, so that the matrix products
 subtract these numbers. Otherwise each subtraction would be one more pass over the matrix.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
@@ -35,12 +35,12 @@ from models.vrt.attention.cpu_forward import LOG2_E, logits
 
 
 class WideTensors(NamedTuple):
-    """q, k, v and G with two additional channels each, (n, heads, T, hd + 2).
+    """q, k, v and dO with two additional channels each, (n, heads, T, hd + 2).
 
     With these channels the matrix products are
 
-        q k^T - log-sum-exp / (scale log2(e))     instead of q k^T
-        G v^T - sum(G * O)                        instead of G v^T
+        q k^T  - log-sum-exp / (scale log2(e))     instead of q k^T
+        dO v^T - sum(dO * O)                       instead of dO v^T
 
     E.g. hd = 2, bfloat16, and 5.03 is to be subtracted from 6.5, the product of these two rows:
 
@@ -52,7 +52,7 @@ class WideTensors(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    g: Tensor
+    grad: Tensor  # dO
 
     def windows(self, some: slice) -> "WideTensors":
         """Return some of the windows, each tensor as (windows * heads, T, hd + 2).
@@ -67,22 +67,26 @@ class WideTensors(NamedTuple):
 def append_two_channels(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, log_sums: Tensor, scale: float
 ) -> WideTensors:
-    """Append two channels to each: the negative of what is subtracted to q and G, ones to k and v.
+    """Append two channels to each tensor, so that the products of `WideTensors` come out.
 
-    q, k, v: (n, heads, T, hd). grad: G, and out: O, of the same shape.
+    q and dO get the number to subtract, with a minus, as two channels that add up to it. k and v
+    get two channels of ones.
+
+    q, k, v: (n, heads, T, hd).
+    grad: dO, and out: O, of the same shape.
     log_sums: the log-sum-exp of each row, (n, heads, T, 1).
-    scale: factor of the logits.
+    scale: factor of q k^T in the logits.
     """
     n, heads, t, _ = q.shape
     # `gradients_of_round` multiplies the product by scale * LOG2_E, so divide by this factor here.
-    minus_sums = log_sums / (-scale * LOG2_E)  # (n, heads, T, 1)
-    minus_dots = -(grad.to(log_sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
+    minus_log_sums = log_sums / (-scale * LOG2_E)  # (n, heads, T, 1)
+    minus_products = -(grad.to(log_sums.dtype) * out).sum(3, keepdim=True)  # (n, heads, T, 1)
     ones = q.new_ones(()).expand(n, heads, t, 2)
     return WideTensors(
-        q=_with_column(q, minus_sums),
+        q=_with_column(q, minus_log_sums),
         k=torch.cat((k, ones), dim=3),
         v=torch.cat((v, ones), dim=3),
-        g=_with_column(grad, minus_dots),
+        grad=_with_column(grad, minus_products),
     )
 
 
@@ -110,18 +114,18 @@ class RoundGradients(NamedTuple):
     q: Tensor  # (windows * heads, T, hd)
     k: Tensor  # (windows * heads, T, hd)
     v: Tensor  # (windows * heads, T, hd)
-    # X, (windows * heads, T, T). Use it before the next round, which overwrites this memory.
+    # dS, (windows * heads, T, T). Use it before the next round, which overwrites this memory.
     logits: Tensor
 
 
 def gradients_of_round(
-    wide: WideTensors, offset: Tensor | None, scale: float, p_memory: Tensor, x_memory: Tensor
+    wide: WideTensors, offset: Tensor | None, scale: float, p_memory: Tensor, ds_memory: Tensor
 ) -> RoundGradients:
     """Compute the gradients for the windows of one round, by the equations above.
 
     wide: the result of `WideTensors.windows`, each tensor (windows * heads, T, hd + 2).
     offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.
-    p_memory, x_memory: memory for P and X, (windows * heads, T, T), which is overwritten.
+    p_memory, ds_memory: memory for P and dS, (windows * heads, T, T), which is overwritten.
     """
     hd = wide.q.shape[2] - 2  # channels of a head, without the two additional channels
 
@@ -129,24 +133,24 @@ def gradients_of_round(
     # additional channels subtract the log-sum-exp.
     p = logits(wide.q, wide.k, offset, scale * LOG2_E, out=p_memory).exp2_()
 
-    # Gradient of v: P^T G = (G^T P)^T. Transposing the thin matrix G costs less than transposing P.
-    # Here the product is still transposed, (windows * heads, hd, T).
-    g_transposed = wide.g[..., :hd].transpose(1, 2).contiguous()
-    grad_v_transposed = torch.bmm(g_transposed, p)
+    # dv = P^T dO = (dO^T P)^T. Transposing the thin matrix dO costs less than transposing P. Here
+    # the product is still transposed, (windows * heads, hd, T).
+    grad_transposed = wide.grad[..., :hd].transpose(1, 2).contiguous()
+    grad_v_transposed = torch.bmm(grad_transposed, p)
 
-    # Gradient of the logits: X = P * (G v^T - sum(G * O)), (windows * heads, T, T). The two
-    # additional channels subtract the sum. The product with P is in place.
-    x = torch.bmm(wide.g, wide.v.transpose(1, 2), out=x_memory).mul_(p)
+    # dS = P * (dO v^T - sum(dO * O)), (windows * heads, T, T). The two additional channels subtract
+    # the sum. The product with P is in place.
+    grad_logits = torch.bmm(wide.grad, wide.v.transpose(1, 2), out=ds_memory).mul_(p)
 
-    # Gradient of k: scale X^T q = scale (q^T X)^T. Again only the thin matrix is transposed.
+    # dk = scale dS^T q = scale (q^T dS)^T. Again only the thin matrix is transposed.
     q_transposed = wide.q[..., :hd].transpose(1, 2).contiguous()
-    grad_k_transposed = torch.bmm(q_transposed, x).mul_(scale)
+    grad_k_transposed = torch.bmm(q_transposed, grad_logits).mul_(scale)
 
-    # Gradient of q: scale X k.
-    grad_q = torch.bmm(x, wide.k[..., :hd]).mul_(scale)
+    # dq = scale dS k, (windows * heads, T, hd).
+    grad_q = torch.bmm(grad_logits, wide.k[..., :hd]).mul_(scale)
     return RoundGradients(
         q=grad_q,
         k=grad_k_transposed.transpose(1, 2),
         v=grad_v_transposed.transpose(1, 2),
-        logits=x,
+        logits=grad_logits,
     )

@@ -44,9 +44,11 @@ def put_gradients_of_swapped_queries(grad_q: Tensor, grad_qkv: Tensor) -> None:
     `heads_of` has swapped the queries of the two frames, so their gradients are swapped back here.
 
     grad_q: (2 n, heads, T / 2, hd). Entry 0 has the gradients of the queries of frame 1, entry 1
-    the gradients of the queries of frame 0, and so on.
+        the gradients of the queries of frame 0, and so on.
+    grad_qkv: (n, T, 3, heads, hd).
     """
-    by_frame = grad_q.unflatten(0, (-1, 2)).flip(1)  # (n, 2, heads, T / 2, hd)
+    by_frame = grad_q.unflatten(0, (-1, 2))  # (n, 2, heads, T / 2, hd)
+    by_frame = by_frame.flip(1)  # swaps the two frames
     memory = grad_qkv[:, :, 0]  # (n, T, heads, hd): a view of the gradients of q
     memory = memory.unflatten(1, (2, -1))  # (n, 2, T / 2, heads, hd), still a view
     memory[:] = by_frame.transpose(2, 3)
@@ -57,7 +59,8 @@ def logit_offset(
 ) -> Tensor | None:
     """Return factor * (bias + mask), which is added to the logits: (1, heads or 1, T, T).
 
-    bias: (heads, T, T) or None. mask: (T, T) or None.
+    bias: (heads, T, T) or None.
+    mask: (T, T) or None.
     dtype: dtype of the result, which is the dtype of q.
     factor: log2(e) for our attention for CPUs, which computes 2^x instead of e^x. Otherwise 1.
 

@@ -4,9 +4,10 @@ The input is u (positions, C), the tokens of all windows. The layer computes
 
     self attention      softmax(scale q k^T + bias + mask) v among the T tokens of a window
     mutual attention    the same without bias, between the two frames of a window: a token of one
-                        frame attends to the T / 2 tokens of the other frame. A table of positions
-                        (sines of the row and column) is added to u before
-    result              proj(self), or proj(mutual, self) if the layer has both
+                        frame attends to the T / 2 tokens of the other frame. Before this attention,
+                        a table of positions (sines of the row and column) is added to u
+    result              proj(self), or proj(mutual, self) if the layer has both. proj is a linear
+                        layer
 
 Letters: T tokens in a window, C channels, C/heads channels of a head.
 
@@ -16,8 +17,7 @@ What must stay, and which test notices (in tests/parts/models):
     the order in which layers are built, which decides
     their random initial weights                         test_exact_step.py has stored results
 
-Free to change: what `compute` computes, in all forms at once. But then the layer is no longer the
-published layer.
+Free to change: what `compute` computes, although the layer is then no longer the published one.
 """
 
 import math
@@ -37,10 +37,11 @@ from models.vrt.work import Weights
 class WindowAttention(nn.Module):
     """Attention among the T tokens of a window.
 
-    dim: number of channels, C. heads: number of heads.
+    dim: number of channels, C.
+    heads: number of heads.
     window: frames, height and width of a window.
     qkv_bias: whether the layers that make q, k and v have a bias.
-    qk_scale: factor of the logits, or None for the published factor.
+    qk_scale: factor of q k^T in the logits, or None for the published factor.
     mutual: whether the window holds two frames that also attend to each other.
     """
 
@@ -59,7 +60,7 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.mutual = mutual
-        # The published factor of the logits is 1 / sqrt(channels of a head), so that wide heads
+        # The published factor of q k^T is 1 / sqrt(channels of a head), so that wide heads
         # have about as large logits as narrow heads. The option qk_scale replaces it, unless the
         # option is None or 0.
         channels_of_head = dim // heads
@@ -175,16 +176,15 @@ class WindowAttention(nn.Module):
 
         tokens: T, the number of tokens in a window.
         """
-        # The index is for the full window. If a clip is smaller than the window, its windows have
-        # fewer tokens, and use the first T rows and columns of the index. If the clip is smaller in
-        # height or width, these entries belong to other offsets than the T tokens have. The
-        # published network does the same, and with another index the released weights would restore
-        # such clips differently.
+        # The index is for the full window. The windows of a smaller clip have fewer tokens, and
+        # take the first T rows and columns. For a clip with fewer frames these are the right
+        # entries. For a clip that is smaller in height or width they belong to other offsets. This
+        # must stay, because the published network takes the same entries.
         index = self.relative_position_index[:tokens, :tokens].reshape(-1)  # (T T,)
         rows = self.relative_position_bias_table.index_select(0, index)  # (T T, heads)
         bias = rows.view(tokens, tokens, -1).permute(2, 0, 1)  # (heads, T, T)
-        # Copy the numbers into their new order, because the fused kernels reject a bias whose last
-        # axis has gaps in memory.
+        # A copy in the new order, because the fused kernels reject a bias whose last axis has gaps
+        # in memory.
         return bias.contiguous()
 
     def _load_from_state_dict(

@@ -2,10 +2,10 @@
 
 `window_attention` is what a block calls. It chooses among three forms of the same computation:
 
-    our kernels     gpu.py, on GPUs and for windows that `attention_has_kernel` accepts
+    our kernels     gpu.py, on GPUs, for windows that `attention_has_kernel` accepts
     our CPU form    cpu.py, on CPUs, if the caller gives a tape (tape.py). The tape keeps the output
                     for backward, and backward computes the T x T matrices again
-    torch's form    `attend`, on every device
+    torch's form    `attend`, on every device, in all other cases
 
 Letters: n windows, T tokens in a window, hd channels of a head. In mutual attention, the two frames
 of a window attend to each other, and `attend` gets each frame as a window of T / 2 tokens. The
@@ -56,8 +56,8 @@ def window_attention(
 
         return gpu.window_attention(qkv, bias, spans, scale, mutual)
 
-    # Compute span by span. `split` and not slices, because for each slice autograd would allocate a
-    # gradient of the size of the whole qkv.
+    # Compute span by span, because the windows of a span share one mask. Cut by `split` and not by
+    # slices: for each slice autograd would allocate a gradient of the size of the whole qkv.
     results = []
     lengths = [span.stop - span.start for span in spans]
     for qkv_of_span, span in zip(qkv.split(lengths), spans, strict=True):
@@ -78,8 +78,8 @@ def window_attention(
     return torch.cat(results)
 
 
-# Most windows times heads in one call of torch's attention. torch starts a thread block for each
-# head of each window, along an axis of the GPU's grid that has at most 65,535 blocks.
+# Largest product of windows and heads in one call of torch's attention. torch starts a thread block
+# for each head of each window, along an axis of the GPU's grid that has at most 65,535 blocks.
 MOST_HEADS = 65_535
 
 
@@ -88,7 +88,8 @@ def attend(
 ) -> Tensor:
     """Compute the attention by torch's operator: q, k, v (n, heads, T, hd) -> the same shape.
 
-    bias: (heads, T, T) or None. mask: (T, T) or None. All n windows have this bias and mask.
+    bias: (heads, T, T) or None.
+    mask: (T, T) or None. All n windows have this bias and mask.
     """
     added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape
