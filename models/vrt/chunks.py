@@ -66,12 +66,20 @@ class InChunks(torch.autograd.Function):
         factors                the factors of stochastic depth, of attention and of the MLP. fc2(h)
                                is multiplied by the factor of the MLP
 
+    A chunk has three index tensors (chunk.py). E.g. a window with the token 6, padding, and the
+    tokens 0 and 1:
+
+        rows      6 0 0 1    (4,): the tokens to read. At padding, token 0 is read instead
+        results   6   0 1    (3,): the tokens to write
+        kept      0   2 3    (3,): the positions of the results among the rows, for backward
+
     What must stay: both passes go through the chunks in the order of work.pieces, because the tape
     is read in the order in which it was written.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, work: Work, *weights: Tensor | None) -> Tensor:
+        """Compute all chunks, and save only x, the weights and what the tape has recorded."""
         # The weights by name, without a graph, because autograd must not record this function.
         w: Weights = {}
         for name, weight in zip(work.names, weights, strict=True):
@@ -88,19 +96,9 @@ class InChunks(torch.autograd.Function):
         samples, tokens, _ = x.shape
         output_channels = len(w["fc2"])
         out = x.new_empty(samples, tokens, output_channels)
-        # A chunk has three index tensors (chunk.py). E.g. a window with the token 6, padding, and
-        # the tokens 0 and 1:
-        #
-        #     rows      6 0 0 1    (4,): the tokens to read. At padding, token 0 is read instead
-        #     results   6   0 1    (3,): the tokens to write
-        #     kept      0   2 3    (3,): the positions of the results among the rows, for backward
-        #
-        # So `take` returns 4 rows of x[sample], (4, C). y is (3, outputs of fc2), and h is
-        # (3, hidden), where hidden is the number of channels that fc2 reads.
         for sample, chunk, factors in work.pieces(samples):
-            # `hidden` returns the residual y and the input h of fc2. y is None for a GatedMlp, and
-            # h is None if stochastic depth has dropped the MLP of a Block. The result of `take`
-            # gets no name, so that it is freed before the last layer.
+            # y: (results, outputs of fc2), or None. h: (results, inputs of fc2), or None. The
+            # result of `take`, (rows, C), gets no name, so that it is freed before the last layer.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
                 branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), factors.mlp)
@@ -140,9 +138,9 @@ class InChunks(torch.autograd.Function):
         needs_gradient = ctx.needs_input_grad[2:]  # of the weights, without x and work
         sums = _zeros_for_gradients(weights, needs_gradient)
 
-        # Step 2 below computes the gradients of fc2 and its bias by hand. Autograd computes the
-        # gradients of all other weights. So these other weights become leaves of the graph of each
-        # chunk. A leaf is a tensor whose gradient autograd can return.
+        # Autograd computes the gradients of all weights but fc2 and its bias (step 2). So these
+        # weights become leaves of the graph of each chunk. A leaf is a tensor whose gradient
+        # autograd can return.
         names_with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w = _as_leaves(weights, names_with_graph, x.dtype)
 
@@ -155,7 +153,7 @@ class InChunks(torch.autograd.Function):
 
             # 2. Compute the gradients of y, of h and of fc2 by hand, with the table above. grad_y
             # is G, and grad_branch is factor G.
-            outputs: list[Tensor] = []  # those of y and h that are not None
+            outputs: list[Tensor] = []  # y and h, unless they are None
             gradients: list[Tensor] = []  # the gradient of each output
             grad_y = take(grad[sample], chunk.results)
             if y is not None:
@@ -218,7 +216,8 @@ def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.d
 def _add_gradients_of_last_layer(sums: dict[str, Tensor], h: Tensor, grad_branch: Tensor) -> None:
     """Add the gradients of fc2 and its bias in one chunk to `sums`, if `sums` has these names.
 
-    h: input of the last layer, (results, hidden). grad_branch: factor G, (results, C).
+    h: input of the last layer, (results, hidden).
+    grad_branch: factor G, (results, C).
     """
     if "fc2" in sums:
         sums["fc2"] += grad_branch.t() @ h.detach()

@@ -48,12 +48,13 @@ class RecomputeInBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, function: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
+        """Return the result of the function, and save only its arguments and weights."""
         ctx.function = function
         ctx.count = count
         device_type = tensors[0].device.type
-        # The settings of autocast, for both runs. The cache of autocast would keep each converted
-        # weight in memory until after backward, and the second run could not use these weights:
-        # autograd is off in this method, so they have no graph. So the cache is off.
+        # The settings of autocast, for both runs. The cache of autocast is off, because it would
+        # keep each converted weight in memory until after backward. The second run could not use
+        # these weights: autograd is off in this method, so they have no graph.
         ctx.autocast = {
             "device_type": device_type,
             "dtype": torch.get_autocast_dtype(device_type),
@@ -67,30 +68,35 @@ class RecomputeInBackward(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        """Run the function again, with a graph, and return the gradients of the tensors.
+
+        grad: the gradient of the result.
+        """
+        saved_args = ctx.saved_tensors[: ctx.count]
+        weights = ctx.saved_tensors[ctx.count :]
         # Whether each tensor needs a gradient. The first two arguments are function and count.
         needs_gradient = ctx.needs_input_grad[2:]
 
         # The second run makes a graph of its own, which must end at the arguments and not lead on
-        # into earlier layers. So the arguments are detached. The weights are not, because the
-        # function reads them itself, e.g. self.weight.
+        # into earlier layers. So the arguments are detached. The weights are not detached, because
+        # the function reads them itself, e.g. self.weight.
         args = []
-        for tensor, is_needed in zip(saved[: ctx.count], needs_gradient[: ctx.count], strict=True):
-            args.append(tensor.detach().requires_grad_(is_needed))
-        weights = saved[ctx.count :]
-        inputs = [*args, *weights]
+        for saved, is_needed in zip(saved_args, needs_gradient[: ctx.count], strict=True):
+            args.append(saved.detach().requires_grad_(is_needed))
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
             # The scalar from which backward starts. The output of the function gets no name, so
             # that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
         # Ask autograd only for the gradients that are needed. All others are None.
+        inputs = [*args, *weights]
         indices = [index for index, is_needed in enumerate(needs_gradient) if is_needed]
         inputs_with_gradient = [inputs[index] for index in indices]
         needed_gradients = torch.autograd.grad(seed, inputs_with_gradient, allow_unused=True)
         gradients: list[Tensor | None] = [None] * len(inputs)
         for index, gradient in zip(indices, needed_gradients, strict=True):
             gradients[index] = gradient
+        # One result for each argument of forward: function and count have no gradient.
         return (None, None, *gradients)
 
 
@@ -100,19 +106,19 @@ class Seed(torch.autograd.Function):
     Seed.apply(*outputs, *gradients) returns a scalar 0. The backward pass of this scalar hands the
     first gradient to the first output, the second gradient to the second output, and so on.
     torch.autograd.grad(outputs, inputs, gradients) does the same, but it imports sympy, which takes
-    a quarter of a second.
+    a quarter of a second in each process.
     """
 
     @staticmethod
     def forward(ctx, *tensors: Tensor) -> Tensor:
-        output_count = len(tensors) // 2  # as many gradients as outputs
+        """Return 0. The first half of the tensors are the outputs, the second their gradients."""
+        output_count = len(tensors) // 2
         ctx.gradients = tensors[output_count:]
         return tensors[0].new_zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx, _: Tensor) -> tuple[Tensor | None, ...]:
-        # One gradient for each argument of forward: the outputs, then the given gradients, which
-        # need none.
+        """Return the given gradients for the outputs, and None for the gradients themselves."""
         nothing = [None] * len(ctx.gradients)
         return (*ctx.gradients, *nothing)
