@@ -74,7 +74,8 @@ def check_memory(
 
     Only VRT is checked, because the numbers SAVED_OF_... are for its layers.
 
-    lq: (B, T, C, H, W). is_half: whether autocast computes in 16 bits.
+    lq: (B, T, C, H, W).
+    is_half: whether autocast computes in 16 bits.
     has_average: whether the run keeps averaged weights.
     changes: function that returns the option lines that make a step smaller.
 
@@ -111,7 +112,8 @@ def check_memory(
 def _refuse_step(need: Need, lq: Tensor, size: float, changes: list[str]) -> NoReturn:
     """Raise OptionError for a step that does not fit into the memory of this host.
 
-    size: memory of the host in GB. changes: option lines that make a step smaller.
+    size: memory of the host in GB.
+    changes: option lines that make a step smaller.
     """
     if changes:
         # The error shows each change in a line of its own, below the first line of `do`, which
@@ -150,8 +152,10 @@ BYTES_PER_AVERAGED = 4
 def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: int) -> Need:
     """Estimate the memory of a step.
 
-    lq: the input clips, (B, T, C, H, W). is_half: whether autocast computes in 16 bits.
-    has_average: whether the run keeps averaged weights. ranks: number of processes on this host.
+    lq: the input clips, (B, T, C, H, W).
+    is_half: whether autocast computes in 16 bits.
+    has_average: whether the run keeps averaged weights.
+    ranks: number of processes on this host.
     """
     parameter_count = sum(parameter.numel() for parameter in net.parameters())
     bytes_per_parameter = BYTES_PER_PARAMETER

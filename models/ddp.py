@@ -65,7 +65,8 @@ def gradient_sync(net: nn.Module, is_last: bool) -> Any:
     Each rank adds up the gradients of its micro-batches. Only the last micro-batch of a step sums
     the gradients over the ranks, which saves communication.
 
-    net: the network, perhaps in DDP. is_last: whether the micro-batch is the last of its step.
+    net: the network, perhaps in DDP.
+    is_last: whether the micro-batch is the last of its step.
     """
     if is_last or not isinstance(net, DistributedDataParallel):
         return nullcontext()

@@ -56,9 +56,10 @@ def compare_weights(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Return what `load_weights` would report, and the tensors that it would load.
 
-    net: the network, which may be on the device "meta". weights: name -> tensor.
-    where: the source of the weights, for errors, e.g. their path. strict: whether all names and
-        shapes must match.
+    net: the network, which may be on the device "meta".
+    weights: name -> tensor.
+    where: the source of the weights, for errors, e.g. their path.
+    strict: whether all names and shapes must match.
 
     Raises CheckpointError if the weights do not fit.
     """
@@ -115,7 +116,8 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     two neighbours (`aligned_input` in vrt/flow.py). Other networks have one group. If there is a
     noise map, it is the last input channel, after the groups.
 
-    in_file: the weight in the file. in_network: the weight in the network. Only its shape is used.
+    in_file: the weight in the file.
+    in_network: the weight in the network. Only its shape is used.
 
     Returns None if the shapes differ in another axis, or if the network has no additional inputs.
     """

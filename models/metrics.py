@@ -45,7 +45,8 @@ _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
 class Column:
     """How a metric is shown in tables, and on which values it is computed.
 
-    title: header of the column. digits: decimals of the values.
+    title: header of the column.
+    digits: decimals of the values.
     on_luma: whether the metric compares the luma (H, W) instead of RGB. The luma is the brightness,
         16 for black and 235 for white (`rgb_to_y`). Restored frames that are grey are scored only
         by such metrics.
@@ -60,8 +61,8 @@ class Column:
 class Metric:
     """A metric with its options filled in.
 
-    score: function (restored, sharp) -> value. on_luma: whether the metric takes the luma of the
-        images, and not their colours.
+    score: function (restored, sharp) -> value.
+    on_luma: whether the metric takes the luma of the images, and not their colours.
     """
 
     name: str

@@ -97,9 +97,11 @@ class ModelState:
         state: a checkpoint to resume from, with the keys of `training_state`. None: start from
         `path.pretrained_netG`, or from scratch.
 
-        The order of the lines must stay: netE begins as a copy of the loaded weights, netG is
-        compiled after this copy is made, so that netE is not compiled, and `_load_training` needs
-        the optimizer to load its moments.
+        The order of the lines must stay:
+
+            weights before netE              netE begins as a copy of the loaded weights
+            netE before compiling            the copy must not be compiled
+            optimizer before its moments     `_load_training` loads the moments into the optimizer
         """
         self._load_weights(state)
         self._start_average(state)
@@ -140,6 +142,7 @@ class ModelState:
         except CheckpointError as e:
             # The options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
+            # The keys whose values have changed, e.g. "netG.depths".
             changed = changed_options.differences(netG_then, self.opt.netG.plain(), "netG.")
             keys = ", ".join(changed) or "netG"
             e.expected = "the network that the checkpoint was trained with"
@@ -181,9 +184,10 @@ class ModelState:
         if self.netE is not None and averages is not None:
             self._load_averages(self.netE, averages)
         self.nonfinite.in_a_row = state.get("nonfinite_in_a_row", 0)
-        # The checkpoint may be saved again before the next step sets a rate
-        # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint), so set
-        # the rate of the last step. A state without "step" was not saved by a run.
+        # Set the rate of the last step, because the checkpoint may be saved again before the next
+        # step sets a rate
+        # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint). A state
+        # without "step" was not saved by a run.
         if state.get("step"):
             self._set_learning_rate(state["step"])
 
@@ -264,7 +268,8 @@ class ModelState:
                 "options": self.network_options,
                 "iter": step,
             }
-            # No run resumes from this file, so it needs neither former versions nor a sidecar.
+            # No run resumes from this file. So it needs no former versions, and no sidecar, the
+            # file with a checksum that stands beside a checkpoint.
             path = folder / f"{step}_{letter}.pth"
             checkpoint.save(content, path, keep=0, has_sidecar=False)
 

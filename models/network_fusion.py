@@ -56,7 +56,8 @@ class FusionNet(nn.Module):
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """Return the restored frames, (B, N, 3, H, W).
 
-        lq: (B, N, 3, H, W) in [0, 1]. spike: (B, N, S, H, W).
+        lq: (B, N, 3, H, W) in [0, 1].
+        spike: (B, N, S, H, W).
         """
         fused = self.fusion.on_input(lq, spike)
         return self.fusion.on_base(lq, fused, spike)

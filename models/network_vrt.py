@@ -8,6 +8,10 @@ network's arithmetic, and released weights load by name. This file connects the 
       -> stages 5 to 7 (at 1/4, 1/2 and 1, with skip connections from stages 3 to 1)
       -> stage 8 (at full resolution) -> conv_last -> add the input frames
 
+`fusion` is the operator that brings the spikes into the network. The network calls its hooks
+on_input, on_features, on_stage and on_base, each of which may change what it gets (fusion/base.py).
+The trunk is the network without the operator.
+
 The parts are in models/fusion/ (the spikes) and in models/vrt/:
 
     design.py, check_arguments.py        the options that decide the layers, and refusals of options
@@ -184,10 +188,12 @@ class VRT(nn.Module):
             out_instants=out_instants,
         )
         # The class of the fusion operator decides how many of the input channels are image channels
-        # and how many channels the trunk gets. `resolve` checks the section and fills in defaults.
+        # and how many channels the trunk gets. Its method `channels` returns both numbers.
+        # `resolve` checks the section and fills in defaults.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         fusion_class = fusion_options.constructor
         if pa_frames == 0:
+            # The number for the trunk if the option file had no in_chans.
             _, own_trunk_chans = fusion_class.channels(None, spike_channels)
             refuse_fusion_for_new_frames(
                 fusion_options.type, own_trunk_chans, has_in_chans=in_chans is not None
@@ -211,8 +217,9 @@ class VRT(nn.Module):
         # The order of the following lines decides the random initial weights. Build a new module
         # after them: in between, it would change the initial weights of all later modules.
         if pa_frames:
-            # The frame, and at each pixel the four nearest pixels of each of its two neighbours:
-            # 1 + 4 + 4 groups of channels. `aligned_input` in flow.py makes them.
+            # The channels of the frame, and of the four nearest pixels in each of its two
+            # neighbours: 1 + 4 + 4 = 9 times trunk_chans. `aligned_input` in flow.py makes them. A
+            # noise map is one more channel.
             inputs = 9 * trunk_chans + int(nonblind_denoising)
         else:
             inputs = trunk_chans
@@ -339,7 +346,8 @@ class VRT(nn.Module):
     def _to_frames(self, x: Tensor, base: Tensor) -> Tensor:
         """Make frames of the features, and add the base: (n, K out_chans, sH, sW).
 
-        x: features (n, E, H, W). base: (n, 1 or out_chans, H, W).
+        x: features, (n, E, H, W).
+        base: the frames to which the network adds its output, (n, 1 or out_chans, H, W).
         """
         if self.upscale > 1:
             x = self.upsample(self.conv_before_upsample(x))
@@ -380,8 +388,8 @@ class VRT(nn.Module):
         if self.is_fitted:
             return
         self.is_fitted = True
-        # The size of the GPU is asked for only here: the constructor runs before the process has
-        # chosen its GPU, so asking there would make each process take memory on GPU 0.
+        # Ask for the size of the GPU only here. The constructor runs before the process has chosen
+        # its GPU, so asking there would make each process take memory on GPU 0.
         budget_gb = self.memory_budget_gb
         if budget_gb is None:
             budget_gb = GPU_SHARE * devices.total_gb(lq.device)
@@ -396,8 +404,8 @@ class VRT(nn.Module):
 
         The flows must be exact, because they decide which pixels `nearest4` (flow_warp.py) takes:
         for a shift of 2.999 the pixels 2 and 3 to the right, but for 3.001 the pixels 3 and 4. So
-        the flows are float32 or float64 under any autocast, and without TF32, the less exact
-        arithmetic that torch uses by default in cuDNN's convolutions.
+        they are float32 or float64, also under autocast, and are computed without TF32. TF32 is the
+        less exact arithmetic that torch uses by default in cuDNN's convolutions.
 
         The backward pass of the flow network runs after this function, so it uses TF32 unless the
         caller has switched it off. This does no harm, because gradients choose no pixels.

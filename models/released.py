@@ -97,8 +97,9 @@ def _fetch(text: str, file: Path, most_bytes: int, check: Callable[[Path, str], 
     So a file with its final name is always complete and checked.
 
     most_bytes: largest size of the file, in bytes. A longer answer of the server is not the file,
-    and must not fill the disk. check: function of a file and its stem. It raises CheckpointError if
-    the file holds other tensors.
+        and must not fill the disk.
+    check: function of a file and its stem. It raises CheckpointError if the file holds other
+        tensors.
     """
     base = os.environ.get(MIRROR, ADDRESS).rstrip("/")
     address = f"{base}/{file.name}"
@@ -169,7 +170,7 @@ def _one_at_a_time(file: Path) -> Generator[None]:
         try:
             yield
         finally:
-            # A process that waits has opened this lock file, and a process that comes later makes a
-            # new one. So both may run the context at once. This does no harm: each finds the
-            # weights, or fetches them under a temporary name of its own.
+            # After this, a process that comes later makes a new lock file, while a process that is
+            # waiting still has the old one open. So both may run the context at once. This does no
+            # harm: each finds the weights, or fetches them under a temporary name of its own.
             lock_path.unlink(missing_ok=True)

@@ -55,7 +55,7 @@ def define_G(
         section: Any = opt.netG
         default_channels = opt.spike_channels
     else:
-        netG: Any = opt.get("netG")  # Any: for the type checker, `get` may return None
+        netG: Any = opt.get("netG")  # Any, because for the type checker `get` may return None
         section = netG
         default_channels = 0
     if spike_channels is None:
@@ -108,8 +108,10 @@ def kind_differences(training: dict[str, Any], other: dict[str, Any]) -> Iterato
     the same number of channels, no other check finds the difference. models/portable.py and
     models/restore/own_spikes.py compare the spikes of a weights file in this way, too.
 
-    training: the section of the training. other: the section with which the network is to be used.
-    A key that is missing has its default value.
+    training: the section of the training.
+    other: the section with which the network is to be used.
+
+    A key that is missing in a section has its default value.
     """
     for key, default in (("representation", "voxel"), ("gamma", 1.0)):
         training_value = training.get(key, default)
@@ -134,8 +136,10 @@ def _check_spikes(
 ) -> None:
     """Raise OptionError if a dataset gives spike channels that the network cannot use.
 
-    netG, train, test: sections of the options. train and test may be None. spec: what the network
-    takes. The checks below have these arguments, too.
+    netG, train, test: sections of the options. train and test may be None.
+    spec: what the network takes.
+
+    The checks below have these arguments, too.
     """
     takes_spikes = spec.spike_channels > 0
     if takes_spikes and train and test:
@@ -167,7 +171,8 @@ def _check_equal_channels(train: LoaderOptions, test: LoaderOptions) -> None:
 def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
     """Raise OptionError if the fusion operator cannot use the spike representation of a dataset.
 
-    spike: the section `spike` of the dataset, or None. dataset: "train" or "test".
+    spike: the section `spike` of the dataset, or None.
+    dataset: "train" or "test".
     """
     # A network that a user adds may have no key `fusion`.
     operator: Any = getattr(netG, "fusion", None)
@@ -250,8 +255,8 @@ def _check_task(
     with a known noise level. Keys of a dataset tell its task: temporal_scale 2 leaves every second
     frame out, for interpolation, and sigma_max (training) or sigma (testing) adds noise.
 
-    netG, train, test, val: sections of the options. train and test may be None. spec: what the
-    network takes.
+    netG, train, test, val: sections of the options. train and test may be None.
+    spec: what the network takes.
     """
     for name, section in (("train", train), ("test", test)):
         if section is not None:
@@ -268,9 +273,10 @@ def _check_task(
             expected="true",
             do="set it to true, or choose another dataset",
         )
-    # The test clips get their noise map only if datasets.test.sigma is a number, and not null. The
-    # default 0 stands for "not null": without a test dataset or a key sigma nothing is refused.
-    if spec.noise_map and getattr(test, "sigma", 0) is None:
+    # The test clips get their noise map only if datasets.test.sigma is a number. So null is
+    # refused. Without a test dataset, or for a dataset without the key, there is nothing to refuse.
+    sigma = getattr(test, "sigma", 0)  # 0, or any number, if there is no key
+    if spec.noise_map and sigma is None:
         raise OptionError(
             what="netG.nonblind_denoising is true, but the test clips have no noise",
             where="datasets.test.sigma",
@@ -323,12 +329,12 @@ def _check_interpolation(
 ) -> None:
     """Raise OptionError if the options do not fit a network that interpolates.
 
-    netG, train, test, val: sections of the options. train and test may be None. spec: what the
-    network takes.
+    netG, train, test, val: sections of the options. train and test may be None.
+    spec: what the network takes.
     """
     # A training clip has the given frames, which the network gets, and one sharp frame in each gap
-    # between them, e.g. 4 + 3 = 7 frames. So every second frame is given, from the first one on. In
-    # VRT the number of given frames is netG.img_size[0], as the message says.
+    # between them, e.g. 4 + 3 = 7 frames: every second frame is given. In VRT the number of given
+    # frames is netG.img_size[0], as the message says.
     given_frames = spec.least_frames
     all_frames = 2 * given_frames - 1
     num_frame = getattr(train, "num_frame", None)

@@ -27,9 +27,11 @@ def train_section() -> type[TrainOptions]:
     """Return `TrainOptions` with the new keys of the registered schedules and optimizers."""
     # Key -> (annotation, default), as pydantic's create_model takes them.
     fields: dict[str, Any] = {}
-    for schedule in SCHEDULES.values():  # rate: a function. keys: its parameters that are options
+    # `rate` and `build` are the functions of a schedule and of an optimizer. `keys` are their
+    # parameters that are options.
+    for schedule in SCHEDULES.values():
         fields |= _new_keys(schedule.rate, schedule.keys)
-    for optimizer in OPTIMIZERS.values():  # build: a function
+    for optimizer in OPTIMIZERS.values():
         fields |= _new_keys(optimizer.build, optimizer.keys)
     # These two options take a registered name. If a file has another name, the error lists the
     # registered ones.
@@ -60,7 +62,8 @@ def _choice(key: str, names: tuple[str, ...]) -> tuple[Any, FieldInfo]:
     Default and description stay as in `TrainOptions`.
     """
     field = TrainOptions.model_fields[key]
-    return literal_of(*names), FieldInfo(default=field.default, description=field.description)
+    one_of_names = literal_of(*names)  # the type Literal["adam", "adamw", ...]
+    return one_of_names, FieldInfo(default=field.default, description=field.description)
 
 
 def _default_of(parameter: inspect.Parameter) -> Any:

@@ -26,9 +26,9 @@ def align_clip(
 ) -> tuple[Tensor, Tensor]:
     """Align the later and the earlier neighbours of each frame to the frame.
 
-    x: (B, N, C, H, W). backward, forward: flows of the distances 1, 2, ... (flow.FlowsOfLevel).
-    A backward flow warps a later frame to an earlier frame. A forward flow warps an earlier frame
-    to a later frame.
+    x: (B, N, C, H, W).
+    backward, forward: flows of the distances 1, 2, ... (flow.FlowsOfLevel). A backward flow warps a
+        later frame to an earlier frame. A forward flow warps an earlier frame to a later frame.
 
     Returns two clips of the shape of x: the aligned later neighbours, and the aligned earlier
     neighbours. A neighbour outside the clip counts as a frame of zeros with a flow of zero. The
@@ -69,7 +69,8 @@ def _neighbours(
         sources at distance 1    1   2   3
         sources at distance 2    2   3   zeros
 
-    frames: (N, B, C, H, W). flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
+    frames: (N, B, C, H, W).
+    flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
     is_later: whether the neighbours are later than the frame, or earlier.
 
     Returns tensors (N - 1, B, C, H, W), and flows (N - 1, B, 2, H, W).
@@ -96,8 +97,9 @@ def _align_targets(
 ) -> Tensor:
     """Align the sources to the targets, some targets at a time.
 
-    targets: (targets, B, C, H, W). sources: the same shape, one tensor for each distance. flows:
-    (targets, B, 2, H, W), one tensor for each distance.
+    targets: (targets, B, C, H, W).
+    sources: the same shape, one tensor for each distance.
+    flows: (targets, B, 2, H, W), one tensor for each distance.
 
     Returns the shape of `targets`.
     """

@@ -196,7 +196,8 @@ def _check_interpolation(design: Design, trunk_channels: int) -> None:
 def _need(is_valid: bool, key: str, got: Any, expected: str) -> None:
     """Raise OptionError for netG.<key> if the value is not valid.
 
-    got: the value, or a description of it, e.g. "7 entries". expected: which values are valid.
+    got: the value, or a description of it, e.g. "7 entries".
+    expected: which values are valid.
     """
     if not is_valid:
         raise OptionError(

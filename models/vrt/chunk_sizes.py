@@ -46,7 +46,8 @@ def most_windows(x: Tensor, window: tuple[int, int, int], heads: int) -> int:
 
     On a GPU the windows of all samples count together.
 
-    window: frames, height and width of a window. heads: number of heads of the attention.
+    window: frames, height and width of a window.
+    heads: number of heads of the attention.
     """
     tokens_of_window = 1
     for length, window_length in zip(x.shape[1:4], window, strict=True):
@@ -63,7 +64,8 @@ def most_windows(x: Tensor, window: tuple[int, int, int], heads: int) -> int:
 def has_kernel(x: Tensor, tokens: int, heads: int) -> bool:
     """Say whether our kernel computes the attention of x (..., C) on a GPU.
 
-    tokens: number of tokens in a window. heads: number of heads of the attention.
+    tokens: number of tokens in a window.
+    heads: number of heads of the attention.
     """
     channels_of_head = x.shape[-1] // heads
     return attention_has_kernel(x, tokens, channels_of_head)

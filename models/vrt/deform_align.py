@@ -93,7 +93,8 @@ class DeformAlign(nn.Module):
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
         """Align the sources to the target, and combine them: (n, d, h, w).
 
-        sources: nearest first, each (n, d, h, w), where d is `dim`. target: (n, d, h, w).
+        sources: nearest first, each (n, d, h, w), where d is `dim`.
+        target: (n, d, h, w).
         flows: for each source the flow that warps it to the target, (n, 2, h, w).
         """
         # There are two steps: `_run_conv_net`, and `_sample_sources`, the deformable convolution.
@@ -150,7 +151,8 @@ class DeformAlign(nn.Module):
     def _sample_sources(self, conv_output: Tensor, *neighbours: Tensor) -> Tensor:
         """Compute the deformable convolution of the sources, (n, d, h, w).
 
-        conv_output: result of `_run_conv_net`. neighbours: the sources, then their flows.
+        conv_output: result of `_run_conv_net`.
+        neighbours: the sources, then their flows.
         """
         sources, flows = self._sources_and_flows(neighbours)
         x = sources[0] if self.source_count == 1 else torch.cat(sources, dim=1)

@@ -57,7 +57,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     x: (n, c, h, w). Outside the image it is zero.
     offset: shift of each sample, (n, 18 g, h, w), float32 or float64, whatever the dtype of x is.
     mask: factor of each sample, (n, 9 g, h, w). The docstring of this file shows both layouts.
-    weight: (c', c / k, 3, 3). bias: (c',).
+    weight: (c', c / k, 3, 3).
+    bias: (c',).
 
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.
     """
@@ -88,7 +89,10 @@ def _deform_conv_by_sampling(
     times as fast with gradients. On a GPU of Apple, torchvision has no gradients of this
     convolution.
 
-    x: (n, c, h, w). offset: (n, 18 g, h, w). mask: (n, 9 g, h, w). weight: (c', c / k, 3, 3).
+    x: (n, c, h, w).
+    offset: (n, 18 g, h, w).
+    mask: (n, 9 g, h, w).
+    weight: (c', c / k, 3, 3).
     bias: (c',). `deform_conv` explains them.
     """
     n, c, h, w = x.shape
@@ -109,8 +113,9 @@ def _deform_conv_by_sampling(
 def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
     """Return what each output pixel reads: nine samples of each channel, times their masks.
 
-    x: (n, c, h, w). offset: shift of each sample, (n, 18 g, h, w). mask: factor of each sample,
-    (n, 9 g, h, w).
+    x: (n, c, h, w).
+    offset: shift of each sample, (n, 18 g, h, w).
+    mask: factor of each sample, (n, 9 g, h, w).
 
     Returns (n, c, 9, h w) in the dtype of the offsets.
     """
@@ -137,7 +142,8 @@ def _columns(x: Tensor, offset: Tensor, mask: Tensor) -> Tensor:
 def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
     """Return where grid_sample samples each tap of each offset group, (n g, 9 h, w, 2).
 
-    offset: (n, 18 g, h, w). groups: number of offset groups, g.
+    offset: (n, 18 g, h, w).
+    groups: number of offset groups, g.
 
     The last axis is (x, y). grid_sample counts from -1 (first pixel) to 1 (last pixel).
     """

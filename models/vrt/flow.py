@@ -132,7 +132,8 @@ def _chain(first: Tensor, second: Tensor) -> Tensor:
 def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
     """Join each frame with its two neighbours, which are warped to it by `nearest4`.
 
-    frames: (B, N, C, H, W). backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
+    frames: (B, N, C, H, W).
+    backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
 
     Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C) and the frame before (4C).
     A neighbour outside the clip is zero.

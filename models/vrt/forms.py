@@ -136,8 +136,9 @@ def has_kernels(x: Tensor) -> bool:
 def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
     """Say whether our kernel computes the attention of windows.
 
-    x: a tensor of the device and dtype. tokens: number of tokens in a window. channels: number of
-    channels of a head.
+    x: a tensor of the device and dtype.
+    tokens: number of tokens in a window.
+    channels: number of channels of a head.
     """
     if not has_kernels(x):
         return False

@@ -59,7 +59,9 @@ def refuse_other_index(in_file: Tensor, in_network: Tensor, key: str, where: str
     The index follows from the window. With another index, the weights of the bias table belong to
     other pairs of tokens.
 
-    in_file: the index in the file. in_network: the index of the network. key: name of the tensor.
+    in_file: the index in the file.
+    in_network: the index of the network.
+    key: name of the tensor.
     where: the file, for the error.
     """
     has_same_shape = in_file.shape == in_network.shape

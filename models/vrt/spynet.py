@@ -84,8 +84,8 @@ class SpyNet(nn.Module):
     ) -> list[Tensor]:
         """Estimate the flows that warp n neighbours to n reference frames.
 
-        references, neighbours: the pyramids of these frames. size: height and width of the original
-        frames.
+        references, neighbours: the pyramids of these frames.
+        size: height and width of the original frames.
 
         Returns one flow (n, 2, h / s, w / s) for each of the four finest scales s, finest first.
         """

@@ -37,7 +37,8 @@ class Stage(nn.Module):
 
     kind: how the entry changes the resolution: "none", "down" (half the height and width) or "up"
         (twice the height and width).
-    inputs: channels before the entry. dim: channels after the entry.
+    inputs: channels before the entry.
+    dim: channels after the entry.
     depth: number of blocks. The first `mutual_depth` blocks have mutual attention.
     heads, window: arguments of `Block`. block: other arguments of `Block`, by name.
     checkpoint_ffn, kernels: arguments of `Block`, also for the MLP after the alignment.

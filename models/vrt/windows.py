@@ -165,7 +165,9 @@ def _sorted_by_mask(
 ) -> tuple[Tensor, list[Span]]:
     """List the windows of all clips, sorted by mask, and the spans of windows with the same mask.
 
-    windows_of_clip: result of `_partition`. batch: number of clips. device: device of the masks.
+    windows_of_clip: result of `_partition`.
+    batch: number of clips.
+    device: device of the masks.
 
     Returns the token numbers (windows of all clips, T), -1 at padding, and the spans.
     """

@@ -30,9 +30,12 @@ def out_of_memory_error(
 ) -> SpikeVRTError:
     """Make the error for a training step that ran out of memory, with options for a smaller step.
 
-    where: the step, for the error. device: the rank's GPU. train: the section `train` of the
-        options. data: datasets.train, or None in a notebook without datasets. netG: the options of
-        the network. spec: what the network requires of its clips.
+    where: the step, for the error.
+    device: the rank's GPU.
+    train: the section `train` of the options.
+    data: datasets.train, or None in a notebook without datasets.
+    netG: the options of the network.
+    spec: what the network requires of its clips.
     """
     peak_gb = devices.peak_gb(device)
     peak = "" if peak_gb is None else f", {peak_gb:.1f} GB at the peak"
@@ -64,7 +67,8 @@ def suggest_changes(
 
     The first lines change the result least. E.g. "train.amp.enable=true".
 
-    data: datasets.train, or None in a notebook without datasets. spec: what the network requires.
+    data: datasets.train, or None in a notebook without datasets.
+    spec: what the network requires.
     """
     changes = [
         _fewer_clips_at_a_time(train, data),

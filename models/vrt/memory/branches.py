@@ -59,7 +59,8 @@ class MeasuredBranches:
     def branches_of(self, owner: Any, x: Tensor) -> list[Branch]:
         """Return the branches of a block, or of the GatedMlp of a stage.
 
-        owner: the block, or the GatedMlp. x: its input, detached from the network.
+        owner: the block, or the GatedMlp.
+        x: its input, detached from the network.
         """
         kind = _kind(owner, x)
         if kind not in self.bytes_of_kind:
@@ -82,7 +83,8 @@ class MeasuredBranches:
 def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
     """Return everything that the bytes of a module's branches depend on.
 
-    owner: the module, a block or the GatedMlp of a stage. x: its input.
+    owner: the module, a block or the GatedMlp of a stage.
+    x: its input.
     """
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):

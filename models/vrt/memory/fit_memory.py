@@ -81,7 +81,8 @@ def _keep_branches(
     the budget without recomputing a branch, recompute it after all, and try the next branch, which
     may be smaller.
 
-    bytes_with_present_flags: function that estimates what a step needs. budget: in bytes.
+    bytes_with_present_flags: function that estimates what a step needs.
+    budget: in bytes.
     """
 
     def work_per_byte(branch: Branch) -> float:
