@@ -150,7 +150,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     return float((numerator / denominator).mean())
 
 
-# psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y.
+# Register psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y. `metric` returns a
+# decorator, which is called here on a function.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
 # LPIPS has a column like the other metrics. It needs files of weights, so it is chosen by the flag

@@ -93,9 +93,12 @@ class Stage(nn.Module):
         if self.aligns:
             # An offset differs from the flow by at most 10 pixels of the network's input, i.e. by
             # 10 / scale pixels of this stage. The published weights were trained with this limit.
-            on_either_side = pa_frames // 2
             most_pixels = 10.0 / scale
-            self.pa_deform = DeformAlign(dim, deformable_groups, on_either_side, most_pixels)
+            # The neighbours on one side of a frame are aligned together.
+            neighbours_on_a_side = pa_frames // 2
+            self.pa_deform = DeformAlign(
+                dim, deformable_groups, sources=neighbours_on_a_side, max_residual=most_pixels
+            )
             self.pa_fuse = GatedMlp(
                 inputs=3 * dim,
                 hidden=3 * dim,

@@ -165,11 +165,11 @@ def _sorted_by_mask(
 ) -> tuple[Tensor, list[Span]]:
     """List the windows of all clips, sorted by mask, and the spans of windows with the same mask.
 
-    windows_of_clip: result of `_partition`.
+    windows_of_clip: the token numbers of one clip, (windows along D, along H, along W, T).
     batch: number of clips.
     device: device of the masks.
 
-    Returns the token numbers (windows of all clips, T), -1 at padding, and the spans.
+    Returns the token numbers of all clips, (windows, T), -1 at padding, and the spans.
     """
     groups = []
     spans = []
@@ -197,37 +197,37 @@ class _WindowRange(NamedTuple):
 
     first: int
     end: int
-    # How many tokens at the end of each window come from the other end of the clip.
+    # Number of tokens at the end of each window that come from the other end of the clip.
     wrapped: int
 
 
 def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Group]:
-    """Yield the windows of one clip, group by group.
+    """Yield the windows of one clip, group by group. The windows of a group have the same mask.
 
-    windows_of_clip: result of `_partition`.
-
-    What must stay: the order of the groups. It decides the order of sums, and so the last bits of
-    every training result.
-
-    Only the last window along a shifted axis needs a mask. So a shifted axis is divided into two
-    ranges, all windows but the last and the last window, and an axis without a shift is one range.
-    Each combination of ranges is a group. E.g. 2 x 3 x 3 windows with a shift along height and
-    width, but not along time:
+    Only the last window along a shifted axis needs a mask. So each shifted axis has two ranges: the
+    last window, and all windows before it. An axis without a shift is one range. Each combination
+    of ranges is a group. E.g. 2 x 3 x 3 windows with a shift along height and width, but not along
+    time:
 
         range in time   in height   in width   windows   mask
         0 ... 1         0 ... 1     0 ... 1    8         none
         0 ... 1         0 ... 1     2          4         along the width
         0 ... 1         2           0 ... 1    4         along the height
         0 ... 1         2           2          2         along both
+
+    What must stay: the order of the groups. It decides the order of sums, and so the last bits of
+    every training result.
+
+    windows_of_clip: the token numbers of one clip, (windows along D, along H, along W, T).
     """
     ranges_of_axes = []
     for count, shift_of_axis in zip(windows_of_clip.shape[:3], shift, strict=True):
         if shift_of_axis == 0:
             ranges_of_axes.append([_WindowRange(first=0, end=count, wrapped=0)])
         else:
-            all_but_last = _WindowRange(first=0, end=count - 1, wrapped=0)
+            before_last = _WindowRange(first=0, end=count - 1, wrapped=0)
             last = _WindowRange(first=count - 1, end=count, wrapped=shift_of_axis)
-            ranges_of_axes.append([all_but_last, last])
+            ranges_of_axes.append([before_last, last])
 
     for in_time, in_height, in_width in itertools.product(*ranges_of_axes):
         numbers = windows_of_clip[
@@ -236,7 +236,7 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
             in_width.first : in_width.end,
         ]
         numbers = numbers.reshape(-1, windows_of_clip.shape[3])  # (windows, T)
-        if len(numbers) > 0:  # "all but the last" is empty if an axis has only one window
+        if len(numbers) > 0:  # the range before the last window is empty if there is only one
             wrapped = (in_time.wrapped, in_height.wrapped, in_width.wrapped)
             yield _Group(numbers, _mask(window, wrapped))
 
