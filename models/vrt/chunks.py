@@ -116,8 +116,8 @@ class InChunks(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Return the gradients of x and of the weights.
 
-        A chunk ends with its last layer, y + factor * (h fc2^T + fc2_bias). With the gradient G of
-        this sum, the gradients by hand are
+        A chunk ends with y + factor * branch, where branch = h fc2^T + fc2_bias is the last layer.
+        With the gradient G of this sum, the gradients by hand are
 
             gradient of y           G
             gradient of the branch  factor G

@@ -66,7 +66,9 @@ def _head_and_tile(HEADS: tl.constexpr, TILES: tl.constexpr):
         program 12            head 0 of tile 0, in the next group of windows
     """
     program = tl.program_id(0)
-    return program % HEADS, program // HEADS % TILES
+    head = program % HEADS
+    tile = program // HEADS % TILES
+    return head, tile
 
 
 @jit
