@@ -174,8 +174,8 @@ class ModelState:
         state: the content of a checkpoint.
         """
         net = unwrap_ddp(self.netG)
-        section = state["options"]["train"]
-        load_moments(self.optimizer, state["optimizer"], net, section, self.train_opt)
+        train_then = state["options"]["train"]  # of the run that wrote the checkpoint
+        load_moments(self.optimizer, state["optimizer"], net, train_then, self.train_opt)
         # A checkpoint of an earlier version may lack these keys (utils/run/saved_state.py).
         scaler = state.get("scaler")
         if scaler:  # empty if the checkpoint was trained without float16
@@ -203,7 +203,7 @@ class ModelState:
             raise
         except CheckpointError as e:
             e.expected = "the averages of the tensors in model_state_dict"
-            e.do = TAKE_ANOTHER
+            e.do = TAKE_ANOTHER  # the advice to resume from another checkpoint
             raise
 
     def _set_learning_rate(self, step: int) -> None:

@@ -20,8 +20,9 @@ from models.vrt.layers import compute_dtype
 def block_transient(block: Block, x: Tensor) -> int:
     """Estimate what the backward pass of a block takes on a GPU, in bytes.
 
-    x: input of the block, (B, D, H, W, C). Returns 0 on a CPU, where chunks are small, and for the
-    plain form, which has no chunks.
+    x: input of the block, (B, D, H, W, C).
+
+    Returns 0 on a CPU, where chunks are small, and for the plain form, which has no chunks.
     """
     if in_cpu_form(x) or block.runs_plain(x):
         return 0
@@ -42,17 +43,19 @@ def block_transient(block: Block, x: Tensor) -> int:
 
 
 def alignment_transient(align: DeformAlign, target: Tensor) -> int:
-    """Estimate what the backward pass of an alignment takes on a GPU, in bytes. 0 on a CPU.
+    """Estimate what the backward pass of an alignment takes on a GPU, in bytes.
 
-    target: the target frames, (n, d, h, w).
+    target: the target frames, (n, d, h, w): n frames of d channels.
+
+    Returns 0 on a CPU, which takes a few frames at a time (align_clip.py), so its tensors are
+    small.
     """
     if in_cpu_form(target):
-        # A CPU takes a few frames at a time (align_clip.py), so the tensors are small.
         return 0
     n, d, h, w = target.shape
-    # Numbers per pixel of a frame.
+    # Numbers per pixel of a frame. Each tap of an offset group has an offset (dy, dx) and a mask.
     offsets_and_masks = 3 * TAPS * align.offset_groups
-    inputs_of_conv_net = (1 + align.source_count) * d
+    inputs_of_conv_net = (1 + align.source_count) * d  # the target and the sources
     samples = TAPS * align.source_count * d
 
     # In memory for all frames:
