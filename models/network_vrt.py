@@ -271,7 +271,7 @@ class VRT(nn.Module):
         spynet_path: file with the weights of the flow network. If it is None, the flow is zero.
         """
         nn.init.zeros_(self.conv_last.weight)
-        assert self.conv_last.bias is not None
+        assert self.conv_last.bias is not None  # for the type checker
         nn.init.zeros_(self.conv_last.bias)
         if not self.pa_frames:  # no alignment, so no flow network
             return

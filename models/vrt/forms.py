@@ -80,10 +80,10 @@ def lacks_border_padding(x: Tensor) -> bool:
 
 
 def head_multiple(x: Tensor) -> int:
-    """Return the number of which the channels of a head must be a multiple, for fused attention.
+    """Return a number m: torch's fused attention takes heads of m, 2 m, 3 m, ... channels.
 
-    E.g. 8 in bfloat16 on a GPU, because 8 channels are 16 bytes (HEAD_BYTES). 1 means that torch's
-    fused attention takes heads of any number of channels.
+    E.g. 8 in bfloat16 on a GPU, because 8 channels are 16 bytes (HEAD_BYTES). If a head may have
+    any number of channels, m is 1.
     """
     multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)
     return max(1, multiple_in_bytes // x.element_size())

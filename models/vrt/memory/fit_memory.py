@@ -5,8 +5,8 @@ in backward, which is called checkpointing: it saves memory and costs time. `fit
 which branches are computed again:
 
     1. Let backward recompute all branches, and count what a step then needs (count.py).
-    2. Go through the branches, those with the most work per byte first. Keep the tensors of a
-       branch, instead of recomputing it, if the estimate of the peak stays within the budget.
+    2. Go through the branches, beginning with the most work per byte. Keep the tensors of a branch,
+       instead of recomputing it, if the estimate of the peak stays within the budget.
 
 What must stay: the choice does not depend on the rank or on chance, because all ranks must
 recompute the same branches. Free to change: which branches are chosen. Recomputing changes no
@@ -127,7 +127,7 @@ def _activations(uses: list[MemoryUse]) -> Activations:
 
     In the backward pass of a module, three things are in memory: what all modules up to this module
     have saved, what recomputing its branches adds, and what the pass itself allocates (transient).
-    E.g. two blocks, each with one branch of 10 MB, of which the second is recomputed. In MB:
+    E.g. two blocks with a branch of 10 MB each. Only the branch of block 2 is recomputed. In MB:
 
         module           saved   branches kept so far   recomputed   in all
         block 1              5                     10            0       15
