@@ -72,8 +72,9 @@ class RecomputeInBackward(torch.autograd.Function):
 
         grad: the gradient of the result.
         """
-        saved_args = ctx.saved_tensors[: ctx.count]
-        weights = ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors
+        saved_args = saved[: ctx.count]
+        weights = saved[ctx.count :]
         # Whether each tensor needs a gradient. The first two arguments are function and count.
         needs_gradient = ctx.needs_input_grad[2:]
 
@@ -81,8 +82,8 @@ class RecomputeInBackward(torch.autograd.Function):
         # into earlier layers. So the arguments are detached. The weights are not detached, because
         # the function reads them itself, e.g. self.weight.
         args = []
-        for saved, is_needed in zip(saved_args, needs_gradient[: ctx.count], strict=True):
-            args.append(saved.detach().requires_grad_(is_needed))
+        for arg, is_needed in zip(saved_args, needs_gradient[: ctx.count], strict=True):
+            args.append(arg.detach().requires_grad_(is_needed))
         with torch.enable_grad(), torch.autocast(**ctx.autocast):
             # The scalar from which backward starts. The output of the function gets no name, so
             # that it is freed early.
