@@ -129,8 +129,6 @@ def all_gradients(
             q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
             output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)
-            query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
-            log_sum = tl.load(log_sums + query_index)  # L, (QUERIES,)
 
             # P = 2^(logit - L), transposed, and dV = P^T dO.
             logits = _logits(
@@ -138,6 +136,8 @@ def all_gradients(
                 first_row=0, first_column=first_query,
                 TOKENS=TOKENS, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
             )  # fmt: skip
+            query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
+            log_sum = tl.load(log_sums + query_index)  # L, (QUERIES,)
             weights = tl.exp2(logits - log_sum[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(weights.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 

@@ -209,10 +209,9 @@ def gradients_of_keys(
             # Both: (QUERIES, PADDED).
             q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
-            # Both: (QUERIES,). L and delta of these queries.
+            # Where L and delta of these queries are, (QUERIES,). Each is loaded only where it is
+            # needed, because an earlier load would take more registers.
             query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
-            log_sum = tl.load(log_sums + query_index)
-            row_delta = tl.load(delta + query_index)
 
             # P = 2^(logit - L), and dV = P^T dO. The matrices P, dP and dS are transposed in this
             # loop, (KEYS, QUERIES), because dV and dK need P^T and dS^T. Transposing them
@@ -222,11 +221,13 @@ def gradients_of_keys(
                 first_row=first_key, first_column=first_query,
                 TOKENS=TOKENS, HAS_BIAS=HAS_BIAS, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
             )  # fmt: skip
+            log_sum = tl.load(log_sums + query_index)  # L
             weights = tl.exp2(logits - log_sum[None, :])
             grad_v = tl.dot(weights.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
             # dP = dO V^T, dS = P * (dP - delta), and dK = scale dS^T Q.
             grad_p = tl.dot(v, tl.trans(grad_out))
+            row_delta = tl.load(delta + query_index)
             grad_s = weights * (grad_p - row_delta[None, :])
             grad_k = tl.dot(grad_s.to(k.dtype), q, grad_k)  # adds to grad_k, without its factor
 
@@ -290,7 +291,6 @@ def gradient_of_bias(
     bias_tile = tl.load(bias_pointers).to(tl.float32)
 
     for window in range(first, end):
-        regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         key_row = window * TOKENS + first_key
         # With MUTUAL, the queries come from the other frame of the pair, as in `gradients_of_keys`.
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
@@ -300,22 +300,24 @@ def gradient_of_bias(
         v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
-        # Both: (QUERIES,). L and delta of these queries.
+        # Where L and delta of these queries are, (QUERIES,). Each is loaded only where it is
+        # needed, because an earlier load would take more registers.
         query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
-        log_sum = tl.load(log_sums + query_index)
-        row_delta = tl.load(delta + query_index)
 
         # P = 2^(logit - L). The matrices P, dP and dS are transposed here, (KEYS, QUERIES).
+        regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         logits = _logits(
             k, q, exp2_scale, bias_of_head, regions_of_window,
             first_row=first_key, first_column=first_query,
             TOKENS=TOKENS, HAS_BIAS=False, HAS_MASK=HAS_MASK, ROWS=KEYS, COLUMNS=QUERIES,
         )  # fmt: skip
         logits += bias_tile
+        log_sum = tl.load(log_sums + query_index)  # L
         weights = tl.exp2(logits - log_sum[None, :])
 
         # dP = dO V^T, and dS = P * (dP - delta).
         grad_p = tl.dot(v, tl.trans(grad_out))
+        row_delta = tl.load(delta + query_index)
         grad_s = weights * (grad_p - row_delta[None, :])
         total += grad_s
 
