@@ -41,49 +41,52 @@ class ClipScorer:
     ) -> None:
         """Choose the metrics.
 
-        metric: the section `metric` of the options. more_scores: function that computes additional
-        scores, or None. is_grey: whether the restored frames have no colour.
+        metric: the section `metric` of the options.
+        more_scores: function that computes additional scores, or None.
+        is_grey: whether the restored frames have no colour.
         """
         # The number format in which frames are scored, e.g. "uint8": rounded to 8 bits.
         self.number_format = metric.values
         self.more_scores = more_scores
         self.metrics_of_input = choose_metrics(METRICS_OF_TESTS, metric.more)
         self.metrics_of_restored = self.metrics_of_input
-        if is_grey:  # grey frames have no colour to compare, so only metrics on the luma apply
+        if is_grey:
+            # Grey frames have no colour to compare, so only metrics of the brightness (luma) apply.
             self.metrics_of_restored = [each for each in self.metrics_of_input if each.on_luma]
+        # The report shows only the PSNR of the instants (`instants_psnr` in scores.py).
         self.metrics_of_instants = choose_metrics(("psnr",), more=())
         self.scores: Scores = {}
 
     def add(self, item: dict[str, Any], images: Sequence[np.ndarray] | np.ndarray) -> None:
         """Score a frame, and its instants if there are several.
 
-        item: input and sharp frames: "lq", and "gt" and "gt_instants" if there are any.
-        images: one restored image of each instant of the exposure, (H, W, 3) each. With one image,
-            this is the frame. Otherwise the middle image counts as the frame.
+        item: the tensors of the frame: the input "lq", and if there are sharp frames, "gt" and
+            "gt_instants".
+        images: the restored image of each of the K instants, (H, W, 3) each. The middle image is
+            the frame.
         """
+        instant_count = len(images)  # K
         if "gt" in item:
-            sharp = scored_values(item["gt"], self.number_format)
-            middle = images[len(images) // 2]  # the only image if there is one
-            self._add("restored", middle, sharp, self.metrics_of_restored)
-            watchdog.go_on()
+            sharp = scored_values(item["gt"], self.number_format)  # (H, W, 3)
+            restored = images[instant_count // 2]
+            self._add_frame("restored", restored, sharp, self.metrics_of_restored)
+            watchdog.go_on()  # tells the watchdog that this rank still works
             blurry = item["lq"][:3]  # without the noise map, which may be a fourth channel
             # In super-resolution the input is smaller, so it has no score.
             if blurry.shape == item["gt"].shape:
                 blurry_image = scored_values(blurry, self.number_format)
-                self._add("input", blurry_image, sharp, self.metrics_of_input)
-        if len(images) > 1 and "gt_instants" in item:
-            # (3 K, H, W) -> (K, 3, H, W), for K instants.
-            sharp_instants = item["gt_instants"].unflatten(0, (len(images), -1))
-            sharp_images = scored_values(sharp_instants, self.number_format)
+                self._add_frame("input", blurry_image, sharp, self.metrics_of_input)
+        if instant_count > 1 and "gt_instants" in item:
+            sharp_instants = item["gt_instants"].unflatten(0, (instant_count, -1))  # (K, 3, H, W)
+            sharp_images = scored_values(sharp_instants, self.number_format)  # (K, H, W, 3)
             for number, (image, sharp) in enumerate(zip(images, sharp_images, strict=True)):
                 add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
 
-    def _add(
+    def _add_frame(
         self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]
     ) -> None:
-        """Score one image with all metrics and with `more_scores`.
+        """Score a whole frame with `metrics`, and also with `more_scores`.
 
-        `add` does not call this method for the instants, because they are scored without
-        `more_scores`.
+        kind: what is scored, "restored" or "input".
         """
         add_scores(self.scores, kind, image, sharp, metrics, self.more_scores)

@@ -30,48 +30,54 @@ def open_videos(
 
     count: number of restored frames.
     """
-    times: list[Fraction] = []
-    if clip.times is not None and count == len(clip.stems):
-        times = list(clip.times)
+    are_all_restored = count == len(clip.stems)
+    times = clip.times if are_all_restored else None  # None: a constant frame rate
     videos = {}
     for kind in VIDEOS:
         if kind not in outputs.save:
             continue
-        stamps = times
-        if kind == "slowmotion":
-            stamps = _slowmotion_times(times, outputs.instants)
+        times_of_video = times
+        if kind == "slowmotion" and times is not None:
+            times_of_video = _slowmotion_times(times, outputs.instants)
         video = VideoWriter(
             outputs.file(kind, clip.name),
             # A folder of frames has no frame rate, so the user's flag --fps gives it.
             fps=clip.fps or outputs.fps,
-            times=stamps or None,  # None: a constant frame rate
+            times=times_of_video,
             # Many players only play 4:2:0 (colour in half the resolution), so a comparison has it.
             # The other videos are results, and keep the full resolution of colour, 4:4:4.
             chroma="420" if kind == "comparison" else "444",
             pixel_aspect=clip.pixel_aspect,
         )
         videos[kind] = stack.enter_context(video)
-        # Closing a video encodes the last frames and reads the file back.
+        # Closing a video takes long: it encodes the last frames, and reads the file back. Then tell
+        # the watchdog that this rank still works.
         stack.callback(watchdog.go_on)
     return videos
 
 
-def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction]:
-    """Return the times of the instants in slow motion, or [] if there are fewer than two times.
+def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction] | None:
+    """Return the time of each instant in a slow-motion video of all instants.
 
-    Each instant is shown for as long as its frame was shown in the input. E.g. frames at 0 s and
-    1 s with 2 instants each: each frame was shown for 1 s, so the instants are at 0, 1, 2, 3 s.
+    Each instant is shown for as long as the input shows its frame, so the video takes `instants`
+    times as long as the input. E.g. two frames with 2 instants each:
+
+        input          frame 0 at 0 s             frame 1 at 1 s
+        slow motion    instants at 0 s and 1 s    instants at 2 s and 3 s
+
+    times: the time of each frame in the input.
+
+    Returns None if there are fewer than two times, which do not say how long a frame is shown.
     """
-    if len(times) < 2:  # one time does not say how long a frame is shown
-        return []
+    if len(times) < 2:
+        return None
     # The last frame is shown for as long as the frame before it.
     last_duration = times[-1] - times[-2]
     end = times[-1] + last_duration
-    stamps = []
-    # The slow video takes `instants` times as long as the input. So the instants of a frame that
-    # the input shows from `begin` on begin at instants * begin.
-    for begin, after in itertools.pairwise([*times, end]):
-        duration = after - begin
+    slow_times = []
+    for begin, next_begin in itertools.pairwise([*times, end]):
+        duration = next_begin - begin
+        slow_begin = instants * begin  # of the first instant of the frame
         for instant in range(instants):
-            stamps.append(instants * begin + instant * duration)
-    return stamps
+            slow_times.append(slow_begin + instant * duration)
+    return slow_times

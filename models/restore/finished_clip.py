@@ -51,8 +51,9 @@ def finish_clip(
     This function calls `watchdog.go_on` after each slow part, to report progress. Otherwise the
     watchdog would end a test of long clips.
 
-    clip: the input, with its spikes and sharp frames. outputs: where the files are.
+    clip: the input, with its spikes and sharp frames.
     indices: indices of the restored frames in the clip.
+    outputs: where the files are.
     more_scores: function (restored frame, sharp frame) -> additional scores, or None.
     notes: more entries of the JSON, e.g. {"s_per_frame": 0.31, "tile": "tiles of 12 frames"}.
     is_grey: whether only the luma (brightness) is scored.
@@ -68,7 +69,7 @@ def finish_clip(
             watchdog.go_on()
             pictures.write(index, item, frame)
 
-    # These keys must stay: report.py reads them, also from the file of an earlier test.
+    # The keys must stay, because report.py reads them, also from the file of an earlier test.
     content = {
         "name": clip.name,
         "frames": len(indices),
@@ -78,9 +79,9 @@ def finish_clip(
         **notes,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
-    # Remove the files that only the scoring needed, but only now: a test that is interrupted before
-    # the JSON is written needs them again. Some of them may not exist, e.g. of a frame that was not
-    # restored.
+    # Remove the files that only the scoring needed. They stay until the JSON is written, because a
+    # test that is interrupted before needs them again. Some of them may not exist, e.g. the file of
+    # a frame that was not restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:
         temporary += outputs.frame_files(clip.name, clip.stems)
@@ -88,28 +89,27 @@ def finish_clip(
 
 
 class _RestoredFrame(NamedTuple):
-    """The content of the files of a restored frame."""
+    """The content of the files of a restored frame, for K instants of its exposure."""
 
     restored: np.ndarray  # (H, W, 3) uint8
-    instants: list[np.ndarray]  # the K instants, (H, W, 3) uint8 each; [] if K is 1
-    # The pictures to score: the K instants, or only the frame if K is 1. With metric.values "uint8"
-    # they are a list of (H, W, 3) uint8. Otherwise they are float values without rounding,
-    # (K, H, W, 3).
-    scored: Any
+    instants: list[np.ndarray]  # K pictures (H, W, 3) uint8; [] if K is 1
+    # The K pictures to score, (H, W, 3) each. Their values are rounded to uint8 if the option
+    # metric.values is "uint8". Otherwise they are float values, which are not rounded.
+    scored: Sequence[np.ndarray] | np.ndarray
 
 
 def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
     """Read what `Outputs.write_frame` wrote for the frame `stem` of a clip."""
-    # If a frame has several instants, their files come first. The frame comes last.
+    # The files of the instants come first, if K is above 1. The file of the frame comes last.
     images = [imread_rgb(path) for path in outputs.frame_files(clip, [stem])]
     instants = images[:-1]
     restored = images[-1]
-    scored: Any = instants if instants else [restored]
-    # One file, whose values replace the images, or none with metric.values "uint8".
-    for path in outputs.exact_files(clip, [stem]):
-        exact = torch.from_numpy(np.load(path))  # (K, 3, H, W)
-        scored = scored_values(exact, outputs.metric.values)
-    return _RestoredFrame(restored, instants, scored)
+    exact_files = outputs.exact_files(clip, [stem])  # one file, or none with "uint8"
+    if exact_files:
+        exact = torch.from_numpy(np.load(exact_files[0]))  # (K, 3, H, W)
+        scored = scored_values(exact, outputs.metric.values)  # (K, H, W, 3)
+        return _RestoredFrame(restored, instants, scored)
+    return _RestoredFrame(restored, instants, scored=instants or [restored])
 
 
 class _Pictures:
@@ -121,16 +121,17 @@ class _Pictures:
         """Open the videos. Leaving `stack` closes them. indices: the restored frames."""
         self.clip = clip
         self.outputs = outputs
-        # {kind: open video}, for each of "video", "comparison", "slowmotion" in outputs.save. The
-        # frames per second are clip.fps if the input is a video, and outputs.fps if the input is a
-        # folder of frames.
+        # {kind: open video}, for each of "video", "comparison", "slowmotion" in outputs.save.
         self.videos = open_videos(clip, outputs, len(indices), stack)
         positions = evenly_spaced(len(indices), most=STRIPS_PER_CLIP)
         self.indices_of_strips = {indices[position] for position in positions}
         self.example_index = example_of(indices)
 
     def write(self, index: int, item: dict[str, Any], frame: _RestoredFrame) -> None:
-        """Write what is saved of a frame. item: its input, spikes and sharp frames."""
+        """Write what is saved of a frame.
+
+        index: index of the frame in the clip. item: its input, spikes and sharp frames.
+        """
         if "video" in self.videos:
             self.videos["video"].write(frame.restored)
         if "slowmotion" in self.videos:
@@ -160,8 +161,9 @@ def comparison_of(
 ) -> dict[str, np.ndarray]:
     """Return the restored frame with its input, its spikes and its sharp frame, as panels.
 
-    item: frame `index` of the clip, {kind: tensor}; "spike" and "gt" may be missing.
-    The result is {title: (H, W, 3) uint8}, see `utils.image.comparison`.
+    item: the tensors of frame `index`: "lq", and "spike" and "gt" if there are any.
+
+    Returns {title: (H, W, 3) uint8}, see `utils.image.comparison`.
     """
     blurry = tensor_to_uint8(item["lq"][:3])  # without the noise map, if there is one
     spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None

@@ -49,7 +49,8 @@ VIDEOS = ("video", "comparison", "slowmotion")
 # The paths are part of the format: a test that is continued finds its files by them.
 PLACES = {
     # The K instants of a frame, as the network returned them, (K, C, H, W) float32. An instant is
-    # the sharp picture of one moment of the exposure. Removed when the clip is finished.
+    # the sharp picture of one moment of the exposure. The file is removed when its clip is
+    # finished.
     "exact": ".work/{clip}/{stem}.npy",
     "frame": "{clip}/{stem}.png",
     "instant": "instants/{clip}/{stem}_{k}.png",
@@ -59,8 +60,8 @@ PLACES = {
     "clip": "clips/{clip}.json",
     # The restored frame that the report shows.
     "example": "clips/{clip}.png",
-    # How this frame was restored, as pictures, if the method has such pictures. The stem is the
-    # name of the picture, e.g. "motion". The captions are {name of a picture: text}.
+    # A picture of how the method restored this frame, e.g. of the motion that it found. Its stem is
+    # the name of the picture, e.g. "motion". The captions are {name of a picture: text}.
     "picture": "pictures/{clip}/{stem}.png",
     "captions": "pictures/{clip}/captions.json",
     "video": "{clip}.mp4",
@@ -92,10 +93,12 @@ class Outputs:
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
         """Return the path of a file. E.g. "frame", "street", "000001" -> street/000001.png.
 
-        kind: a key of PLACES. k: number of the instant, for the kind "instant".
-
         If "frames" is not in `save`, frames are written below .work, and removed once their clip is
         finished.
+
+        kind: a key of PLACES.
+        stem: name of the frame or of the picture. "" for a file of the whole clip.
+        k: number of the instant, for the kind "instant".
         """
         path_in_folder = PLACES[kind].format(clip=clip, stem=stem, k=k)
         is_temporary = kind in ("frame", "instant") and "frames" not in self.save
@@ -106,8 +109,9 @@ class Outputs:
     def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Return the paths of the restored frames with these names.
 
-        With several instants, the paths of a frame's instants stand before the path of the frame.
-        E.g. 3 instants: instants/street/000001_0.png, ..._1.png, ..._2.png, street/000001.png.
+        If there are several instants, the paths of the instants of a frame stand before the path of
+        the frame. E.g. for 3 instants: instants/street/000001_0.png, ..._1.png, ..._2.png,
+        street/000001.png.
         """
         files = []
         for stem in stems:
@@ -117,10 +121,10 @@ class Outputs:
         return files
 
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Return the files of kind "exact" for these frames, one per frame.
+        """Return the paths of kind "exact" of these frames, one per frame.
 
-        These files hold float values, for scores that are computed without rounding. Returns [] if
-        the scores are computed from the uint8 pictures.
+        The files hold float values, for scores of values that are not rounded. Returns [] if the
+        scores are computed from uint8 values.
         """
         if self.metric.values == "uint8":
             return []
@@ -199,12 +203,13 @@ class Outputs:
         frame: (3 K, H, W), the colours of each instant.
         """
         instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
-        for path in self.exact_files(clip, [stem]):  # one path or none
+        exact_files = self.exact_files(clip, [stem])  # one file, or none if scores are of uint8
+        if exact_files:
             content = BytesIO()
             np.save(content, instants.numpy())
-            write_whole(path, content.getvalue())
-        # The images in the order of `frame_files`. E.g. K = 3: instants 0, 1, 2, and then instant 1
-        # again, because the middle instant is the frame. K = 1: only the frame.
+            write_whole(exact_files[0], content.getvalue())
+        # The images in the order of `frame_files`. The middle instant is the frame, so it comes
+        # twice if there are several instants, e.g. 0, 1, 2 and again 1 for K = 3.
         images = list(tensor_to_uint8(instants))
         if len(images) > 1:
             middle = images[len(images) // 2]
