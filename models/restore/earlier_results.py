@@ -48,9 +48,10 @@ def _is_run_json(content: Any) -> bool:
     files = content.get("files", {})  # older versions did not write this key
     if not all(isinstance(table, dict) for table in (settings, inputs, files)):
         return False
-    # Each must be a list of texts: what was saved, e.g. ["frames"], and the files of each clip.
-    lists = [settings.get("save", []), *files.values()]
-    for names in lists:
+    # These must be lists of texts: what was saved, e.g. ["frames"], and the files of each clip.
+    kinds_of_files = settings.get("save", [])
+    lists_of_names = [kinds_of_files, *files.values()]
+    for names in lists_of_names:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return False
     return True
@@ -69,17 +70,16 @@ def files_of_earlier_tests(
     for files in files_of_clips.values():
         written |= {outputs.folder / file for file in files}
 
-    # Older versions of SpikeVRT wrote a run.json without "files". For a clip of such a test, find
-    # the names of its files from two things: the setting "save" of the test (which kinds of files
-    # it wrote), and the names of the frames of the clip.
+    # Older versions of SpikeVRT wrote a run.json without "files". The files of a clip of such a
+    # test follow from the kinds of files that the test saved, and from the names of the frames.
     saved_then = earlier_run["settings"].get("save", ())
     outputs_then = replace(outputs, save=tuple(saved_then))
     clips_without_files = earlier_run["inputs"].keys() - files_of_clips.keys()
     for name in clips_without_files:
         content_of_clip = outputs.load_clip(name)
         if content_of_clip is None:
-            # No file says which frames an unfinished clip had. Take its frames in this test, if
-            # any.
+            # No file says which frames an unfinished clip had. If this test has the clip, take the
+            # frames of this test.
             stems_then = stems.get(name, ())
         else:
             stems_then = content_of_clip["stems"]
@@ -94,14 +94,16 @@ def refuse_another_test(
 
     earlier_run: the content of the run.json of the earlier test.
     settings: the settings of this test, without secrets.
-    inputs: {clip: digest of its files} of this test. folder: the output folder, for the error.
+    inputs: {clip: digest of its files} of this test.
+    folder: the output folder, for the error.
     """
     # Settings that older versions did not record, with the values that they used. A new setting
     # needs a line here. Otherwise no test of an older version could be continued.
-    defaults = {"metric.values": "uint8", "metric.more": []}
-    # Older versions hid fewer secrets in run.json. `settings` are without secrets already.
-    settings_then = redact(earlier_run["settings"])
-    changed = _differences(defaults | settings_then, defaults | settings)  # in words
+    not_recorded = {"metric.values": "uint8", "metric.more": []}
+    # Secrets are hidden anew, because older versions hid fewer of them.
+    settings_then = not_recorded | redact(earlier_run["settings"])
+    settings_now = not_recorded | settings
+    changed = _differences(settings_then, settings_now)  # a sentence for each difference
     # The two tests may have different clips. A clip of both tests must have the same files.
     for name, digest_then in earlier_run["inputs"].items():
         if name in inputs and inputs[name] != digest_then:
@@ -118,18 +120,20 @@ def refuse_another_test(
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     """Return "key was OLD, is NEW" for every value that differs, with dotted keys.
 
-    old, new: plain values, or dicts of them. key: dotted key of both, "" at the top.
     E.g. {"spike": {"rate": 1}} and {"spike": {"rate": 2}} -> ["spike.rate was 1, is 2"].
+
+    old, new: two values. If both are dicts, the function calls itself for each of their keys.
+    key: the dotted key of both values, "" for the whole settings.
     """
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         if old == new:
             return []
         return [f"{key} was {old}, is {new}"]
-    # Both are dicts: compare the values of each key of `new`, in its order, then of the keys that
-    # only `old` has. A missing value counts as None.
-    sentences = []
+    # First the keys of `new` in its order, then the keys that only `old` has.
     only_old = [name for name in old if name not in new]
+    sentences = []
     for name in [*new, *only_old]:
         dotted = f"{key}.{name}" if key else str(name)
+        # A missing value counts as None.
         sentences += _differences(old.get(name), new.get(name), dotted)
     return sentences

@@ -54,7 +54,7 @@ def claim_folder(
 
     The file run.json shows that a test of this program made the folder. It holds the settings, the
     inputs and the names of all results. It is written after all checks, so a refused test changes
-    nothing: put a new check next to `_refuse_occupied`.
+    nothing. Put a new check next to `_refuse_occupied`, before the first change.
 
     settings: everything that the results depend on.
     inputs: name of a clip -> digest of its files.
@@ -108,7 +108,10 @@ def claim_folder(
 
 
 def _owners_of(planned_files: Mapping[str, Sequence[Path]], folder: Path) -> dict[str, list[Path]]:
-    """Return all files that a test writes, by their owner, which errors quote.
+    """Return {owner: files} for all files that a test writes.
+
+    The owner says in words what the files belong to: "clip street", or "all clips". An error about
+    two results of one name names both owners.
 
     E.g. {"all clips": [<folder>/run.json, ...], "clip street": [<folder>/street.mp4, ...]}.
 
@@ -134,11 +137,12 @@ def _refuse_training_run(folder: Path) -> None:
 def _refuse_occupied(
     owners: Mapping[str, Sequence[Path]], written: set[Path], folder: Path
 ) -> None:
-    """Raise DataError if this test cannot write one of its files without harm.
+    """Raise DataError if a file of this test would replace another file.
 
-    Two results of one name, links, and files that no earlier test wrote are refused.
+    Refused are two results of one name, links, and files that no earlier test wrote.
 
-    owners: owner, e.g. "clip street" -> its files. written: the files that earlier tests wrote.
+    owners: owner, e.g. "clip street" -> its files.
+    written: the files that earlier tests wrote.
     """
     planned = []
     for files in owners.values():
@@ -153,7 +157,10 @@ def _refuse_occupied(
 
 
 def _refuse_foreign(foreign: Sequence[str], folder: Path) -> None:
-    """Raise DataError if there is a file that no test wrote. foreign: names of such files."""
+    """Raise DataError if there are files that no test wrote.
+
+    foreign: names of these files, [] if there are none.
+    """
     if foreign:
         raise DataError(
             what="the output folder holds files that no test of this program made: "

@@ -34,13 +34,14 @@ def spikes_for_network(
 ) -> dict[str, Any] | None:
     """Return the spike section of the training, with the user's changes, for a user's clips.
 
+    saved: the network with its weights.
+    files: the user's files.
+    network: the flags of the network.
+
     Returns None if no spikes are read.
 
-    saved: the network with its weights. files: the user's files. network: the flags of the network.
-
-    Raises OptionError if an input is missing that the network needs, or is given although the
-    network does not take it. Raises OptionError if the channels are of another kind than in the
-    training.
+    Raises OptionError if the network needs an input that is not given, if it does not take an input
+    that is given, or if the channels are of another kind than in the training.
     """
     _refuse_wrong_inputs(saved, files, network)
     if not files.spike:
@@ -53,19 +54,17 @@ def spikes_for_network(
     # Remove `rate` (spikes per plane at full light) and `light` ("linear" or "display"), because
     # the values of the training may be wrong for a user's spikes. Keep both in two cases:
     #
-    #     rate is "match"       the rate is measured in each clip. The measurement needs `light`, so
-    #                           `light` must stay
-    #     an old weights file   has no `spike_data`, the properties of the training spikes, so
-    #                           nothing else says what rate and light are
+    #     rate is "match"       the rate is measured in each clip, and the measurement needs `light`
+    #     an old weights file   nothing else says what rate and light are, because the file has no
+    #                           `spike_data` (the properties of the training spikes)
     if saved.spike_data is not None and spike.get("rate") != "match":
         spike |= {"rate": None, "light": None}  # None: not known
     # Remove the keys that describe the files of the training, because a user's files differ.
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
     changed = changed_spikes(spike, files, source=network.weights or "")
-    first_difference = next(kind_differences(spike, changed), None)
-    if first_difference is not None:
-        key, training_value, other_value = first_difference
+    # The first difference, if there is one, is an error.
+    for key, training_value, other_value in kind_differences(spike, changed):
         raise OptionError(
             what=f"spike.{key} is {other_value}, but the network was trained with {training_value}",
             where=f"spike.{key}",
@@ -86,6 +85,7 @@ def changed_spikes(
 
     E.g. "spike.rate=0.4" sets its key "rate" to 0.4, and --spike-size 250 400 its keys "h" and "w".
 
+    spike: the section to change. It stays as it is, because its copy is changed.
     files: the user's files, with the changes.
     source: the file that `spike` comes from. "": no file.
     keys_of_method: keys that the formula of --method sets, so that the user cannot change them.
@@ -100,8 +100,8 @@ def changed_spikes(
         table["spike"]["h"] = height
         table["spike"]["w"] = width
     for override in files.overrides:
-        # For a user's own clips, only options of the section `spike` can be set here. With
-        # --method, the words "method.key=value" were taken out before (request.py).
+        # For a user's own clips, only the section `spike` can be changed. (request.py has taken out
+        # "method.key=value" before.)
         if not override.startswith("spike."):
             raise OptionError(
                 what=f"cannot set {override}",
@@ -118,7 +118,8 @@ def changed_spikes(
                 expected=f"other keys than {', '.join(keys_of_method)}",
                 do="set method.key=value",
             )
-        # `apply_override` notes in a `Sources` where the option came from. Nobody reads it here.
+        # `apply_override` notes in a `Sources` where the option comes from, for later errors. Here
+        # nothing reads the note.
         apply_override(table, override, Sources(source))
     return table["spike"]
 
@@ -126,8 +127,8 @@ def changed_spikes(
 def _refuse_wrong_inputs(saved: SavedNetwork, files: OwnFiles, network: NetworkFlags) -> None:
     """Raise OptionError if the flags do not give what the network takes."""
     spec = saved.spec
-    # --gt is refused, because there are no sharp frames to compare new frames with.
-    # --center-frame-only is refused, because it is meant for frames that are restored.
+    # A network that interpolates makes new frames between the frames. No sharp frame of --gt shows
+    # the same moment as a new frame, and --center-frame-only is meant for frames that are restored.
     if spec.interpolates and (files.gt or network.tiles.center_frame_only):
         raise OptionError(
             what="these weights interpolate new frames",
@@ -135,9 +136,11 @@ def _refuse_wrong_inputs(saved: SavedNetwork, files: OwnFiles, network: NetworkF
             expected="no --gt, --center-frame-only",
             do="drop the flag",
         )
+    # A denoiser with a noise map takes the noise level --sigma. No other network takes it.
+    needs_sigma = spec.noise_map
     has_sigma = network.sigma is not None
-    if spec.noise_map != has_sigma:
-        wants = "need" if spec.noise_map else "do not take"
+    if needs_sigma != has_sigma:
+        wants = "need" if needs_sigma else "do not take"
         raise OptionError(
             what=f"these weights {wants} a noise level",
             where="--sigma",

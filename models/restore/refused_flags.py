@@ -48,11 +48,11 @@ FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 
 
 def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips: bool) -> None:
-    """Refuse flags that exclude each other, and flags that are missing.
+    """Raise OptionError if flags exclude each other, or if flags are missing.
 
-    args: the values of all flags. given_keys: the keys of the flags that differ from their
-    defaults, e.g. {"spike_size"}. is_of_own_clips: whether the clips are the user's own, and not
-    the clips of datasets.test.
+    args: the values of all flags.
+    given_keys: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
+    is_of_own_clips: whether the user's own clips are restored, and not the clips of datasets.test.
     """
     if args.method:
         _refuse_unused_flags_of_a_network(args, given_keys)
@@ -74,10 +74,9 @@ def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips
 
 
 def _refuse_unused_flags_of_a_network(args: Namespace, given_keys: set[str]) -> None:
-    """Raise OptionError for flags of a network, and for --opt, that --method does not use."""
+    """Raise OptionError if --method does not use a given flag of a network, or --opt."""
     wrong = []
-    # The joint solution may begin with the frames of the network of --weights. This network takes
-    # all flags of FLAGS_OF_NETWORK.
+    # If the joint solution begins with a network (--weights), it uses all flags of a network.
     begins_with_network = args.method == JOINT and args.weights is not None
     if not begins_with_network:
         wrong = [key for key in FLAGS_OF_NETWORK if key in given_keys]
@@ -98,7 +97,7 @@ def _refuse_unused_flags_of_a_network(args: Namespace, given_keys: set[str]) -> 
 
 
 def _refuse_flags_without_clips(args: Namespace, given_keys: set[str]) -> None:
-    """Raise OptionError without --opt, and for flags of the user's clips without --input."""
+    """Raise OptionError if --opt is missing, or a flag is given that only --input uses."""
     if args.opt is None:
         raise OptionError(
             what="there is nothing to restore",
@@ -118,11 +117,11 @@ def _refuse_flags_without_clips(args: Namespace, given_keys: set[str]) -> None:
 
 def _refuse_missing_flags(args: Namespace) -> None:
     """Raise OptionError if the form with the user's clips lacks one of its flags."""
-    if args.method == JOINT:  # needs frames and spikes
+    if args.method == JOINT:  # it needs frames and spikes
         needed = ("input", "spike", "output")
-    elif args.method:  # a formula needs only spikes
+    elif args.method:  # a formula, which needs only spikes
         needed = ("spike", "output")
-    else:
+    else:  # a network
         needed = ("weights", "input", "output")
     missing = [key for key in needed if getattr(args, key) is None]
     if missing:
@@ -135,5 +134,8 @@ def _refuse_missing_flags(args: Namespace) -> None:
 
 
 def _as_flags(keys: Sequence[str], between: str = ", ") -> str:
-    """Return keys as flags, e.g. ["spike_size", "gt"] -> "--spike-size, --gt"."""
+    """Return keys as flags, with `between` between them.
+
+    E.g. ["spike_size", "gt"] -> "--spike-size, --gt".
+    """
     return between.join(f"--{key.replace('_', '-')}" for key in keys)

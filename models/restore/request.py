@@ -8,8 +8,9 @@ that argparse returns: this file, refused_flags.py and utils/options/foreign_fla
     network     NetworkFlags("weights/motion.pth", TileFlags(tile=(12, 256), ...), ...)
     results     ResultFlags(output="out", ...)
 
-There are two forms of a command line: the user's own clips (--input, or --spike with a --method),
-or the clips of an option file (--opt, datasets.test). In the second form own_files is None.
+There are two forms of a command line. It restores the user's own clips (--input, or --spike with a
+--method), or the clips datasets.test of an option file (--opt). In the second form own_files is
+None.
 
 What must stay: the field of a missing flag is None. The program then looks for the value elsewhere,
 in this order: the option file, the weights file, the dataset.json next to the spike files
@@ -124,15 +125,17 @@ class TestRequest:
     # The option file, and its changes "section.key=value".
     opt: str | None
     overrides: tuple[str, ...]
-    # What restores the frames, in one of four cases. `formula` computes frames from spikes
-    # directly. `joint` is the joint solution, which improves the frames of a formula or a network.
+    # What restores the frames, as sections of options, e.g. {"type": "joint", "groups": 8}.
+    # `formula` computes frames from spikes directly. `joint` is the joint solution, which improves
+    # the frames of a formula or of a network. Four cases:
     #
-    #     no --method               formula None, joint None: a network
-    #     --method tfp              formula set, joint None: a formula of the spikes
-    #     --method joint            both set: the joint solution begins with the formula `exposure`
-    #     ... with --weights FILE   formula None, joint set: it begins with a network
-    #
-    # Both are sections of options, e.g. {"type": "joint", "groups": 8}.
+    #     command line                     formula    joint    what restores
+    #     no --method                      None       None     a network
+    #     --method tfp                     set        None     a formula of the spikes
+    #     --method joint                   set        set      the joint solution, which begins with
+    #                                                          the formula `exposure`
+    #     --method joint --weights FILE    None       set      the joint solution, which begins with
+    #                                                          a network
     formula: dict[str, Any] | None
     joint: dict[str, Any] | None
     # The name after --method, for titles and messages.
@@ -170,25 +173,19 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # The flags that the user gave, e.g. {"spike_size"}: their values differ from the defaults.
     given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
     tiles = _tile_flags(args)
-    # The user's clips are restored with the shipped weights if no flag says otherwise. Set them
-    # only here: they do not belong to `given_keys`, but `refuse_contradictions` needs them.
+    # The shipped weights restore the user's clips if no flag says otherwise. They are set after
+    # `given_keys`, because the user did not give them, and before `refuse_contradictions`, which
+    # refuses a user's clips without weights.
     is_restorer_given = bool(args.method or args.opt or args.weights)
     if args.input and not is_restorer_given:
         args.weights = str(SHIPPED_WEIGHTS)
-    # Which clips are restored, by the flags that are given:
-    #
-    #     --input, with or without others    the user's own clips
-    #     --method without --opt             the user's own clips: a formula needs no frames, so
-    #                                        --spike may be the only input
-    #     --opt, with or without --method    datasets.test of the option file
-    is_of_own_clips = args.input is not None or (args.method is not None and args.opt is None)
+    is_of_own_clips = _is_of_own_clips(args)
     refuse_contradictions(args, given_keys, is_of_own_clips)
 
     overrides_of_method, other_overrides = _split_overrides(args)
     formula, joint = _sections_of_method(args, overrides_of_method)
-    # The other overrides change how the spikes of the user's clips are read. Without such clips,
-    # they change the option file.
     if is_of_own_clips:
+        # The other overrides, "spike.key=value", change how the spikes of the clips are read.
         own_files = _own_files(args, other_overrides)
         overrides_of_file = ()
     else:
@@ -212,14 +209,28 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     )
 
 
+def _is_of_own_clips(args: Namespace) -> bool:
+    """Return whether the user's own clips are restored, and not the clips of an option file.
+
+    --input, with or without others    the user's own clips
+    --method without --opt             the user's own clips: a formula needs no frames, so
+                                       --spike may be the only input
+    --opt, with or without --method    datasets.test of the option file
+    """
+    is_method_without_file = args.method is not None and args.opt is None
+    return args.input is not None or is_method_without_file
+
+
 def _tile_flags(args: Namespace) -> TileFlags:
-    """Return the flags of tiles. Raises OptionError if --tile or --overlap is not two numbers."""
-    # --tile is "auto" or two numbers, e.g. "12,256". --overlap is two numbers.
+    """Return the flags of tiles.
+
+    --tile is "auto" or two numbers, e.g. "12,256", and --overlap is two numbers. Raises OptionError
+    for any other text.
+    """
     tile = "auto" if args.tile == "auto" else _two_numbers("tile", args.tile)
-    overlap = _two_numbers("overlap", args.overlap)
     return TileFlags(
         tile=tile,
-        overlap=overlap,
+        overlap=_two_numbers("overlap", args.overlap),
         batch_tiles=args.batch_tiles,
         blend=args.blend,
         flip_seq=args.flip_seq,
@@ -240,9 +251,9 @@ def _own_files(args: Namespace, overrides: tuple[str, ...]) -> OwnFiles:
 def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
     """Return the overrides of the section `method`, and all other overrides.
 
-    E.g. with --method joint: method.groups=8 spike.rate=0.4 -> ["method.groups=8"],
-    ("spike.rate=0.4",). Without --method, all belong to the option file, which refuses the unknown
-    key "method.groups".
+    E.g. with --method joint, the overrides method.groups=8 spike.rate=0.4 are divided into
+    ["method.groups=8"] and ("spike.rate=0.4",). Without --method, all belong to the option file,
+    which refuses the unknown key "method.groups".
     """
     overrides_of_method = []
     others = []
@@ -257,12 +268,7 @@ def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
 def _sections_of_method(
     args: Namespace, overrides: Sequence[str]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the sections (formula, joint) that --method and --weights ask for.
-
-        no --method                       (None, None): only a network
-        --method tfp                      (section, None)
-        --method joint                    (section of the formula "exposure", section)
-        --method joint --weights FILE     (None, section): begins with a network
+    """Return the sections `formula` and `joint` of a `TestRequest`, which lists the four cases.
 
     overrides: "method.key=value".
     """
@@ -281,8 +287,8 @@ def _method_section(name: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     E.g. "joint", ["method.groups=8"] -> {"type": "joint", "groups": 8}.
     """
-    # `apply_override` changes the sections of a whole option file in place, so `table` has the form
-    # of such a file.
+    # `table` has the form of a whole option file, because `apply_override` changes such a file, in
+    # place.
     table: dict[str, Any] = {"method": {"type": name}}
     for override in overrides:
         if override.startswith("method.type="):
