@@ -39,17 +39,18 @@ class Lpips(nn.Module):
     def __init__(self, files: Sequence[str | Path]) -> None:
         """Build the network and load its weights.
 
-        files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file with
-        both.
+        files: torchvision's weights of AlexNet and the file alex.pth of LPIPS, in any order, or one
+            file with both.
 
         Raises CheckpointError, naming what is missing.
         """
         super().__init__()
         import torchvision  # here, because the import takes a second, and few runs use LPIPS
 
-        # The layers of AlexNet up to the last of the ReLUs, and a weight w for each ReLU.
+        # The layers of AlexNet up to the last of the ReLUs.
         layer_count = max(RELUS) + 1
         self.features = torchvision.models.alexnet(weights=None).features[:layer_count]
+        # The weights w of each ReLU. LPIPS 0.1 calls them "lin", for linear layers.
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in RELUS.values())
         # Mean and standard deviation of RGB, for images in -1..1, as in LPIPS 0.1.
         shift = torch.tensor([-0.030, -0.088, -0.188])[:, None, None]
@@ -57,14 +58,14 @@ class Lpips(nn.Module):
         self.register_buffer("shift", shift, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
 
-        in_files: dict[str, torch.Tensor] = {}
+        in_files: dict[str, torch.Tensor] = {}  # name in the files -> tensor
         for file in files:
             in_files |= read_weights(file, key="--lpips")
-        # Our name of a tensor -> the name in the files. The names of AlexNet's tensors are the
-        # same.
+        # Name of a tensor here -> its name in the files, e.g. "lin.0" -> "lin0.model.1.weight". The
+        # tensors of AlexNet have the same name in both.
         name_in_file = {}
         for name in self.state_dict():
-            if name.startswith("lin."):  # "lin.0" -> "lin0.model.1.weight"
+            if name.startswith("lin."):
                 number = name.removeprefix("lin.")
                 name_in_file[name] = f"lin{number}.model.1.weight"
             else:
@@ -82,18 +83,18 @@ class Lpips(nn.Module):
         x = pair.to(self.shift.device, torch.float32)
         x = x / 255 * 2 - 1  # 0..255 -> -1..1
         x = (x - self.shift) / self.scale
+        weights_of_relus = dict(zip(RELUS, self.lin, strict=True))  # position of a ReLU -> its w
         distance = 0.0
-        weights = iter(self.lin)  # one for each of the ReLUs
         for index, layer in enumerate(self.features):
-            x = layer(x)
+            x = layer(x)  # (2, channels, h, w)
             if index not in RELUS:
                 continue
             # Features of zeros have no direction, so add 1e-10 to the length, as in LPIPS 0.1.
-            length = x.square().sum(1, keepdim=True).sqrt()
+            length = x.square().sum(1, keepdim=True).sqrt()  # (2, 1, h, w)
             normalised = x / (length + 1e-10)
             f, g = normalised.chunk(2)  # of the restored and of the sharp image
-            w = next(weights)
-            distance_of_pixels = ((f - g).square() * w).sum(1)  # (1, H, W)
+            w = weights_of_relus[index]  # (1, channels, 1, 1)
+            distance_of_pixels = ((f - g).square() * w).sum(1)  # (1, h, w)
             distance = distance + distance_of_pixels.mean((1, 2))
         return {"lpips": float(distance)}
 
@@ -109,7 +110,8 @@ def _refuse_missing(
 ) -> None:
     """Raise CheckpointError if the files lack a tensor.
 
-    in_files: name in the files -> tensor. name_in_file: our name -> name in the files.
+    in_files: name in the files -> tensor.
+    name_in_file: name of a tensor here -> its name in the files.
     """
     missing = [name for name in name_in_file.values() if name not in in_files]
     if missing:
@@ -130,8 +132,9 @@ def _refuse_other_shapes(
 ) -> None:
     """Raise CheckpointError if a tensor has another shape, e.g. in the LPIPS weights for VGG.
 
-    in_files: name in the files -> tensor. name_in_file: our name -> name in the files.
-    tensors_of_network: our name -> tensor of the network.
+    in_files: name in the files -> tensor.
+    name_in_file: name of a tensor here -> its name in the files.
+    tensors_of_network: name of a tensor here -> the tensor.
     """
     for name, name_of_file in name_in_file.items():
         shape = tuple(in_files[name_of_file].shape)

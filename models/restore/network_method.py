@@ -44,8 +44,11 @@ NETWORK_FIELDS = ("netG", "scale", "spike_channels", "spike", "spike_data")
 class NetworkMethod:
     """A method (utils.contract.Method) that restores frames with a network, in tiles.
 
-    saved: the network and its weights. tiling: how clips are cut into tiles.
-    dtype: key of DTYPES. sigma: noise level 0..255 for a non-blind denoiser, or None.
+    saved: the network and its weights.
+    tiling: how clips are cut into tiles.
+    dtype: key of DTYPES.
+    sigma: noise level 0..255 for a non-blind denoiser (a denoiser that is told the noise level), or
+        None for any other network.
     """
 
     is_grey = False  # a network restores frames in colour, so all metrics can score them
@@ -59,11 +62,12 @@ class NetworkMethod:
         self.sigma = sigma
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # Whether several ranks may each restore some frames of a clip. This would save no time if
-        # each frame needs all tiles: if a tile is the whole clip, or with flip_seq, which averages
-        # with the time-reversed clip. With center_frame_only there is only one frame.
-        is_whole_clip = tiling.num_frame_testing == WHOLE
-        needs_whole_clip = is_whole_clip or tiling.flip_seq
+        # Whether several ranks may each restore some frames of a clip. This saves no time if the
+        # whole clip must be computed for each frame: if a tile is the whole clip, or with flip_seq,
+        # which averages with the time-reversed clip. With center_frame_only there is only one
+        # frame.
+        is_tile_whole_clip = tiling.num_frame_testing == WHOLE
+        needs_whole_clip = is_tile_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
 
     def settings(self) -> dict[str, Any]:
@@ -72,8 +76,8 @@ class NetworkMethod:
         A test continues an earlier test only if the settings of both are equal. So a new key needs
         the value of older versions in `refuse_another_test` (earlier_results.py).
         """
-        # A digest of how the network is built. An option file may describe the network, so the
-        # digest of the weights alone would not show another network.
+        # A digest of how the network is built. The digest of the weights is not enough, because an
+        # option file may describe another network for the same weights.
         values = [getattr(self.saved, field) for field in NETWORK_FIELDS]
         text = json.dumps(values, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -118,9 +122,11 @@ def network_for_test_set(
 ) -> NetworkMethod:
     """Return the network with the tiles of the section `val`, changed by the command line.
 
-    flags: the flags of the network. section: datasets.test.
+    flags: the flags of the network.
+    val: the section `val` of the option file.
+    section: the section datasets.test.
     """
-    tile_options = val.plain()  # a dict
+    tile_options = val.plain()  # a dict with the keys of the section `val`
     # Only some kinds of datasets have the keys `pad_sequence` and `sigma`. `pad_sequence` means the
     # same as val.pad_seq: repeat the last frame.
     if getattr(section, "pad_sequence", False):
@@ -138,10 +144,12 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
 
     Published weights have the tiles of their authors. Other weights have large tiles.
     """
-    # The value of --tile: (frames, side), "auto", or None if the flag is not given. `_tiling` lets
-    # (frames, side) replace the sizes that are chosen here.
+    # The value of --tile: (frames, side), "auto", or None if the flag is not given. If it is
+    # (frames, side), `_tiling` replaces the sizes that are chosen here.
     tile = flags.tiles.tile
-    tile_options = ValOptions().plain()  # the defaults, as a dict
+    # The defaults of the section `val`. In its keys, "num_frame" is the length of a tile in frames,
+    # and "size_patch" is its side in pixels.
+    tile_options = ValOptions().plain()
     if saved.released and tile is None:
         number = saved.released[:3]  # e.g. "006" of "006_VRT_videodeblurring_GoPro"
         frames, side = RELEASED_TILES[number]
@@ -163,12 +171,8 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles that follow from options and flags.
 
-    A field of `Tiling` may have a value in several places. The first place that has one counts:
-
-    1. a flag of the command line,
-    2. `fields`,
-    3. `tile_options`,
-    4. the default of the field.
+    A field of `Tiling` may have a value in several places. The first of these places that has a
+    value counts: a flag of the command line, `fields`, `tile_options`, the default of the field.
 
     `Tiling.of` then changes some values:
 
@@ -198,9 +202,8 @@ def _tiling(
         fields["blend"] = flags.blend
     val = read_section(ValOptions, tile_options, "val")
     # A network that interpolates gets the frames around each gap, one gap after the other. E.g. it
-    # gets the clip 0 1 2 3 4 as 0 1 2 3 1 2 3 4: four frames for each of two gaps. --flip-seq and
-    # --pad-seq are meant for the clip itself. They would reverse this sequence, or repeat its last
-    # frame.
+    # gets the clip 0 1 2 3 4 as 0 1 2 3 1 2 3 4: four frames for each of two gaps. --flip-seq would
+    # reverse this sequence in place of the clip, and --pad-seq would repeat its last frame.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",
@@ -215,12 +218,11 @@ def refuse_other_frames(saved: SavedNetwork) -> None:
     """Raise OptionError if the network cannot make the frames with which the joint solution begins.
 
     The joint solution (--method joint --weights FILE) solves equations of the blurry frames and
-    their spikes. It begins with the frames that the network makes. It needs one sharp frame in
-    colour for each blurry frame, in the same size.
+    their spikes. It begins with the frames of the network, so it needs one sharp frame in colour
+    for each blurry frame, in the same size.
     """
     spec = saved.spec
-    # Each key says in words what may be wrong, for the message. The value says whether it is wrong
-    # with these weights.
+    # What may be wrong, in the words of the message -> whether it is wrong with these weights.
     is_wrong = {
         "take no spikes": not spec.spike_channels,
         "enlarge the frames": spec.scale != 1,
