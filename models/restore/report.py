@@ -41,10 +41,10 @@ from utils.secrets import redact
 
 logger = logging.getLogger(__name__)
 
-# Limits of report.html, so that a browser opens the page quickly: its videos have at most 24 x 1
+# Limits of report.html, so that a browser opens the page quickly. Its videos have at most 24 x 1
 # MiB together.
-MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures are shown
-MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB; a video of this size or a larger video is not shown
+MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures and videos are shown
+MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB; only smaller videos are shown
 # Lines of the protocol that the log shows, if the method has them. A network has the line
 # "weights", a formula the line "method". table.txt and metrics.json have the whole protocol.
 LINES_OF_LOG = ("weights", "method", "tile", "speed")
@@ -62,12 +62,10 @@ def write_report(job: Job) -> None:
     loaded = [job.outputs.load_clip(name) for name in names]
     entries = [entry for entry in loaded if entry is not None]
 
-    # metrics.json and table.txt: the scores, and how they came about. `collect` returns
-    # {"clips": ..., "averages": ...}. job.expected is the number of clips that the test should
-    # have. `collect` marks averages over fewer clips.
+    # metrics.json and table.txt: the scores, and how they came about.
     protocol = protocol_of(job, entries)
     scores = collect(entries, expected=job.expected, mean=job.outputs.metric.mean)
-    results = {"protocol": protocol, **scores}
+    results = {"protocol": protocol, **scores}  # with the keys "protocol", "clips", "averages"
     write_whole(folder / "metrics.json", json_bytes(results))
     table = score_text(results)
     lines = "\n".join(f"{key}: {value}" for key, value in protocol.items())
@@ -85,13 +83,14 @@ def write_report(job: Job) -> None:
 def _page_of(job: Job, entries: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> str:
     """Return the HTML page of a test, with pictures and videos of the first clips.
 
-    entries: the contents of the JSON files of the finished clips. results: the content of
-    metrics.json.
+    entries: the contents of the JSON files of the finished clips.
+    results: the content of metrics.json.
     """
     clips = {clip.name: clip for clip in job.clips}
-    examples = {}  # name of a clip -> name of a picture -> the picture
-    captions = {}  # name of a clip -> name of a picture -> what it shows
-    videos = {}  # name of a clip -> its comparison video, as text within the page
+    # The arguments of `build_report`: name of a clip -> its pictures, captions or video.
+    examples = {}
+    captions = {}
+    videos = {}
     for entry in entries[:MOST_CLIPS_IN_REPORT]:
         name = entry["name"]
         examples[name] = example_panels(job, clips[name], entry)
@@ -125,7 +124,8 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     # counts.
     protocol["crop"] = "none"
     protocol["border"] = "nothing excluded"
-    # Usually a single entry. After an out-of-memory error, later clips have smaller tiles.
+    # Usually all clips have the same tiles. After an out-of-memory error, later clips have smaller
+    # tiles.
     different_tiles = {entry["tile"] for entry in entries}
     protocol["tile"] = ", or ".join(sorted(different_tiles))
     protocol["SpikeVRT"] = VERSION
@@ -136,7 +136,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     if metric.more:
         protocol["further metrics"] = metrics_in_words(metric.more)
     protocol["device"] = devices.name(utils_dist.get_device())
-    # The pace of a clip is None if the clip was cut between ranks (`finish` in run_job.py).
+    # A clip that was cut between ranks has no pace (`finish` in run_job.py).
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
     if paces:
         protocol["speed"] = f"{np.mean(paces):.3f} s/frame per process"
@@ -158,7 +158,7 @@ def example_panels(job: Job, clip: ClipReader, entry: Mapping[str, Any]) -> dict
 def build_report(
     title: str,
     results: Mapping[str, Any],
-    clips: Mapping[str, Mapping[str, np.ndarray]],
+    examples: Mapping[str, Mapping[str, np.ndarray]],
     videos: Mapping[str, str] = {},
     captions: Mapping[str, Mapping[str, str]] = {},
 ) -> str:
@@ -167,17 +167,21 @@ def build_report(
     The page has tables, the PSNR of each frame, a slider between the blurry and the restored frame,
     and videos that play beside the slider.
 
+    title: the heading of the page.
     results: the content of metrics.json: the result of `collect`, and the key "protocol".
-    clips: name of a clip -> pictures of the example frame, (H, W, 3) uint8: "blurry" and
-    "restored", "spikes" and "sharp" if there are any, and the pictures of the method (captions).
+    examples: name of a clip -> pictures (H, W, 3) uint8 of its example frame: "blurry" and
+        "restored", "spikes" and "sharp" if there are any, and pictures of how the method worked.
     videos: name of a clip -> data URI of the video that compares input and result.
     captions: name of a clip -> name of a picture of the method -> what the picture shows.
     """
     head, rows = score_table(results)
     plotted_metric = _metric_of_plots(head)
+    plots = {}
     title_of_metric = ""
-    if plotted_metric:
+    if plotted_metric is not None:
+        plots = _plots(results, plotted_metric)
         title_of_metric = COLUMNS[plotted_metric].title.removesuffix(" dB")
+    # The names of the arguments are names in the template, utils/templates/test.html.
     return render(
         "test",
         title=title,
@@ -185,26 +189,26 @@ def build_report(
         head=head,
         rows=rows,
         instants=instants_psnr(results),
-        clips=clips,
+        clips=examples,
         videos=videos,
         captions=captions,
         metric=title_of_metric,
-        plots=_plots(results, plotted_metric),
+        plots=plots,
         protocol=results["protocol"],
     )
 
 
-def _metric_of_plots(head: Sequence[str]) -> str:
+def _metric_of_plots(head: Sequence[str]) -> str | None:
     """Return the metric that is plotted: PSNR, or PSNR-Y for grey frames.
 
-    Returns "" if the table of scores has neither, because there are no sharp frames.
+    head: titles of the columns of the table of scores.
 
-    head: titles of the columns of the table.
+    Returns None if the table has neither, because there are no sharp frames.
     """
     for metric in ("psnr", "psnr_y"):
         if COLUMNS[metric].title in head:
             return metric
-    return ""
+    return None
 
 
 def _plots(results: Mapping[str, Any], metric: str) -> dict[str, dict[str, Any]]:

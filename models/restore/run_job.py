@@ -74,8 +74,7 @@ def restore_clips(job: Job) -> None:
 
     # The pieces of clips whose frames are missing, the longest piece first.
     plan = shared_plan(job)
-    # Of n ranks, each takes every n-th item of a list. E.g. rank 1 of 4 takes the items 1, 5, 9,
-    # ...
+    # Of n ranks, each takes every n-th item of a list, e.g. rank 1 of 4 the items 1, 5, 9, ...
     of_this_rank = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
         restore_share(job, restorer, plan[of_this_rank], more_scores)
@@ -83,9 +82,7 @@ def restore_clips(job: Job) -> None:
     cut_clips = sorted({work.clip_index for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for clip_index in cut_clips[of_this_rank]:
-            # The pace of a clip is the mean number of seconds per frame, which a rank measures if
-            # it has restored the whole clip. No rank has restored a whole cut clip, so a cut clip
-            # has no pace.
+            # A cut clip has no pace (seconds per frame), because no rank has restored all of it.
             finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
 
 
@@ -101,8 +98,8 @@ def claim_folder_of(job: Job) -> None:
         watchdog.go_on()  # the digests of all clips may take minutes
     # Name of a clip -> the names of its frames without endings, e.g. {"street": ["000000", ...]}.
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    # The settings are compared with the run.json of an earlier test. JSON has no tuples, so write
-    # the settings as JSON and read them back, which turns tuples into lists.
+    # The settings are compared with the run.json of an earlier test, in which tuples have become
+    # lists, because JSON has no tuples. So write these settings as JSON, too, and read them back.
     as_read_back = json.loads(json.dumps(_settings_of(job)))
     claim_folder(
         job.outputs, settings=as_read_back, inputs=inputs, stems=stems, overwrite=job.overwrite
@@ -113,8 +110,8 @@ def claim_folder_of(job: Job) -> None:
 def _settings_of(job: Job) -> dict[str, Any]:
     """Return everything that the results depend on, except the clips themselves.
 
-    run.json has these keys. If you add a key, the run.json of an older version lacks it. In
-    `refuse_another_test` (earlier_results.py), add the value that older versions used.
+    run.json has these keys. If you add a key, tell `refuse_another_test` (earlier_results.py) the
+    value that older versions used, because their run.json lacks the key.
     """
     # The LPIPS weights are recorded by name, size and time of change, because a digest of 240 MB of
     # weights in each test would take too long. The files exist: `restore_clips` has read them.
@@ -139,22 +136,22 @@ def restore_share(
 ) -> None:
     """Restore the pieces of clips that this rank has.
 
-    Each frame is written as soon as it is restored, so that an interrupted test loses one frame. A
-    clip that was not cut between ranks is scored at once.
+    Each frame is written as soon as it is restored, so an interrupted test loses at most one frame.
+    A clip that was not cut between ranks is scored as soon as its frames are restored.
 
     share: the pieces of this rank.
-    more_scores: a function (restored frame, sharp frame) -> scores, e.g. {"lpips": 0.12}. None:
-    only the metrics of models/metrics.py are computed.
+    more_scores: function (restored frame, sharp frame) -> additional scores, e.g. {"lpips": 0.12},
+        or None.
     """
     total = sum(len(work.frames) for work in share)
-    # Time and number of the frames restored so far, over all pieces of this rank.
+    # The time that this rank has taken so far, and the number of frames that it has restored.
     seconds = 0.0
     restored_count = 0
     logger.info("restoring %d frames of %d clips (%s)", total, len(share), restorer.describe())
     with open_progress("bar", total, "restoring", "frames") as bar:
         for work in share:
             clip = job.clips[work.clip_index]
-            if not work.frames:  # no frame of the clip is missing, only its scores are. So no pace
+            if not work.frames:  # no frame is missing, only the scores of the clip are
                 finish(job, restorer, clip, more_scores, mean_pace=None)
                 logger.info("%s: scored; its frames were restored before", clip.name)
                 continue
@@ -178,12 +175,12 @@ def restore_share(
 def _restore_piece(
     job: Job, restorer: FrameRestorer, work: Work, bar: Any, restored_before: int
 ) -> int:
-    """Restore the frames of one piece, and write each frame at once.
+    """Restore the frames of one piece, and write each frame as soon as it is restored.
 
-    bar: shows the progress. The restorer calls `bar.update`.
+    bar: the progress bar. The restorer calls `bar.update`.
     restored_before: number of frames that this rank has restored before this piece.
 
-    Returns the number of frames that this rank has restored after this piece.
+    Returns the same number after this piece.
     """
     clip = job.clips[work.clip_index]
     restored_count = restored_before
@@ -191,11 +188,11 @@ def _restore_piece(
     # A generator: each round of the loop below restores one more frame (C, H, W).
     restored_frames = restorer.frames(clip, work.frames, bar.update)
     # The frame of the clip that the report shows. Some methods (`ShowsPictures`) also have pictures
-    # of how they restored it, e.g. of the motion that was found.
+    # of how they restored it, e.g. of the motion that they found.
     index_in_report = example_of(job.frames_of(clip))
     for index, frame in zip(work.frames, restored_frames, strict=True):
-        # The pictures come first: once the file of the frame exists, a continued test takes the
-        # frame as finished, and would not write them any more.
+        # Write the pictures before the frame. A continued test does not restore a frame whose file
+        # exists, so it would never write pictures that are missing then.
         if index == index_in_report and isinstance(restorer, ShowsPictures):
             job.outputs.write_pictures(clip.name, restorer.pictures())
         job.outputs.write_frame(clip.name, clip.stems[index], frame)
@@ -213,11 +210,9 @@ def finish(
 ) -> None:
     """Score a clip of which all frames are restored, and write its videos and strips.
 
-    more_scores: function that computes additional scores, e.g. LPIPS. None: only the metrics of the
-        options are computed.
+    more_scores: function that computes additional scores, e.g. LPIPS, or None.
     mean_pace: seconds per frame, the mean over all frames that this rank has restored so far. None
-        if the clip was cut between ranks, because then no rank has restored the whole clip. None
-        also if no frame of the clip was missing.
+        if this rank has not restored the clip, or not all of it.
     """
     watchdog.phase(f"score: {clip.name}")
     # `describe` returns the tiles in words, e.g. "tiles of 12 frames x 256 px, ...".

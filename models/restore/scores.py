@@ -34,12 +34,13 @@ MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over 
 class OtherMean(NamedTuple):
     """The second mean of a metric.
 
-    metrics.json has two means of each metric. The key "psnr" is the mean that the option
-    metric.mean chooses, and the second mean has a longer key.
+    metrics.json has two means of each metric, over clips and over frames. The option metric.mean
+    chooses the mean whose key is the name of the metric, e.g. "psnr". The second mean has a longer
+    key, e.g. "psnr_frame_mean".
     """
 
     over: str  # "clips" or "frames": what is averaged
-    key: str  # its key in metrics.json. "{metric}_frame_mean" becomes e.g. "psnr_frame_mean"
+    key: str  # its key in metrics.json, in which {metric} stands for the name of the metric
 
 
 # Value of metric.mean -> the second mean.
@@ -72,7 +73,7 @@ LPIPS_NOTE = f"{START_OF_LPIPS_NOTE}: AlexNet, version 0.1"
 def collect(
     clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips"
 ) -> dict[str, Any]:
-    """Return the scores and averages of metrics.json. report.py adds the key "protocol" to them.
+    """Return the scores and averages of metrics.json. report.py adds the key "protocol".
 
     E.g. for one clip of 10 frames, with mean "clips":
 
@@ -83,20 +84,19 @@ def collect(
                                    "clips_expected": 1, "complete": true}, ...}}
 
     clips: an entry for each clip, the content of its clips/<name>.json: {"name", "frames",
-    "per_frame": Scores, ...}. A clip without sharp frames has no scores, and does not count for
-    the averages.
+        "per_frame": Scores, ...}. A clip without sharp frames has no scores, and does not count for
+        the averages.
     expected: number of clips that there should be. With fewer clips, "complete" is false.
-    mean: the mean that gets the name of the metric as its key: "clips" or "frames".
+    mean: "clips" or "frames", the mean whose key is the name of the metric.
     """
-    # The value of "clips": name of a clip -> its entry, with the mean of each metric added. The
-    # names are in natural order, "clip2" before "clip10".
+    # The value of "clips": name of a clip -> its row, i.e. its entry without the name, and with the
+    # mean of each metric. The names are in natural order, "clip2" before "clip10".
     table: dict[str, dict[str, Any]] = {}
     for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
-        # E.g. {"frames": 10, "per_frame": {"restored": {"psnr": [30.2, ...]}}, ...}.
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, scores in clip["per_frame"].items():
             means = {}
-            for metric, values in scores.items():
+            for metric, values in scores.items():  # e.g. "psnr", [30.2, 30.0]
                 means[metric] = float(np.mean(values))
             row[kind] = means  # e.g. row["restored"] = {"psnr": 30.1}
         table[clip["name"]] = row
@@ -107,8 +107,8 @@ def collect(
         kinds += [kind for kind in row["per_frame"] if kind not in kinds]
     averages = {}
     for kind in kinds:
-        rows = [row for row in table.values() if kind in row["per_frame"]]
-        averages[kind] = _averages(rows, kind, expected, mean)
+        rows_of_kind = [row for row in table.values() if kind in row["per_frame"]]
+        averages[kind] = _averages(rows_of_kind, kind, expected, mean)
     return {"clips": table, "averages": averages}
 
 
@@ -119,8 +119,8 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
 
     rows: the clips that have this kind. E.g. for "restored", each row has
         {"restored": {"psnr": 30.1}, "per_frame": {"restored": {"psnr": [30.2, 30.0]}}, ...}.
-    expected: number of clips that there should be. mean: "clips" or "frames", the mean that gets
-        the name of the metric as its key.
+    expected: number of clips that there should be.
+    mean: "clips" or "frames", the mean whose key is the name of the metric.
     """
     averages: dict[str, Any] = {}
     frame_count = 0
@@ -133,26 +133,28 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
             "clips": sum(row[kind][metric] for row in rows) / len(rows),
             "frames": sum(values_of_frames) / frame_count,
         }
-        other = OTHER_MEANS[mean]
         # E.g. with mean "clips": averages["psnr"] is the mean over clips, and
         # averages["psnr_frame_mean"] is the mean over all frames.
+        other = OTHER_MEANS[mean]
         averages[metric] = mean_over[mean]
         averages[other.key.format(metric=metric)] = mean_over[other.over]
-    return averages | {
+    averages |= {
         "mean": mean,
         "frames": frame_count,
         "clips_found": len(rows),
         "clips_expected": expected,
         "complete": len(rows) == expected,
     }
+    return averages
 
 
 def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of a test.
+    """Return the header and the rows of the table of a test.
 
     There is a row for each clip. If there are sharp frames, two rows follow: the mean over clips
     and the mean over frames. To the right of each score is the score of the blurry input. The last
-    column is the gain in the first metric, which is PSNR, or PSNR-Y for grey frames. E.g.
+    column is the gain of the restored frame over the input, in the first metric: PSNR, or PSNR-Y
+    for grey frames. E.g.
 
         clip             frames  PSNR dB  input  ...  gain dB
         street               10    30.10  28.85           +1.25
@@ -211,6 +213,7 @@ def _row(
 ) -> list[str]:
     """Return one row of `score_table`.
 
+    name: the first cell, a clip or a mean. frames: number of frames.
     restored, blurry: metric -> score. {} if there are no scores.
     """
     cells = [name, str(frames)]

@@ -29,11 +29,11 @@ class Work:
 
     # Index in Job.clips.
     clip_index: int
-    # Indices of the frames to restore. Empty if all frames are there, and only the scores of the
+    # Indices of the frames to restore. Empty if all frames are restored, and only the scores of the
     # clip are missing.
     frames: range
-    # Whether these frames are all that is left of the clip. If not, the other frames are in another
-    # `Work`, perhaps of another rank.
+    # Whether these are all frames of the clip that are still to be restored. If not, the clip was
+    # cut, and the other frames are in another `Work`, perhaps of another rank.
     is_whole: bool
 
 
@@ -54,7 +54,7 @@ def shared_plan(job: Job) -> list[Work]:
 
 
 def plan_work(job: Job) -> list[Work]:
-    """Return the frames still to be restored, as pieces of clips, the longest piece first.
+    """Return the frames still to be restored, as pieces of clips.
 
     The longest pieces come first, so that all ranks end at nearly the same time. If there are fewer
     clips than ranks, clips are cut in time. E.g. 1 clip of 100 frames on 4 ranks -> 4 pieces of 25.
@@ -66,17 +66,17 @@ def plan_work(job: Job) -> list[Work]:
 
     # The largest number of pieces of a clip, so that each rank has work: e.g. 4 for 2 unfinished
     # clips on 8 ranks.
-    pieces_of_clip = 1
+    most_pieces = 1
     if unfinished and job.method.can_cut:
-        pieces_of_clip = math.ceil(utils_dist.get_world_size() / len(unfinished))
+        most_pieces = math.ceil(utils_dist.get_world_size() / len(unfinished))
     plan = []
     for clip_index in unfinished:
         to_restore = _frames_to_restore(job, job.clips[clip_index])
-        pieces = _pieces(to_restore, pieces_of_clip)
-        is_whole = len(pieces) == 1  # so the rank that restores the piece can score the clip
+        pieces = _pieces(to_restore, most_pieces)
+        is_whole = len(pieces) == 1
         plan += [Work(clip_index, piece, is_whole) for piece in pieces]
-    # Pieces of the same length keep the order of clips and frames, so the plan is the same in every
-    # run.
+    # The longest piece first. Pieces of the same length are in the order of clips and frames, so
+    # the plan is the same in every run.
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip_index, work.frames.start))
 
 
@@ -108,7 +108,7 @@ def _frames_to_restore(job: Job, clip: ClipReader) -> range:
 
 
 def _pieces(frames: range, most: int) -> list[range]:
-    """Cut frames into at most `most` pieces. All have the same length, but the last may be shorter.
+    """Cut frames into at most `most` pieces of one length. The last piece may be shorter.
 
     E.g. frames 10 to 19, most 3 -> 10 to 13, 14 to 17, 18 to 19. There may be fewer pieces: 9
     frames, most 4 -> 3 pieces of 3 frames. Without frames there is one empty piece, because the
