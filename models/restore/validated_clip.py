@@ -47,13 +47,14 @@ class ClipValidator:
         """Return the scores of a clip, as `collect` takes them, and the panels of its middle frame.
 
         The scores are {"name": name of the clip, "frames": number of frames, "per_frame": Scores}.
+        A panel is a picture, e.g. of the blurry frame. The panels of a frame stand side by side.
 
         is_shown: whether panels are made. If not, the panels are {}.
         tick: function that gets the number of frames that were restored since its last call.
         """
         restorer = self.restorer
-        # `restorer.frames` and this method both need the input frames. The cache keeps the frames
-        # of the last tile, so that each of them is read once.
+        # `restorer.frames` and the loop below both need the input frames. The cache keeps the
+        # frames of the last tile, so that each frame is read once.
         cache = restorer.with_cache(clip)
         indices = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
         nonfinite_count = 0
@@ -65,15 +66,15 @@ class ClipValidator:
             item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
             gt = item["gt"]  # the sharp frame, (3, H, W)
             lq = _in_size_of(item["lq"], gt)  # the blurry frame; a noise map is a fourth channel
-            # The network restores K instants of the exposure, usually 1. The middle one is the
+            # The network restores K instants of the exposure, usually 1. The middle instant is the
             # instant of gt.
-            frame = middle_instant(instants, restorer.tiling.spec.out_instants)
+            frame = middle_instant(instants, restorer.tiling.spec.out_instants)  # (3, H, W)
             is_finite = bool(instants.isfinite().all())
             if not is_finite:
                 nonfinite_count += 1
             self._add_scores(scores, frame if is_finite else None, lq, gt)
-            is_middle = index == len(clip.stems) // 2
-            if is_shown and is_middle:
+            is_middle_of_clip = index == len(clip.stems) // 2
+            if is_shown and is_middle_of_clip:
                 panels = _panels_of(clip, index, item, lq, frame)
             self._write_frame(clip, index, frame)
         if nonfinite_count:
@@ -98,7 +99,8 @@ class ClipValidator:
     ) -> None:
         """Append the scores of a restored frame and of its input to `scores`.
 
-        frame: the restored frame, or None if it has NaN or Inf. Then its scores are NaN.
+        frame: the restored frame, or None if it has NaN or Inf, so that its scores are NaN.
+        lq: the blurry frame. gt: the sharp frame. All have one height and width.
         """
         sharp = scored_values(gt, self.number_format)
         restored = None if frame is None else scored_values(frame, self.number_format)
@@ -123,8 +125,10 @@ def _panels_of(
 ) -> dict[str, np.ndarray]:
     """Return the panels of a frame: title -> (H, W, 3) uint8, e.g. "blurry", "restored", "sharp".
 
-    index: index of the frame in the clip. item: its tensors "lq", "gt", and "spike" if there are
-    spikes. lq: the input, in the size of the sharp frame. frame: the restored frame.
+    index: index of the frame in the clip.
+    item: the tensors of the frame: "lq", "gt", and "spike" if there are spikes.
+    lq: the blurry frame, in the size of the sharp frame.
+    frame: the restored frame.
     """
     # The brightness that the spikes show, as a picture. lq[:3] is lq without the noise map.
     spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None

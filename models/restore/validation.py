@@ -51,13 +51,16 @@ MAX_SHOWN_CLIPS = 12
 class Validation(NamedTuple):
     """The scores of all clips, on every rank, and panels of some clips, on rank 0.
 
-    scalars: name -> average. "val/psnr", "val/ssim" and each metric of `metric.more` for the
-    restored frames; "val/psnr_input" and so on for the blurry input. On rank 0 also
-    "clips/psnr/<clip>" and so on for each clip in `panels`.
+    scalars: name -> average, for each metric, e.g. psnr:
+
+            val/psnr             the restored frames
+            val/psnr_input       the blurry input
+            clips/psnr/<clip>    the restored frames of one clip, for each clip in `panels` (rank 0)
+
     table: the scores as text: a row for each clip, and the means.
     panels: name of a clip -> its panels, for at most MAX_SHOWN_CLIPS clips. The panels of a clip
-    show its middle frame: title -> (H, W, 3) uint8, e.g. {"blurry": ..., "restored": ...,
-    "sharp": ...}, as `utils.image.comparison` makes them.
+        show its middle frame: title -> (H, W, 3) uint8, e.g. {"blurry": ..., "restored": ...,
+        "sharp": ...}, as `utils.image.comparison` makes them.
     """
 
     scalars: dict[str, float]
@@ -75,8 +78,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
     Returns None if a signal ends the validation between two clips.
     """
-    # netG is the trained network, and netE the network with the moving average of its weights. netE
-    # is validated if there is one, i.e. with the option train.E_decay.
+    # netG is the trained network. netE has the moving average of its weights, if the option
+    # train.E_decay asks for it. Then netE is validated.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)  # sets the network to eval mode
@@ -96,7 +99,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     all_scores = []
     for scores_of_rank in utils_dist.gather_objects(own_results.scores):  # one list per rank
         all_scores += scores_of_rank
-    # {"clips": name -> scores, "averages": means}
+    # `results` is {"clips": name -> scores, "averages": means}.
     results = collect(all_scores, expected=len(clips), mean=model.opt.metric.mean)
     shown_panels = _gather_panels(clips, shown_indices, own_results.panels)
     metrics = [metric.name for metric in validator.metrics]
@@ -105,7 +108,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
 
 class _RankResults(NamedTuple):
-    """What one rank has found."""
+    """Scores and panels of the clips that one rank has restored."""
 
     scores: list[dict[str, Any]]  # one entry for each of its clips, see `ClipValidator.validate`
     panels: dict[int, dict[str, np.ndarray]]  # index of a clip -> its panels
@@ -124,7 +127,9 @@ def _validate_clips_of_rank(
         round    first_of_round    rank 0    rank 1
         1        0                 clip 0    clip 1
         2        2                 clip 2    clip 3
-        3        4                 clip 4    no clip; it only votes before the round
+        3        4                 clip 4    no clip
+
+    Before each round but the first, all ranks vote whether to stop, also a rank without a clip.
 
     shown_indices: indices of the clips that are shown with panels.
 
@@ -174,7 +179,7 @@ def _gather_panels(
     shown_panels = {}
     # `from_rank` sends the panels of a clip from the rank that has scored it to all others. Every
     # rank must call it, and only rank 0 keeps the result. The panels are sent clip by clip, so
-    # that a rank receives only a single clip's panels at a time.
+    # that a rank holds the panels of only one clip at a time.
     for index in shown_indices:
         rank_of_clip = index % rank_count
         panels = utils_dist.from_rank(rank_of_clip, panels_of_rank.get(index))
@@ -184,7 +189,10 @@ def _gather_panels(
 
 
 def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
-    """Return a Restorer of the network `net` with the tiles of the section `val`."""
+    """Return a `Restorer` of the network `net` with the tiles of the section `val`.
+
+    It sets the network to eval mode.
+    """
     val = model.opt.val
     test = model.opt.datasets.test
     spec = input_spec(net)
@@ -212,14 +220,19 @@ def _any_rank_stops() -> bool:
     # Without `collective`, the watchdog would report a rank that waits here for slower ranks as
     # stuck.
     with watchdog.collective("stop vote"):
-        wait_for_result = utils_dist.stop_vote()  # a function
+        wait_for_result = utils_dist.stop_vote()  # gives the vote of this rank
         return wait_for_result()
 
 
 def _scalars(
     results: dict[str, Any], metrics: Sequence[str], shown_clips: Sequence[str]
 ) -> dict[str, float]:
-    """Return the values for the writers: the field `scalars` of `Validation`."""
+    """Return the field `scalars` of a `Validation`.
+
+    results: the result of `collect`.
+    metrics: names of the metrics.
+    shown_clips: names of the clips whose own scores are wanted.
+    """
     means = results["averages"]
     scalars: dict[str, float] = {}
     for metric in metrics:
