@@ -4,7 +4,7 @@ A pixel of the result is a weighted mean over the tiles that contain this pixel:
 
     result = sum of (weight of a tile x its result) / sum of the weights
 
-So weights need not sum to 1, but every pixel needs a tile with a weight above 0.
+So the weights need not sum to 1, but each pixel needs a tile with a weight above 0.
 
 In: the starts of all tiles along one axis, and the index of one tile. Out: the weights of this tile
 along this axis. space.py multiplies the weights along height and width. stream.py uses the weights
@@ -58,7 +58,7 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     divisor.
     """
     # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
-    divisor = max(overlap, 1)  # for overlap 0 there are no steps, and no division by 0
+    divisor = max(overlap, 1)  # overlap 0 has no steps, but would be a division by 0
     phase = torch.pi * (torch.arange(overlap) + 0.5) / divisor
     begin = 0.5 - 0.5 * torch.cos(phase)
     return begin, begin.flip(0)

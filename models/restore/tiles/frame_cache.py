@@ -16,13 +16,13 @@ from typing import Any
 
 from utils.contract import FrameReader
 
-# A cache keeps this many frames more than are needed at once. It is a reserve, which was not
-# measured. With 0, one more frame would push a frame out that must then be read again.
+# Number of frames that a cache keeps beyond the frames that are needed at once, as a reserve: one
+# frame more must not push out a frame that is still needed. 2 was chosen without a measurement.
 SPARE_FRAMES = 2
 
 
 class FrameCache:
-    """A selection of the frames of a clip, which keeps the frames that were read last in memory.
+    """A reader of selected frames of a clip, which keeps the frames that were read last in memory.
 
     So a frame that lies in two overlapping tiles is decoded once.
     """
@@ -30,11 +30,12 @@ class FrameCache:
     def __init__(
         self, clip: FrameReader, capacity: int, selection: Sequence[int] | None = None
     ) -> None:
-        """Wrap a clip.
+        """Wrap a reader.
 
+        clip: the reader of all frames.
         capacity: number of frames that are kept.
         selection: indices of frames of the clip, in any order, e.g. [0, 1, 2, 3, 1, 2, 3, 4]. An
-        index may come several times. None selects all frames.
+            index may come several times. None selects all frames.
         """
         self.name = clip.name
         self._selection = range(len(clip.stems)) if selection is None else selection

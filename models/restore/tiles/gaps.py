@@ -45,7 +45,7 @@ def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipR
 
 
 class InterpolatedClip:
-    """A user's clip with a new frame between each two of its frames, without gt.
+    """A user's clip with a new frame between each two of its frames. It has no sharp frames.
 
     A clip of n frames becomes a clip of 2 n - 1 frames. E.g. n = 2:
 
@@ -53,6 +53,7 @@ class InterpolatedClip:
         stems   "000000"   "000000_5"   "000001"
         gaps    None       0            None
 
+    clip: the user's clip.
     stems: names of the frames. The new frame after "000000" is "000000_5".
     gaps: for each frame, the index of the gap in which it lies. None for a given frame.
     given_frames: indices of the given frames in `clip`, 0 ... n - 1.
@@ -71,15 +72,15 @@ class InterpolatedClip:
         for frame_index, stem in enumerate(clip.stems):
             self.stems += [stem, f"{stem}_5"]
             self.gaps += [None, frame_index]  # gap g lies after the given frame g
-        # There is no gap after the last frame.
+        # Remove the new frame after the last frame, where there is no gap.
         del self.stems[-1]
         del self.gaps[-1]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
-        """Return the input of frame `index`: the given frame, or the given frame before a new one.
+        """Return what pictures and videos show beside the restored frame `index`.
 
-        Pictures and videos show it beside the result. E.g. the frames 4 and 5 of this clip both
-        have frame 2 of the user's clip.
+        It is the given frame, or for a new frame the given frame before it. E.g. the frames 4 and 5
+        of this clip both have frame 2 of the user's clip.
 
         reverse: has no effect, because only spikes depend on the direction of time.
         """
@@ -103,8 +104,9 @@ def _insert_middles(times: Sequence[Fraction]) -> list[Fraction]:
 class LeftOutFrames:
     """A clip to score an interpolation: every second frame is given, the others are left out.
 
-    The network makes a new frame in each gap. The new frame is compared with the left-out frame. A
-    gap counts only if there are `length` / 2 given frames before it and as many after it.
+    The network makes a new frame in each gap, which is compared with the left-out frame. It takes
+    `length` given frames for a gap, half of them before the gap. So only the gaps with enough given
+    frames on both sides are scored.
 
     E.g. a clip of Vimeo-90K, im1 ... im7, and length 4, as published:
 
@@ -114,6 +116,7 @@ class LeftOutFrames:
 
     Gap 1 has two given frames before it and two after it, so only im4 is scored.
 
+    clip: the whole clip.
     stems: names of the frames that are scored, e.g. ["im4"]. Only these are frames of this clip.
     gaps: for each of these frames, the index of its gap, e.g. [1].
     given_frames: indices of the given frames in `clip`, e.g. 0, 2, 4, 6.
@@ -125,15 +128,18 @@ class LeftOutFrames:
     times = None
 
     def __init__(self, clip: ClipReader, length: int) -> None:
-        """length: number of frames that the network takes. Raises DataError for a short clip."""
+        """Leave out every second frame. Raises DataError if the clip is too short to be scored.
+
+        clip: the whole clip. length: number of given frames that the network takes for a gap.
+        """
         self.clip = clip
         self.name = clip.name
         self.origin = clip.origin
         self.pixel_aspect = clip.pixel_aspect
         self.given_frames = range(0, len(clip.stems), 2)
-        # The gap lies in the middle of the `length` successive given frames that the network takes.
-        # E.g. 5 given frames a b c d e and length 4: there are 5 - 4 + 1 = 2 such groups, a b | c d
-        # with gap 1 and b c | d e with gap 2.
+        # A scored gap lies in the middle of `length` successive given frames. E.g. the given frames
+        # 0 1 2 3 4 and length 4: there are 5 - 4 + 1 = 2 such groups, 0 1 | 2 3 around gap 1, and
+        # 1 2 | 3 4 around gap 2.
         first_gap = length // 2 - 1
         gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
@@ -146,16 +152,16 @@ class LeftOutFrames:
                 "frames between them",
                 do="leave the clip out",
             )
-        # For each gap, the index of its left-out frame in the clip. E.g. the given frame before gap
-        # 1 is frame 2 of the clip, so the left-out frame is frame 3.
+        # For each gap, the index of its left-out frame in the clip: the frame after the given frame
+        # before the gap. E.g. for gap 1 it is frame 3, because the given frame 1 is frame 2.
         self._left_out = [self.given_frames[gap] + 1 for gap in self.gaps]
         self.stems = [clip.stems[left_out] for left_out in self._left_out]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return "gt", the left-out frame, and "lq", the mean of the two given frames around it.
 
-        The mean is the simplest interpolation. Its score is the score of the input, with which the
-        score of the network is compared.
+        The mean is the simplest interpolation. Its score stands as the score of the input beside
+        the score of the network.
 
         reverse: has no effect, because only spikes depend on the direction of time.
         """
@@ -182,9 +188,10 @@ def frames_around_gaps(reader: ClipWithGaps, wanted: range, length: int) -> list
     Half of the frames lie before the gap. E.g. length 4: for gap 1 the given frames 0, 1 | 2, 3.
     For gap 0 they are 0, 0 | 1, 2, because there is no frame before frame 0.
 
+    reader: the clip with gaps.
     wanted: indices of frames of `reader`.
 
-    The result has indices of frames of `reader.clip`.
+    Returns indices of frames of `reader.clip`.
     """
     last_given_frame = len(reader.given_frames) - 1
     selection = []
@@ -196,7 +203,7 @@ def frames_around_gaps(reader: ClipWithGaps, wanted: range, length: int) -> list
         # ends at `gap`.
         first = gap + 1 - length // 2
         for number in range(first, first + length):
-            # Beyond the ends of the clip, the first or the last given frame is repeated.
-            inside = min(max(number, 0), last_given_frame)
-            selection.append(reader.given_frames[inside])
+            # Repeat the first or the last given frame beyond the ends of the clip.
+            number_inside = min(max(number, 0), last_given_frame)
+            selection.append(reader.given_frames[number_inside])
     return selection

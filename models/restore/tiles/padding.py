@@ -37,6 +37,8 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
     of the tile, and is on the CPU.
 
     net: `Restorer._run_network`, which runs the network on its device.
+    inputs: the blurry frames of the tile, and perhaps their spike channels, (B, n, channels, H, W)
+        each.
     """
     scale = tiling.spec.scale
     _, frames, _, height, width = inputs[0].shape
@@ -61,9 +63,9 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
 def _padded_length(frames: int, tiling: Tiling) -> int:
     """Return the padded length of a tile of `frames` frames.
 
-    The length becomes a multiple of the window, unless the published tiling does not pad. (The
-    network also takes a clip whose last window is not full.) E.g. a clip of 7 frames, in windows of
-    6 frames:
+    The length becomes a multiple of the window, except where the published tiling does not pad.
+    (The network also takes a clip whose last window is not full.) E.g. a clip of 7 frames, in
+    windows of 6 frames:
 
         num_frame_testing 0                 12   the whole clip is one tile: padded
         num_frame_testing 12, "smooth"      12   the clip is shorter than a tile: padded
@@ -96,7 +98,7 @@ def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
 
 
 def _extend_by_mirroring(x: Tensor, axis: int, size: int) -> Tensor:
-    """Extend x along an axis to `size`, e.g. 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..."""
+    """Extend x along an axis to `size` by mirroring it, e.g. 0 1 2 -> 0 1 2 2 1 0 0 1 2 ..."""
     length = x.shape[axis]
     if size == length:
         return x

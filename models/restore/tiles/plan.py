@@ -26,21 +26,24 @@ from utils.options.val_options import AUTO_FRAMES, AUTO_SIDE, ValOptions
 # The length of a tile in time that is the whole clip, and the side of a tile in space that is the
 # whole frame.
 WHOLE = 0
-# Option -> its number for "auto", before it is rounded up to whole windows of the network.
-AUTO_TILE = {"num_frame_testing": AUTO_FRAMES, "size_patch_testing": AUTO_SIDE}
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a clip is cut into tiles and blended again. Lengths in frames, sides in input pixels."""
+    """How a clip is cut into tiles and blended again.
+
+    The defaults below count only for a call from Python (docs/python.md). The programs use `of`, so
+    for them the defaults of `ValOptions` in utils/options/val_options.py count.
+    """
 
     # What the network requires of its input, e.g. a multiple of 8 pixels.
     spec: InputSpec
-    # Length and side of a tile, or WHOLE, and the overlap of neighbouring tiles. These defaults
-    # count only for a call from Python (docs/python.md). The programs use `of`, so for them the
-    # defaults of `ValOptions` in utils/options/val_options.py count.
+    # Length of a tile in frames, or WHOLE for the whole clip; and the number of frames that two
+    # neighbouring tiles share.
     num_frame_testing: int = WHOLE
     num_frame_overlapping: int = 2
+    # Side of a tile in input pixels, or WHOLE for the whole frame; and the number of pixels that
+    # two neighbouring tiles share.
     size_patch_testing: int = WHOLE
     size_patch_overlapping: int = 20
     # "kair": as published, with trimmed borders. "smooth": without a visible seam (blending.py).
@@ -66,7 +69,7 @@ class Tiling:
         # frame passes the check, because WHOLE is 0. padding.py pads it to whole windows.
         side = self.size_patch_testing
         _, window_height, window_width = self.spec.window_size
-        window_side = math.lcm(window_height, window_width)  # the side of a tile fits both
+        window_side = math.lcm(window_height, window_width)
         if side % window_side != 0:
             raise OptionError(
                 what=f"val.size_patch_testing {side} is not a multiple of {window_side}",
@@ -77,12 +80,12 @@ class Tiling:
 
     @staticmethod
     def _refuse_overlap(key: str, size: int, overlap: int) -> None:
-        """Raise OptionError if a tile of `size` is not larger than its overlap with the next tile.
+        """Raise OptionError if a tile is not larger than its overlap with the next tile.
 
-        Then a tile would not reach beyond the tile before it, and the tiles would never reach the
-        end of the clip or of the frame.
+        Each tile begins `size - overlap` after the tile before it. If this step were not above 0,
+        the tiles would never reach the end of the clip or of the frame.
 
-        key: how the two options begin, "num_frame" or "size_patch".
+        key: the beginning of the names of both options, "num_frame" or "size_patch".
         """
         if size != WHOLE and size <= overlap:
             raise OptionError(
@@ -96,28 +99,29 @@ class Tiling:
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
         """Return the tiling of the options `val`, for a network that requires `spec`.
 
+        Each "auto" becomes a number here.
+
         changes: fields that replace fields of `val`, or that `val` lacks (`blend`, `may_halve`).
         """
-        # If `changes` has a key of `val`, the value of `changes` counts.
-        fields: dict[str, Any] = val.plain() | changes
-        # save_img says whether a validation saves pictures. All other options of `val` are fields
-        # of this class.
+        fields: dict[str, Any] = val.plain() | changes  # a value of `changes` wins
+        # All options of `val` are fields of this class, except save_img, which says whether a
+        # validation saves pictures.
         del fields["save_img"]
 
-        # Replace "auto" by a number of AUTO_TILE, rounded up to whole windows, and to the stride of
-        # the network. (A side that a user gives needs only whole windows, because padding.py pads
-        # each tile to the stride.)
         is_length_auto = fields["num_frame_testing"] == "auto"
-        window_frames = spec.window_size[0]
-        multiples = {"num_frame_testing": window_frames, "size_patch_testing": spec.multiple}
-        for key, multiple in multiples.items():
-            if fields[key] == "auto":
-                fields[key] = round_up(AUTO_TILE[key], multiple)
-                # "auto" asks for a good result: no seams, and no out-of-memory error. A user who
-                # gives a size may want the published result for this size, so then the defaults of
-                # the class stay: blend "kair", and no smaller tiles.
-                fields.setdefault("blend", "smooth")
-                fields.setdefault("may_halve", True)
+        is_side_auto = fields["size_patch_testing"] == "auto"
+        if is_length_auto:
+            window_frames = spec.window_size[0]
+            fields["num_frame_testing"] = round_up(AUTO_FRAMES, window_frames)
+        if is_side_auto:
+            # A multiple of the window and of the stride, so that padding.py adds no pixels.
+            fields["size_patch_testing"] = round_up(AUTO_SIDE, spec.multiple)
+        if is_length_auto or is_side_auto:
+            # "auto" asks for a good result: no seams, and no out-of-memory error. A user who gives
+            # both sizes may want the published result for these sizes, so then the defaults of the
+            # class stay: blend "kair", and no smaller tiles.
+            fields.setdefault("blend", "smooth")
+            fields.setdefault("may_halve", True)
 
         # If each frame is restored without its neighbours, tiles of several frames would only take
         # more memory.
@@ -125,9 +129,9 @@ class Tiling:
             fields["num_frame_testing"] = 1
             fields["num_frame_overlapping"] = 0
 
-        # `Restorer._interpolate_frames` joins the `least_frames` frames around each gap, one gap
-        # after another, as if they were one clip. So a tile in time must have the frames of one
-        # gap, and tiles must not overlap.
+        # A network that interpolates takes the `least_frames` frames around a gap.
+        # `Restorer._interpolate_frames` joins the frames of all gaps, as if they were one clip. So
+        # a tile in time must have the frames of one gap, and tiles must not overlap.
         if spec.interpolates:
             fields["num_frame_testing"] = spec.least_frames
             fields["num_frame_overlapping"] = 0
@@ -148,8 +152,8 @@ class Tiling:
             frames = f"{self.num_frame_testing} frames"
         side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
         phrases = [f"tiles of {frames} x {side}"]
-        # A single tile has no overlap. Otherwise name both overlaps, even if the tiles are several
-        # only in time, or only in space.
+        # A single tile has no overlap. Otherwise name both overlaps, even if the clip is cut only
+        # in time, or only in space.
         if not is_whole_in_time or not is_whole_in_space:
             phrases.append(
                 f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
@@ -170,8 +174,10 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
     E.g. size 4, overlap 1, length 10 -> 0, 3, 6. With length 9 -> 0, 3, 5: the last tile ends at
     the end of the axis, so it overlaps the tile before it by 2.
 
-    The starts must stay as in the published code, because other starts give other numbers than the
-    published ones (test_published_tiling_is_reproduced).
+    The starts must stay as in the published code, because other starts give other scores than the
+    published scores (test_published_tiling_is_reproduced).
+
+    length: length of the axis. size: length of a tile. overlap: overlap of neighbouring tiles.
     """
     if length <= size:
         return [0]
@@ -183,9 +189,9 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
-    The order: fewer tiles per pass, then half the side, then half the length. E.g. for a network
-    whose smallest side is 64, with an overlap of 2 frames: 12 frames x 256 px -> 12 x 128 ->
-    12 x 64 -> 6 x 64 -> 3 x 64 -> None.
+    It has fewer tiles per pass of the network, else half the side, else half the length. E.g. for a
+    network whose smallest side is 64, with an overlap of 2 frames: 12 frames x 256 px -> 12 x 128
+    -> 12 x 64 -> 6 x 64 -> 3 x 64 -> None.
 
     The order may change, but each result must be smaller than `tiling`. Otherwise
     `Restorer._restore_frames`, which tries one result after the other, would never end.
@@ -196,22 +202,21 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     if tiling.batch_tiles > 1:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
 
-    step = tiling.spec.multiple  # common multiple of stride, window height and window width
-    least_side = round_up(max(tiling.spec.least_size), step)
+    multiple = tiling.spec.multiple  # of a side: common multiple of the stride and the window sides
+    least_side = round_up(max(tiling.spec.least_size), multiple)
     side = tiling.size_patch_testing
     if side == WHOLE:
         side = max(height, width)
-    half_side = max(least_side, round_down(side // 2, step))
-    is_side_smaller = half_side < side  # False if the side is the smallest already
+    half_side = max(least_side, round_down(side // 2, multiple))
     # A tile must be larger than its overlap with the next tile.
-    if is_side_smaller and half_side > tiling.size_patch_overlapping:
+    if tiling.size_patch_overlapping < half_side < side:
         return replace(tiling, size_patch_testing=half_side)
 
-    # The condition is false for a tile of the whole clip, whose length is WHOLE, i.e. 0. So the
+    # If a tile is the whole clip, `length` is WHOLE, i.e. 0, and the condition is false. So the
     # whole clip is never cut.
     length = tiling.num_frame_testing
     half_length = max(tiling.spec.least_frames, length // 2)
-    if half_length < length and half_length > tiling.num_frame_overlapping:
+    if tiling.num_frame_overlapping < half_length < length:
         return replace(tiling, num_frame_testing=half_length)
     return None
 

@@ -48,13 +48,12 @@ logger = logging.getLogger(__name__)
 class Restorer:
     """A network on a device, and the tiles in which it restores clips.
 
-    validation.py and network_method.py restore clips with it.
-
     net: the network. It is moved to the device, and set to eval mode.
-    tiling: the tiles in use. They become smaller if may_halve is set and memory is full.
+    tiling: the tiles in use. They become smaller if `Tiling.may_halve` is true and the memory is
+        full.
     dtype: dtype of autocast, or None for float32.
-    noise_sigma: noise level 0..255 for a non-blind denoiser, which takes it as one more channel of
-    its input. None: the network takes no noise level.
+    noise_sigma: noise level 0..255 for a denoiser that takes the level as one more channel of its
+        input. None for any other network.
     finite_only: whether NaN or Inf in a restored frame is an error.
     do: advice in the error for out of memory.
     """
@@ -100,16 +99,16 @@ class Restorer:
     def _restore_frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
-        With `Tiling.may_halve`, an out-of-memory error before the first frame starts the clip again
-        with smaller tiles. Memory that is enough for the first frame is enough for the last,
-        because all tiles of a clip have the same size. If it runs out later nevertheless, the error
-        is raised, because frames of two tilings would not fit together in one clip.
+        With `Tiling.may_halve`, the clip is begun again with smaller tiles if the memory runs out
+        before the first frame is yielded. If it runs out later, the error is raised, because frames
+        of two tilings would not fit together in one clip. This is not expected, because all tiles
+        of a clip have the same size.
         """
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
         cache = self.with_cache(reader)
-        # Each frame needs arrays of the same sizes. Keeping the memory of the frame before saves a
-        # tenth of the time of a large frame.
+        # Each frame needs arrays of the same sizes. So keep the memory of the frame before, which
+        # saves a tenth of the time of a large frame.
         if self.tiling.spec.each_frame_alone:
             keep_freed_memory()
 
@@ -127,7 +126,7 @@ class Restorer:
                 next_tiling = None if has_yielded else self._next_tiling(cache)
                 if next_tiling is None:
                     raise self._out_of_memory_error() from e
-            # This stands after the except block, because within the block the traceback of the
+            # Free the memory here and not in the except block, because there the traceback of the
             # error still refers to the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = next_tiling
@@ -136,7 +135,8 @@ class Restorer:
     def _stream(self, cache: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield the frames `wanted` with the present tiles, (1, C, sH, sW) each.
 
-        cache: reader of the clip. wanted: indices of the frames to yield.
+        cache: reader of the clip.
+        wanted: indices of the frames to yield.
         tick: function that gets the work that was done since its last call, in frames.
         """
 
@@ -168,11 +168,10 @@ class Restorer:
     def with_cache(self, reader: FrameReader) -> FrameReader:
         """Return the reader with a cache for the frames of one tile in time.
 
-        `frames` reads each clip through a cache. validated_clip.py makes the cache itself, and
-        passes it to `frames`, so that it can read the input of the last tile once more. A reader
-        that is a cache already is returned unchanged.
+        `frames` reads each clip through such a cache. validated_clip.py makes the cache itself, and
+        passes it to `frames`. So it can read the input of the last tile once more, from the cache.
         """
-        if isinstance(reader, FrameCache):
+        if isinstance(reader, FrameCache):  # it has a cache already
             return reader
         # A network that interpolates reads other frames than it returns, so `_interpolate_frames`
         # makes a cache of its own.
@@ -196,23 +195,24 @@ class Restorer:
         return smaller_tiling(self.tiling, height, width)
 
     def _read(self, cache: FrameReader, moments: Sequence[Moment]) -> tuple[Tensor, ...]:
-        """Return lq (1, n, C, H, W) and, if the clip has spikes, spike (1, n, S, H, W).
+        """Return the input of the network for n moments, as a batch of one clip.
 
-        If `noise_sigma` is set, lq has the noise level as one more channel.
+        Returns the blurry frames lq (1, n, C, H, W), and if the clip has spikes, also their
+        channels spike (1, n, S, H, W). If `noise_sigma` is not None, lq has the noise level as one
+        more channel.
 
         moments: pairs (index of a frame, whether time is reversed).
         """
         items = [cache.frame(index, reverse) for index, reverse in moments]
-        lq = torch.stack([item["lq"] for item in items])  # (n, C, H, W)
-        lq = lq[None]  # a batch of one clip
+        lq = torch.stack([item["lq"] for item in items])[None]  # (1, n, C, H, W)
         if self.noise_sigma is not None:
             one_channel = lq[:, :, :1]  # (1, n, 1, H, W)
             noise_map = torch.full_like(one_channel, self.noise_sigma / 255)
             lq = torch.cat((lq, noise_map), dim=2)
         if "spike" not in items[0]:
             return (lq,)
-        spike = torch.stack([item["spike"] for item in items])  # (n, S, H, W)
-        return lq, spike[None]
+        spike = torch.stack([item["spike"] for item in items])[None]  # (1, n, S, H, W)
+        return lq, spike
 
     def _refuse_nonfinite(self, frame: Tensor, clip: str) -> None:
         """Raise DataError if a restored frame has NaN or Inf. clip: name of its clip."""
@@ -232,8 +232,8 @@ class Restorer:
             out = self.net(*on_device)
         if not self.tiling.spec.interpolates:
             return out
-        # `stream_clip` expects a result for each frame of a tile, so repeat the one new frame.
-        # `expand` copies nothing.
+        # A network that interpolates makes one new frame of a tile. `stream_clip` expects a result
+        # for each frame of the tile, so repeat the new frame. `expand` copies nothing.
         new_frame = out[:, :1]  # (B, 1, C', sH, sW)
         frame_count = inputs[0].shape[1]
         return new_frame.expand(-1, frame_count, -1, -1, -1)
@@ -244,30 +244,32 @@ class Restorer:
         """Yield the frames `wanted` of a clip with gaps, see `frames`.
 
         The frames around the gaps are joined, as if they were one clip. E.g. with two given frames
-        on either side of a gap, 0 0 | 1 2 for gap 0 and then 0 1 | 2 3 for gap 1. (Frame 0 is
-        repeated, because no frame is before it.) A tile in time has the frames of one gap, because
-        it has this length and no overlap (`Tiling.of`).
+        on either side of a gap:
+
+            gap             0            1
+            given frames    0 0 | 1 2    0 1 | 2 3    (frame 0 is repeated, as none is before it)
+            joined clip     0 0 1 2 0 1 2 3
+            results         n n n n m m m m           (n: the new frame in gap 0, m: in gap 1)
+
+        A tile in time has the frames of one gap, because it has this length and no overlap
+        (`Tiling.of`). Its new frame is repeated for each frame of the tile (`_run_network`).
         """
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
-        selection = frames_around_gaps(reader, wanted, length)
+        selection = frames_around_gaps(reader, wanted, length)  # the joined clip
         # From gap to gap only one frame is new. So a cache of little more than `length` frames is
         # enough to read each frame once.
         capacity = length + SPARE_FRAMES
-        frames_of_gaps = FrameCache(reader.clip, capacity=capacity, selection=selection)
+        joined_clip = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
         def tick_of_wanted_frames(done_frames: float) -> None:
-            # From a number of frames of the selection to a number of wanted frames.
+            # From a number of frames of the joined clip to a number of wanted frames.
             done_share = done_frames / len(selection)
             tick(done_share * len(wanted))
 
-        restored = self._restore_frames(
-            frames_of_gaps, range(len(selection)), tick_of_wanted_frames
-        )
-        # `_run_network` repeats a new frame for each of its `length` given frames, so take every
-        # `length`-th result, e.g. 0, 4, 8, ...
-        new_frames = itertools.islice(restored, 0, None, length)
+        results = self._restore_frames(joined_clip, range(len(selection)), tick_of_wanted_frames)
+        new_frames = itertools.islice(results, 0, None, length)  # each new frame once
         for index in wanted:
             if reader.gaps[index] is None:
-                yield reader.frame(index)["lq"]
+                yield reader.frame(index)["lq"]  # a given frame, unchanged
             else:
                 yield next(new_frames)

@@ -36,15 +36,16 @@ from utils.contract import Tick
 
 
 class _Patch(NamedTuple):
-    """A tile in space, in pixels of the input. In names of the code, a patch is such a tile.
+    """A tile in space, in pixels of the input. The code calls it a patch, as the option keys do.
 
-    E.g. the second of three tiles along the height, in the first column of tiles: row 1, column 0.
+    E.g. frames of 400 x 256 pixels, in tiles of 256 x 256 that overlap by 20: the lower tile has
+    row 1, top 144, column 0, left 0.
     """
 
     row: int  # number of the tile along the height, from 0
-    top: int  # first row of pixels
+    top: int  # its first row of pixels
     column: int  # number of the tile along the width, from 0
-    left: int  # first column of pixels
+    left: int  # its first column of pixels
     height: int
     width: int
 
@@ -66,6 +67,7 @@ def restore_space(
 ) -> Tensor:
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
+    net: takes the tensors `inputs` of a tile, and returns (B, n, C', s tile height, s tile width).
     inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
     tick: function that is called after each batch of tiles with the share of the batch in all
         tiles, e.g. 0.25 for 2 of 8 tiles. All shares together are 1.
@@ -84,14 +86,10 @@ def restore_space(
     patches = []
     for row, top in enumerate(tops):
         for column, left in enumerate(lefts):
-            patches.append(
-                _Patch(
-                    row=row, top=top, column=column, left=left, height=tile_height, width=tile_width
-                )
-            )
+            patches.append(_Patch(row, top, column, left, tile_height, tile_width))
 
-    # The weighted sum of the tiles, and the sum of their weights. The number of channels is known
-    # from the first result on, so until then `total` is an empty tensor.
+    # The weighted sum of the tiles, and the sum of their weights. `total` is made after the first
+    # pass of the network, because only the result tells the number of its channels C'.
     total = torch.empty(0)
     total_weight = torch.zeros(height * scale, width * scale)
     for first in range(0, len(patches), tiling.batch_tiles):
@@ -100,10 +98,9 @@ def restore_space(
         if first == 0:
             leading_axes = results[0].shape[:-2]  # (B, n, C')
             total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
-        # Add each result, times its weight, to the pixels of its tile, in place. The weights are
-        # float32, and the result may be float64.
+        # Add each result, times its weight, to the pixels of its tile, in place.
         for patch, result in zip(batch, results, strict=True):
-            weight = _patch_weight(patch, tops, lefts, tiling)
+            weight = _patch_weight(patch, tops, lefts, tiling)  # float32; the result may be float64
             rows, columns = patch.area(scale)
             total[..., rows, columns] += result * weight.to(result.dtype)
             total_weight[rows, columns] += weight
@@ -128,10 +125,9 @@ def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tili
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """
     scale = tiling.spec.scale
-    # `blend_weights` takes the overlap in pixels of the output, where it is `scale` times as large
-    # as in pixels of the input. The blend "smooth" multiplies by the scale. The blend "kair" does
-    # not, because the published code does not: with an overlap of 20 it trims 10 output pixels at
-    # the border of a tile, at any scale.
+    # `blend_weights` counts in pixels of the output, so the overlap grows by the scale. The blend
+    # "kair" leaves it as it is, because the published code does so: with an overlap of 20, it trims
+    # 10 output pixels at the border of a tile, at any scale.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= scale
@@ -146,20 +142,19 @@ def _restore_patches(
     batch: Sequence[_Patch],
     tiling: Tiling,
 ) -> tuple[Tensor, ...]:
-    """Restore several tiles in one pass of the network. Returns a tensor for each tile.
-
-    The shape of a result is (B, n, C', s * tile height, s * tile width).
+    """Restore several tiles in one pass of the network, in which each tile is a clip of its own.
 
     inputs: lq and perhaps the spike channels of the whole frames, (B, n, channels, H, W) each.
+
+    Returns a tensor for each tile, (B, n, C', s * tile height, s * tile width).
     """
-    stacked = []  # each input, with the tiles as clips of one batch
+    stacked = []
     for x in inputs:
-        cut_tiles = []
+        cut_tiles = []  # (B, n, channels, tile height, tile width) each
         for patch in batch:
             rows, columns = patch.area()
             cut_tiles.append(x[..., rows, columns])
-        # For the network, each tile is a clip of its own.
-        stacked.append(torch.cat(cut_tiles))  # (tiles B, n, channels, tile height, tile width)
+        stacked.append(torch.cat(cut_tiles))  # (tiles * B, n, channels, tile height, tile width)
     restored = run_padded(net, tuple(stacked), tiling)
     clip_count = len(inputs[0])  # B
     return restored.split(clip_count)

@@ -62,7 +62,8 @@ def stream_clip(
 
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
-    num_frames: number of frames of the clip. wanted: indices of the frames to yield.
+    num_frames: number of frames of the clip.
+    wanted: indices of the frames to yield.
     tick: function that gets the fraction of the work, 0 to 1, that was done since its last call.
     """
     moments = [(index, False) for index in range(num_frames)]
@@ -94,8 +95,8 @@ def _stream_both_ways(
     backwards = [(index, True) for index, _ in reversed(moments)]
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
-    # The results wait in a file, because the two results of a frame come far apart: the second
-    # result of frame 0 comes last.
+    # The results wait in a file, and not in memory, because the two results of a frame come far
+    # apart: the first and the last result belong to frame 0.
     with tempfile.TemporaryFile() as file:
         results = FrameStore(file)
         all_positions = range(count)
@@ -120,7 +121,17 @@ def _stream_moments(
     wanted: range,
     tick: Tick,
 ) -> Iterator[Tensor]:
-    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time."""
+    """Yield the restored frames at positions `wanted` of `moments`, tile by tile in time.
+
+    A frame in two tiles is yielded when both tiles are restored. E.g. 22 frames in tiles of 12
+    frames that overlap by 2:
+
+        tile    frames       `pending` then    yielded
+        0       0 ... 11     0 ... 11          0 ... 9
+        1       10 ... 21    10 ... 21         10 ... 21
+
+    net, read, tiling, tick: arguments of `stream_clip`.
+    """
     length = len(moments)
     if tiling.num_frame_testing == WHOLE:
         size = length  # number of frames of a tile
@@ -137,8 +148,8 @@ def _stream_moments(
         if start < wanted.stop and stop > wanted.start:
             needed_tiles.append((tile_index, start))
 
-    # One sum for each frame from the start of the present tile on, in the order of time. The sum of
-    # a frame is complete if the next tile begins after the frame.
+    # The sums of the frames that are not yielded yet, in the order of time. The first sum belongs
+    # to the first frame of the present tile.
     pending: deque[_WeightedSum] = deque()
     for tile_index, start in needed_tiles:
         inputs = read(moments[start : start + size])  # (lq,) or (lq, spike)
@@ -154,14 +165,13 @@ def _stream_moments(
         _add_frames(pending, clip, weights.tolist())
         del clip  # the next tile is computed without this tile in memory
 
-        # Yield the frames before the next tile, because no later tile contains them. E.g. tiles
-        # that begin at 0 and 10: after the first tile, the frames 0 ... 9.
+        # Yield the frames before the start of the next tile, because no later tile contains them.
         is_last_tile = tile_index + 1 == len(starts)
         next_start = length if is_last_tile else starts[tile_index + 1]
         for position in range(start, next_start):
-            finished = pending.popleft()
+            complete = pending.popleft()
             if position in wanted:
-                yield finished.total / finished.weight
+                yield complete.total / complete.weight
 
 
 class _WeightedSum(NamedTuple):
@@ -174,14 +184,14 @@ class _WeightedSum(NamedTuple):
 def _add_frames(pending: deque[_WeightedSum], clip: Tensor, weights: Sequence[float]) -> None:
     """Add the frames of a restored tile to the sums `pending`, which is changed in place.
 
-    pending: one sum for each frame. The first sum belongs to the first frame of the tile.
+    pending: the sums of the frames so far. The first sum belongs to the first frame of the tile.
     clip: the tile (B, n, C', sH, sW). weights: weight of each of its n frames.
     """
     for frame_index, weight in enumerate(weights):
-        frame = clip[:, frame_index] * weight  # (B, C', sH, sW)
+        weighted_frame = clip[:, frame_index] * weight  # (B, C', sH, sW)
         if frame_index < len(pending):  # an earlier tile contains this frame, too
             so_far = pending[frame_index]
-            total = so_far.total.add_(frame)  # in place, which saves the memory of a frame
+            total = so_far.total.add_(weighted_frame)  # in place, which saves the memory of a frame
             pending[frame_index] = _WeightedSum(total, so_far.weight + weight)
         else:
-            pending.append(_WeightedSum(frame, weight))
+            pending.append(_WeightedSum(weighted_frame, weight))
