@@ -28,20 +28,15 @@ from utils.options.section import Positive
 
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
-# The number f in the slope of a colour over luma, which `colour_changes` explains:
-#
-#     slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
-#
-# f is compared with the variance of luma in a window, in squared display values. The root of f is
-# 0.017, about 4 of 255 levels. In a flat window only noise changes luma, by less than this, so f is
-# larger than the variance, and the slope is nearly mean(colour) / mean(luma). A larger f would
-# ignore weak edges, and a smaller f would fit lines to noise.
+# A window in which the variance of luma is smaller counts as flat: only noise changes its luma. In
+# squared display values. The root is 0.017, about 4 of 255 levels. With a larger number,
+# `colour_changes` would ignore weak edges. With a smaller number, it would fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise.
 LEAST_LUMA = 1e-3
 # Number of pixels that are computed at a time on a CPU: one frame of 256 x 256. Four such frames at
-# once do not fit the cache, and take three times as long as one after another.
+# once do not fit into the cache of the CPU, and take three times as long as one after another.
 PIXELS_AT_A_TIME = 2**16
 
 
@@ -51,29 +46,27 @@ class ExposureFusion(ImageFusion):
     correction.
 
     The spikes come in the representation "relative": S - 1 ratios and a confidence. A ratio is the
-    light in a part of the exposure, divided by the light of the whole exposure. E.g. a ratio of 1.2
-    says that the pixel was 20 % brighter around the sharp instant than in the mean. So each ratio
-    gives an estimate of the sharp frame:
+    mean brightness of a pixel in a part of the exposure, divided by its mean brightness in the
+    whole exposure. E.g. a ratio of 1.2 says that the pixel was 20 % brighter around the sharp
+    instant than on average. So each ratio gives an estimate of the brightness (luma) of the sharp
+    frame:
 
-        sharp luma = ratio x blurry luma
+        sharp luma = ratio * blurry luma
 
     A ratio over a short part of the exposure is noisy. A ratio over a long part is blurred by
     motion. So several ratios are given, and the network chooses between their estimates.
 
-    Spikes do not see colour. Where motion blurs objects of two colours together, the blurry colours
-    lie on a line between the two colours. So if the slope of this line is known, a change of luma
-    tells the change of each colour. E.g. red grows by 0.3 along the line while luma grows by 0.1,
-    so the slope of red is 3. Where luma changes by 0.02, red changes by 0.06. The slope is fitted
-    to the blurry frame, see `colour_changes`.
+    Spikes do not see colour. Where motion blurs two objects together, the blurry colours lie on a
+    line between the colours of the two objects. The slope of this line says how much a colour
+    changes if luma changes. E.g. if red grows by 0.3 along the line while luma grows by 0.1, the
+    slope of red is 3, so where luma changes by 0.02, red changes by 0.06. `colour_changes` fits the
+    slope to the blurry frame.
 
     A small conv net gives the weights of the mixture, which sum to 1, and the correction, which is
     0 at the start of a training.
 
     `MotionFusion` (fusion_motion.py) inherits from this class. Its first estimate is the result of
     `on_input` here.
-
-    The order of the channels of `pictures` and `inputs` in `mixture` must stay. With another order,
-    trained weights would compute something else, without an error.
 
     The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
     and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
@@ -126,11 +119,12 @@ class ExposureFusion(ImageFusion):
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         """Return the `mixture` for each frame, in the shape of image (B, T, 3, H, W)."""
         spike = checked_spike(image, spike, self.spike_channels)
-        # Frames do not depend on each other, so on a CPU a batch has only as many as fit the cache.
         frames = image.flatten(0, 1)  # (B T, 3, H, W)
         spikes = spike.flatten(0, 1)  # (B T, S, H, W)
+        # The number of frames at a time. Frames do not depend on each other, so it changes no
+        # result.
         batch = len(frames)
-        if in_cpu_form(image):
+        if in_cpu_form(image):  # true for tensors on a CPU
             pixels = image.shape[-2] * image.shape[-1]
             batch = max(1, PIXELS_AT_A_TIME // pixels)  # a large frame is a batch of its own
         mixtures = []
@@ -141,11 +135,11 @@ class ExposureFusion(ImageFusion):
     def mixture(self, image: Tensor, spike: Tensor) -> Tensor:
         """Return an estimate of the sharp frames, (N, 3, H, W).
 
-            mixture = sum over the pictures (weight x picture) + correction
+            mixture = sum over the pictures of (weight * picture) + correction
 
-        The pictures are the blurry frame and an estimate for each ratio. N counts frames.
+        The pictures are the blurry frame and an estimate for each ratio.
 
-        image: blurry frames (N, 3, H, W). spike: their spike channels (N, S, H, W).
+        image: N blurry frames, (N, 3, H, W). spike: their spike channels, (N, S, H, W).
         """
         # `colour_changes` is the change for ratio 2, i.e. if luma doubles. Colours change along a
         # line, so for any ratio
@@ -155,6 +149,8 @@ class ExposureFusion(ImageFusion):
         changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
         ratios = spike[:, : self.estimates].unsqueeze(2)  # (N, estimates, 1, H, W)
         estimated_frames = (frame + changes * (ratios - 1)).clamp(0, 1)  # (N, estimates, 3, H, W)
+        # The order of the channels of `pictures` and `inputs` must stay. With another order,
+        # trained weights would compute something else, without an error.
         pictures = torch.cat((frame, estimated_frames), dim=1)  # (N, pictures, 3, H, W)
 
         # The conv net sees all pictures and spikes. It gives a weight for each picture, and the
@@ -162,7 +158,8 @@ class ExposureFusion(ImageFusion):
         inputs = torch.cat((pictures.flatten(1, 2), spike), dim=1)  # (N, 3 pictures + S, H, W)
         if in_cpu_form(inputs) and not torch.is_grad_enabled():
             # With the channels of a pixel side by side, the convolutions take two thirds of the
-            # time on a CPU. A training keeps its order of sums, bit for bit.
+            # time on a CPU. A training keeps the usual layout, so that its sums have the same order
+            # as before, bit for bit.
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = self.features_of(inputs)  # (N, features, H, W)
         weights = torch.softmax(self.weight(x), dim=1)  # (N, pictures, H, W); they sum to 1
@@ -178,13 +175,16 @@ class ExposureFusion(ImageFusion):
 
             slope = covariance(colour, luma) / variance(luma)
 
-        If luma doubles, it grows by its own value. So the colour grows by luma x slope.
+        If luma doubles, it grows by its own value. So the colour grows by slope * luma.
 
         In a flat window, covariance and variance are noise. There the right slope is
-        mean(colour) / mean(luma), as if the whole window became brighter. So this slope is mixed
-        in, with the weight f = VARIANCE_OF_FLAT_WINDOW:
+        mean(colour) / mean(luma), as if the whole window became brighter. So both slopes are mixed,
+        with the number f = VARIANCE_OF_FLAT_WINDOW:
 
-            slope = (covariance + f mean(colour) / mean(luma)) / (variance + f)
+            slope = (covariance + f * mean(colour) / mean(luma)) / (variance + f)
+
+        If the variance is much smaller than f, this is the slope of a flat window. If the variance
+        is much larger than f, it is the slope of the line.
 
         image: (N, 3, H, W).
         """
@@ -192,7 +192,7 @@ class ExposureFusion(ImageFusion):
         red, green, blue = image.split(1, dim=1)
         luma = weight_of_red * red + weight_of_green * green + weight_of_blue * blue  # (N, 1, H, W)
 
-        # colour, colour x luma, luma, luma^2: 3 + 3 + 1 + 1 channels
+        # 3 + 3 + 1 + 1 channels, whose means give the covariance and the variance.
         channels = torch.cat((image, image * luma, luma, luma * luma), dim=1)  # (N, 8, H, W)
         means = self._window_means(channels)
         mean_colour, mean_product, mean_luma, mean_square = means.split((3, 3, 1, 1), dim=1)
@@ -205,17 +205,19 @@ class ExposureFusion(ImageFusion):
         return luma * slope
 
     def _window_means(self, channels: Tensor) -> Tensor:
-        """Return the mean over the window around each pixel, (N, C, H, W) -> the same shape.
+        """Return the mean of each channel over the window around each pixel.
 
         Pixels outside the image do not count.
+
+        channels: (N, C, H, W), as the result.
         """
         radius = self.colour_radius
         side = 2 * radius + 1
         if in_cpu_form(channels):
             # With the channels of a pixel side by side, pools take half of the time on a CPU.
             channels = channels.contiguous(memory_format=torch.channels_last)
-        # First along the columns, then along the rows. This takes 2 side additions for each pixel,
-        # e.g. 18 for radius 4. A pool over the whole square would take side^2 additions, e.g. 81.
+        # First along the columns, then along the rows. This takes 2 * side additions for each
+        # pixel, e.g. 18 for radius 4. A pool over the whole square would take side^2, e.g. 81.
         means = F.avg_pool2d(
             channels, kernel_size=(side, 1), stride=1, padding=(radius, 0), count_include_pad=False
         )
