@@ -56,25 +56,25 @@ CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 #         fits them better
 #      1  the number of the step
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
-# Factor of differences of display values. A conv net learns best from inputs of about 1, and the
-# differences are much smaller. The trained weights fit this value.
+# The conv net sees differences of display values times this number, because a conv net learns best
+# from inputs of about 1, and the differences are much smaller. The trained weights fit this value.
 DIFFERENCE_SCALE = 5.0
 # Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, because
 # a quarter of the pixels takes less time.
 HALF = 2
-# A gate is a factor of each pixel. There are three: for the pull of the RGB equations, for the pull
-# of the spike equations, and for the way to the proposal.
+# Number of gates: for the pull of the RGB equations, for the pull of the spike equations, and for
+# the way to the proposal. A gate is a number for each pixel, by which a change is multiplied.
 GATES = 3
-# Factor of the change c, which the conv net adds to the frame without a gate. The factor is small,
-# so that most of a step comes from the equations. The trained weights fit this value.
+# The change c, which the conv net adds to the frame without a gate, is multiplied by this number.
+# It is small, so that most of a step comes from the equations. The trained weights fit this value.
 CHANGE_SCALE = 0.1
 
 
 class Turn(NamedTuple):
     """One of the eight ways to turn and mirror pictures (..., H, W).
 
-    lab/train_motion.py draws a turn for each sample, to augment the data. It is enough to turn the
-    pictures, because no channel holds a direction, such as x or y of a motion.
+    lab/train_motion.py draws a turn for each sample, to augment the data. The values of the
+    pictures need no change, because no channel holds a direction, such as x or y of a motion.
     """
 
     mirrored: bool = False
@@ -101,18 +101,21 @@ UNTURNED = Turn()
 class MotionSteps(nn.Module):
     """Improves a first estimate by steps on the equations of data/motion/joint/.
 
-    One solution of the equations is a proposal. Each step changes the frame by
+    The proposal is one solution of the equations. Each step changes the frame z by
 
-        dz = 0.1 c + a_b g_b + a_s g_s + a_p (proposal - z)
+        dz = 0.1 * c + a_b * g_b + a_s * g_s + a_p * (proposal - z)
 
-    g_b and g_s are the pulls of the RGB equations and of the spike equations: the changes that
-    would make the equations fit better (`Equations.pulls`). A small conv net, the same in all
-    steps, gives the change c and the gates a_b, a_s and a_p of each pixel. 0.1 is CHANGE_SCALE. The
-    conv net sees the residuals of the equations and the expected error of the motion, so it learns
-    where not to trust the equations. Its last layer begins at 0, so untrained steps return the
-    first estimate.
+        g_b, g_s         pulls of the RGB equations and of the spike equations: the changes that
+                         would make the equations fit better (`JointEquations.pulls`)
+        c                a change of each colour, from a conv net. 0.1 is CHANGE_SCALE
+        a_b, a_s, a_p    gates, from the same conv net
 
-    features, layers: width of the conv net, and number of its inner layers. steps: number of steps.
+    All steps have the same conv net. It sees the residuals of the equations and the expected error
+    of the motion, so it learns where not to trust the equations. Its last layer begins at 0, so
+    untrained steps return the first estimate.
+
+    features, layers: width of the conv net, and number of its inner layers.
+    steps: number of steps.
 
     Unrolled steps with learned gates: Adler and Oktem, "Solving ill-posed inverse problems using
     iterative deep neural networks", Inverse Problems 2017.
@@ -145,33 +148,31 @@ class MotionSteps(nn.Module):
     ) -> list[Tensor]:
         """Return the frame (3, H, W) after each step. No gradient flows through the equations.
 
-        z_0, proposal: (3, H, W). turn: the way in which the conv net sees the pictures.
+        z_0, proposal: (3, H, W).
+        turn: the way in which the pictures are turned before the conv net sees them.
         """
         evidence = equations.evidence()  # (6, H, W)
-        # By how much the spikes of the sharp instant are brighter than z_0, (1, H, W): known from
-        # the first step, in which z is z_0.
         spikes_minus_z_0: Tensor | None = None
         z = z_0
         frames = []
         for number in range(self.count):
             pulls = _pulls_at(z, equations)
-            if spikes_minus_z_0 is None:
-                spikes_minus_z_0 = pulls.spikes_minus_z
+            if spikes_minus_z_0 is None:  # in the first step, in which z is z_0
+                spikes_minus_z_0 = pulls.spikes_minus_z  # (1, H, W)
             to_proposal = proposal - z
 
             at_full_size = _channels_at_full_size(z, z_0, to_proposal, equations.blurry, pulls)
             at_half_size = _channels_at_half_size(evidence, pulls, spikes_minus_z_0, number)
-            # The conv net sees turned pictures. Its outputs are turned back.
             outputs = turn.turn_back(self.net(turn.apply(at_full_size), turn.apply(at_half_size)))
 
-            # dz = 0.1 c + a_b g_b + a_s g_s + a_p (proposal - z). A gate counts for all colours.
+            # c has 3 channels. A gate has 1 channel, so it counts for all colours.
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
             z = z + CHANGE_SCALE * c + a_b * pulls.g_b + a_s * pulls.g_s + a_p * to_proposal
             frames.append(z)
         return frames
 
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
-        """Return the change and the gates (3 + GATES, H, W) of each pixel.
+        """Run the conv net: return the change c and the gates of each pixel, (3 + GATES, H, W).
 
         at_full_size: (CHANNELS_AT_FULL_SIZE, H, W).
         at_half_size: (CHANNELS_AT_HALF_SIZE, H, W). The conv net sees the means of these channels
@@ -186,24 +187,23 @@ class MotionSteps(nn.Module):
             at_full_size = F.pad(at_full_size, added, mode="replicate")
             at_half_size = F.pad(at_half_size, added, mode="replicate")
 
-        # Bring both inputs to half size, (1, channels, H / 2, W / 2). The HALF x HALF pixels of
-        # `at_full_size` become channels, so that nothing is lost, and the pixels of `at_half_size`
-        # are replaced by their mean. The two results have no names, which would keep them in
-        # memory.
+        # Bring both inputs to half size. The HALF x HALF pixels of `at_full_size` become channels,
+        # so that nothing is lost, and the pixels of `at_half_size` are replaced by their mean. The
+        # two results have no names, because a name would keep them in memory.
         x = torch.cat(
             (F.pixel_unshuffle(at_full_size[None], HALF), F.avg_pool2d(at_half_size[None], HALF)),
             dim=1,
-        )
+        )  # (1, channels, H / 2, W / 2)
         # With the channels of a pixel side by side, these convolutions take half of the time on a
         # CPU.
         x = x.contiguous(memory_format=torch.channels_last)
         # The trained weights fit the slope 0.1 for negative values.
-        x = F.leaky_relu(self.head(x), 0.1, inplace=True)
+        x = F.leaky_relu(self.head(x), 0.1, inplace=True)  # (1, features, H / 2, W / 2)
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1, inplace=True)
 
         # Back to full size, without the repeated row and column.
-        outputs = F.pixel_shuffle(self.tail(x), HALF)
+        outputs = F.pixel_shuffle(self.tail(x), HALF)  # (1, 3 + GATES, H, W)
         return outputs[0, :, :height, :width]
 
 
@@ -224,10 +224,10 @@ class Pulls(NamedTuple):
 def _pulls_at(z: Tensor, equations: JointEquations) -> Pulls:
     """Return the pulls of the equations at a frame z (3, H, W), without gradients."""
     with torch.no_grad():
-        # Clamped, because display values lie in [0, 1], and a step may lead out of this range.
+        # A step may lead out of the range of display values, so clamp the frame.
         channels = equations.pulls(z.detach().clamp(0, 1))  # (7, H, W)
-    channels_of_fields = (3, 1, 1, 1, 1)  # g_b has 3 channels, each other field of Pulls has 1
-    return Pulls(*channels.split(channels_of_fields))
+    g_b, g_s, residual_rgb, residual_spikes, spikes_minus_z = channels.split((3, 1, 1, 1, 1))
+    return Pulls(g_b, g_s, residual_rgb, residual_spikes, spikes_minus_z)
 
 
 def _channels_at_full_size(
@@ -236,7 +236,7 @@ def _channels_at_full_size(
     """Return what a step sees at full size, (CHANNELS_AT_FULL_SIZE, H, W).
 
     The order must stay, because trained weights fit it. Each tensor below has 3 channels, one for
-    each colour, but g_s has 1 channel. The scale brings the differences to about 1.
+    each colour, but g_s has 1 channel. DIFFERENCE_SCALE brings the differences to about 1.
 
     to_proposal: proposal - z.
     """
@@ -255,11 +255,14 @@ def _channels_at_full_size(
 def _channels_at_half_size(
     evidence: Tensor, pulls: Pulls, spikes_minus_z_0: Tensor, number: int
 ) -> Tensor:
-    """Return what a step sees at half size, but still of each pixel: (CHANNELS_AT_HALF_SIZE, H, W).
+    """Return what a step sees at half size, (CHANNELS_AT_HALF_SIZE, H, W).
+
+    The result has the full size. `MotionSteps.net` halves it.
 
     The order must stay, because trained weights fit it. The evidence has 6 channels, and each other
     tensor below has 1.
 
+    spikes_minus_z_0: by how much the spikes of the sharp instant are brighter than z_0, (1, H, W).
     number: number of the step, counted from 0.
     """
     # Negative where z fits the spikes of the sharp instant better than z_0.
