@@ -20,13 +20,13 @@ from torch import Tensor
 # 2: each window has a picture of its light, and a picture of its number of spikes.
 from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 
-# Channels of the motion by least squares: x and y, each in four versions (see `least_squares`).
+# Channels of the result: the motion in x and in y, each in four versions (see `least_squares`).
 LEAST_SQUARES = 8
-# Added to the squared gradients. In a flat region they are near 0, and the motion would be noise
-# divided by almost 0. With this number it is near 0. A larger number would also make the motion of
-# weak texture too small.
+# This number is added to the squared gradients. Without it, the motion of a flat region would be
+# noise divided by almost 0. With it, the motion is near 0 there. A larger number would also make
+# the motion of weak texture too small.
 ADDED_TO_SQUARED_GRADIENT = 2e-3
-# The result is limited to this motion, in pixels of the level (`MotionNet` works at several
+# The largest motion that is returned, in pixels of the level (`MotionNet` works at several
 # resolutions, its levels). A gradient describes a picture only within a pixel or two, so a larger
 # result would be wrong.
 LARGEST_MOTION = 2.0
@@ -42,20 +42,22 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
 
     Where a picture with the gradient (g_x, g_y) moves by (x, y), its value changes by
 
-        change = -(g_x x + g_y y)
+        change = -(g_x * x + g_y * y)
 
     Each of the 5 x 5 pixels around a pixel gives one such equation. The motion (x, y) of the pixel
     is the least-squares solution of these 25 equations.
 
-    A pixel has a value in each of the 11 windows, at 11 times tau. A parabola in tau is fitted to
-    these values, and its slope and its curvature are two such changes. With the light of the
-    windows, and with their number of spikes, there are four changes. The equations are solved for
-    each of them separately, which gives four motions (x, y).
+    There are four changes, and the equations are solved for each of them separately. A pixel has a
+    light in each of the 11 windows, i.e. at 11 times tau. A parabola in tau is fitted to these 11
+    values. Its slope and its curvature are two changes. The numbers of spikes in the windows give
+    two more changes in the same way.
 
-    moved_pictures: pictures (B, 30, h, w) of all windows, shifted back to the sharp instant. 30 are
-    15 windows with 2 pictures each.
+    moved_pictures: pictures of all windows, shifted back to the sharp instant, (B, 30, h, w): 15
+        windows with 2 pictures each.
     scene: (B, 3, h, w), see `SCENE_CHANNELS` in motion_net.py.
-    parabola_fit: (2, 11), values in the windows of the exposure -> their slope and curvature.
+    parabola_fit: (2, 11), the matrix that turns the values in the 11 windows into slope and
+        curvature.
+
     Returns (B, 8, h, w) in pixels of the level: x in channels 0 to 3 and y in channels 4 to 7, each
     in the order of the changes that they explain:
 
@@ -71,9 +73,13 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-    # The normal equations have sums of products over the 5 x 5 pixels. Means do as well, because
-    # the common factor 1/25 cancels in x and y. (ADDED_TO_SQUARED_GRADIENT is for means.) The first
-    # three products have 1 channel each, and the last two have 4, one for each change.
+    # The normal equations of least squares, with means over the 5 x 5 pixels:
+    #
+    #     xx * x + xy * y = -x_change        xx = mean(g_x * g_x), xy = mean(g_x * g_y),
+    #     xy * x + yy * y = -y_change        yy = mean(g_y * g_y),
+    #                                        x_change = mean(g_x * change), and so on
+    #
+    # (Usually they have sums. The factor 1/25 of the means cancels in x and y.)
     products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
     means = F.avg_pool2d(
         torch.cat(products, dim=1),
@@ -82,14 +88,12 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
         padding=SQUARE_SIDE // 2,
         count_include_pad=False,
     )
-    # xx is the mean of g_x g_x, xy of g_x g_y, yy of g_y g_y, x_change of g_x change, and
-    # y_change of g_y change.
+    # The first three have 1 channel each, and the last two have 4, one for each change.
     xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
     xx = xx + ADDED_TO_SQUARED_GRADIENT
     yy = yy + ADDED_TO_SQUARED_GRADIENT
 
-    # The normal equations:          [xx xy; xy yy] [x; y] = -[x_change; y_change]
-    # The inverse of their matrix:   [yy -xy; -xy xx] / determinant
+    # Their solution, by the inverse of the 2 x 2 matrix.
     determinant = xx * yy - xy * xy
     x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
     y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
@@ -97,32 +101,35 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
 
 
 def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: Tensor) -> Tensor:
-    """Return slope and curvature of `light`, then of `count`, (B, 4, h, w).
+    """Return slope and curvature of `light`, then of `count`, (B, 4, h, w), in units of `light`.
 
-    light, count: pictures of the windows of the exposure, (B, 11, h, w). scene: (B, 3, h, w).
+    Both must have one unit, because both are compared with the gradient of `light`. n is the number
+    of spikes of a pixel in a window, N its mean over the windows, and M the mean of N over all
+    pixels. data/motion/network_inputs.py makes the pictures, in short, as
+
+        light = sqrt(n / M) - 1         derivative by n, at n = N:   1 / (2 * sqrt(N * M))
+        count = (n - N) / sqrt(N)       derivative by n:             1 / sqrt(N)
+
+    So `count` changes 2 * sqrt(M) times as much as `light`, and is divided by this number.
+
+    light, count: pictures of the windows of the exposure, (B, 11, h, w).
+    scene: (B, 3, h, w). Its channel 1 is log(M).
+    parabola_fit: (2, 11), see `least_squares`.
     """
-    # `parabola_fit` (2, 11) turns the values of the windows (axis k) into slope and curvature
-    # (axis d). At each pixel: change[b, d] = sum over k of parabola_fit[d, k] light[b, k].
+    # k counts the windows, and d the results: 0 is the slope, 1 the curvature. At each pixel,
+    # change[b, d] = sum over k of parabola_fit[d, k] * light[b, k].
     change_of_light = torch.einsum("dk,bkhw->bdhw", parabola_fit, light)  # (B, 2, h, w)
-    # Both changes must have the same unit, because both are compared with the gradient of `light`.
-    # n is the number of spikes of a pixel in a window, N its mean over the windows, and M the mean
-    # of N over all pixels. data/motion/network_inputs.py makes the pictures, in short, as
-    #
-    #     light = sqrt(n / M) - 1         derivative at n = N:   1 / (2 sqrt(N M))
-    #     count = (n - N) / sqrt(N)       derivative:            1 / sqrt(N)
-    #
-    # So the derivative of `count` is 2 sqrt(M) times as large, and its change is divided by this
-    # number. Channel 1 of the scene is log(M), and exp(log(M) / 2) is sqrt(M).
-    ratio_of_changes = 2 * torch.exp(scene[:, 1:2] / 2)  # 2 sqrt(M), (B, 1, h, w)
-    change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count) / ratio_of_changes
-    return torch.cat((change_of_light, change_of_count), dim=1)
+    change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count)  # (B, 2, h, w)
+    log_m = scene[:, 1:2]  # (B, 1, h, w)
+    ratio_of_changes = 2 * torch.exp(log_m / 2)  # 2 * sqrt(M)
+    return torch.cat((change_of_light, change_of_count / ratio_of_changes), dim=1)
 
 
 def _gradient(picture: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient in x and in y of a picture (B, 1, h, w), each of the same shape.
+    """Return the gradient of a picture (B, 1, h, w) in x and in y, (B, 1, h, w) each.
 
-    It is half the difference of the two neighbours. At the edge, the missing neighbour has the
-    value of the pixel itself.
+    It is half the difference of the two neighbours. At the edge of the picture, the pixel itself
+    stands for the missing neighbour.
     """
     padded = F.pad(picture, (1, 1, 1, 1), mode="replicate")  # (B, 1, h + 2, w + 2)
     left = padded[..., 1:-1, :-2]
