@@ -56,8 +56,7 @@ class Fusion(nn.Module):
         """Return the number of channels per frame that `on_input` returns for RGB frames.
 
         The trunk is the network after the operator, which takes these channels. Override this
-        method if `on_input` returns more than a picture, e.g. 3 + S channels. `channels` calls this
-        method, and compares the number with netG.in_chans.
+        method if `on_input` returns more than a picture, e.g. 3 + S channels.
         """
         return 3
 
@@ -65,7 +64,9 @@ class Fusion(nn.Module):
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
         """Return two numbers of channels per frame: of the image, and of the result of `on_input`.
 
-        in_chans: netG.in_chans, or None if the option file leaves it out.
+        in_chans: the option netG.in_chans, or None if the option file leaves it out. If it is
+            given, it must be the second number.
+        spike_channels: S of the data, 0 without spikes.
 
         Raises OptionError if in_chans or the data's spike channels do not fit the operator.
         """
@@ -116,8 +117,9 @@ class ImageFusion(Fusion):
     They have a small residual conv net, `features_of`, whose modules are `head` and `body`.
 
     base: the frame to which the network adds its output: the "blurry" frame, or the "fused" frame,
-    which `on_input` has returned.
-    inputs: number of input channels of the conv net. features: number of its output channels.
+        which `on_input` has returned.
+    inputs: number of input channels of the conv net.
+    features: number of its output channels.
     layers: number of its residual convolutions.
     """
 
@@ -144,9 +146,11 @@ class ImageFusion(Fusion):
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     """Return `spike` if it fits the frames. Raises DataError otherwise.
 
-    Callers use the result, because the type checker then knows that it is not None.
+    The result is the same tensor, but its type says that it is not None.
 
-    rgb: the frames (B, T, 3, H, W). spike: the spike channels, (B, T, channels, H, W).
+    rgb: the frames, (B, T, 3, H, W).
+    spike: the spike channels, which should be (B, T, channels, H, W).
+    channels: S, the number of channels for which the network was built.
     """
     clips, frames, _, height, width = rgb.shape
     expected_shape = (clips, frames, channels, height, width)

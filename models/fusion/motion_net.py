@@ -73,18 +73,19 @@ CHANGES = COEFFICIENTS + 1
 # The trained weights fit these values. With another value the network runs without an error, but
 # its motion is worse until it is trained anew.
 
-# Dilations of the inner convolutions of a conv net, repeated from the first.
+# Dilations of the inner convolutions of a conv net: 2 for the first, 1 for the second, and so on.
+# After the last number, the first follows again.
 DILATIONS = (2, 1, 3, 1)
 # The coefficients are divided by this number before a conv net gets them, so that its inputs are
-# about 1. Its output has another unit, pixels of the level (see `forward`).
+# about 1. (Its outputs are not multiplied by it. They are in pixels of the level, see `forward`.)
 USUAL_SHIFT = 4.0
-# Factor of the initial weights of the last convolution. It is small, so that the curves begin near
-# no motion.
+# The initial weights of the last convolution are multiplied by this number. It is small, so that
+# the curves begin near no motion.
 SMALL_WEIGHTS = 0.2
 
 
 class Level(NamedTuple):
-    """A level from coarse to fine."""
+    """A resolution at which the curve is corrected, and the conv net that corrects it."""
 
     size: int  # side of a pixel of this level, in spike pixels
     rounds: int  # number of times that the curve is corrected
@@ -92,7 +93,8 @@ class Level(NamedTuple):
     layers: int  # number of convolutions of the conv net
 
 
-# The finest levels have the most pixels, so they have one round and smaller nets.
+# From coarse to fine. The finest levels have the most pixels, so they have one round and smaller
+# nets.
 LEVELS = (
     Level(size=8, rounds=2, features=48, layers=5),
     Level(size=4, rounds=2, features=48, layers=5),
@@ -102,7 +104,7 @@ LEVELS = (
 
 
 class Curves(NamedTuple):
-    """The motion at a level."""
+    """The motion at a level: the curve of each pixel, and its expected error."""
 
     size: int  # side of a pixel of the level, in spike pixels
     coefficients: Tensor  # (B, 6, h, w): c_1 to c_3 in spike pixels, x and y of each
@@ -115,11 +117,12 @@ class MotionNet(nn.Module):
 
     # The middle of each window, (15,), in halves of an exposure after the sharp instant.
     tau: Tensor
-    # (2, 11): values in the 11 windows of the exposure -> their slope and curvature in time.
-    parabola_fit: Tensor  # `least_squares` multiplies by it
+    # (2, 11): the matrix that turns the values in the 11 windows of the exposure into their slope
+    # and curvature in time.
+    parabola_fit: Tensor
 
-    # For data/motion/network_inputs.py. edges: the 16 times at which the 15 windows begin and end.
-    # inside: the slice of the 11 windows that divide the exposure.
+    # For data/motion/network_inputs.py: the 16 times at which the 15 windows begin and end, and the
+    # slice of the 11 windows that divide the exposure.
     edges: Sequence[float] = EDGES
     inside = INSIDE
 
@@ -162,10 +165,11 @@ class MotionNet(nn.Module):
         size = LEVELS[0].size
         curve = pictures.new_zeros(batch, COEFFICIENTS, height // size, width // size)
         log_error = pictures.new_zeros(batch, 1, height // size, width // size)
+        # Below, (h, w) is the size of the level.
         curves_of_levels = []
         for net, level in zip(self.nets[:levels], LEVELS[:levels], strict=True):
-            small_pictures = F.avg_pool2d(pictures, level.size)  # (B * 15, 2, h, w) of the level
-            small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w) of the level
+            small_pictures = F.avg_pool2d(pictures, level.size)  # (B * 15, 2, h, w)
+            small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w)
 
             # Take over the motion of the coarser level. Its values need no factor, because they are
             # in spike pixels at all levels.
@@ -176,7 +180,7 @@ class MotionNet(nn.Module):
 
             for _ in range(level.rounds):
                 inputs = self._inputs(small_pictures, small_scene, curve, log_error, level.size)
-                # Only the net of the coarsest level gives a shared motion.
+                # The net of the coarsest level also gives a motion that all pixels share.
                 change = add_shared_motion(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
                 # The change of the curve is in pixels of the level, and the curve in spike pixels.
@@ -191,8 +195,11 @@ class MotionNet(nn.Module):
         """Return the input channels of the conv net of a level, (B, 48, h, w).
 
         The trained weights fit the order of the channels.
-        pictures: (B * 15, 2, h, w) and scene: (B, 3, h, w), both of the level. curve, log_error:
-        the motion so far. size: side of a pixel of the level, in spike pixels.
+
+        pictures: (B * 15, 2, h, w), in the size of the level.
+        scene: (B, 3, h, w), in the size of the level.
+        curve, log_error: the motion so far, (B, 6, h, w) and (B, 1, h, w).
+        size: side of a pixel of the level, in spike pixels.
         """
         # Detached, so that each correction learns only from its own result: no gradient flows
         # through the shifts into earlier corrections.
@@ -213,16 +220,18 @@ def _middles_of_windows() -> np.ndarray:
 
 
 def _fit_of_parabola(tau: np.ndarray) -> np.ndarray:
-    """Return the matrix (2, n) that gives slope and curvature of n values by least squares.
+    """Return the matrix (2, n) that turns n values into the slope and curvature of a parabola.
 
         value(tau) = constant + slope tau + curvature tau^2
 
-    The constant is left out, because only the change in time is needed.
+    The parabola is the nearest one to the values, by least squares. Its constant is left out,
+    because only the change in time is needed.
 
     tau: (n,), the times of the values.
     """
+    # The values are `powers` times (constant, slope, curvature), so the pseudoinverse of `powers`
+    # turns values into these three numbers.
     powers = np.stack([tau**power for power in range(3)], axis=1)  # (n, 3)
-    # The pseudoinverse turns n values into the three numbers of the nearest parabola.
     three_rows = np.linalg.pinv(powers)  # (3, n): constant, slope, curvature
     return three_rows[1:].astype(np.float32)
 
@@ -230,8 +239,8 @@ def _fit_of_parabola(tau: np.ndarray) -> np.ndarray:
 def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequential:
     """Build a conv net of `layers` convolutions, whose output is near 0 before the training.
 
-    So an untrained network finds hardly any motion. Because of the dilations, a few layers see far:
-    the output of a pixel depends on 17 x 17 pixels with 5 layers, and on 11 x 11 pixels with 4.
+    So an untrained network finds hardly any motion. Because of the dilations, the output of a pixel
+    depends on many pixels: on 17 x 17 pixels with 5 layers, and on 11 x 11 pixels with 4.
 
     inputs, outputs: numbers of channels. features: number of channels in between.
     """
@@ -251,17 +260,22 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
 def add_shared_motion(changes: Tensor) -> Tensor:
     """Add a shared motion, e.g. the motion of the camera, to the motion of each pixel.
 
-    The shared motion is a weighted mean of the estimates of all pixels. So it is far less noisy
-    than the estimate of a single pixel, if there are few spikes.
+    The shared motion is a weighted mean of the estimates of all pixels. So if there are few spikes,
+    it is far less noisy than the estimate of a single pixel.
 
-    changes: (B, 7, h, w) or (B, 14, h, w), see `CHANGES`. Seven channels have no shared motion, and
-    are returned unchanged. Of 14 channels, 7 to 12 are each pixel's estimate of the shared motion,
-    and channel 13 is the logarithm of the weight of this estimate.
+    changes: the output of a conv net. With (B, 7, h, w) it has no shared motion, and is returned
+        unchanged. With (B, 14, h, w) its channels are
+
+            0 to 5     motion of the pixel: change of its six coefficients
+            6          change of the logarithm of its expected error
+            7 to 12    estimate of the shared motion, by this pixel
+            13         logarithm of the weight of this estimate
+
     Returns (B, 7, h, w).
     """
     if changes.shape[1] == CHANGES:
         return changes
-    channels = (COEFFICIENTS, 1, COEFFICIENTS, 1)
+    channels = (COEFFICIENTS, 1, COEFFICIENTS, 1)  # 6, 1, 6, 1
     motion_of_pixel, log_error, estimates, log_weight = changes.split(channels, dim=1)
     # Weights that add up to 1 over all pixels, (B, 1, h, w).
     weight = torch.softmax(log_weight.flatten(1), dim=1).view_as(log_weight)

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Edges of the windows of time, in elevenths of an exposure after its middle.
+# The 16 times at which the 15 windows begin and end, in elevenths of an exposure after its middle.
+# The exposure lasts from -5.5 to 5.5.
 EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 7.5, 10.5)
 WINDOWS = len(EDGES) - 1
 INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
@@ -32,41 +33,46 @@ SHARP_INSTANT = 0.5 / 44
 # Channels of the picture of a window: 0 brightness (`light` in least_squares.py), 1 number of
 # spikes (`count`). data/motion/network_inputs.py makes both.
 PICTURE_CHANNELS = 2
-DEGREE = 3  # of the curve
+DEGREE = 3  # the largest power of tau in the curve
 COEFFICIENTS = 2 * DEGREE  # x and y of c_1, then of c_2, then of c_3
 
 
 def displacements(curve: Tensor, tau: Tensor) -> Tensor:
-    """Return the displacements q (B, N, 2, h, w) at the times tau (N,).
+    """Return the displacements of each pixel at some times, (B, N, 2, h, w).
 
-    curve: coefficients (B, 6, h, w), see `COEFFICIENTS`.
+        q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3
+
+    curve: the coefficients, (B, 6, h, w), in the order of `COEFFICIENTS`.
+    tau: the times, (N,).
     """
     coefficients = curve.unflatten(1, (DEGREE, 2))  # (B, 3, 2, h, w)
-    times = tau.view(1, -1, 1, 1, 1)
-    # q = c_1 tau + c_2 tau^2 + c_3 tau^3
+    times = tau.view(1, -1, 1, 1, 1)  # (1, N, 1, 1, 1)
     q = 0
     for index in range(DEGREE):
         power = index + 1  # c_1 is at index 0
         c = coefficients[:, index, None]  # (B, 1, 2, h, w)
-        q = q + c * times**power
+        q = q + c * times**power  # (B, N, 2, h, w)
     return q
 
 
 def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     """Return the pictures of all windows as they look at the sharp instant, (B, 30, h, w).
 
-    pictures: (B * 15, 2, h, w). shifts: (B, 15, 2, h, w), from the sharp instant to each window, in
-    pixels, x first.
+    A pixel of the sharp instant gets the value that its point of the scene has in the window. If
+    the point lies outside the picture, the pixel gets the value of the nearest pixel at the border.
+
+    pictures: (B * 15, 2, h, w), 15 windows with 2 pictures each.
+    shifts: (B, 15, 2, h, w), from the sharp instant to each window, in pixels, x first.
     """
     batch, _, _, height, width = shifts.shape
-    # The pixels of the sharp instant: y (h,) and x (w,).
-    y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)
-    x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)
-    # Where each pixel of the sharp instant lies in each window, (B, 15, h, w).
-    columns = x + shifts[:, :, 0]
-    rows = y[:, None] + shifts[:, :, 1]
-    # grid_sample counts from -1 (first pixel) to 1 (last pixel). Divide by at least 1, because
-    # width - 1 is 0 for a picture of one pixel.
+    # The pixels of the sharp instant.
+    y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)  # (h,)
+    x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)  # (w,)
+    # Where each of these pixels lies in each window.
+    columns = x + shifts[:, :, 0]  # (B, 15, h, w)
+    rows = y[:, None] + shifts[:, :, 1]  # (B, 15, h, w)
+    # grid_sample counts from -1 (first pixel) to 1 (last pixel). For a picture of one pixel,
+    # width - 1 is 0, so divide by at least 1.
     grid_x = columns * 2 / max(width - 1, 1) - 1
     grid_y = rows * 2 / max(height - 1, 1) - 1
     positions = torch.stack((grid_x, grid_y), dim=-1).flatten(0, 1)  # (B * 15, h, w, 2)
