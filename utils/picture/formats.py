@@ -2,8 +2,8 @@
 
 Each format has one reader. Its docstring shows the layout of the file: at which byte of the file,
 or of a part of the file, a value begins. A number of several bytes is big endian (the highest byte
-first) in a JPEG, and little endian (the lowest byte first) in a WebP and a BMP. In the code,
-`..._at` or `at` is the number of a byte of the file.
+first) in a JPEG, and little endian (the lowest byte first) in a WebP and a BMP. In the code, `at`
+is a position in the file, counted in bytes from 0.
 
 What must stay: a reader accepts any bytes. It returns None for a header that is cut short or
 contradicts itself. It trusts no number without a limit. Each turn of a loop moves forward in the
@@ -30,7 +30,7 @@ JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
 
 
 def read_jpeg(content: bytes) -> Header | None:
-    """Read a JPEG up to its frame header.
+    """Read a JPEG up to its frame header, the segment that has the size of the picture.
 
     Layout: 2 bytes that every JPEG has, then segments.
 
@@ -40,7 +40,7 @@ def read_jpeg(content: bytes) -> Header | None:
         2                      length: of its own 2 bytes and the data
         4                      data
 
-    The data of a frame header, a kind of segment:
+    The data of a frame header:
 
         byte of the segment    content
         4                      bits of a value
@@ -53,19 +53,19 @@ def read_jpeg(content: bytes) -> Header | None:
     while at + 10 <= len(content):  # a frame header has 10 bytes up to the number of colours
         marker = content[at + 1]
         if content[at] != 0xFF:
-            # Bytes between two segments are skipped.
+            # Bytes between two segments: skip them.
             at = content.find(b"\xff", at)
             if at < 0:
                 return None
         elif marker == 0xFF:
-            # Any number of bytes 0xFF may fill the space before a marker.
+            # A byte that fills the space before a marker: skip it.
             at += 1
         elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
-            # These markers have no length and no data: 0x00 (the byte 0xFF before it is data), 0x01
-            # (temporary), 0xD0 to 0xD7 (restart) and 0xD8 (begin of the picture).
+            # A marker without length and data: 0x00 (then the byte 0xFF before it is data), 0x01
+            # (temporary), 0xD0 to 0xD7 (restart) or 0xD8 (begin of the picture).
             at += 2
         elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
-            # A frame header: the wanted segment.
+            # The frame header.
             bits = content[at + 4]
             height = big_endian(content, at + 5, length=2)
             width = big_endian(content, at + 7, length=2)
@@ -74,17 +74,18 @@ def read_jpeg(content: bytes) -> Header | None:
         elif marker in (JPEG_END, JPEG_PIXELS):
             return None  # the frame header must come earlier, so this file is broken
         else:
-            length = big_endian(content, at + 2, length=2)  # of its own 2 bytes and the data
+            # Another segment. Skip it, but look for the orientation in it.
+            length = big_endian(content, at + 2, length=2)
             data = content[at + 4 : at + 2 + length]
             if marker == JPEG_EXIF and data.startswith(EXIF_BEGIN):
                 orientation = exif_orientation(data.removeprefix(EXIF_BEGIN))
-            # The length counts its own 2 bytes, so a smaller length is wrong. Take at least 2, so
-            # that the loop moves on behind the length.
+            # The length counts its own 2 bytes. A smaller length is wrong, and counts as 2, so that
+            # the loop moves forward.
             at += 2 + max(length, 2)
     return None
 
 
-LOW_14_BITS = 0x3FFF
+LOW_14_BITS = 0x3FFF  # number & LOW_14_BITS keeps the lowest 14 bits of a number
 
 
 def read_webp(content: bytes) -> Header | None:
@@ -100,8 +101,8 @@ def read_webp(content: bytes) -> Header | None:
     The kind of the first chunk tells how the size is stored in it. One of the chunks may be EXIF,
     with the orientation.
     """
-    # The size ends with byte 29 at the latest. E.g. in VP8X the height has 3 bytes from byte 27 on,
-    # and 27 + 3 = 30.
+    # The last byte of the size is byte 29 at the latest: in VP8X, the height has 3 bytes from byte
+    # 27 on.
     if len(content) < 30:
         return None
     first_kind = content[12:16]
@@ -110,9 +111,8 @@ def read_webp(content: bytes) -> Header | None:
         width = 1 + little_endian(content, at=24, length=3)
         height = 1 + little_endian(content, at=27, length=3)
     elif first_kind == b"VP8L":
-        # Lossless: from byte 21 on, 14 bits of width - 1 and 14 bits of height - 1.
-        # "& LOW_14_BITS" keeps the lowest 14 bits of a number; ">> 14" moves the next bits down to
-        # them.
+        # Lossless: from byte 21 on, a number whose lowest 14 bits are width - 1, and whose next 14
+        # bits are height - 1.
         packed = little_endian(content, at=21, length=4)
         width = 1 + (packed & LOW_14_BITS)
         height = 1 + ((packed >> 14) & LOW_14_BITS)
@@ -171,9 +171,10 @@ def read_pnm(content: bytes) -> Header | None:
     Between them there are spaces, line ends, and comments from # to the end of a line. P1 and P4
     are black and white, and have no largest value.
     """
-    # One or more of: a blank or line end, or a comment. {0,1000} bounds the time for a long line.
+    # One or more of: a blank or line end, or a comment. {0,1000} limits the time for a long line.
     space = rb"(?:\s|#[^\n]{0,1000}\n)+"
-    head = re.match(rb"P([1-6])" + space + rb"(\d{1,9})" + space + rb"(\d{1,9})", content)
+    number = rb"(\d{1,9})"
+    head = re.match(rb"P([1-6])" + space + number + space + number, content)
     if head is None:
         return None
     digit = head[1]

@@ -4,7 +4,8 @@ The readers of the formats (formats.py, png.py and tiff.py) make a `Header`. Pro
 before they decode a picture, because a file of a few bytes may state a picture that fills the
 memory.
 
-Free to change: a field may be added. With a default, only the readers that know its value set it.
+Free to change: a field may be added. Give it a default, so that only readers that know its value
+need to set it.
 
 Tests: tests/parts/data/test_pictures.py, tests/stories/test_foreign_files.py
 """
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 
 from utils.picture.orientation import UPRIGHT, Orientation
 
-# Pixels of the largest picture, or frame of a film, that is decoded: 67 million. 8K frames have 33
-# million. With a larger limit, a hostile file could take more memory.
+# Largest number of pixels of a picture, or of a frame of a film, that is decoded: 67 million. 8K
+# frames have 33 million. With a larger limit, a hostile file could take more memory.
 MOST_PIXELS = 2**26
 
 
@@ -29,8 +30,8 @@ class Header:
     is_float: bool = False  # whether values are floating-point numbers
     is_grey: bool = False  # whether a pixel has one value instead of three colours
     orientation: Orientation = UPRIGHT  # how the stored picture becomes upright
-    # Pixels of the largest block that a decoder holds at once, e.g. a tile of a TIFF. 0 if there
-    # are no blocks. A block may be larger than the picture.
+    # Number of pixels of a block that a decoder holds as a whole, e.g. a tile of a TIFF. It may be
+    # larger than the picture. 0 if there are no blocks.
     block_pixels: int = 0
 
     @property

@@ -13,9 +13,14 @@ import numpy as np
 
 
 class Orientation(NamedTuple):
-    """What makes a stored picture upright: first rows and columns are exchanged, then reversed.
+    """What makes a stored picture upright. `upright` does these three steps in their order.
 
-    `upright` does these steps. The order of the three fields is the order of the steps.
+    E.g. rows and columns are exchanged, and then the columns are reversed:
+
+        stored    exchanged    upright
+        1 2 3     1 4          4 1
+        4 5 6     2 5          5 2
+                  3 6          6 3
     """
 
     is_transposed: bool = False  # whether rows and columns are exchanged

@@ -38,7 +38,10 @@ class _PngChunk(NamedTuple):
 
 
 def _png_chunk(content: bytes, at: int) -> _PngChunk:
-    """Return the chunk that begins at byte `at`. Its data may end beyond the end of the content."""
+    """Return the chunk that begins at byte `at`.
+
+    The length may be wrong, so `data` and `next_at` may lie beyond the end of the content.
+    """
     length = big_endian(content, at, length=4)
     return _PngChunk(
         kind=content[at + 4 : at + 8],
@@ -61,7 +64,7 @@ def read_png(content: bytes) -> Header | None:
     A chunk eXIf with the orientation counts only if it comes before the pixels (IDAT), as libpng
     writes it.
     """
-    # The last byte that is read here is byte 25, the colour type.
+    # The last byte of the table above is byte 25.
     if len(content) < 26 or content[12:16] != b"IHDR":
         return None
     width = big_endian(content, at=16, length=4)
@@ -108,13 +111,14 @@ def has_whole_chunks(png: bytes) -> bool:
 def _lies_within(frame: bytes, width_and_height: bytes) -> bool:
     """Return whether a frame of an animated PNG lies in the picture.
 
+    In a damaged file, the data of the frame may end early. Then the missing numbers are 0, and a
+    frame of width or height 0 is refused.
+
     frame: data of a chunk fcTL. They begin with five numbers of 4 bytes each:
 
         from byte   0                     4       8        12     16
                     number of the frame   width   height   left   top
 
-        The data of a damaged file may end early. A number without bytes is 0, and a frame with
-        width 0 is refused.
     width_and_height: width and height of the picture, 4 bytes each.
     """
     width = big_endian(frame, at=4, length=4)

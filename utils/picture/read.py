@@ -5,10 +5,11 @@
     header.is_too_large               # whether to refuse it before it is decoded
 
 The header is all that stands before the pixels. It is read before a decoder gets the file, because
-a file of a few bytes may state a picture that fills the memory. The file may hold anything, so
-every reader must accept any bytes: it returns None for a header that is cut short or contradicts
-itself, and has no endless loop (tests/stories/test_foreign_files.py and
-tests/parts/data/test_any_bytes.py read damaged files).
+a file of a few bytes may state a picture that fills the memory.
+
+What must stay: every reader accepts any bytes, because a file may hold anything. It returns None
+for a header that is cut short or contradicts itself, and has no endless loop
+(tests/stories/test_foreign_files.py and tests/parts/data/test_any_bytes.py read damaged files).
 
 Free to change: to add a format, add a reader and a row in READERS.
 """

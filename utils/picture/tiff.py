@@ -38,9 +38,9 @@ def read_tiff(content: bytes) -> Header | None:
     tags = _tiff_tags(content)
     if TAG_WIDTH not in tags or TAG_HEIGHT not in tags:
         return None
-    # A grey pixel has 1 value, or 2: grey and opacity.
-    has_few_values = tags.get(TAG_VALUES_PER_PIXEL, 1) < 3
-    is_grey = has_few_values and tags.get(TAG_COLOUR_SPACE) in TIFF_GREY
+    # A grey pixel has one value, or two: grey and opacity.
+    has_one_or_two_values = tags.get(TAG_VALUES_PER_PIXEL, 1) < 3
+    is_grey = has_one_or_two_values and tags.get(TAG_COLOUR_SPACE) in TIFF_GREY
     return Header(
         kind="TIFF",
         height=tags[TAG_HEIGHT],
@@ -55,9 +55,8 @@ def read_tiff(content: bytes) -> Header | None:
 
 
 # Value of the tag "orientation" -> what makes the picture upright (Exif 2.32, 4.6.4; TIFF 6.0, page
-# 36). Rows and columns are exchanged first, and reversed afterwards. The value 1 is upright
-# already. E.g. a telephone that was held upright writes 6. Test:
-# test_a_picture_is_turned_as_its_orientation_says.
+# 36). A picture of value 1 is upright already. E.g. a telephone that was held upright writes 6.
+# Test: test_a_picture_is_turned_as_its_orientation_says.
 EXIF_ORIENTATIONS = {
     2: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=False),
     3: Orientation(is_transposed=False, has_reversed_columns=True, has_reversed_rows=True),
@@ -75,17 +74,20 @@ def exif_orientation(exif: bytes) -> Orientation:
     return EXIF_ORIENTATIONS.get(value, UPRIGHT)
 
 
-# Bytes of a value of the types BYTE, SHORT, LONG and LONG8. Other types, such as text and
-# fractions, are left out.
+# Type of a value -> its number of bytes, for BYTE, SHORT, LONG and LONG8. Other types, such as text
+# and fractions, are left out.
 TIFF_TYPE_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}
 
 
 class TiffForm(NamedTuple):
-    """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF."""
+    """How many bytes the numbers of a TIFF have. There are two forms, TIFF and BIG_TIFF.
 
-    # Number of bytes of an offset. An offset is a position in the file, e.g. of a directory,
-    # counted from the start of the file. Two fields of an entry have the same number of bytes: the
-    # number of its values, and the values themselves or their offset.
+    An offset is a position in the file, counted in bytes from its start. A directory is a list of
+    entries, and an entry is a tag with its values (`_tiff_tags` shows an example).
+    """
+
+    # Number of bytes of an offset. Two parts of an entry have as many bytes: the number of its
+    # values, and the values themselves or their offset.
     offset_bytes: int
     directory_offset_at: int  # where the file has the offset of the first directory
     entry_count_bytes: int  # bytes of the number of entries, with which a directory begins
@@ -113,7 +115,7 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         01 00 00 00    number of values: 1
         80 07 00 00    the values: 1920. If they need more than these 4 bytes, their offset
 
-    A BigTIFF has the number 43 in place of 42, and longer numbers:
+    A BigTIFF has the number 43 in place of 42, and longer numbers (`TiffForm`):
 
                                      TIFF          BigTIFF
         offset of the directory      4 bytes       8 bytes
@@ -123,8 +125,8 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         the values or their offset   4 bytes       8 bytes
         an entry as a whole          12 bytes      20 bytes
 
-    Any number in the file may be wrong. So nothing is read beyond the end of the content: a wrong
-    offset gives no value, and a wrong number of entries ends the loop.
+    Any number in the file may be wrong. So nothing is read beyond the end of the content: an entry
+    whose values lie there is left out, and the loop ends at the first entry that lies there.
     """
     tiff = _TiffBytes(content, "big" if content[:2] == b"MM" else "little")
     is_big = tiff.number(at=2, length=2) == MARK_OF_BIG_TIFF
@@ -156,15 +158,17 @@ class _TiffBytes(NamedTuple):
 
 
 def _first_value(tiff: _TiffBytes, form: TiffForm, entry_at: int) -> int | None:
-    """Return the first value of the entry that begins at a byte, or None if it cannot be read.
+    """Return the first value of an entry, or None if it cannot be read.
 
-    The fields of an entry begin at these bytes of the entry:
+    The parts of an entry begin at these bytes of the entry:
 
                                      TIFF    BigTIFF
         tag                          0       0
         type                         2       2
         number of values             4       4
         the values or their offset   8       12
+
+    entry_at: the byte of the file at which the entry begins.
     """
     value_type = tiff.number(entry_at + 2, length=2)
     value_bytes = TIFF_TYPE_BYTES.get(value_type, 0)
@@ -172,8 +176,8 @@ def _first_value(tiff: _TiffBytes, form: TiffForm, entry_at: int) -> int | None:
     if value_bytes == 0 or value_count == 0:
         return None
     value_at = entry_at + 4 + form.offset_bytes
-    is_elsewhere = value_bytes * value_count > form.offset_bytes
-    if is_elsewhere:
+    fits_in_entry = value_bytes * value_count <= form.offset_bytes
+    if not fits_in_entry:  # then the entry has the offset of its values
         value_at = tiff.number(value_at, form.offset_bytes)
     if value_at + value_bytes > len(tiff.content):
         return None
