@@ -35,29 +35,30 @@ CONTAINERS = (
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
 # The errors of reading or writing a film: OSError of the operating system, and errors of FFmpeg.
 # utils/video also raises OSError(0, text) for a fault that it has found itself, e.g. a file without
-# a film. No error of the system has the number 0. The user sees only the text, which Python calls
-# `strerror`.
+# a film. (No error of the system has the number 0.) Messages quote the text, which is `strerror` of
+# the error.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
 def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     """Open a film with PyAV. Returns a container of PyAV.
 
-    mode: "r" to read, "w" to write. options: additional arguments of `av.open`.
+    A file to read must be a film. Whatever its name is, a text or a list of other files (ffconcat)
+    is refused. No frame of more than MOST_PIXELS is decoded.
 
-    When reading, a file that is not a film, e.g. a list of other files (ffconcat) or a text, is
-    refused, whatever its name, and no frame of more than MOST_PIXELS is decoded.
+    mode: "r" to read, "w" to write.
+    options: additional arguments of `av.open`.
 
     Raises OSError or av.error.FFmpegError.
     """
-    # PyAV's log callback can hang: a decoder thread that logs a line needs the GIL, while close()
-    # holds the GIL and waits for this thread (PyAV #751). So restore FFmpeg's callback, which needs
-    # no GIL. Silence its lines, because errors come as exceptions. Do both each time, because
-    # importing torchvision 0.23 switches PyAV's callback on again.
+    # PyAV's log callback can hang: a decoder thread that logs a line waits for the GIL, while
+    # close() holds the GIL and waits for this thread (PyAV #751). So restore FFmpeg's callback,
+    # which needs no GIL. Silence its lines, because errors come as exceptions. Do both each time,
+    # because importing torchvision 0.23 switches PyAV's callback on again.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
 
-    # Without "file:", FFmpeg would take "12:30:05.mp4" for a protocol named 12.
+    # Without "file:", FFmpeg would take "12" in "12:30:05.mp4" for a protocol, like "http".
     url = f"file:{path}"
     if mode != "r":
         av_open: Any = av.open  # the type checker knows only literal modes

@@ -35,10 +35,9 @@ from utils.video.upright import orientation, pixels, upright_aspect, upright_siz
 
 logger = logging.getLogger(__name__)
 
-# When `VideoReader.read` goes back, it also keeps frames before the wanted frame. This is the
-# largest number of bytes for these frames: about 48 frames of 720p. With a larger number, each
-# loader process takes more memory. With a smaller number, a clip that is read backwards is decoded
-# from its start more often.
+# Memory for the frames before the wanted frame, which `VideoReader.read` keeps after a step back:
+# about 48 frames of 720p. With a larger number, each loader process takes more memory. With a
+# smaller number, a clip that is read backwards is decoded from its start more often.
 MOST_KEPT_BYTES = 128 * 2**20
 
 
@@ -50,16 +49,18 @@ class VideoReader:
     times: seconds of each frame, rising.
     pixel_aspect: width over height of a pixel of the upright frame. 1 if the film does not say it.
 
-    The film is decoded once for these values, because containers often state wrong numbers.
-    Seeking is not reliable, either. So to read an earlier frame, the film is decoded from its
-    start again. Then some frames before the wanted frame are kept, because a clip may be read
-    backwards.
+    These values come from decoding the whole film once, because containers often state wrong
+    numbers. To jump to a frame (seek) is not reliable, either. So to read an earlier frame, the
+    film is decoded from its start again. Then some frames before the wanted frame are kept, because
+    a clip may be read backwards.
     """
 
     def __init__(self, path: str | Path, go_on: Callable[[], object] = lambda: None) -> None:
-        """Decode the film once. Reading opens the file again.
+        """Decode the film once. `read` opens the file again.
 
-        go_on: called after each decoded frame, for instance to tell a watchdog that work goes on.
+        go_on: function that is called after each decoded frame, e.g. to tell a watchdog that the
+            process still works.
+
         Raises DataError for a file without a film, and for frames of different sizes.
         """
         self.path = Path(path)
@@ -71,7 +72,7 @@ class VideoReader:
         self.times = _usable_times(path, facts.stamps, facts.fps)
         self.pixel_aspect = facts.pixel_aspect
 
-        # The decoded frames from number `_next_index` on, or None before the first `read`.
+        # The decoder: yields the frames from number `_next_index` on. None before the first `read`.
         self._frames: Iterator[np.ndarray] | None = None
         self._next_index = 0
         # Number of a frame -> the decoded frame. As long as the caller reads forwards, only the
@@ -93,13 +94,12 @@ class VideoReader:
         if index in self._kept:
             return self._kept[index]
 
-        # Index of the first frame that is kept. If decoding begins again below, the frames before
-        # it are decoded but not converted.
-        first_kept = index
+        first_kept = index  # the first frame that is kept
         is_behind = index < self._next_index  # the decoder has passed this frame already
         if self._frames is None or is_behind:
+            # Begin again at the start of the film.
             first_kept = index - self._frames_to_keep_before()
-            self._frames = _decoded_frames(self.path, first_kept)  # from the start of the film
+            self._frames = _decoded_frames(self.path, first_kept)
             self._next_index = 0
 
         # Decode up to frame `index`.
@@ -117,8 +117,8 @@ class VideoReader:
         If frames were read before, the caller reads backwards, and will ask for the frames before
         the wanted frame next. E.g. 48 frames of 720p fit into MOST_KEPT_BYTES.
         """
-        if not self._kept:
-            return 0  # nothing was read yet, or the last `read` failed
+        if not self._kept:  # nothing was read yet, or the last `read` failed
+            return 0
         frame_bytes = max(frame.nbytes for frame in self._kept.values())
         return max(1, MOST_KEPT_BYTES // frame_bytes)
 
@@ -137,7 +137,7 @@ class VideoReader:
     def _as_data_error(self, what: str) -> Generator[None]:
         """Turn an error of FFmpeg or of the system in the block into a DataError about the film.
 
-        what: beginning of the error's text, e.g. "not a video".
+        what: beginning of the text of the error, e.g. "not a video".
         """
         try:
             yield
@@ -147,7 +147,7 @@ class VideoReader:
                 size = f" ({self.path.stat().st_size} bytes)"
             reason = e.strerror
             # FFmpeg raises ArgumentError for a damaged frame, and for a frame of more than
-            # MOST_PIXELS. TOO_LARGE says the second in words: "more than 67 million pixels ...".
+            # MOST_PIXELS. TOO_LARGE is "more than 67 million pixels ...".
             if isinstance(e, av.error.ArgumentError):
                 reason = f"a frame is damaged, or has {TOO_LARGE}"
             raise DataError(
@@ -199,10 +199,10 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
 
 
 def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
-    """Yield all frames of a film in order. Frames before number `first_kept` are empty arrays.
+    """Yield all frames of a film in order, (H, W, 3) uint8 each.
 
-    The caller needs none of the earlier frames, so they are not converted to RGB. Each is replaced
-    by an empty array, because the caller counts frames by its calls of `next`.
+    The caller does not need the frames before number `first_kept`, so they are not converted to
+    RGB. Each is replaced by an empty array, because the caller counts the frames that it gets.
 
     This is a function and not a method of the reader, because a method could hang a loader process:
 
@@ -220,16 +220,18 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
             yield np.ascontiguousarray(image)
 
 
-# If a frame has this number of pixels or more (16.8 million), FFmpeg decodes one frame at a time,
-# because several such frames would take much memory. Smaller frames, e.g. 4K frames with 8.3
-# million pixels, are decoded several at a time.
+# Frames of this number of pixels (16.8 million) or more are decoded one at a time, because several
+# of them would take much memory. Smaller frames, e.g. 4K frames with 8.3 million pixels, are
+# decoded several at a time.
 LARGE_FRAME_PIXELS = 2**24
 
 
 def _film_in(container: Any) -> Any:
-    """Return the stream of PyAV that players show. A cover picture is not a film.
+    """Return the film that players show, a stream of PyAV. A cover picture is not a film.
 
     Raises OSError if there is no film, or if its frames are too large.
+
+    container: the opened file, an object of PyAV.
     """
     films = []
     for stream in container.streams.video:
@@ -254,11 +256,17 @@ def _film_in(container: Any) -> Any:
 
 
 def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction) -> list[Fraction]:
-    """Return the time stamps, or times i / fps if a stamp is missing or the stamps do not rise."""
+    """Return the time of each frame in seconds: its time stamp, or else i / fps for frame i.
+
+    Time stamps are not used if one is missing, or if they do not rise.
+
+    path: the film, for the warning.
+    stamps: time stamp of each frame in seconds, None if it is missing.
+    """
     times = [stamp for stamp in stamps if stamp is not None]
     has_all = len(times) == len(stamps)
-    # If the list equals its sorted set, each time is larger than the time before.
-    if has_all and times == sorted(set(times)):
+    is_rising = times == sorted(set(times))  # the set also drops repeated times
+    if has_all and is_rising:
         return times
     logger.warning(
         "%s: the frames have no usable time stamps; taken as %.3f a second", path, float(fps)
@@ -289,9 +297,9 @@ HDR = {16: "PQ", 18: "HLG"}
 
 
 def _warn_of_hdr_or_interlaced(path: str | Path, stream: Any, is_interlaced: bool) -> None:
-    """Warn of films that look different here than in a player.
+    """Log a warning for a film that looks different here than in a player.
 
-    path: path of the file, for messages.
+    path: the film, for the message.
     stream: the film, an object of PyAV.
     """
     transfer = HDR.get(stream.codec_context.color_trc)

@@ -22,8 +22,8 @@ def pixels(frame: Any) -> np.ndarray:
     """Return a frame of PyAV as (H, W, 3) uint8 RGB.
 
     BT.601 and BT.709 are two standards of how colours are coded as YUV. If a film does not say
-    which of them it has, FFmpeg always takes BT.601. Players take BT.601 for small frames and
-    BT.709 for large frames, and so does this function. Source of the sizes: mpv,
+    which of them it has, players take BT.601 for small frames and BT.709 for large frames. FFmpeg
+    would always take BT.601, so this function asks for BT.709. Source of the sizes: mpv,
     mp_csp_guess_colorspace.
     """
     is_yuv = not frame.format.is_rgb and not frame.format.has_palette
@@ -33,8 +33,8 @@ def pixels(frame: Any) -> np.ndarray:
     return frame.to_ndarray(format="rgb24")
 
 
-# TURNS[n] turns a frame by n quarter turns counter-clockwise, as the file asks a player to do. E.g.
-# TURNS[1] shows the right column of the stored frame as the top row.
+# TURNS[n] turns a frame by n quarter turns counter-clockwise. E.g. TURNS[1] shows the right column
+# of the stored frame as the top row.
 TURNS = (
     UPRIGHT,
     Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
@@ -46,8 +46,21 @@ TURNS = (
 def orientation(frame: Any) -> Orientation:
     """Return how a frame of PyAV becomes upright, to the nearest quarter turn.
 
-    The film has a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y).
-    Source: FFmpeg, libavutil/display.h.
+    A film may have a display matrix with the numbers a, b, c and d. Then the stored pixel in column
+    x and row y is shown in
+
+        column a x + c y
+        row    b x + d y
+
+    E.g., with 1 for the number 65536 of the file:
+
+         a   b   c   d
+         1   0   0   1    upright
+         0   1  -1   0    a quarter turn: x and y are exchanged, and the columns reversed
+        -1   0   0  -1    upside down: columns and rows are reversed
+
+    So x and y are exchanged if b and c are larger than a and d, and a negative number reverses an
+    axis. Source: FFmpeg, libavutil/display.h.
     """
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
@@ -59,16 +72,9 @@ def orientation(frame: Any) -> Orientation:
         return TURNS[quarter_turns % 4]
     if matrix is None:
         return UPRIGHT
-    # The matrix is stored as nine integers: a b u, c d v, x y w. Only a, b, c and d are needed.
+    # The matrix is stored as nine integers: a b u, c d v, x y w.
     numbers = np.frombuffer(bytes(matrix), np.int32).tolist()
     a, b, _, c, d = numbers[:5]
-    # x and y are exchanged if b and c are larger than a and d. A negative number reverses an axis:
-    # a and c give the column of the shown frame, b and d give its row. E.g., with 1 for 65536:
-    #
-    #     a  b  c  d
-    #     1  0  0  1    upright
-    #     0  1 -1  0    a quarter turn: exchanged, with reversed columns
-    #    -1  0  0 -1    upside down: both axes are reversed
     is_transposed = abs(a) + abs(d) < abs(b) + abs(c)
     if is_transposed:
         return Orientation(is_transposed=True, has_reversed_columns=c < 0, has_reversed_rows=b < 0)

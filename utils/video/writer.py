@@ -30,13 +30,13 @@ from utils.video.upright import SQUARE
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of films with a clock of the whole file (movie_timescale). The file states the start of
-# each stream in ticks of this clock.
+# Suffixes of films that have one more clock, of the whole file (movie_timescale). The file states
+# the start of each stream in ticks of this clock.
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
 # The finest clock of a written film, in ticks per second. Finer time stamps are rounded to it.
 FINEST_CLOCK = 2**24
-# x264's constant rate factor: 0 is lossless, 18 counts as visually lossless. With a larger factor,
-# the file is smaller and the quality is lower.
+# The constant rate factor of the encoder x264. 0 is lossless, 18 counts as visually lossless. With
+# a larger factor, the file is smaller and the quality is lower.
 RATE_FACTOR = "10"
 # FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
 # colours from the size of the frame.
@@ -74,9 +74,9 @@ class VideoWriter(AbstractContextManager):
         self.path = Path(path)
         self.chroma = chroma
         self.pixel_aspect = pixel_aspect
-        # The float 29.97002997 stands for 30000 / 1001, which needs a denominator of 1001. With a
-        # limit of 100,000 each rate with up to five decimals is exact. Without a limit the
-        # denominator would be a power of two, e.g. 2^48, which is not a clock for a film.
+        # A float such as 29.97002997 stands for 30000 / 1001, but its exact fraction has a power of
+        # two as denominator, e.g. 2^48, which is no clock for a film. The limit of 100,000 finds
+        # the simple fraction, and keeps each rate with up to five decimals exact.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
         self._ticks_per_second = _ticks_per_second(times or [1 / self._fps])
@@ -98,14 +98,12 @@ class VideoWriter(AbstractContextManager):
             if frame.shape[:2] != (height, width):
                 # The video has even sides, and a side of the frame is odd: repeat the last row or
                 # column.
-                below = height - frame.shape[0]
-                beside = width - frame.shape[1]
                 frame = cv2.copyMakeBorder(
                     frame,
                     top=0,
-                    bottom=below,
+                    bottom=height - frame.shape[0],
                     left=0,
-                    right=beside,
+                    right=width - frame.shape[1],
                     borderType=cv2.BORDER_REPLICATE,
                 )
 
@@ -138,8 +136,8 @@ class VideoWriter(AbstractContextManager):
 
         options = {}
         if self.path.suffix.lower() in MP4_SUFFIXES:
-            # The clock of the file, in which it states the start of each stream, counts
-            # milliseconds by default. faststart lets players begin before they have the whole file.
+            # The clock of the whole file counts milliseconds by default, which would round the
+            # start of the film. faststart lets players begin before they have the whole file.
             options = {"movie_timescale": str(self._ticks_per_second), "movflags": "+faststart"}
         self._out = open_container(str(self._temporary), "w", options=options)
 
@@ -160,7 +158,10 @@ class VideoWriter(AbstractContextManager):
         context.color_trc = BT709
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Finish the file and give it its name. After an error of type `kind`, remove it."""
+        """Finish the file and give it its name, or remove it after an error.
+
+        kind: type of the error that has ended the block, or None without an error.
+        """
         try:
             with writing(self.path, errors=FFMPEG_ERRORS):
                 self._close(is_complete=kind is None)
@@ -169,8 +170,8 @@ class VideoWriter(AbstractContextManager):
                     self._refuse_unreadable()
                     os.replace(self._temporary, self.path)
         finally:
-            # There may be no temporary file: it has been renamed, or it was never made (no frame,
-            # or a name that is too long).
+            # The temporary file does not exist if it has been renamed, or was never made (because
+            # there was no frame, or the name was too long).
             with suppress(OSError):
                 self._temporary.unlink()
 
@@ -205,10 +206,13 @@ def _ticks_per_second(instants: Sequence[Fraction]) -> int:
     A film states its time stamps in ticks of such a clock. A coarser clock would move frames
     (test_every_frame_of_a_video_keeps_its_time). E.g.
 
-        1/24 s, 1/25 s   600 ticks per second, the least common multiple of 24 and 25
-        1001/30000 s     30000 ticks per second: one frame at 30000/1001 frames per second
+        instants          ticks per second
+        1/24 s, 1/25 s    600, the least common multiple of 24 and 25
+        1001/30000 s      30000
 
-    If more than FINEST_CLOCK are needed, the result is FINEST_CLOCK, and the caller rounds.
+    The result is at most FINEST_CLOCK. If more ticks are needed, the caller rounds the instants.
+
+    instants: times in seconds.
     """
     denominators = [instant.denominator for instant in instants]
     return min(math.lcm(*denominators), FINEST_CLOCK)
