@@ -64,9 +64,8 @@ from utils.results import read_json
 # Seconds after which a restoration is ended, so that the next visitor gets a turn.
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
-# Seconds after which gradio removes uploaded files and forgets the restoration of a visitor: enough
-# for 1 h in the queue and 1 h of restoration. A visitor who waits longer has to upload the files
-# again.
+# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor: 1 h
+# in the queue and 1 h of restoration. A visitor who waits longer has to upload the files again.
 VISITOR_S = 7200
 CLEAN_EVERY_S = 600  # seconds between two searches of gradio for files to remove
 MOST_WAITING = 8  # requests that may wait in the queue; gradio refuses further requests
@@ -162,18 +161,16 @@ def build_page(gr: Any, folder: Path) -> Any:
         download = gr.File(label="Results", interactive=False, elem_id="download")
         messages = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        # What the buttons do: `click` gets a handler, its inputs and its outputs. The outputs of
-        # `restore` must have the order of the fields of `PageState`.
-        outputs = [work, state, messages, slider, number, download]
-        for_page_only = {"api_visibility": "private"}  # for this page only, not for programs
+        # What the buttons do: `click` gets a handler, its inputs and its outputs.
+        for_page_only = {"api_visibility": "private"}  # other programs cannot call the handler
         clip = [fields.frames, fields.spikes, fields.sharp]
         demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **for_page_only)
         # Gradio's own progress bar would cover the fields that show the progress here.
         without_bar = {**for_page_only, "show_progress": "hidden"}
+        outputs = [work, state, messages, slider, number, download]  # in the order of `PageState`
         running = start.click(partial(restore, gr, folder), [work, *fields], outputs, **without_bar)
-        # "Cancel" does two things at once: gradio calls `stop`, which kills the process of the
-        # restoration, and gradio closes the generator `restore` (`cancels`). What follows depends
-        # on which comes first:
+        # After "Cancel", gradio calls `stop`, which kills the process of the restoration, and
+        # closes the generator `restore` (`cancels`). Both happen at once, so either may come first:
         #
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files
@@ -187,7 +184,7 @@ def build_page(gr: Any, folder: Path) -> Any:
 
 
 class Fields(NamedTuple):
-    """The fields of the page that a visitor fills in.
+    """The fields of the page that a visitor fills in, objects of gradio.
 
     `restore` hands their values on to `start_work`. So their order must stay: it is the order of
     the arguments of `start_work` after the folder.
@@ -288,9 +285,9 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
 
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.
-    former: the last restoration of this visitor. Its files are removed.
+    former: the last restoration of this visitor, or None. Its files are removed.
     fields: the values that the visitor gave, in the order of the class `Fields`: frames, spikes,
-    sharp, method, ... `start_work` takes them in the same order.
+        sharp, method, ...
     """
     without_result = partial(page_without_result, gr)
     forget(former)
@@ -329,8 +326,8 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
 
 def page_without_result(gr: Any, work: Work | None, state: str, messages: str) -> PageState:
     """Return a state of the page that shows no frame. gr: the package gradio."""
-    # The slider for the number of the frame goes back to 1, because it may still be at a number of
-    # the last clip, e.g. 8.
+    # The slider that chooses the frame goes back to 1, because it may still stand at a frame of the
+    # last clip, e.g. 8.
     number = gr.update(value=1)
     return PageState(work, state, messages, slider=None, number=number, results=None)
 
@@ -390,9 +387,9 @@ def forget(work: Work | None) -> None:
 
 
 def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
-    """Return a blurry frame and the restored one, (H, W, 3) uint8 each, for the slider.
+    """Return a blurry frame and its restored frame, (H, W, 3) uint8 each, for the slider.
 
-    number: number of the frame, from 1. None, from an empty field, means the first frame.
+    number: number of the frame, from 1. None (an empty field) stands for the first frame.
 
     Returns None if no frame is restored yet.
     """
@@ -420,9 +417,9 @@ def state_html(text: str, done: int = 0, total: int = 0) -> str:
 def scores_of(results: Path) -> str:
     """Return the scores in words, e.g. "PSNR: blurry 25.10 dB, restored 31.20 dB".
 
-    results: a results folder of main_test_vrt.py.
+    Returns "restored" if there are no scores, because there are no sharp frames.
 
-    Without sharp frames there are no scores, and the text is "restored".
+    results: a results folder of main_test_vrt.py.
     """
     averages = read_json(results / "metrics.json")["averages"]
     # Grey restored frames have no PSNR of colours. Their score is the PSNR of luma.
