@@ -43,11 +43,11 @@ def motion(pretrained: bool = True) -> torch.nn.Module:
 
     pretrained: True for the weights of weights/motion.pth, False for new random weights.
 
-    net(lq, spike) is the operator's first estimate z_0. `net.fusion.steps(z_0, equations)` improves
-    this estimate by learned steps. `equations` are the equations of an exposure
-    (data.motion.joint.equations.Equations). The channels `spike` are not enough to make them,
-    because the equations need the spike planes of the exposure. main_test_vrt.py makes the
-    equations and runs the steps for whole clips.
+    net(lq, spike) returns only the first estimate z_0 of the operator. Then
+    `net.fusion.steps(z_0, equations)` improves z_0 by learned steps. The equations of an exposure
+    (data.motion.joint.equations.Equations) are made from its spike planes, because the channels
+    `spike` are not enough for them. main_test_vrt.py makes the equations and runs the steps for
+    whole clips.
     """
     return _network(read_saved(WEIGHTS / "motion.pth"), pretrained)
 

@@ -248,8 +248,8 @@ def job_on_own_clips(
     files: the user's files, `request.own_files`.
     request: the command line.
     chosen: the formula and the joint solution, each None if --method does not ask for it.
-    opt: the option file, which describes the network. None without --opt: then the weights file
-    describes its network.
+    opt: the option file, which describes the network. None without --opt, because then the weights
+        file describes its network.
     """
     with naming_spike_size_flag():  # errors in the block name the flag --spike-size
         if chosen.formula is None:
@@ -291,12 +291,13 @@ def own_clips_by_network(
     # `read_request` has refused a network without weights and without frames.
     assert network.weights is not None
     assert files.input is not None
-    # What the option file says of the network.
+    # What the option file says of the network. If it is None, the weights file says it.
     description = opt.portable() if opt is not None else None
     saved = read_saved(network.weights, description)  # a `SavedNetwork`, not built yet
     # The section `spike` of the training, with the user's changes. None: no spikes are read.
     spike_options = spikes_for_network(saved, files, network)
-    method = with_improvement(network_for_own_clips(saved, network), joint, saved)
+    network_method = network_for_own_clips(saved, network)
+    method = with_improvement(network_method, joint, saved)
     opened = clips_with_frames(
         files.input,
         files.spike,
@@ -372,9 +373,9 @@ class MethodOnTestSet(NamedTuple):
 def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) -> Job:
     """Return the job to restore the clips of datasets.test. Writes nothing.
 
-    opt: the option file. request: the command line.
-    chosen: what --method asks for. `chosen.formula` is None if a network makes the frames, and
-        `chosen.joint` is None without --method joint.
+    opt: the option file.
+    request: the command line.
+    chosen: the formula and the joint solution, each None if --method does not ask for it.
     """
     results = request.results
     method, saved, section = method_on_test_set(opt, request.network, chosen)
@@ -412,15 +413,15 @@ def method_on_test_set(
 
     A network cuts the clips into tiles as the options `val` say.
 
-    opt: the option file. network: what the command line says of a network.
-    chosen: what --method asks for. `chosen.formula` is None if a network makes the frames, and
-        `chosen.joint` is None without --method joint.
+    opt: the option file.
+    network: what the command line says of a network.
+    chosen: the formula and the joint solution, each None if --method does not ask for it.
     """
     section = section_of_test_set(opt)
-    # A formula or a network makes the frames.
     first_method: Method
     if chosen.formula is not None:
         saved = None
+        # The spikes are read as the formula needs them.
         section = section_for(chosen.formula, section, opt.opt_path, opt.scale)
         first_method = chosen.formula
     else:
@@ -441,10 +442,13 @@ def clips_of_test_set(
 ) -> Sequence[ClipReader]:
     """Return the clips of a test set, in the form in which the method is scored on them.
 
-    Raises DataError if the clips do not fit the network. E.g. a network that restores three
-    instants of each blurry frame needs three sharp frames for each of them.
+    dataset: the test set.
+    scale: scale of the network.
+    method: what restores the clips.
+    saved: the network, or None for a formula.
 
-    scale: scale of the network. saved: the network, or None for a formula.
+    Raises DataError if the clips do not fit the network. E.g. a network that restores three
+    instants of each blurry frame needs three sharp frames for each blurry frame.
     """
     if saved is None:
         # A formula takes clips with any number of sharp instants.
@@ -483,8 +487,10 @@ def outputs_of(
 ) -> Outputs:
     """Return what is written to `folder`.
 
-    forms: names such as "frames", "video", in any order. fps: frames per second of a video that is
-    made from single frames.
+    forms: what is saved, e.g. "frames", "video", in any order.
+    fps: frames per second of a video that is made from single frames.
+    method: what restores the clips.
+    metric: how the frames are scored.
     """
     return Outputs(
         folder,
@@ -501,9 +507,10 @@ def with_improvement(
 ) -> Method:
     """Return `first_method`, or a method that improves the frames of `first_method`.
 
-    There are two such methods, and never both: the joint solution if --method joint asks for it,
-    else the learned steps if the network has the fusion "motion".
+    There are two such methods: the joint solution if --method joint asks for it, else the learned
+    steps if the network has the fusion "motion".
 
+    first_method: a formula or a network.
     joint: the options of the joint solution, or None without --method joint.
     saved: the network of `first_method`. None if `first_method` is a formula.
     """
