@@ -10,11 +10,14 @@ hooks in this order, see network_vrt.VRT.forward:
 
 Shapes: B clips, T frames, C image channels, S spike channels, E channels of features, H x W pixels.
 
-What must stay: the hooks, because operators of other projects override them (docs/extending.md). In
-`ImageFusion`, the names of modules are the names of tensors in weights files, and the order of the
-layers decides their random initial weights
-(test_shipped_weights_hold_their_network_and_restore_in_float32 loads such files). Free to change:
-the texts of errors.
+What must stay:
+
+* The hooks, because operators of other projects override them (docs/extending.md).
+* The names of the modules of `ImageFusion`, because weights files contain them.
+  (test_shipped_weights_hold_their_network_and_restore_in_float32)
+* The order of its layers, because it decides their random initial weights.
+
+Free to change: the texts of errors.
 
 Tests: tests/parts/models/test_fusion.py, test_weights.py, tests/stories/test_extending.py
 """

@@ -9,10 +9,14 @@
 
 Shapes: N frames, S spike channels, H x W pixels. The class explains the method.
 
-What must stay: the names of modules and the order of the channels of `pictures` and `inputs` in
-`mixture`, because trained weights depend on both
-(test_shipped_weights_hold_their_network_and_restore_in_float32); and the order of sums in training
-(test_exact_step.py). Free to change: how much is computed at a time, and the texts of errors.
+What must stay:
+
+* The names of modules, and the order of the channels of `pictures` and `inputs` in `mixture`,
+  because trained weights depend on both.
+  (test_shipped_weights_hold_their_network_and_restore_in_float32)
+* The order of sums in training. (test_exact_step.py)
+
+Free to change: how much is computed at a time, and the texts of errors.
 
 Tests: tests/parts/models/test_fusion.py, test_weights.py, test_exact_step.py
 """

@@ -11,11 +11,13 @@ main_test_vrt.py runs the last three parts (data.motion.learned_method.LearnedMo
 need all spike planes, the binary pictures of the spike camera. A network sees only a few spike
 channels, which are made of the planes. lab/train_motion.py trains the steps.
 
-What must stay: the order of the inputs and outputs of the conv net, and the names of modules,
-because weights files depend on both (tests/stories/test_motion_weights.py restores with the shipped
-weights). The options of `MotionFusion` are keys of option files. Some constants below fit the
-trained weights, as their comments say. With other values, the shipped weights give worse frames,
-without an error.
+What must stay:
+
+* The order of the inputs and outputs of the conv net, and the names of modules, because weights
+  files depend on both. (tests/stories/test_motion_weights.py restores with the shipped weights)
+* The constants whose comments say that the trained weights fit them. With other values, the shipped
+  weights give worse frames, without an error.
+* The options of `MotionFusion`, which are keys of option files.
 
 Sizes: H x W pixels of a frame. A frame z is (3, H, W), display values in [0, 1].
 

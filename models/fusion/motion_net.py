@@ -26,11 +26,14 @@ SPyNet (Ranjan and Black, CVPR 2017) finds the flow between two frames in this w
 Shapes: B exposures, h x w pixels (of the spike plane, or of a coarser level). A spike plane is one
 binary picture of the spike camera.
 
-What must stay: the order of the layers, of the input channels and of the output channels, because
-weights files depend on it (tests/stories/test_motion_weights.py restores with the shipped weights).
-`MotionNet` fulfils utils.contract.MotionNetwork, so its attributes and the fields of `Curves` keep
-their names. The constants decide what the trained weights mean: change them only together with a
-new training.
+What must stay:
+
+* The order of the layers, of the input channels and of the output channels, because weights files
+  depend on it. (tests/stories/test_motion_weights.py restores with the shipped weights)
+* The constants, because the trained weights fit them. Change them only together with a new
+  training.
+* The names of the attributes of `MotionNet` and of the fields of `Curves`, which
+  utils.contract.MotionNetwork lists.
 
 Tests: tests/parts/models/test_motion_net.py, tests/parts/data/test_network_inputs.py
 """

@@ -12,10 +12,13 @@ itself. The option netG.fusion chooses it by its registered name.
 
 Shapes: B clips, T frames, S spike channels, H x W pixels.
 
-What must stay: the names of modules, because they are the names of tensors in weights files
-(test_shipped_weights_hold_their_network_and_restore_in_float32 loads such files); and the order in
-which layers are built, because it decides their random initial weights. Free to add: an operator,
-in a file of its own.
+What must stay:
+
+* The names of modules, because weights files contain them.
+  (test_shipped_weights_hold_their_network_and_restore_in_float32)
+* The order in which layers are built, because it decides their random initial weights.
+
+Free to add: an operator, in a file of its own.
 
 Tests: tests/parts/models/test_fusion.py, test_weights.py, test_exact_step.py,
 tests/stories/test_extending.py

@@ -63,9 +63,8 @@ class NetworkMethod:
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
         # Whether several ranks may each restore some frames of a clip. This saves no time if the
-        # whole clip must be computed for each frame: if a tile is the whole clip, or with flip_seq,
-        # which averages with the time-reversed clip. With center_frame_only there is only one
-        # frame.
+        # whole clip must be computed for each frame: if a tile is the whole clip, or with flip_seq.
+        # (It averages with the time-reversed clip.) With center_frame_only there is only one frame.
         is_tile_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_tile_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only

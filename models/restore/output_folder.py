@@ -3,14 +3,17 @@
 A folder of the same test is continued, and a folder with files of a user is refused.
 
 In: an `Outputs` (where each file of the test will lie) and the settings of the test, from
-run_job.py, on rank 0, before any rank restores a frame. Out: run.json, by which a later test knows
-the folder.
+run_job.py. It calls `claim_folder` on rank 0, before any rank restores a frame. Out: run.json, by
+which a later test knows the folder.
 
-What must stay: no file of a user is overwritten or removed
-(test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start), and an interrupted
-test, also of an older version, is continued
-(test_overwrite_removes_what_a_test_of_an_earlier_version_saved). A new setting of a test needs a
-line in `refuse_another_test` (earlier_results.py).
+What must stay:
+
+* No file of a user is overwritten or removed.
+  (test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start)
+* An interrupted test is continued, also a test of an older version. So a new setting of a test
+  needs a line in `refuse_another_test` (earlier_results.py).
+  (test_overwrite_removes_what_a_test_of_an_earlier_version_saved)
+
 Free to change: the texts of errors.
 
 Tests: tests/parts/utils/test_output_folder.py tests each refusal

@@ -3,8 +3,8 @@
 In: the PSNR of each frame, from report.py. Out: numbers, from which the template
 utils/templates/test.html draws the plot.
 
-What must stay: the keys of the result, which are names in the template. Free to change: the sizes;
-the template repeats the margins, so change them in both files.
+What must stay: the keys of the result, which are names in the template. Free to change: the sizes.
+The template repeats the margins, so change them in both files.
 
 Tests: tests/parts/utils/test_results.py
 """

@@ -38,8 +38,8 @@ def read_header(content: bytes) -> Header | None:
 
     content: the bytes of the file, or of its beginning.
 
-    Returns None if the file has none of the six formats, if its height or width is 0, if the header
-    contradicts itself, or if the content ends before the header does.
+    Returns None if the file has none of the six formats, or if its header cannot be used: the
+    header contradicts itself, is cut short, or states the height or width 0.
     """
     for mark, read in READERS.items():
         if re.match(mark, content, re.DOTALL):

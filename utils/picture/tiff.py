@@ -125,8 +125,8 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         the values or their offset   4 bytes       8 bytes
         an entry as a whole          12 bytes      20 bytes
 
-    Any number in the file may be wrong. So nothing is read beyond the end of the content: an entry
-    whose values lie there is left out, and the loop ends at the first entry that lies there.
+    Any number in the file may be wrong, but nothing is read beyond the end of the content. An entry
+    whose values lie there is left out. The loop ends at the first entry that lies there itself.
     """
     tiff = _TiffBytes(content, "big" if content[:2] == b"MM" else "little")
     is_big = tiff.number(at=2, length=2) == MARK_OF_BIG_TIFF

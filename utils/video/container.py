@@ -1,7 +1,7 @@
 """Open a film with FFmpeg's libraries (PyAV), within limits.
 
-A file may come from anybody, so `open_container` limits what FFmpeg may open and decode: only
-films, no other file that a film names, and no frame that would take much memory.
+A file may come from anybody, so `open_container` limits what FFmpeg may open and decode. It opens
+only films, no other file that a film names, and decodes no frame that would take much memory.
 
 What must stay: these limits
 (test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken). Free to change: a suffix or a

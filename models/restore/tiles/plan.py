@@ -38,13 +38,13 @@ class Tiling:
 
     # What the network requires of its input, e.g. a multiple of 8 pixels.
     spec: InputSpec
-    # Length of a tile in frames, or WHOLE for the whole clip; and the number of frames that two
-    # neighbouring tiles share.
+    # Length of a tile in frames, or WHOLE for the whole clip.
     num_frame_testing: int = WHOLE
+    # Number of frames that two neighbouring tiles share.
     num_frame_overlapping: int = 2
-    # Side of a tile in input pixels, or WHOLE for the whole frame; and the number of pixels that
-    # two neighbouring tiles share.
+    # Side of a tile in pixels of the input, or WHOLE for the whole frame.
     size_patch_testing: int = WHOLE
+    # Number of pixels that two neighbouring tiles share.
     size_patch_overlapping: int = 20
     # "kair": as published, with trimmed borders. "smooth": without a visible seam (blending.py).
     blend: str = "kair"
@@ -117,8 +117,8 @@ class Tiling:
             # A multiple of the window and of the stride, so that padding.py adds no pixels.
             fields["size_patch_testing"] = round_up(AUTO_SIDE, spec.multiple)
         if is_length_auto or is_side_auto:
-            # "auto" asks for a good result: no seams, and no out-of-memory error. A user who gives
-            # both sizes may want the published result for these sizes, so then the defaults of the
+            # "auto" asks for a good result: no seams, and no out-of-memory error. Without "auto",
+            # the user may want the published result of the given sizes. So the defaults of the
             # class stay: blend "kair", and no smaller tiles.
             fields.setdefault("blend", "smooth")
             fields.setdefault("may_halve", True)

@@ -16,10 +16,12 @@ Shapes: B clips, n frames, C channels of a blurry frame, S spike channels, H x W
 has C' channels (the colours of all its instants) and sH x sW pixels, where s is the scale of the
 network.
 
-What must stay: a frame has the same bits whether its whole clip is restored or only a part of the
-clip, because several processes may share a clip
-(test_a_part_of_a_clip_equals_that_part_of_the_whole). The order in which tiles are added must stay
-too, because another order changes the last bits. No test notices the order.
+What must stay:
+
+* A frame has the same bits whether the whole clip is restored or only a part of it, because several
+  processes may share a clip. (test_a_part_of_a_clip_equals_that_part_of_the_whole)
+* The order in which tiles are added, because another order changes the last bits. No test notices
+  the order.
 
 Tests: tests/parts/models/test_tiling.py
 """
@@ -41,7 +43,7 @@ from utils.contract import Tick
 # Index of a frame, and whether time is reversed. In reversed time, the frame comes with the spikes
 # of the reversed stream.
 Moment = tuple[int, bool]
-# A function that reads n moments. It returns a tuple of one or two tensors: the blurry frames, lq
+# A function that reads n moments. It returns (lq,) or (lq, spike): the blurry frames
 # (B, n, C, H, W), and if the clip has spikes, the spike channels (B, n, S, H, W).
 ReadMoments = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
 
@@ -95,8 +97,8 @@ def _stream_both_ways(
     backwards = [(index, True) for index, _ in reversed(moments)]
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
-    # The results wait in a file, and not in memory, because the two results of a frame come far
-    # apart: the first and the last result belong to frame 0.
+    # The results wait in a file, so that the memory does not hold all of them. They must wait,
+    # because the two results of a frame come far apart: frame 0 has the first and the last result.
     with tempfile.TemporaryFile() as file:
         results = FrameStore(file)
         all_positions = range(count)
