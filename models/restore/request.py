@@ -212,10 +212,12 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 def _is_of_own_clips(args: Namespace) -> bool:
     """Return whether the user's own clips are restored, and not the clips of an option file.
 
-    --input, with or without others    the user's own clips
-    --method without --opt             the user's own clips: a formula needs no frames, so
-                                       --spike may be the only input
-    --opt, with or without --method    datasets.test of the option file
+    The flags that are given decide:
+
+        --input, with or without others    the user's own clips
+        --method without --opt             the user's own clips: a formula needs no frames, so
+                                           --spike may be the only input
+        --opt, with or without --method    datasets.test of the option file
     """
     is_method_without_file = args.method is not None and args.opt is None
     return args.input is not None or is_method_without_file
