@@ -32,9 +32,10 @@ from utils.options.section import Positive
 
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
-# A window in which the variance of luma is smaller counts as flat: only noise changes its luma. In
-# squared display values. The root is 0.017, about 4 of 255 levels. With a larger number,
-# `colour_changes` would ignore weak edges. With a smaller number, it would fit lines to noise.
+# If the variance of luma in a window is below this number, the window counts as flat: only noise
+# changes its luma. In squared display values. The root is 0.017, about 4 of 255 levels. With a
+# larger number, `colour_changes` would ignore weak edges. With a smaller number, it would fit lines
+# to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise.

@@ -73,13 +73,13 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     change = _changes_in_time(light, count, scene, parabola_fit)  # (B, 4, h, w)
     g_x, g_y = _gradient(light.mean(1, keepdim=True))  # (B, 1, h, w) each
 
-    # The normal equations of least squares, with means over the 5 x 5 pixels:
+    # The normal equations of least squares are
     #
-    #     xx * x + xy * y = -x_change        xx = mean(g_x * g_x), xy = mean(g_x * g_y),
-    #     xy * x + yy * y = -y_change        yy = mean(g_y * g_y),
-    #                                        x_change = mean(g_x * change), and so on
+    #     xx * x + xy * y = -x_change
+    #     xy * x + yy * y = -y_change
     #
-    # (Usually they have sums. The factor 1/25 of the means cancels in x and y.)
+    # where xx is the mean of g_x * g_x over the 5 x 5 pixels, xy the mean of g_x * g_y, x_change
+    # the mean of g_x * change, and so on. (Sums are usual, but the factor 1/25 cancels in x and y.)
     products = (g_x * g_x, g_x * g_y, g_y * g_y, g_x * change, g_y * change)
     means = F.avg_pool2d(
         torch.cat(products, dim=1),
