@@ -29,12 +29,12 @@ JOINT = "joint"  # value of --method for the joint solution, see data/motion/joi
 def parser_of_tests(description: str | None) -> OptionParser:
     """Return the parser of the command line. --help shows the flags in this order.
 
-    A flag counts as given if its value differs from its default here. The value of a flag that is
-    not given may come from the option file or from the weights. Such a flag must have the default
-    None or False, which nobody can give on the command line. With the default 2, the program could
-    not tell "not given" from "given as 2".
+    A flag counts as given if its value differs from its default here. If a flag is not given, its
+    value may come from the option file or from the weights. Such a flag must have the default None
+    or False, which nobody can give on the command line. With the default 2, the program could not
+    tell "not given" from "given as 2".
 
-    tests/parts/house/test_help.py reads the result of --help.
+    description: the text of --help above the flags.
     """
     # `expected` and `do` are parts of the error for an unknown flag.
     parser = OptionParser(
@@ -49,10 +49,10 @@ def parser_of_tests(description: str | None) -> OptionParser:
     _add_flags_of_tiles(add)
     _add_flags_of_results(add)
 
-    # Flags that launchers such as torchrun add, and the options, which are no flags.
+    # Flags that launchers such as torchrun add.
     add_launch_flags(parser)
-    # Three examples: netG.fusion=none for an option file, spike.rate=0.4 for the user's own clips
-    # (--input), and method.half_window=8 for a --method.
+    # The options, which are no flags: e.g. netG.fusion=none for an option file, spike.rate=0.4 for
+    # the user's own clips (--input), and method.half_window=8 for a --method.
     add(
         "overrides",
         nargs="*",
@@ -120,8 +120,7 @@ def _add_flags_of_clips(add: Callable[..., Any]) -> None:
 
 def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     """Add the flags that say how the network is applied: tiles, precision and so on."""
-    # T is a number of frames. P is a number of pixels, the side of a square tile. With "auto", the
-    # tiles are halved when the memory of a GPU runs out.
+    # T is a number of frames. P is a number of pixels, the side of a square tile.
     add(
         "--tile",
         metavar="auto|T,P",
@@ -157,8 +156,8 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     add(
         "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
     )
-    # --pad-seq is for networks that were trained with the option pad_sequence of the data set
-    # Vimeo-90K. Its clips have 7 frames, and the option makes 8 of them.
+    # For networks that were trained on Vimeo-90K with the option pad_sequence, which makes 8 frames
+    # of the 7 frames of a clip.
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
     add(
         "--center-frame-only",
@@ -171,7 +170,7 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
         default="float32",
         help="precision of the network (default float32)",
     )
-    # A "non-blind" denoiser is told the noise level, and does not estimate it.
+    # A non-blind denoiser is a denoiser that is told the noise level.
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
 
 
@@ -205,20 +204,18 @@ def _add_flags_of_results(add: Callable[..., Any]) -> None:
     )
 
 
-# These flags take a list of values. After "--save frames comparison", `key=value` is an option and
-# not a third item of the list, see `options_before_lists`.
-FLAGS_WITH_LISTS = ("--save", "--lpips")
+FLAGS_WITH_LISTS = ("--save", "--lpips")  # flags that take a list of values
 
 
 def options_before_lists(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with each key=value in the list of a flag moved to the front.
+    """Return `argv` with each key=value that follows the list of a flag moved to the front.
 
     Without this, argparse would take key=value as an entry of the list. E.g.
-    --save video val.blend=kair -> val.blend=kair --save video.
+    --save video netG.fusion=none becomes netG.fusion=none --save video.
     """
     options = []
     others = []
-    is_in_list = False  # whether the argument follows a flag of FLAGS_WITH_LISTS
+    is_in_list = False  # whether the argument may belong to the list of a flag
     for argument in argv:
         if argument.startswith("--"):
             is_in_list = argument in FLAGS_WITH_LISTS
