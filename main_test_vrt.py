@@ -285,7 +285,9 @@ def own_clips_by_network(
 ) -> OwnRestoration:
     """Return the clips of `files`, to be restored by a network. Reads its weights.
 
-    joint: the options of the joint solution, which may improve the frames of the network.
+    joint: the options of the joint solution, which improves the frames of the network, or None.
+    files: the user's files.
+    network: what the command line says of the network.
     opt: the option file. If it is None, the weights file describes its network.
     """
     # `read_request` has refused a network without weights and without frames.
@@ -317,6 +319,9 @@ def own_clips_by_formula(
 ) -> OwnRestoration:
     """Return the clips of `files`, to be restored by a formula, or by the joint solution.
 
+    formula: what computes the frames.
+    joint: the options of the joint solution, which improves these frames, or None.
+    files: the user's files.
     method_name: the name after --method, for errors.
 
     Raises OptionError if the method needs blurry frames and there is no --input.
@@ -348,8 +353,8 @@ def own_clips_by_formula(
 def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[str]:
     """Return the forms in which the results are saved without --save, e.g. ("video", "comparison").
 
-    A video gives a video, and a folder of frames gives frames. If the method makes several instants
-    of each frame, there is a slow-motion video, too.
+    The results of a video are a video, and the results of a folder of frames are frames. If the
+    method makes several instants of each frame, there is a slow-motion video, too.
     """
     kind = "video" if clips[0].fps is not None else "frames"
     if method.instants > 1:

@@ -45,12 +45,12 @@ class Job:
     overwrite: bool
     # The heading of the report, and the first line of the results in the log.
     title: str
-    # Number of clips that there should be. Averages over fewer clips are marked.
+    # Number of clips that there should be. The report marks averages over fewer clips.
     expected: int
     # The options that say what is read of the files and how, e.g. {"spike": {"rate": 0.4, ...}}.
     # They are stored in run.json. A later test with other options does not continue this test.
     reading_options: dict[str, Any]
-    # Which frames of a clip are restored, in words, for the protocol.
+    # Which frames of a clip are restored, in words, for the protocol of the report.
     frames_note: str
 
     def frames_of(self, clip: ClipReader) -> range:
