@@ -37,7 +37,7 @@ from utils.dist.leave import (
     write_to_log_and_stderr,
 )
 from utils.dist.lost_contact import is_caused_by_peer, lost_contact_error
-from utils.dist.state import RUN
+from utils.dist.state import RUN, Reported
 from utils.dist.store_values import Failure, ForeignValueError
 from utils.errors import SpikeVRTError, StallError
 
@@ -55,10 +55,8 @@ def report_error(error: BaseException) -> int:
 
     Only the rank that failed first reports, so a user reads one error and not one of each rank.
     """
-    if RUN.reported is not None:
-        reported_error, reported_code = RUN.reported
-        if reported_error is error:  # `closed_after_report` has reported it
-            return reported_code
+    if RUN.reported is not None and RUN.reported.error is error:
+        return RUN.reported.code  # `closed_after_report` has reported it
     if isinstance(error, PeerFailed):  # raised on this rank because another rank failed
         ending = _Ending(error, error.exit_code, is_reporter=False)
     elif RUN.store is None:
@@ -72,7 +70,7 @@ def report_error(error: BaseException) -> int:
             if RUN.store is not None:
                 # The other ranks wait for this key before they end.
                 RUN.store.set(REPORTED, "1")
-    RUN.reported = (error, ending.code)
+    RUN.reported = Reported(error, ending.code)
     return ending.code
 
 
@@ -146,7 +144,7 @@ def _ending_with_store(error: BaseException) -> _Ending:
         return _Ending(cause, StallError.exit_code, is_reporter=False)
     if first_failure == own_failure:  # row 1
         return _Ending(cause, code, is_reporter=True)
-    # Row 2. A stall is reported by a watchdog, which may still write its report.
+    # Row 2. A stall is reported by a watchdog, which may need some seconds for its report.
     if first_failure.code == StallError.exit_code:
         time.sleep(WAIT_FOR_WATCHDOG_S)
     return _Ending(cause, first_failure.code, is_reporter=False)
@@ -199,16 +197,14 @@ def closed_after_report(resource: Any) -> Generator[Any]:
 
     def end_rank() -> None:
         """End this rank with the exit code of the error. The timer calls this."""
-        # The timer is started only after an error has been reported, so RUN.reported is not None.
-        reported: Any = RUN.reported
-        _, code = reported
-        leave(code, RUN.store)
+        assert RUN.reported is not None  # the timer starts only after the report of an error
+        leave(RUN.reported.code, RUN.store)
 
     timer = threading.Timer(CLOSE_S, end_rank)
     timer.daemon = True
     with ExitStack() as at_end:
-        # An ExitStack calls its callbacks in reverse order: it closes the resource, and then
-        # cancels the timer.
+        # An ExitStack calls its callbacks in reverse order. So at the end it closes the resource
+        # first, and then cancels the timer.
         at_end.callback(timer.cancel)
         at_end.callback(resource.close)
         try:

@@ -35,9 +35,9 @@ class LaunchInfo:
     # Host and port at which the key-value store of the run listens.
     master_addr: str = ""
     master_port: int = 0
-    # Whether torchrun's agent opens the store. Otherwise rank 0 opens the store. An agent is the
-    # parent process of the ranks of a node. It ends after the ranks of its own node, but maybe
-    # before the ranks of other nodes, which then lose the store.
+    # Who opens the store: torchrun's agent (True) or rank 0 (False). An agent is the parent process
+    # of the ranks of one node. It may end before the ranks of other nodes, and the store ends with
+    # it.
     is_store_of_agent: bool = False
     join_s: float = JOIN_S  # seconds that the ranks wait for one another at the start
     timeout_s: float = 0  # NCCL_TIMEOUT: time-out of a collective in seconds; 0 if it is not set
@@ -49,9 +49,17 @@ class Place(NamedTuple):
     phase: str = "start"  # name of the phase, e.g. "forward"
     step: int = 0  # number of optimizer steps so far
     since: float = 0.0  # time.monotonic() at which the phase began
-    # Number of collectives that the main thread has entered. A collective waits for all ranks, so
-    # the ranks wait for the rank with the smallest number.
+    # How many collectives the main thread has entered so far. A collective ends only when all ranks
+    # have entered it. So if a run hangs, the rank that has entered the fewest keeps the others
+    # waiting.
     syncs: int = 0
+
+
+class Reported(NamedTuple):
+    """An error that `failure.report_error` has handled on this rank."""
+
+    error: BaseException
+    code: int  # the exit code with which this rank ends
 
 
 @dataclass
@@ -63,26 +71,29 @@ class Run:
     # The key-value store of the ranks, a torch.distributed.Store. Any, because scripts that need no
     # torch start without it. None in a single process.
     store: Any = None
-    # The secret of this start of the run, which all its ranks have. Empty if there is none.
+    # A secret that the launcher gives to all ranks of this start. A rank signs with it what it
+    # writes into the store (store_values.py). Empty if the launcher gives none.
     job_key: bytes = b""
     # A utils.dist.watchdog_thread.Watchdog. Any, because that module imports this one.
     watchdog: Any = None
     # The time-out of the process group, in seconds.
     timeout_s: float = float("inf")
-    # How often `all_ranks_or_none` (agreement.py) was called. The number is equal on all ranks.
+    # How often `all_ranks_or_none` (agreement.py) was called. Each call uses the number in its keys
+    # of the store, so that no call reads keys of an earlier one.
     rounds: int = 0
 
     # ---- The data ----
-    # The folder in which results of checks of the data are kept for later runs. None to keep
-    # nothing.
+    # Before a training, all files of its data sets are checked. The result for a data set is a
+    # record, a file in this folder, so that later runs need not check again (data/clips/kept.py).
+    # None to keep no records.
     checks_folder: Path | None = None
-    # The data that this run has checked: digest of the options of a data set -> id of the record of
-    # its clips. The records lie in `checks_folder`, and data/clips/kept.py reads them.
+    # The records of this run: digest of the options of a data set -> id of its record.
     record_ids: dict[str, Any] = field(default_factory=dict)
 
     # ---- Where the main thread is ----
     place: Place = field(default_factory=lambda: Place(since=time.monotonic()))
-    # " in <name>" within `watchdog.stage`, else empty.
+    # What is added to the name of each phase. E.g. it is " in validate" during a validation, so
+    # that its forward pass is the phase "forward in validate". `watchdog.stage` sets it.
     stage: str = ""
     # The facts of this rank for the status file: all arguments of `tell` so far.
     facts: dict[str, Any] = field(default_factory=dict)
@@ -90,9 +101,9 @@ class Run:
     # ---- The end ----
     # time.monotonic() at which a signal asked for a stop. 0 if none has.
     stop_requested_at: float = 0.0
-    # The error that ends this process, and its exit code.
-    reported: tuple[BaseException, int] | None = None
-    # A lock for the thread that ends this process, because several threads may try to end it.
+    # The error that ends this process. None as long as there is none.
+    reported: Reported | None = None
+    # Several threads may try to end this process. The first one takes this lock (`leave.leave`).
     leaving: threading.Lock = field(default_factory=threading.Lock)
 
 
