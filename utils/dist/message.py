@@ -173,40 +173,38 @@ def _torch_type(name: str) -> torch.dtype:
 
 def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) -> tuple[Tensor, int]:
     """Return the tensor whose bytes begin at position `begin`, and the position after them."""
-    # NumPy does not know all types of torch, e.g. bfloat16. So read a flat array of uint8, and then
-    # view its bytes as numbers of the tensor's type.
-    byte_count = _bytes_of(dtype, shape)
-    flat = [-1]  # a shape of one axis, as long as byte_count says
-    content, end = _array(np.dtype(np.uint8), flat, message, begin, byte_count)
-    return torch.from_numpy(content).view(dtype).reshape(shape), end
+    content = _content(shape, dtype.itemsize, message, begin)
+    # The bytes become a tensor of uint8 first, and then a view of the tensor's type, because NumPy
+    # does not know all types of torch, e.g. bfloat16.
+    return torch.from_numpy(content).view(dtype).reshape(shape), begin + len(content)
 
 
-def _array(
-    dtype: np.dtype, shape: list[int], message: bytes, begin: int, byte_count: int | None = None
-) -> tuple[np.ndarray, int]:
-    """Return the array at the position `begin` of `message`, and the position after its bytes.
+def _array(dtype: np.dtype, shape: list[int], message: bytes, begin: int) -> tuple[np.ndarray, int]:
+    """Return the array whose bytes begin at position `begin`, and the position after them.
 
     dtype: type of the numbers. Object arrays and texts are refused, because they are not bytes of
         numbers.
-    shape: shape of the array; [-1] for a flat array of `byte_count` bytes.
-    byte_count: number of bytes of the array, or None to compute it from dtype and shape.
     """
     if dtype.kind not in "biuf":
         raise ValueError(f"{dtype} is no type of an array")
-    if byte_count is None:
-        byte_count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    # A shape of another program may have numbers of any size, even negative ones.
+    content = _content(shape, dtype.itemsize, message, begin)
+    return content.view(dtype).reshape(shape), begin + len(content)
+
+
+def _content(shape: list[int], bytes_each: int, message: bytes, begin: int) -> np.ndarray:
+    """Return the bytes of an array as a flat array of uint8, (number of bytes,).
+
+    bytes_each: number of bytes of each number of the array.
+    """
+    byte_count = int(np.prod(shape, dtype=np.int64)) * bytes_each
+    # The message may come from another program. Then the numbers in `shape` may be of any size, and
+    # even negative.
     bytes_left = len(message) - begin
     if not 0 <= byte_count <= bytes_left:
         raise ValueError("the message is too short")
     # Copy the bytes. An array that shares its memory with the message would be read-only.
     content = np.frombuffer(message, np.uint8, count=byte_count, offset=begin).copy()
-    return content.view(dtype).reshape(shape), begin + byte_count
-
-
-def _bytes_of(dtype: torch.dtype, shape: list[int]) -> int:
-    """Return the number of bytes of a tensor."""
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return content.reshape(-1)  # sets the stride of an empty array, which torch needs for a view
 
 
 def refuse_size(size: int, sender: int) -> None:
