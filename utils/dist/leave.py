@@ -46,7 +46,7 @@ REPORTED = "reported"
 # Seconds that a rank waits for the key REPORTED (`Watchdog._follow`). Until then, the rank that
 # reports a stall may read the stacks of this rank, or need the store, which this rank may host.
 REPORT_WAIT_S = 5.0
-# Seconds that a rank that hosts the store waits for the other ranks (`_sign_off`).
+# Seconds that a rank with which the store may end waits for the other ranks (`_wait_for_others`).
 SIGN_OFF_WAIT_S = 3.0
 # Both waits together, 8 s: the longest time between the moment at which a rank learns of a failure
 # and the end of this rank.
@@ -184,18 +184,25 @@ def _sign_off(store: Store) -> None:
     """Note in the store that this rank leaves. If the store may end with it, wait for the others.
 
     The keys: left/<rank> of each rank that has signed off, and `left`, the number of these ranks.
-
-    If rank 0 has opened the store, the store ends with rank 0. If an agent of torchrun has opened
-    it, the agent ends when a rank fails, so the store may end with any rank. A rank with which the
-    store may end waits until each other rank has signed off or has no process any more, but at most
-    SIGN_OFF_WAIT_S.
     """
     store.set(f"left/{RUN.launch.rank}", "1")
-    signed_off = store.add("left", 1)  # number of ranks that have signed off
-    deadline = time.monotonic() + SIGN_OFF_WAIT_S
+    signed_off_count = store.add("left", 1)  # adds 1, and returns the new number
+    # If rank 0 has opened the store, the store ends with rank 0. If an agent of torchrun has opened
+    # it, the agent ends when a rank fails, so the store may end with any rank.
     may_end_store = RUN.launch.rank == 0 or RUN.launch.is_store_of_agent
-    if not may_end_store:
-        return
+    if may_end_store:
+        _wait_for_others(store, signed_off_count)
+
+
+def _wait_for_others(store: Store, signed_off_count: int) -> None:
+    """Wait until each other rank has signed off or is gone, but at most SIGN_OFF_WAIT_S.
+
+    A rank that was killed never signs off. It is found by its process id. E.g. if rank 2 of 4 was
+    killed, the wait ends as soon as 3 ranks have signed off and rank 2 is known to be gone.
+
+    signed_off_count: number of ranks that have signed off so far.
+    """
+    deadline = time.monotonic() + SIGN_OFF_WAIT_S
     # The last beat of each rank has its process id. Before the ranks have met, some ranks have no
     # beat, and reading it would hang. Then `states` stays empty: it is not known whose process is
     # gone, so this rank waits until all ranks have signed off.
@@ -203,20 +210,18 @@ def _sign_off(store: Store) -> None:
     with suppress(ForeignValueError):
         if store.check([MET]):
             states = read_states(store, RUN.launch.world_size)
-    # Wait until signed_off + gone_without_sign == joined. E.g. with 4 ranks, of which rank 2 was
-    # killed: 3 + 1 == 4.
     known_as_gone: set[int] = set()  # ranks whose process is gone
     gone_without_sign = 0  # number of these ranks that have not signed off
     while time.monotonic() < deadline:
-        joined = store.add(JOINED, 0)  # adding 0 reads the number
-        if signed_off + gone_without_sign >= joined:
+        joined_count = store.add(JOINED, 0)  # adding 0 reads the number of ranks that have joined
+        if signed_off_count + gone_without_sign >= joined_count:
             return
         time.sleep(0.02)
         for rank, state in states.items():
             if rank in known_as_gone or not is_gone(state):
                 continue
             known_as_gone.add(rank)
-            # A rank that signed off before it ended is counted in `signed_off` already.
+            # A rank that signed off before it ended is counted in `signed_off_count` already.
             if not store.check([f"left/{rank}"]):
                 gone_without_sign += 1
-        signed_off = store.add("left", 0)
+        signed_off_count = store.add("left", 0)
