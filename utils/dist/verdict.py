@@ -4,11 +4,15 @@ A rank judges by the beats that it has read (beats.py). `Watchdog.beat_once` ask
 after each beat. There are two cases:
 
     a watched rank is DEAD or SILENT     its beats are enough to see this (`_dead_or_silent`)
-    this rank is too long in its phase   it may be waiting for another rank. So it *looks* for the
-                                         rank that all wait for (`_cause_of_wait`)
+    this rank is too long in its phase   it may be stuck itself, or it may be waiting for another
+                                         rank. So it *looks* for the cause (`_cause_of_wait`)
 
 To look, a rank reads the states of all ranks in one request, which is large if there are many
 ranks. So only one rank at a time looks, and only after it has been too long in a phase.
+
+In a state, `age` is the time since the phase began, and `budget` is the limit of this time. A
+budget of 0 means that the rank has no limits yet: it has not called `Watchdog.watch`, and may still
+be loading libraries. Such a rank is never blamed, except if it is DEAD.
 
 The rank that judges measures all seconds with its own AwakeClock, so the clocks of the hosts need
 not agree. This clock stands still while the process is suspended, so no rank is late after a
@@ -68,9 +72,8 @@ class Judge:
         if dead_or_silent is not None:
             return dead_or_silent
         own_state = self.beats.states[self.beats.rank]
-        # A budget of 0 says that the phases have no limits yet.
-        has_budget = own_state["budget"] > 0
-        is_late = stall_s is not None and has_budget and own_state["age"] > own_state["budget"]
+        has_limits = own_state["budget"] > 0
+        is_late = stall_s is not None and has_limits and own_state["age"] > own_state["budget"]
         if not is_late:
             # If this rank was late before, it still holds the key LOOKING. Give the key back, so
             # that another rank can look.
@@ -96,7 +99,6 @@ class Judge:
             state = self.beats.states[rank]
             if is_gone(state):
                 return Verdict(rank, "DEAD", f"its process {state['pid']} is gone")
-            # A rank with a budget of 0 has no limits yet: it may still be loading libraries.
             has_limits = state["budget"] > 0
             if silent is None and stall_s is not None and has_limits:
                 # `last.when` is the time at which this rank read the last beat. The other rank may
@@ -132,8 +134,7 @@ class Judge:
 
         quiet_s: seconds without a beat after which a rank is silent.
         """
-        # A rank with a budget of 0 has not called `watch` yet, and may still be loading libraries.
-        # The other ranks may be waiting for this rank, so no rank is blamed.
+        # If a rank has no limits yet, the others may be waiting for this rank. So blame no rank.
         if any(state["budget"] == 0 for state in self.beats.states.values()):
             return None
         fewest_collectives = min(state["syncs"] for state in self.beats.states.values())
@@ -171,22 +172,23 @@ class Judge:
             its budget.
         quiet_s: seconds without a beat after which a rank is silent.
         """
-        now = self.beats.clock.now()
-        all_are_known = True  # whether every candidate is known to beat
+        candidates = []
         for other, state in self.beats.states.items():
             # Only other ranks are candidates. The rank that judges is not silent, because it runs.
-            if other in (rank, self.beats.rank):
-                continue
-            is_candidate = state["syncs"] == self.beats.states[rank]["syncs"]
-            if not is_candidate:
-                continue
-            last = self._last_beat(other, now)
+            is_other = other not in (rank, self.beats.rank)
+            if is_other and state["syncs"] == self.beats.states[rank]["syncs"]:
+                candidates.append(other)
+
+        now = self.beats.clock.now()
+        all_are_known = True  # whether every candidate is known to beat
+        for candidate in candidates:
+            last = self._last_beat(candidate, now)
             if last is None:
                 continue  # the candidate beats
             silent_s = now - last.when
             if silent_s > quiet_s:
-                return Verdict(other, "SILENT", f"no beat for {silent_s:.1f} s")
-            is_watched = other in self.beats.heard
+                return Verdict(candidate, "SILENT", f"no beat for {silent_s:.1f} s")
+            is_watched = candidate in self.beats.heard
             if not is_watched:
                 all_are_known = False  # its next beat, or the end of quiet_s, will tell
         if all_are_known:
