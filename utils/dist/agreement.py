@@ -75,22 +75,27 @@ WAIT_FOR_LOWER_RANKS_S = 5.0
 def all_ranks_or_none() -> Generator[None]:
     """Run the block on every rank. If any rank fails in it, all ranks end.
 
-    Collective. The lowest rank that failed reports its error. The ranks exchange success or failure
-    through the store, because the block may run before there is a process group.
+    Collective. The lowest rank that failed reports its error. E.g. if ranks 2 and 3 of 4 fail:
+
+        rank 2         raises its own error, which is then reported
+        rank 3         raises PeerFailed in place of its own error
+        ranks 0 and 1  raise PeerFailed after their blocks
+
+    The ranks exchange success or failure through the store, because the block may run before there
+    is a process group.
     """
     if get_world_size() == 1 or RUN.store is None:
         yield
         return
     # A Round is one meeting of all ranks in the store: each rank arrives, with its exit code if it
-    # has failed, and can wait until all ranks have arrived. The number of the call makes the keys
-    # of this round different from the keys of earlier rounds. All ranks make the same calls, so the
-    # number is the same on all ranks.
+    # has failed, and can wait until all ranks have arrived. All ranks make the same calls, so the
+    # number of the call gives the round the same name on all ranks.
     RUN.rounds += 1
     meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
     try:
         yield
     except Exception as e:
-        code = getattr(e, "exit_code", 1)
+        code = getattr(e, "exit_code", 1)  # errors of utils/errors.py have a code; others mean 1
         meeting.arrive(code)
         # A lower rank may have failed as well, and then the lower rank reports. So wait until all
         # ranks have arrived, but at most WAIT_FOR_LOWER_RANKS_S. Rank 0 has no lower rank, so it

@@ -86,12 +86,13 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     # Time-out of a collective. 0 means that the user has set none.
     timeout_s = seconds_in(env, "NCCL_TIMEOUT", default=0.0)
     local_rank = _local_rank(env, gpu_count, faults)
+    # If some variables are wrong, `faults` lists them, and this raises the error.
+    refuse_faults(faults, env)
     # With several GPUs, a missing LOCAL_RANK must not count as 0, because all ranks of a host would
     # take GPU 0. torchrun and SLURM always set the variable.
     has_local_rank = bool(env.get(_name_of_local_rank(env)))
-    if mode == "platform" and gpu_count > 1 and not has_local_rank and not faults:
+    if mode == "platform" and gpu_count > 1 and not has_local_rank:
         raise _unknown_local_rank(world_size, member.number, gpu_count, command)
-    refuse_faults(faults, env)
     return LaunchInfo(
         mode=mode,
         rank=member.number,
