@@ -1,7 +1,7 @@
 """Measure time with `AwakeClock`, which counts only the seconds in which this process ran.
 
-What must stay: a suspension, however long, adds at most slice_s to the clock. Otherwise a run that
-was suspended would seem to hang when it wakes.
+What must stay: a suspension, however long, adds at most some seconds to the clock (`slice_s`).
+Otherwise a run that was suspended would seem to hang when it wakes.
 
 Test: test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes (tests/faults/test_stalls.py).
 """

@@ -23,9 +23,9 @@ For each beat, a rank makes two requests to the store, whatever the number of ra
     `read`      reads the states of the ranks that this rank *watches*, and the failure, if a rank
                 has failed
 
-A rank watches three ranks: rank 0, the next rank, and the next rank on its host. So each rank is
-watched by the rank before it. If some ranks stop to beat, a rank that still beats watches at least
-one of them.
+A rank watches three ranks: rank 0, the next rank, and the next rank on its host. The last rank
+watches rank 0, so the ranks form a ring, in which each rank is watched by the rank before it. E.g.
+if ranks 3 and 4 of 8 stop beating, rank 2 still beats, and sees that rank 3 has stopped.
 
 `Watchdog.beat_once` (utils.dist.watchdog_thread) calls `publish` and `read` with each beat. Then it
 asks `Judge.verdict` (verdict.py) what the beats tell.
@@ -98,8 +98,9 @@ class Beats:
             # `read` would wait for a key that does not exist, so create the key with an empty
             # value. If a rank has already written a failure, compare_set does not replace it.
             store.compare_set(FAILURE, "", "")
-            # The store also has a list of the ranks of each host, in the order in which they
-            # arrive. E.g. rank 4 arrived first, and then rank 6:
+            # To watch the next rank on its host, a rank must know the ranks there. So each rank
+            # adds itself to a list of its host in the store. E.g. rank 4 arrived first, and then
+            # rank 6:
             #
             #     on/<machine>     2, the length of the list
             #     on/<machine>/0   4
@@ -216,8 +217,8 @@ def is_gone(state: State) -> bool:
     state: the last beat of the rank.
     """
     is_here = state["machine"] == process.machine()
-    # The state is None if there is no such process. In the states Z and X the process has ended,
-    # and its parent has not asked for its exit code yet.
+    # None: there is no such process. Z and X: the process has ended, but its parent has not asked
+    # for its exit code yet, so the system still lists it.
     return is_here and process.process_state(state["pid"]) in (None, "Z", "X")
 
 

@@ -5,6 +5,11 @@ and reports (`first_to_claim`). The claim ends with its process. So the first ra
 others have asked and ended (`outlast_siblings`). Otherwise a later rank would get the name, and
 report again.
 
+To wait for the others, a rank must find them among all processes of the host. It knows them by
+their *memory files*: each rank keeps a file open that exists in memory only, with a name such as
+"spikevrt-rank-3-of-5f0c2a9be81d4477". The end of this name, the *mark*, is the same on all ranks of
+a run (stacks.py).
+
 What must stay: another user's claim of a name does not prevent our report. This module imports no
 installed packages, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
 
@@ -87,10 +92,10 @@ def outlast_siblings(mark: str | None = None) -> None:
     If this process ended first, its claim would be free, and another rank would report the same
     error again. Waits at most CLAIM_S.
 
-    mark: end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
-        (`stacks.run_mark`). Only the ranks of this run have such files, so this does not wait
-        for other programs of the same parent. None if the ranks have no memory files yet. Then
-        this waits for every process of the same parent that runs this Python.
+    mark: the mark of this run, e.g. "-of-5f0c2a9be81d4477" (`stacks.run_mark`). With it, this waits
+        only for ranks of this run, and not for other programs of the same parent. None if the ranks
+        have no memory files yet. Then this waits for every process of the same parent that runs
+        this Python.
     """
     if not CLAIMS:
         return
@@ -109,12 +114,14 @@ def has_ranks(parent: int, without: int, mark: str | None) -> bool:
 
     parent: process id of the launcher.
     without: process id of a rank. This rank and its descendants do not count.
-    mark: end of the names of the memory files of this run, or None: any process of this Python.
+    mark: the mark of this run. With None, any process that runs this Python counts as a rank.
     """
     uncounted = {os.getpid(), without, *descendants_of(without)}
     others = set(descendants_of(parent)) - uncounted
     for pid in others:
         with suppress(OSError):  # the process has ended meanwhile
+            # /proc/<pid>/exe is the program file of a process. Ranks run the same Python as this
+            # process.
             is_python = os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
             if is_python and (mark is None or _has_mark(pid, mark)):
                 return True

@@ -115,14 +115,14 @@ def from_rank(source: int, obj: Any) -> Any:
 
 
 def share_record_ids(record_ids: dict[str, Any] | None) -> None:
-    """Give all ranks the results of the checks of the data, as RUN.record_ids. Collective.
+    """Tell all ranks where the results of the data check lie, as RUN.record_ids. Collective.
 
-    Only rank 0 checks the data, because the ranks read the same files. The other ranks, and the
-    loader processes, find the results by RUN.record_ids (data/clips/kept.py).
+    Only rank 0 checks the data, because the ranks read the same files. It writes the result for
+    each data set to a file, a record. The other ranks, and the loader processes, find the records
+    by their ids (data/clips/kept.py).
 
-    record_ids: on rank 0, digest of the options of a data set -> id of the record of the results.
-        The value of the other ranks is ignored. If it is None on rank 0, nothing was checked, and
-        RUN.record_ids is {}.
+    record_ids: on rank 0, digest of the options of a data set -> id of its record, or None if
+        nothing was checked. Then RUN.record_ids is {}. The values of the other ranks are ignored.
     """
     RUN.record_ids = from_rank(source=0, obj=record_ids) or {}
 

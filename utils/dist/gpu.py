@@ -47,7 +47,7 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     """Make the GPUs of the option `gpu_ids` visible to a single process.
 
     If the environment chooses GPUs, or if there are several ranks, the option has no effect. Logs a
-    warning if other GPUs are used than the option says. Test:
+    warning if other GPUs are used than the option lists. Test:
     test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them.
 
     Call it before CUDA starts, because CUDA reads the variable once. torch.cuda.is_available()
@@ -70,10 +70,10 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     # Count the GPUs after the variable is set, because it hides some of them.
     count = devices.count()
     if not gpu_ids or count == 0:
-        return
+        return  # the option names no GPU, or this process sees none
     if not is_single:
         note = _note_for_ranks(gpu_ids, count, variable)
-    elif ids_of_environment is None and count > 1:
+    elif ids_of_environment is None and count > 1:  # the option lists several GPUs
         note = (
             f"gpu_ids lists {len(gpu_ids)} GPUs; "
             f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "

@@ -113,17 +113,17 @@ def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     world_size = dist.get_world_size()
     if world_size == 1:
         return launch  # a single process needs no store
-    # `dist.broadcast` below takes a tensor on a device that the backend of the group supports. If
-    # the group has another backend than the device of this rank, e.g. gloo on a GPU, use the CPU.
+    # The watchdog needs a store of this program, at a port that nobody else uses. So rank 0 finds a
+    # free port, and sends its number to the other ranks by `dist.broadcast`. The tensor for the
+    # number lies on the device of this rank, or on the CPU if the group has a backend for the CPU,
+    # e.g. gloo on a machine with GPUs.
     own_device = get_device()
     takes_own_device = dist.get_backend() == devices.backend(own_device)
     device = torch.device(own_device.type if takes_own_device else "cpu")
-    # The watchdog needs a store of this program, at a port that nobody else uses. Rank 0 asks its
-    # system for a free port (by binding port 0), and sends the number to the other ranks. The port
-    # is free again until the store is opened. If another program takes the port meanwhile, the
-    # start ends with an error that names the port.
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
+        # For port 0, the system takes any free port. The port is free again until the store is
+        # opened. If another program takes it meanwhile, the start ends with an error that names it.
         with socket.socket() as free_socket:
             free_socket.bind(("", 0))
             _, free_port = free_socket.getsockname()

@@ -57,9 +57,9 @@ def start_guard(
     rank: number of this rank, for the report.
     limit_s: seconds without a heartbeat after which the guard ends this process.
     stack_file: path of the memory file (memfd) into which this process writes its stacks.
-    mark: suffix of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
-        (`stacks.run_mark`). By it the guard finds the other ranks of this host, which may report
-        the stall. None if there is no other rank.
+    mark: end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
+        (`stacks.run_mark`). Each rank has such a file open, so the guard finds the other ranks of
+        this host by it. None if there is no other rank.
     log_file: path of the log of the run, or None if this rank has none.
     """
     if not system.has_proc():
@@ -102,7 +102,7 @@ def guard(
     pid: process id of the rank.
     limit_s: seconds without a heartbeat after which the guard ends the rank.
     stack_file: path of the memory file into which the rank writes its stacks.
-    mark: suffix of the names of the memory files of this run, or None if there is no other rank.
+    mark: end of the names of the memory files of this run, or None if there is no other rank.
     log_file: path of the log of the run, or None if the rank has none.
     """
     silent_s = _wait_for_silence(pid, limit_s)
@@ -112,7 +112,7 @@ def guard(
     # The order of these steps matters: read the stacks while the rank lives, then end the rank, and
     # write the report last, because the terminal may be paused. The guard outlives the rank for its
     # report, but at most by LAST_WORDS_S.
-    launcher = process_parent(pid)  # to be asked before the rank ends
+    launcher = process_parent(pid)  # read it now: a process that has ended has no parent
     stacks = ""
     with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
         stacks = dump_stacks(file, pid)
@@ -145,7 +145,7 @@ def _others_report(launcher: int, pid: int, mark: str) -> bool:
 
     launcher: process id of the parent of the ranks.
     pid: process id of the rank of this guard.
-    mark: suffix of the names of the memory files of this run, which only its ranks have.
+    mark: end of the names of the memory files of this run, which only its ranks have.
     """
     deadline = time.monotonic() + OTHERS_END_S
     while has_ranks(launcher, pid, mark):

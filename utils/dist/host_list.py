@@ -8,18 +8,18 @@ test_the_first_host_of_a_node_list.
 
 import re
 
-# A piece of a host name in a node list of SLURM: a single character, or a bracket with all that it
-# encloses. A comma is a piece only within a bracket, so the names of "gpu[003-007,9],cpu1" are
-# "gpu[003-007,9]" and "cpu1".
+# A node list of SLURM is cut into names at its commas, but not at the commas within a bracket:
+# "gpu[003-007,9],cpu1" has the names "gpu[003-007,9]" and "cpu1". So a name consists of pieces,
+# each of which is
+#     [^,\[]       a character, but no comma and no opening bracket, or
+#     \[[^\]]*\]   a bracket with all that it encloses, e.g. "[003-007,9]"
 PIECE_OF_NAME = r"(?:[^,\[]|\[[^\]]*\])"
 
 
 def host_count(nodelist: str) -> int:
     """Return the number of hosts of a SLURM node list: 6 for "gpu[003-007],cpu1"."""
     count = 0
-    # A name is one or more pieces, so that a comma within a bracket does not end it. E.g.
-    # "gpu[003-007],cpu1" has the names "gpu[003-007]" and "cpu1".
-    names = re.findall(rf"{PIECE_OF_NAME}+", nodelist)
+    names = re.findall(rf"{PIECE_OF_NAME}+", nodelist)  # e.g. ["gpu[003-007]", "cpu1"]
     for name in names:
         # If a name has several brackets, their numbers multiply: "rack[1-2]gpu[1-4]" stands for
         # 2 x 4 hosts. A name without a bracket is one host.
@@ -49,5 +49,7 @@ def first_host(nodelist: str) -> str:
     # The name up to the first comma outside of brackets: "gpu[003-007,9]". The pattern also matches
     # an empty text, so there always is a first match.
     first_name = re.findall(rf"{PIECE_OF_NAME}*", nodelist.strip())[0]
-    # Replace each bracket by its first number, which ends at "-", "," or "]": "gpu003".
+    # Replace each bracket by its first number, so that "gpu[003-007,9]" becomes "gpu003". Group 1
+    # of the pattern is this number, which ends before "-", "," or "]". Then comes the rest of the
+    # bracket.
     return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first_name)

@@ -43,7 +43,8 @@ def split_list(text: str) -> list[str]:
         "fe80::1 fe80::2"          ->  ["fe80::1", "fe80::2"]
         "[fe80::1]:8,[fe80::2]:8"  ->  ["fe80::1", "fe80::2"]
     """
-    # A colon outside of quotes in the first item: the list begins with an IPv6 address in brackets.
+    # A bracket begins a list in JSON, or an IPv6 address such as "[fe80::1]:8". In JSON, the first
+    # item is in quotes. In an address, a colon comes before any quote, comma, blank or "]".
     begins_with_address = re.match(r'\[[^\s,"\]]*:', text) is not None
     if text.startswith("[") and not begins_with_address:
         try:

@@ -87,8 +87,8 @@ def _suspects() -> str:
     if not is_observer or store.get(FAILURE):
         return ""
     after = read_states(store, get_world_size())
-    # The beats show half a second later which collective a rank has entered. So count collectives
-    # in `after`, because `before` may have old numbers.
+    # A beat may be half a second old. So `before` may lack a collective that a rank had just
+    # entered when the connection broke. `after`, which is seconds younger, has all of them.
     suspects = _silent_ranks(before, after) or _ranks_behind(after)
     places = []
     for rank in suspects:

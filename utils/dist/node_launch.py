@@ -86,13 +86,14 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     else:
         values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     refuse_faults(faults, env)
-    # With one rank on each node, the number of nodes is the number of ranks, and RANK is the number
-    # of the node and of its rank. Then this process is the rank itself, and needs no torchrun:
+    # With one rank on each node, this process need not start torchrun, because it can be the rank
+    # of its node itself. It then reads WORLD_SIZE and RANK as numbers of ranks:
     #
     #     PAI-DLC   NPROC_PER_NODE=1 WORLD_SIZE=2 RANK=1                    node 1 is rank 1
     #     Kubeflow  PET_NPROC_PER_NODE=1 PET_NNODES=2 WORLD_SIZE=2 RANK=1   node 1 is rank 1
     #
-    # Without WORLD_SIZE, a single node is the only rank, and several nodes need torchrun.
+    # Without WORLD_SIZE, a process counts as the only rank. This is right for a single node, and
+    # several nodes need torchrun.
     world_size = env.get("WORLD_SIZE", "1")
     if ranks_per_node == 1 and world_size == str(node_count):
         return {}

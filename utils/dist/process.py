@@ -2,7 +2,8 @@
 
 * `process_state`, `process_parent`, `descendants_of` and `machine` tell which processes there are.
   They read /proc, the folder in which Linux shows its processes.
-* `main_thread_writes` tells whether the main thread waits for a terminal.
+* `main_thread_writes` tells whether the main thread waits for a terminal. `open_closed_streams`
+  opens stdout and stderr if the shell has closed them.
 * `signals_held` and `leave_signals_to_parent` protect loader processes (the processes of a
   DataLoader, which read samples) from signals to all processes of a rank.
 * `kill_trees`, `end` and `die_with_parent` end processes; `write_exit_file` tells the exit code to

@@ -1,8 +1,9 @@
 """Run the watchdog thread of a rank, which watches other ranks and ends a run that hangs.
 
-utils/dist/watchdog.py explains the watchdog as a whole. `Watchdog.run` is the loop of the thread:
-every half second it writes a beat (the phase of the main thread) into the store, reads the beats of
-a few other ranks, and judges them. In four cases it ends the run:
+utils/dist/watchdog.py explains the watchdog as a whole. `Watchdog.run` is the loop of the thread.
+Every half second it calls `beat_once`, which writes a beat (the phase of the main thread) into the
+store, reads the beats of a few other ranks, and judges them. The loop of a second thread,
+`_watch_watchdog`, notices if the first thread hangs. In four cases the run ends:
 
     a rank stands still                          `_report`
     another rank has claimed a failure           `_follow`
