@@ -129,10 +129,14 @@ class _StdoutHandler(_ReportsOnceHandler, logging.StreamHandler):
     handler that kept the first sys.stdout would write across the bar.
     """
 
-    # Reading `handler.stream` calls the first function, which returns the present sys.stdout. The
-    # constructor of StreamHandler assigns a stream. This calls the second function, which ignores
-    # it.
-    stream = property(lambda self: sys.stdout, lambda self, value: None)
+    @property
+    def stream(self) -> Any:
+        """Return the present sys.stdout. The methods of StreamHandler write to this stream."""
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        """Ignore the stream that the constructor of StreamHandler assigns."""
 
 
 class _LineFormatter(logging.Formatter):
