@@ -24,10 +24,10 @@ def expand_path(path: str) -> str:
 
     Raises DataError for a name that is not UTF-8, because it cannot be written into records.
     """
-    # Python keeps bytes that are not UTF-8 as special characters. "backslashreplace" writes them
-    # out as "\udce4", so a path with such bytes changes here.
+    # In a path, Python holds a byte that is not UTF-8 as a special character, which cannot be
+    # encoded. "backslashreplace" writes such a character as the six letters "\udce4".
     escaped_path = path.encode("utf-8", "backslashreplace").decode()
-    if not path.isascii() and escaped_path != path:
+    if escaped_path != path:  # it had such a character
         raise DataError(
             what="the path is no text in UTF-8",
             where=escaped_path,
