@@ -68,10 +68,10 @@ class InputSpec:
 
     @property
     def multiple(self) -> int:
-        """Return the number that divides the sides of a training crop or a tile.
+        """Return the number of which each side of a training crop or a tile must be a multiple.
 
-        It is the least common multiple of the stride and the sides of a window, e.g. stride 4 and
-        window 6 x 6 -> 12.
+        It is the least common multiple of the stride and the sides of a window, e.g. 12 for stride
+        4 and windows of 6 x 6 pixels.
         """
         _, height, width = self.window_size
         return math.lcm(self.stride, height, width)
@@ -186,15 +186,26 @@ class JointEquations(Protocol):
     @property
     def blurry(self) -> Tensor: ...
 
-    # First estimate z_0 (3, H, W) -> a solution of the equations, (3, H, W).
-    def proposal(self, z_0: Tensor) -> Tensor: ...
+    def proposal(self, z_0: Tensor) -> Tensor:
+        """Return a solution of the equations, (3, H, W).
 
-    # What is known before any step, (6, H, W): e.g. the length of each pixel's motion.
-    def evidence(self) -> Tensor: ...
+        z_0: a first estimate of the sharp frame, (3, H, W).
+        """
+        ...
 
-    # Frame z (3, H, W) -> (7, H, W): the change of z that reduces the errors of the equations, and
-    # the residuals, i.e. the present errors of the equations.
-    def pulls(self, z: Tensor) -> Tensor: ...
+    def evidence(self) -> Tensor:
+        """Return what is known before any step, (6, H, W), e.g. how far each pixel moves."""
+        ...
+
+    def pulls(self, z: Tensor) -> Tensor:
+        """Return how well a frame fulfils the equations, (7, H, W).
+
+        The channels are the change of z that reduces the errors of the equations, and the present
+        errors themselves, the residuals.
+
+        z: the present frame, (3, H, W).
+        """
+        ...
 
 
 class MotionCurves(Protocol):
@@ -230,11 +241,14 @@ class MotionNetwork(Protocol):
     @property
     def inside(self) -> slice: ...
 
-    # pictures (B, N, 2, h, w): brightness and number of spikes, for each window.
-    # scene (B, 3, h, w): channels that are the same for all windows (SCENE_CHANNELS in
-    # motion_net.py).
-    # Returns the motion at each level of resolution, the finest last.
-    def __call__(self, pictures: Tensor, scene: Tensor) -> Sequence[MotionCurves]: ...
+    def __call__(self, pictures: Tensor, scene: Tensor) -> Sequence[MotionCurves]:
+        """Return the motion at each level of resolution, the finest last.
+
+        pictures: brightness and number of spikes of each window, (B, N, 2, h, w).
+        scene: channels that are the same for all windows, (B, 3, h, w). SCENE_CHANNELS in
+            motion_net.py lists them.
+        """
+        ...
 
 
 # A function that shows progress. It takes the work that was done since its last call, in frames
@@ -323,5 +337,6 @@ class Method(Protocol):
         """Return the method in words, for the report: name of a line -> its text."""
         ...
 
-    # Builds what the method needs on a device.
-    def restorer(self, device: torch.device) -> FrameRestorer: ...
+    def restorer(self, device: torch.device) -> FrameRestorer:
+        """Return an object that restores frames on a device, e.g. with the network loaded there."""
+        ...

@@ -91,11 +91,11 @@ def count() -> int:
 
 
 def hiding_variable() -> str:
-    """Return the variable that hides accelerators of this machine, e.g. CUDA_VISIBLE_DEVICES.
+    """Return the variable that hides accelerators of this machine, e.g. ZE_AFFINITY_MASK on Intel.
 
-    A kind that is not in HIDING_VARIABLES, e.g. "mps", has no variable of its own. For such a kind,
-    returns CUDA_VISIBLE_DEVICES: if it is set to "", the process uses the CPU, because
-    `is_cpu_wanted` reads this variable for all kinds.
+    A kind that is not in HIDING_VARIABLES, e.g. "mps", has no variable of its own. Then the result
+    is CUDA_VISIBLE_DEVICES. It cannot choose among several accelerators of such a kind, but it can
+    hide all of them, because `is_cpu_wanted` reads it for every kind.
     """
     return HIDING_VARIABLES.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
 

@@ -21,7 +21,7 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
 
     Digits in a row are compared as a number, and other text is compared letter by letter. If two
     numbers are equal, e.g. "1" and "01", the shorter text comes first. For example, "a12" becomes
-    ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")).
+    ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")). Here "0002" says that 12 has two digits.
     """
     key = []
     # With a group in the pattern, split returns text and digits in turn, beginning with text: "a12"
@@ -30,6 +30,8 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     for index, part in enumerate(_DIGITS.split(str(path))):
         is_digits = index % 2 == 1
         if is_digits:
+            # A text, because the same place of other triples has a text. With zeros in front, the
+            # order of such texts is the order of the numbers.
             digit_count = f"{len(part):04d}"  # "0001" for "1", "0002" for "01"
             key.append((0, int(part), digit_count))
         else:

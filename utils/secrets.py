@@ -175,9 +175,8 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
     if isinstance(value, bool):
         return value
-    # A message hides each number under a secret key. What is saved hides only numbers that are no
-    # counts, because a resumed run needs the counts. Counts are small numbers, and numbers under
-    # keys such as "num_tokens" (`_is_secret_number`).
+    # A number under a secret key may be a count, e.g. "num_tokens": 8. A message hides it all the
+    # same. But a resumed run needs the counts, so what is saved hides only the other numbers.
     if isinstance(value, (int, float)):
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
         return replacement if is_hidden else value
@@ -274,6 +273,9 @@ def _words_of(key: str) -> list[str]:
 
 
 def _is_secret_number(value: float, key: str) -> bool:
-    """Return whether a number under the key of a secret is a secret, and not a count."""
+    """Return whether a number under the key of a secret is a secret, and not a count.
+
+    Counts are all small numbers, and numbers under keys such as "num_tokens".
+    """
     has_count_word = not COUNT_WORDS.isdisjoint(_words_of(key))
     return abs(value) >= LEAST_SECRET_NUMBER and not has_count_word

@@ -79,8 +79,8 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Size of the largest array whose memory is kept, in bytes: 64 MiB. Old versions of glibc refuse
-# this size and allow 32 MiB. So 32 MiB are set first, and then 64 MiB, which an old glibc ignores.
+# Size of the largest array whose memory is kept, in bytes. It is 64 MiB, or 32 MiB with an old
+# glibc, which ignores a larger size. So both sizes are set, one after the other.
 LARGEST_KEPT_ARRAYS = (2**25, 2**26)
 # Largest amount of freed memory that is kept, in bytes.
 MOST_KEPT_MEMORY = 2**30
