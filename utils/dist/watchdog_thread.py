@@ -56,7 +56,7 @@ from utils.dist.leave import (
 from utils.dist.paused_terminal import PausedTerminal
 from utils.dist.stacks import dump_stacks, kill_rank, run_mark, stack_file_name, stacks_of
 from utils.dist.stall_report import text_of_stall
-from utils.dist.state import RUN
+from utils.dist.state import RUN, Place
 from utils.dist.store_values import Failure, ForeignValueError, State, printable_text, seal, unseal
 from utils.dist.verdict import Judge, Verdict
 from utils.dist.waiting import wait_for
@@ -78,10 +78,46 @@ STUCK_ENDS_S = 0.5
 # Seconds without an answer of the store, three beats, after which a rank ends if the process that
 # hosts the store is gone. The store will never answer again, so a longer wait only delays the end.
 HOST_GONE_S = 1.5
+# Seconds that the guard waits longer than stall_s. After stall_s the other ranks report and end
+# this rank. Their report is better than the report of the guard, because it has the last beat of
+# this rank.
+GUARD_LATER_S = 4
+# At the normal end of a run, the store ends with rank 0, and soon after that the main thread of
+# each other rank calls `Watchdog.stop`. If this takes longer, in seconds, the store has failed.
+STOP_FOLLOWS_S = 0.3
 # torch's time limit of a request to the store. It must never be reached, because the host of the
 # store may be suspended for hours, which is not a failure. `_watch_watchdog` has the real limit,
 # in seconds in which this process ran.
 NEVER = timedelta(days=365)
+
+
+class _PhaseClock:
+    """Measures how long the main thread of this rank has been in its phase."""
+
+    def __init__(self, rank: int, clock: AwakeClock) -> None:
+        """clock: the clock of the beats, which stands still while the process is suspended."""
+        self.clock = clock
+        self.place = RUN.place  # the phase at the last call of `age_of`
+        self.phase_began = clock.now()  # time at which this phase began
+        self.paused_terminal = PausedTerminal(rank)
+
+    def age_of(self, place: Place) -> float:
+        """Return the seconds since the phase began. place: the present value of RUN.place.
+
+        Time in which the process is suspended, or waits for a paused terminal, does not count.
+        """
+        now = self.clock.now()
+        if place is not self.place:
+            # The phase is new: it began `in_phase_s` seconds ago, after the last call. If the
+            # process was suspended in between, this number is too large, because `time.monotonic`
+            # goes on during a suspension. So count at most `slice_s`, as the clock does.
+            self.place = place
+            in_phase_s = time.monotonic() - place.since
+            self.phase_began = now - min(in_phase_s, self.clock.slice_s)
+        # While the main thread waits for a paused terminal, the time in the phase stays 0.
+        if self.paused_terminal.holds_main_thread(now, in_phase_s=now - self.phase_began):
+            self.phase_began = now
+        return now - self.phase_began
 
 
 class Watchdog(threading.Thread):
@@ -122,12 +158,9 @@ class Watchdog(threading.Thread):
         self.failure: Failure | None = None
         self.is_reported = False  # whether this rank knows that the stall has been reported
 
-        # What the main thread does.
-        self.place = RUN.place  # the phase of the last beat
-        # Time at which this phase began, on the clock of the beats. The time since then must stay
-        # below the limit of the phase.
-        self.phase_began = self.beats.clock.now()
-        self.paused_terminal = PausedTerminal(self.rank)
+        # How long the main thread has been in its phase. This must stay below the limit of the
+        # phase.
+        self.phase_clock = _PhaseClock(self.rank, self.beats.clock)
 
         # The stacks are written into a file in memory, so that nothing is left on the disk. The
         # file also proves that this process is a rank of this run: before another rank signals or
@@ -138,6 +171,7 @@ class Watchdog(threading.Thread):
         # is C code, so it runs even while a thread holds Python's lock (the GIL). Loader processes
         # inherit the handler.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
+        # Write the first beat now: when all ranks have met, every rank must have one.
         self.beats.publish(self._own_state())
         self.start()
 
@@ -151,16 +185,12 @@ class Watchdog(threading.Thread):
         # because in a longer time the process may have been suspended. Twice the interval leaves
         # room for a late beat.
         self.beats.clock.slice_s = 2 * self.interval_s
-        # After stall_s the other ranks report and end this rank. Their report is better than the
-        # report of the guard, because it has the last beat of this rank. So the guard waits 4 s
-        # longer.
-        guard_limit_s = budgets.stall_s + 4
-        mark = None if self.store is None else run_mark()  # None: a single process
+        is_single = self.store is None
         self.guard = start_guard(
             self.rank,
-            limit_s=guard_limit_s,
+            limit_s=budgets.stall_s + GUARD_LATER_S,
             stack_file=self.stack_path,
-            mark=mark,
+            mark=None if is_single else run_mark(),
             log_file=log_file(),
         )
         self.budgets = budgets
@@ -196,8 +226,8 @@ class Watchdog(threading.Thread):
                 self._end_by_foreign_value(e)
             except RuntimeError:
                 # The store does not answer. At the normal end of a run, rank 0 ends with its store,
-                # and the main thread of this rank calls `stop` within 0.3 s.
-                if self.is_ending or self.stopped.wait(0.3):
+                # and the main thread of this rank calls `stop` soon.
+                if self.is_ending or self.stopped.wait(STOP_FOLLOWS_S):
                     return
                 self._end_without_store()
 
@@ -282,25 +312,14 @@ class Watchdog(threading.Thread):
         utils.dist.beats explains the keys.
         """
         place = RUN.place
-        now = self.beats.clock.now()
-        if place is not self.place:
-            # The phase is new: it began `in_phase_s` seconds ago, after the last beat. If the
-            # process was suspended in between, this number is too large, because `time.monotonic`
-            # goes on during a suspension. So count at most `slice_s`, as the clock of the beats
-            # does.
-            self.place = place
-            in_phase_s = time.monotonic() - place.since
-            self.phase_began = now - min(in_phase_s, self.beats.clock.slice_s)
-        # While the main thread waits for a paused terminal, the time in the phase stays 0.
-        if self.paused_terminal.holds_main_thread(now, in_phase_s=now - self.phase_began):
-            self.phase_began = now
+        age_s = self.phase_clock.age_of(place)
         # The budget is the limit of the phase. 0.0: there is no limit before `watch` is called.
         budget_s = self.budgets.limit_of_phase(place.phase) if self.budgets else 0.0
         return {
             "phase": place.phase,
             "step": place.step,
             "syncs": place.syncs,
-            "age": now - self.phase_began,
+            "age": age_s,
             "budget": budget_s,
             "pid": os.getpid(),
             "host": self.host,
@@ -451,7 +470,22 @@ class Watchdog(threading.Thread):
         return f"lost {RUN.launch.master_port} {pid}"
 
     def _end_without_store(self) -> NoReturn:
-        """End because the store does not answer any more. One rank of each host reports it.
+        """End because the store does not answer any more. One rank of each host reports it."""
+        if self.failure is not None:  # known, and usually reported by another rank
+            self._report_if_nobody_did(self.failure)
+            leave(self.failure.code, store=None)
+        # The ranks of a host notice the loss seconds apart. Only the first of them reports: the
+        # rank that gets this name.
+        if first_to_claim(self._name_of_loss()):
+            self._report_loss()
+        else:
+            # Another rank reports. Give it time, because torchrun ends all ranks as soon as one of
+            # them ends.
+            time.sleep(2.0)
+        leave(STALL_CODE, store=None)
+
+    def _report_loss(self) -> None:
+        """Report that the store does not answer any more.
 
         The store is in the process of rank 0, or in an agent of torchrun. So the report says:
 
@@ -459,19 +493,9 @@ class Watchdog(threading.Thread):
             the process of rank 0 is gone                            rank 0 is DEAD
             otherwise                                                rank 0 is SILENT
         """
-        if self.failure is not None:  # known, and usually reported by another rank
-            self._report_if_nobody_did(self.failure)
-            leave(self.failure.code, store=None)
         launch = RUN.launch
         rank_0 = self.beats.states.get(0)  # the last beat of rank 0, or None if none was read
-
-        # The ranks of a host notice the loss seconds apart. Only the first of them reports: the
-        # rank that gets this name.
-        if not first_to_claim(self._name_of_loss()):
-            # Another rank reports. Give it time, because torchrun ends all ranks as soon as one of
-            # them ends.
-            time.sleep(2.0)
-        elif rank_0 is None or launch.is_store_of_agent:
+        if rank_0 is None or launch.is_store_of_agent:
             address = f"{launch.master_addr}:{launch.master_port}"
             error = StallError(
                 what=f"rank {self.rank} has lost the store of the run",
@@ -490,4 +514,3 @@ class Watchdog(threading.Thread):
             write_to_log_and_stderr(text_of_stall(silent, stacks, self.beats))
             # `kill_rank` ends the process only if the process has the memory file of rank 0.
             kill_rank(rank_0["pid"], stack_file_name(rank=0))
-        leave(STALL_CODE, store=None)
