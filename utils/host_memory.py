@@ -10,7 +10,6 @@ other files. Free to change: another source of a limit may be added.
 Tests: tests/parts/utils/test_host_memory.py, with the files of a container and of an old Linux.
 """
 
-import math
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +21,10 @@ Use = tuple[float, float]  # (used, total) of a memory, in GB
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
     """Return (used, total) in GB of the fullest memory that this process may use.
 
-    E.g. the host has (40, 500) and a container (15, 16). Then the result is (15, 16), because 15 of
-    16 GB are a larger share than 40 of 500 GB. Returns None if no memory is known.
-
-    A process is in control groups of Linux, one within another. Containers and SLURM jobs limit the
-    memory of a control group. So a group may be full while the host has much free memory.
+    A process is in control groups of Linux, one within another. A container or a SLURM job limits
+    the memory of its group. So a group may be full while the host has much free memory. E.g. 40 of
+    500 GB of the host and 15 of 16 GB of a container are in use. Then the result is (15, 16),
+    because this is the larger share. Returns None if no memory is known.
 
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
@@ -45,13 +43,14 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     # If a group of version 1 has no limit, Linux shows a limit of about 2**63 bytes. No host has
     # 2**60 bytes, so a larger number means that there is no limit.
     no_limit_gb = 2**60 / GB
-    fullest = None
-    fullest_share = -math.inf
-    for used, total in uses:
-        if 0 < total < no_limit_gb and used / total > fullest_share:
-            fullest = (used, total)
-            fullest_share = used / total
-    return fullest
+    limited = [(used, total) for used, total in uses if 0 < total < no_limit_gb]
+    return max(limited, key=_used_share, default=None)
+
+
+def _used_share(use: Use) -> float:
+    """Return the share of a memory that is in use, e.g. 0.9375 for (15, 16)."""
+    used, total = use
+    return used / total
 
 
 def _use_of_host(proc: Path) -> Use:
@@ -115,7 +114,7 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
 
 
 def _use_of_group(folder: Path, names: _GroupFiles) -> Use:
-    """Return (used, total) in GB of one control group of Linux, which limits some processes.
+    """Return (used, total) in GB of one control group.
 
     folder: the folder with the files of the group. test_the_memory_of_a_container_is_its_limit has
         such files.
