@@ -16,7 +16,7 @@ import re
 import time
 from contextlib import suppress
 
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, Store
 
 from utils.dist.beats import FAILURE, read_states, where
 from utils.dist.identity import get_rank, get_world_size
@@ -76,15 +76,14 @@ def _suspects() -> str:
     store = RUN.store
     # Only one rank, the observer, compares the beats of all ranks before and after the wait. The
     # observer is the first rank that comes here: `add` counts the calls of all ranks and returns 1
-    # to the first one. The other ranks wait twice as long, so that the observer can report first.
+    # to the first one.
     is_observer = store.add("lost contact", 1) == 1
-    before = read_states(store, get_world_size()) if is_observer else {}
-    wait_s = WAIT_FOR_REPORT_S if is_observer else 2 * WAIT_FOR_REPORT_S
-    deadline = time.monotonic() + wait_s
-    # FAILURE is the key of the first failure in the store. It is empty until a rank has failed.
-    while not store.get(FAILURE) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if not is_observer or store.get(FAILURE):
+    if not is_observer:
+        _wait_for_failure(store, 2 * WAIT_FOR_REPORT_S)  # longer, so that the observer can report
+        return ""
+    before = read_states(store, get_world_size())
+    _wait_for_failure(store, WAIT_FOR_REPORT_S)
+    if store.get(FAILURE):
         return ""
     after = read_states(store, get_world_size())
     # A beat may be half a second old. So `before` may lack a collective that a rank had just
@@ -95,6 +94,13 @@ def _suspects() -> str:
         state = after[rank]
         places.append(f"rank {rank} on {state['host']}, last seen in {where(state)}")
     return "; ".join(places)
+
+
+def _wait_for_failure(store: Store, seconds: float) -> None:
+    """Wait until a rank has noted a failure under the key FAILURE, which is empty before."""
+    deadline = time.monotonic() + seconds
+    while not store.get(FAILURE) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _silent_ranks(before: dict[int, State], after: dict[int, State]) -> list[int]:

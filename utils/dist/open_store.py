@@ -70,19 +70,20 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
     """Raise DistError if the name MASTER_ADDR has no address.
 
     A cloud may enter the name into its DNS after it has started the containers. So this function
-    looks up the name several times, for at most CHECK_S seconds.
+    looks up the name several times, for at most CHECK_S seconds (10 s).
     """
-    clock = AwakeClock()
+    clock = AwakeClock()  # counts the seconds in which this process runs
     limit_s = min(CHECK_S, launch.join_s)
+    # A single look-up may take seconds. So no look-up begins in the last 5 s.
+    last_begin_s = limit_s - CHECK_S / 2
     while True:
         left_s = limit_s - clock.now()
         try:
+            # `within` raises TimeoutError if the look-up takes longer than left_s.
             within(left_s, lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
             return
         except (OSError, TimeoutError) as e:
-            # A single look-up may take seconds. So look up once more only if 5 s are left.
-            least_left_s = CHECK_S / 2
-            if clock.now() > limit_s - least_left_s:
+            if clock.now() > last_begin_s:
                 raise DistError(
                     what=f"MASTER_ADDR does not resolve: {launch.master_addr}",
                     where=rank_on_host(launch),
@@ -130,8 +131,8 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
     """
     host = launch.master_addr
     port = launch.master_port
-    # wait_for_workers=False below, because `meet` (rendezvous.py) waits for the other ranks.
     listener = _listener(host, port)
+    # wait_for_workers=False, because `meet` (rendezvous.py) waits for the other ranks.
     if listener is None:  # let torch listen on every address
         return TCPStore(host, port, is_master=True, wait_for_workers=False)
     # The store takes over the open socket, and closes it with itself.
@@ -143,9 +144,11 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
 def _listener(name: str, port: int) -> socket.socket | None:
     """Return a socket that listens on the address of MASTER_ADDR, and on no other address.
 
-    Returns None if this host does not know the address that the other hosts use: if a cloud
-    forwards MASTER_ADDR to this host, or if this host resolves its own name to a loopback address,
-    as Debian does. The store then listens on every address.
+    Returns None if this host does not know the address by which other hosts reach it. The store
+    then listens on every address. There are two such cases:
+
+    * A cloud forwards MASTER_ADDR to this host, which has another address itself.
+    * This host resolves its own name to a loopback address (127...), as Debian does.
     """
     # The first address that the system knows for the name. `address` is what `bind` takes, e.g.
     # ("10.0.0.1", 29500).
@@ -187,7 +190,7 @@ def _connect(launch: LaunchInfo) -> TCPStore:
     check_s = min(CHECK_S, launch.join_s)
     try:
         # Another program may listen at the port, accept the connection and never answer. In this
-        # case torch ignores its own time-out.
+        # case torch ignores its own time-out. So `within` raises TimeoutError after check_s.
         return within(
             check_s,
             lambda: TCPStore(host, port, is_master=False, timeout=timedelta(seconds=check_s)),

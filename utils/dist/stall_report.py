@@ -40,15 +40,16 @@ def _row_of_table(rank: int, state: State, now: float, beats: Beats) -> str:
     The cells are as wide as the columns of the line of titles in `text_of_stall`, so change both
     together.
 
-    state: the last beat of the rank
-    now: time of the clock of the beats
+    state: the last beat of the rank.
+    now: present time, on the clock of the beats.
     """
     # `age` is how long the phase had lasted when the rank wrote its last beat. For a watched rank,
     # `heard` has the time of this beat. Then add the seconds since the beat.
     age = state["age"]
     if rank in beats.heard:
         age += now - beats.heard[rank].when
-    # ">4" is four characters wide, to the right; "<12" is twelve, to the left.
+    # ">4" fills a cell to four characters and puts the text to its right end; "<12" fills it to
+    # twelve, with the text at the left.
     host = f"{rank:>4}  {state['host'][:12]:<12}"
     numbers = f"{state['pid']:>8} {state['step']:>5} {age:>8.1f} {state['syncs']:>12}"
     return f"{host} {numbers}  {state['phase']}"
@@ -64,8 +65,7 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
     stacks: the stacks of the rank, or "" if there are none. The advice depends on this.
     beats: the beats that this rank has read.
     """
-    rank, kind, what = verdict  # e.g. 3, "STUCK", "312.4 s"
-    last_state = beats.states[rank]  # the last beat of the rank
+    last_state = beats.states[verdict.rank]  # the last beat of the rank
     expected_of_kind = {
         "DEAD": "all ranks alive",
         "SILENT": "a beat of every rank each half second, and no silence longer than "
@@ -74,14 +74,14 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
     }
     # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left the phase after its
     # last beat, so the text says only that the rank was last seen there.
-    link = " in" if kind == "STUCK" else "; last seen in"
+    link = " in" if verdict.kind == "STUCK" else "; last seen in"
     if stacks:
         do = "see its stack below"
     else:
         do = "look for the out-of-memory killer or a signal on that host"
     return StallError(
-        what=f"rank {rank} is {kind}: {what}{link} {where(last_state)}",
+        what=f"rank {verdict.rank} is {verdict.kind}: {verdict.what}{link} {where(last_state)}",
         where=f"host {last_state['host']}, pid {last_state['pid']}",
-        expected=expected_of_kind[kind],
+        expected=expected_of_kind[verdict.kind],
         do=do,
     )
