@@ -151,13 +151,17 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
         a message       redact(value, key, replacement="***")
                         {"wandb_api_key": "abc"} -> {"wandb_api_key": "***"}
 
+    What is hidden depends on the kind of the value:
+
+        section, list        its items are, each by itself
+        number, text         hidden under the key of a secret; a number may be a count, which stays
+        text, other keys     only the secrets within it: "hfToken: abc" -> "hfToken: ***"
+        True, False, None    stay
+
     A message hides more, because it may quote what a user typed wrongly: the value of a misspelt
     key, and every number under the key of a secret, or behind its name within a text.
 
     replacement: the text that stands for a secret in a message, or None for what is saved.
-
-    A secret within a text becomes MASK in what is saved, too, and the rest of the text stays. E.g.
-    {"path": "hfToken: abc"} -> {"path": "hfToken: ***"}.
     """
     is_message = replacement is not None
     is_secret = is_secret_key(key) or (is_message and _resembles(key))
@@ -169,10 +173,10 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
             effective_key = key if is_secret else str(inner_key)
             clean[inner_key] = redact(inner, effective_key, replacement)
         return clean
-    # The items of a list have the key of the list.
+    # The items of a list count as values of the key of the list.
     if isinstance(value, (list, tuple)):
         return [redact(item, key, replacement) for item in value]
-    # A bool holds no secret, e.g. "use_auth": true. Test it first: in Python a bool is an int.
+    # A bool holds no secret, e.g. "use_auth": true. Ask for bool before int: a bool is an int, too.
     if isinstance(value, bool):
         return value
     # A number under a secret key may be a count, e.g. "num_tokens": 8. A message hides it all the

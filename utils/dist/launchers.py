@@ -184,6 +184,7 @@ def _unknown_rank(row: CountOnly, env: Env, command: str) -> DistError:
         where="the environment of this process",
         expected="one process for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and "
         "MASTER_PORT",
+        # INDENT_OF_DO (12 blanks) puts the second line of the advice below the first one.
         do=f"{row.advice.format(command=command)}\n"
         f"{INDENT_OF_DO}or, for one process alone: WORLD_SIZE=1 {command}",
     )

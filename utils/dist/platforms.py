@@ -188,6 +188,7 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
 
 
 # ---- Refusals --------------------------------------------------------------------------------
+# INDENT_OF_DO (12 blanks) puts a further line of an advice below its first line.
 
 
 def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str) -> DistError:

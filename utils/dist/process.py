@@ -185,6 +185,7 @@ def leave_signals_to_parent() -> None:
     """
 
     def end_at_next(number: int, _: Any) -> None:
+        """Ignore this signal, and let the system end the process at the next one."""
         signal.signal(number, signal.SIG_DFL)
 
     for number in GROUP_SIGNALS:

@@ -61,10 +61,11 @@ class Round:
 
         code: the exit code if this rank failed, or None if it did not.
         """
-        # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
-        # the key then holds. A rank without a failure writes "", because `get` in `wait` would
-        # wait for a key that nobody has written.
+        # A rank without a failure writes "", because `get` in `wait` would wait for a key that
+        # nobody has written. `seal` adds a proof that a rank of this run wrote the value.
         own_value = "" if code is None else seal(self.failed_key, f"{self.rank} {code}")
+        # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
+        # the key then holds.
         value = self.store.compare_set(self.failed_key, "", own_value)
         if own_value:
             # Replace the failure of a higher rank. Another rank may replace it at the same time.

@@ -52,6 +52,9 @@ class Judge:
     """Judges the beats that one rank has read."""
 
     def __init__(self, beats: Beats) -> None:
+        """beats: what this rank has read. `beats.states` has the newest known beat of each rank,
+        and `beats.heard` when the last beat of a watched rank was read, on `beats.clock`.
+        """
         self.beats = beats
         self.is_looking = False  # whether this rank looks for the cause of a wait
         # For ranks that this rank does not watch: rank -> the beat that was read when this rank
