@@ -149,7 +149,7 @@ class ClipReader(FrameReader, Protocol):
     @property
     def pixel_aspect(self) -> Fraction: ...
 
-    # "input", "gt", "spike" -> the path of these files, for the report.
+    # The paths of the files of the clip, for the report, under the names "input", "gt" and "spike".
     @property
     def origin(self) -> dict[str, str]: ...
 
@@ -257,7 +257,7 @@ Tick = Callable[[float], object]
 
 
 class FrameRestorer(Protocol):
-    """Restores the frames of clips on one device. `Method.restorer` makes it."""
+    """Restores the frames of clips on one device. `Method.restorer` makes such an object."""
 
     def describe(self) -> str:
         """Return how a clip is cut into tiles, in words for the log."""

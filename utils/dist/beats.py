@@ -88,9 +88,10 @@ class Beats:
         self.store = store
         self.machine = machine_name or process.machine()
         self.number = 0  # number of the last beat of this rank
-        # Between two calls of `now`, this clock counts at most slice_s. Each beat calls `now`, so
-        # slice_s is two intervals of the beats. `Watchdog.watch` sets it again for its interval.
-        self.clock = AwakeClock(slice_s=1.0)
+        # This clock stands still while the process is suspended: between two calls of `now`, it
+        # counts at most slice_s. Each beat calls `now`, so twice the time between beats is enough.
+        # `Watchdog.watch` sets slice_s again if it changes this time.
+        self.clock = AwakeClock(slice_s=2 * BEAT_S)
         self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
         self.states: dict[int, State] = {}  # rank -> its newest known state
         self.heard: dict[int, Heard] = {}  # watched rank -> its last beat
@@ -98,17 +99,22 @@ class Beats:
             # `read` would wait for a key that does not exist, so create the key with an empty
             # value. If a rank has already written a failure, compare_set does not replace it.
             store.compare_set(FAILURE, "", "")
-            # To watch the next rank on its host, a rank must know the ranks there. So each rank
-            # adds itself to a list of its host in the store. E.g. rank 4 arrived first, and then
-            # rank 6:
-            #
-            #     on/<machine>     2, the length of the list
-            #     on/<machine>/0   4
-            #     on/<machine>/1   6
-            #
-            # `add` returns the new length. The index of this rank is one less.
-            self.index_on_host = store.add(f"on/{self.machine}", 1) - 1
-            store.set(f"on/{self.machine}/{self.index_on_host}", str(rank))
+            self.index_on_host = self._join_host(store)
+
+    def _join_host(self, store: Store) -> int:
+        """Add this rank to the list of the ranks of its host. Returns its index in this list.
+
+        The list tells a rank which rank is the next one on its host, to watch it. Its ranks stand
+        in the order in which they arrive. E.g. rank 4 arrived first, and then rank 6:
+
+            on/<machine>     2, the length of the list
+            on/<machine>/0   4
+            on/<machine>/1   6
+        """
+        new_length = store.add(f"on/{self.machine}", 1)
+        index = new_length - 1
+        store.set(f"on/{self.machine}/{index}", str(self.rank))
+        return index
 
     # ---- Writing and reading -----------------------------------------------------------------
 

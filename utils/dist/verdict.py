@@ -97,7 +97,7 @@ class Judge:
     def _dead_or_silent(self, stall_s: float | None) -> Verdict | None:
         """Return a watched rank that is DEAD, else the first that is SILENT, else None."""
         now = self.beats.clock.now()
-        silent = None
+        silent = None  # the first SILENT rank; a later rank may be DEAD, which comes before it
         for rank, last in self.beats.heard.items():
             state = self.beats.states[rank]
             if is_gone(state):
@@ -129,11 +129,12 @@ class Judge:
 
         A collective ends only when every rank has entered it. So the ranks wait for the ranks that
         have entered the fewest collectives. Of these, the rank that is longest over its budget is
-        the cause. E.g. with
+        the cause. E.g. rank 1 is the cause in the table below. `syncs` counts the collectives, and
+        age and budget are seconds in the phase and their limit.
 
             rank   syncs   age   budget
             0      2211    290   300       in an all_reduce
-            1      2210    312   300       in its forward pass: the cause
+            1      2210    312   300       in its forward pass
 
         quiet_s: seconds without a beat after which a rank is silent.
         """
