@@ -28,6 +28,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from utils import system
 from utils.dist.awake_clock import AwakeClock
@@ -43,9 +44,21 @@ from utils.dist.stacks import dump_stacks
 from utils.errors import StallError
 
 
-def start_guard(
-    rank: int, limit_s: float, stack_file: str, mark: str | None, log_file: str | None
-) -> subprocess.Popen[bytes] | None:
+class GuardedRank(NamedTuple):
+    """What a guard must know of its rank. The command line of the guard has it as a JSON list."""
+
+    number: int  # number of the rank, for the report
+    pid: int  # process id of the rank
+    limit_s: float  # seconds without a heartbeat after which the guard ends the rank
+    stack_file: str  # path of the memory file (memfd) into which the rank writes its stacks
+    # The end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
+    # (`stacks.run_mark`). Each rank has such a file open, so the guard finds the other ranks of
+    # this host by it. None if there is no other rank.
+    mark: str | None
+    log_file: str | None  # path of the log of the run, or None if the rank has none
+
+
+def start_guard(rank: GuardedRank) -> subprocess.Popen[bytes] | None:
     """Start the guard of this process: another process, which runs `guard`. Returns the guard.
 
     The caller must write a byte to the stdin of the guard more often than every limit_s seconds, as
@@ -54,20 +67,12 @@ def start_guard(
     Returns None if the system starts no more processes, or has no /proc. Without /proc a guard
     could not tell a rank that hangs from a rank that is stopped on purpose.
 
-    rank: number of this rank, for the report.
-    limit_s: seconds without a heartbeat after which the guard ends this process.
-    stack_file: path of the memory file (memfd) into which this process writes its stacks.
-    mark: end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
-        (`stacks.run_mark`). Each rank has such a file open, so the guard finds the other ranks of
-        this host by it. None if there is no other rank.
-    log_file: path of the log of the run, or None if this rank has none.
+    rank: this process.
     """
     if not system.has_proc():
         return None
-    # In the order of the parameters of `guard`, which gets them as a list.
-    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, mark, log_file])
     # -S starts Python without installed packages, which the guard does not need.
-    command = [sys.executable, "-S", "-m", "utils.dist.guard", arguments]
+    command = [sys.executable, "-S", "-m", "utils.dist.guard", json.dumps(rank)]
     root = Path(__file__).resolve().parents[2]
     # Within `signals_held`, the signals GROUP_SIGNALS (process.py), e.g. SIGTERM, are held back.
     # The guard is started here, so they are held back in the guard as long as it lives. So a signal
@@ -89,48 +94,40 @@ LAST_WORDS_S = 5
 OTHERS_END_S = 2.0
 
 
-def guard(
-    rank: int, pid: int, limit_s: float, stack_file: str, mark: str | None, log_file: str | None
-) -> None:
-    """Watch a rank until it ends, and end it if it sends no heartbeat for limit_s seconds.
+def guard(rank: GuardedRank) -> None:
+    """Watch a rank until it ends, and end it if it sends no heartbeat for rank.limit_s seconds.
 
     This is the main function of the guard process, whose parent is the rank. If a user stops the
     rank by a signal (Ctrl-Z), it sends no heartbeat, but the guard does not end it: the user will
     let the rank go on, or the other ranks end it.
-
-    rank: number of the rank, for the report.
-    pid: process id of the rank.
-    limit_s: seconds without a heartbeat after which the guard ends the rank.
-    stack_file: path of the memory file into which the rank writes its stacks.
-    mark: end of the names of the memory files of this run, or None if there is no other rank.
-    log_file: path of the log of the run, or None if the rank has none.
     """
-    silent_s = _wait_for_silence(pid, limit_s)
+    silent_s = _wait_for_silence(rank.pid, rank.limit_s)
     if silent_s is None:
         return  # the rank has ended
 
     # The order of these steps matters: read the stacks while the rank lives, then end the rank, and
     # write the report last, because the terminal may be paused. The guard outlives the rank for its
     # report, but at most by LAST_WORDS_S.
-    launcher = process_parent(pid)  # read it now: a process that has ended has no parent
+    launcher = process_parent(rank.pid)  # read it now: a process that has ended has no parent
     stacks = ""
-    with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
-        stacks = dump_stacks(file, pid)
+    with suppress(OSError), open(rank.stack_file, "a+b", buffering=0) as file:
+        stacks = dump_stacks(file, rank.pid)
     system.ask_for_signal_at_end_of_parent(number=0)  # 0: no signal, so the guard outlives the rank
     signal.alarm(LAST_WORDS_S)  # ends the guard after this time
     write_exit_file(StallError.exit_code)
-    os.kill(pid, signal.SIGKILL)
-    if mark is not None and _others_report(launcher, pid, mark):
+    os.kill(rank.pid, signal.SIGKILL)
+    if rank.mark is not None and _others_report(launcher, rank.pid, rank.mark):
         return
     error = StallError(
-        what=f"rank {rank} is SILENT: its threads did not run for {silent_s:.1f} s: C code "
+        what=f"rank {rank.number} is SILENT: its threads did not run for {silent_s:.1f} s: C code "
         "holds Python's lock",
-        where=f"host {socket.gethostname()}, pid {pid}",
+        where=f"host {socket.gethostname()}, pid {rank.pid}",
         expected="a beat each half second, and no silence longer than watchdog.stall_s",
         do="see its stack below",
     )
-    _write_last_words(f"{error}\n\nStacks of rank {rank}:\n{stacks}\n".encode(), log_file)
-    if mark is not None:
+    words = f"{error}\n\nStacks of rank {rank.number}:\n{stacks}\n"
+    _write_last_words(words.encode(), rank.log_file)
+    if rank.mark is not None:
         # `_others_report` has claimed the report for this guard, by a socket that closes when this
         # process ends (`first_to_claim`). Leave the other guards time to find the socket.
         time.sleep(1.0)
@@ -199,4 +196,4 @@ def _write_last_words(words: bytes, log_file: str | None) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    guard(*json.loads(sys.argv[1]))
+    guard(GuardedRank(*json.loads(sys.argv[1])))

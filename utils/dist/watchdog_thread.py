@@ -42,7 +42,7 @@ from utils.dist import watchdog
 from utils.dist.awake_clock import AwakeClock
 from utils.dist.beats import BEAT_S, Beats, claim_failure, is_gone, read_states, where
 from utils.dist.claims import first_to_claim
-from utils.dist.guard import start_guard
+from utils.dist.guard import GuardedRank, start_guard
 from utils.dist.leave import (
     EXIT_S,
     REPORT_WAIT_S,
@@ -187,11 +187,14 @@ class Watchdog(threading.Thread):
         self.beats.clock.slice_s = 2 * self.interval_s
         is_single = self.store is None
         self.guard = start_guard(
-            self.rank,
-            limit_s=budgets.stall_s + GUARD_LATER_S,
-            stack_file=self.stack_path,
-            mark=None if is_single else run_mark(),
-            log_file=log_file(),
+            GuardedRank(
+                number=self.rank,
+                pid=os.getpid(),
+                limit_s=budgets.stall_s + GUARD_LATER_S,
+                stack_file=self.stack_path,
+                mark=None if is_single else run_mark(),
+                log_file=log_file(),
+            )
         )
         self.budgets = budgets
         # Other ranks report a silent rank only if its last beat has a budget (the limit of its
