@@ -133,16 +133,17 @@ def stop_vote() -> Callable[[], bool]:
 
         return is_stop
 
-    # A GPU does its work in the order of its queue. The lines below put the copy of the answer to
-    # the host into the queue before the step. So `is_stop_on_gpu` waits only for the copy.
+    # A GPU does its work in the order of its queue: the exchange, the copy of the answer to the
+    # host, and then the step, which comes into the queue later. So `is_stop_on_gpu`, which waits
+    # for the copy, does not wait for the step.
     if exchange is not None:
         exchange.wait()  # the GPU waits for the exchange, the host does not
     answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
-    copy_done = torch.Event(device)
+    copy_done = torch.Event(device)  # marks a place in the queue
     copy_done.record()
 
     def is_stop_on_gpu() -> bool:
-        copy_done.synchronize()
+        copy_done.synchronize()  # wait until the GPU has come to this place
         return bool(answer > 0)
 
     return is_stop_on_gpu
