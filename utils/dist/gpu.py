@@ -71,18 +71,19 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     count = devices.count()
     if not gpu_ids or count == 0:
         return  # the option names no GPU, or this process sees none
+    note = ""
     if not is_single:
         note = _note_for_ranks(gpu_ids, count, variable)
-    elif ids_of_environment is None and count > 1:  # the option lists several GPUs
+    elif ids_of_environment is not None:
+        if ids_of_environment != ids_of_option:
+            chosen = f"{variable}={ids_of_environment}"
+            note = f"{chosen} takes precedence over gpu_ids [{ids_of_option}]"
+    elif count > 1:  # the option has made several GPUs visible
         note = (
             f"gpu_ids lists {len(gpu_ids)} GPUs; "
             f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "
             f"{variable}={ids_of_option} ./launch_train.sh {count} {opt_path}"
         )
-    elif ids_of_environment is not None and ids_of_environment != ids_of_option:
-        note = f"{variable}={ids_of_environment} takes precedence over gpu_ids [{ids_of_option}]"
-    else:
-        note = ""
     if note and RUN.launch.rank == 0:
         logger.warning("%s", note)
 
@@ -98,8 +99,9 @@ def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
     # torchrun tells the number of ranks on this host. Other launchers may not: then take the number
     # of all ranks.
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
-    used_gpus = list(range(min(count, ranks_here)))
-    if gpu_ids[:count] == used_gpus:
+    used_gpus = list(range(min(count, ranks_here)))  # e.g. [0, 1]
+    listed_gpus = gpu_ids[:count]  # the list may be longer than the number of visible GPUs
+    if listed_gpus == used_gpus:
         return ""
     ids_of_option = ",".join(map(str, gpu_ids))
     return (
