@@ -6,8 +6,9 @@ waits until all ranks have arrived. The keys of the meeting, in a run of 4 ranks
     arrived/0 ... arrived/3   1 each; 2 if two processes have the same RANK
     arrived                   4, the number of ranks that have arrived; the last rank sets `met`
     met                       1
-    joined                    4, the number of processes that have begun to arrive; a second process
-                              with the same RANK counts too
+    joined                    4, the number of processes that use the store, for which the store
+                              waits before it ends (leave.py); a second process with the same RANK
+                              counts too
     world_size                "4", written by the first rank; all ranks must expect this number
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
@@ -33,7 +34,7 @@ from utils.dist.store_values import ForeignValueError, seal, unseal
 from utils.dist.waiting import rank_on_host, wait_for
 from utils.errors import DistError, printable
 
-# The key of the number of processes that have joined. A rank that joined twice counts twice.
+# The key of the number of processes that use the store. Two processes with one RANK count twice.
 JOINED = "joined"
 # The key that the last rank sets when it arrives.
 MET = "met"

@@ -45,18 +45,10 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     state: the last beat of the rank: host, pid, step, phase, age and facts. None for this rank.
     """
     if state is None:
-        place = RUN.place
-        state = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "step": place.step,
-            "age": time.monotonic() - place.since,
-            "phase": place.phase,
-            "facts": RUN.facts,
-        }
+        state = _own_state()
     if rank is None:
         rank = RUN.launch.rank
-    facts: dict[str, Any] = state["facts"]
+    facts: dict[str, Any] = state["facts"]  # `tell` in state.py lists them
     # The first samples of this start of the run, e.g. "17, 4, 230" (utils/run/start_lines.py).
     # Later samples do not change the text. The list is empty if the epoch had no sample left when
     # the run started.
@@ -72,6 +64,19 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     if facts.get("gpu"):
         parts.append(facts["gpu"])
     return "; ".join(parts)
+
+
+def _own_state() -> State:
+    """Return what `status_line` needs of this rank, under the keys of a beat."""
+    place = RUN.place
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "step": place.step,
+        "age": time.monotonic() - place.since,
+        "phase": place.phase,
+        "facts": RUN.facts,
+    }
 
 
 @contextmanager
