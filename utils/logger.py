@@ -1,8 +1,12 @@
 """Set up the text log of a run.
 
-Rank 0 writes each line to stdout and to log/train.log, e.g. "[2025-11-06 10:00:00] epoch 1". It
-also writes its warnings to log/warnings.jsonl, which the report of the run shows. The other ranks
-write only warnings, to stderr, e.g. "[rank 2] the disk is slow".
+Rank 0 writes all lines, e.g. "[2025-11-06 10:00:00] epoch 1". The other ranks write only warnings,
+e.g. "[rank 2] the disk is slow". `setup_logging` gives these handlers to the logger of Python:
+
+    rank 0        _StdoutHandler     all lines, to stdout
+                  _FileHandler       all lines, to log/train.log
+                  _WarningsHandler   warnings, to log/warnings.jsonl, which the report shows
+    other ranks   StreamHandler      warnings, to stderr
 
 If something cannot be written, for example on a full disk, this is reported once and the run goes
 on. Only a checkpoint that cannot be saved ends the run.
@@ -102,10 +106,10 @@ class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
         """Make the file again if somebody has removed it. Else its lines would go nowhere."""
         if self.stream is None:
             return
-        # Number of names that the open file has in folders. It is 0 after the file was removed. A
-        # file that was moved has its new name: 1.
-        names = os.fstat(self.stream.fileno()).st_nlink
-        if names > 0:
+        # Number of names that the open file has in folders: 0 after the file was removed, 1 if it
+        # is there or was moved.
+        name_count = os.fstat(self.stream.fileno()).st_nlink
+        if name_count > 0:
             return
         self.close()
         Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
