@@ -100,7 +100,9 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
+        # Up to this amount, freed memory stays with the process.
         mallopt(M_TRIM_THRESHOLD, MOST_KEPT_MEMORY)
+        # An array above this size gets memory of its own (mmap), which is given back with it.
         for size in LARGEST_KEPT_ARRAYS:
             mallopt(M_MMAP_THRESHOLD, size)
 

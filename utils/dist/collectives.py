@@ -46,36 +46,46 @@ def gather_objects(obj: Any) -> list[Any]:
     """
     if get_world_size() == 1:
         return [obj]
-    device = get_device()
     own_bytes = _bytes_tensor(obj)
-    # The watchdog counts one collective for the two all_gathers below. This is enough, because
-    # every rank calls both, one right after the other.
+    # The watchdog counts one collective for the two all_gathers. This is enough, because every rank
+    # calls both, one right after the other.
     with watchdog.collective("all_gather"):
         # Exchange the sizes first, because all tensors of an all_gather must have the same size.
-        # `sizes` and `padded_bytes` are lists of one tensor for each rank, filled by all_gather.
-        sizes = []
-        for _ in range(get_world_size()):
-            sizes.append(torch.zeros(1, dtype=torch.long, device=device))
-        own_size = torch.tensor([len(own_bytes)], device=device)
-        dist.all_gather(sizes, own_size)
-        byte_counts = [int(size) for size in sizes]
-        # A wrong size would make the next lines ask for any amount of memory.
-        for rank, byte_count in enumerate(byte_counts):
-            message.refuse_size(byte_count, rank)
-
-        # Then exchange the bytes, padded with zeros to the largest size.
-        largest = max(byte_counts)
-        own_padded = torch.zeros(largest, dtype=torch.uint8)  # (largest,)
-        own_padded[: len(own_bytes)] = own_bytes
-        padded_bytes = []
-        for _ in byte_counts:
-            padded_bytes.append(torch.empty(largest, dtype=torch.uint8, device=device))
-        dist.all_gather(padded_bytes, own_padded.to(device))
+        byte_counts = _gather_sizes(len(own_bytes))
+        padded_bytes = _gather_padded(own_bytes, largest=max(byte_counts))
     objects = []
     for rank, byte_count in enumerate(byte_counts):
         content = bytes(padded_bytes[rank][:byte_count].cpu().numpy())  # without the padding
         objects.append(message.unpack(content, rank))
     return objects
+
+
+def _gather_sizes(own_size: int) -> list[int]:
+    """Return the number of bytes that each rank sends.
+
+    Raises DistError for a size that no message has, because the caller takes memory of this size.
+    """
+    device = get_device()
+    sizes = []
+    for _ in range(get_world_size()):
+        sizes.append(torch.zeros(1, dtype=torch.long, device=device))
+    dist.all_gather(sizes, torch.tensor([own_size], device=device))  # fills the tensors of `sizes`
+    byte_counts = [int(size) for size in sizes]
+    for rank, byte_count in enumerate(byte_counts):
+        message.refuse_size(byte_count, rank)
+    return byte_counts
+
+
+def _gather_padded(own_bytes: Tensor, largest: int) -> list[Tensor]:
+    """Return the bytes of each rank, padded with zeros to the size `largest`."""
+    device = get_device()
+    own_padded = torch.zeros(largest, dtype=torch.uint8)  # (largest,)
+    own_padded[: len(own_bytes)] = own_bytes
+    padded_bytes = []
+    for _ in range(get_world_size()):
+        padded_bytes.append(torch.empty(largest, dtype=torch.uint8, device=device))
+    dist.all_gather(padded_bytes, own_padded.to(device))  # fills the tensors of `padded_bytes`
+    return padded_bytes
 
 
 def _bytes_tensor(obj: Any) -> Tensor:
