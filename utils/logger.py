@@ -168,7 +168,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     log_file: the file to which lines are appended, or None for no file.
     """
     logging.captureWarnings(True)
-    # At INFO, matplotlib tells of its font cache.
+    # At the level INFO, matplotlib would log lines about its font cache.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     console = _StdoutHandler() if rank == 0 else logging.StreamHandler(sys.stderr)
     # The report of `_ReportsOnceHandler` contains this name. The handler of another rank, which

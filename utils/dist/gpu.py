@@ -96,8 +96,8 @@ def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
     count: number of GPUs that this process sees.
     variable: name of the environment variable that chooses GPUs, for the advice.
     """
-    # torchrun tells the number of ranks on this host. Other launchers may not: then take the number
-    # of all ranks.
+    # torchrun sets this variable to the number of ranks on this host. Other launchers may not. Then
+    # take the number of all ranks.
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE") or RUN.launch.world_size)
     used_gpus = list(range(min(count, ranks_here)))  # e.g. [0, 1]
     listed_gpus = gpu_ids[:count]  # the list may be longer than the number of visible GPUs

@@ -4,7 +4,7 @@ Each row of the table describes one launcher or platform. There are three kinds 
 
     PerProcess   the launcher starts one process for each rank
     PerNode      the platform starts one process for each node (host)
-    CountOnly    the platform tells how many processes there are, but not which one this is
+    CountOnly    the platform says how many processes there are, but not which one this is
 
 The columns are the fields of a row. Most fields are cells: functions that read one value from the
 environment (utils/dist/launcher_cells.py). E.g. the row of Open MPI has
@@ -70,7 +70,7 @@ class PerNode:
 
 @dataclass(frozen=True)
 class CountOnly:
-    """A platform that tells the number of processes or hosts, but not which of them this one is.
+    """A platform that gives the number of processes or hosts, but not the number of this one.
 
     A process that does not know its own number cannot be a rank. So such a row leads to an error
     with advice.

@@ -58,8 +58,8 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     gpu_count: number of GPUs that this process sees.
     command: what the user typed, for the advice of an error.
 
-    Raises DistError if the platform tells that there are several processes, but not which of them
-    this process is, or not where rank 0 is.
+    Raises DistError if there are several processes, but the platform does not say which of them
+    this process is, or where rank 0 is.
     """
     # 1. The variables of torchrun are set. This process is a rank, or it stands for a node.
     # torchrun itself sets TORCHELASTIC_RUN_ID for its ranks, and PET_NPROC_PER_NODE is the variable
@@ -83,7 +83,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         gpus_per_node = _number(platform.gpus(env))
         if node_count > 1 or (node_count == 1 and gpus_per_node > 1):
             return {**env, **_variables_of_node(platform, env, gpu_count)}
-    # 5. Several processes, but no variable tells which of them this process is.
+    # 5. Several processes, but no variable says which of them this process is.
     for row in COUNT_ONLY:
         if _number(row.count(env)) > 1:
             raise _unknown_rank(row, env, command)
@@ -92,7 +92,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
 
 
 def process_count(env: Env) -> int:
-    """Return how many processes the launcher has started, or 1 if no variable tells the number.
+    """Return how many processes the launcher has started, or 1 if no variable has the number.
 
     env: the environment of this process, without the names that `with_standard_names` adds.
 
@@ -114,7 +114,7 @@ def process_count(env: Env) -> int:
 def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str]:
     """Return the standard variables of a process that is a rank.
 
-    Raises DistError if no variable tells the host of rank 0, and there are several hosts
+    Raises DistError if no variable has the host of rank 0, and there are several hosts
     (test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known).
     """
     size = row.size(env)
@@ -156,7 +156,7 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
     gpu_count: number of GPUs that this process sees.
     """
     gpus = _number(row.gpus(env))
-    if gpus == 0:  # the platform does not tell the number
+    if gpus == 0:  # the platform gives no number
         gpus = max(1, gpu_count)  # without GPUs, one process on the CPU
     if gpu_count:
         gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some GPUs

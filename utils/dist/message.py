@@ -32,7 +32,7 @@ from torch import Tensor
 
 from utils.errors import DistError
 
-# Number of bytes in front of a message that tell the length of its text.
+# A message begins with the length of its text, as a number of this many bytes.
 HEAD = 8
 # Largest number of bytes of a message, 4 GiB. The largest messages of a run, which hold pictures of
 # a validation, have some MB.

@@ -207,8 +207,8 @@ def _connect(launch: LaunchInfo) -> TCPStore:
 def _wait_until_open(launch: LaunchInfo) -> None:
     """Wait until somebody accepts connections at MASTER_ADDR:MASTER_PORT.
 
-    This tries plain connections, because their errors tell more than the errors of torch. Raises
-    DistError after SPIKEVRT_JOIN_TIMEOUT seconds. A line in the log tells of a long wait.
+    This tries plain connections, because their errors say more than the errors of torch. A wait of
+    more than CHECK_S (10 s) is logged once. Raises DistError after SPIKEVRT_JOIN_TIMEOUT seconds.
     """
     host = launch.master_addr
     port = launch.master_port
@@ -278,7 +278,7 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     """
     own_id = uuid.uuid4().hex
     if launch.rank == 0:
-        # The id of rank 0 is the name. A thread tells it to the other ranks. `clone`, because each
+        # The id of rank 0 is the name. A thread sends it to the other ranks. `clone`, because each
         # thread needs a connection of its own.
         arguments = (tcp_store.clone(), own_id, launch.join_s)
         threading.Thread(

@@ -12,8 +12,8 @@ from utils.dist.leave import write_to_log_file
 # Seconds of a phase after which the system is asked whether the main thread waits for a terminal.
 # Most phases are shorter, so most beats need no such question.
 LONG_PHASE_S = 1.0
-# Seconds after which the log file tells of the wait. A shorter wait, e.g. while a user selects text
-# in the terminal, needs no line.
+# Seconds after which the wait is written to the log file. A shorter wait, e.g. while a user selects
+# text in the terminal, needs no line.
 TELL_AFTER_S = 10.0
 
 

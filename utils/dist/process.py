@@ -6,8 +6,8 @@
   opens stdout and stderr if the shell has closed them.
 * `signals_held` and `leave_signals_to_parent` protect loader processes (the processes of a
   DataLoader, which read samples) from signals to all processes of a rank.
-* `kill_trees`, `end` and `die_with_parent` end processes; `write_exit_file` tells the exit code to
-  scripts/torchrun_quiet.py, if that program has started torchrun.
+* `kill_trees`, `end` and `die_with_parent` end processes. `write_exit_file` writes the exit code to
+  a file for scripts/torchrun_quiet.py, if that program has started torchrun.
 
 What must stay: the guard of a rank (utils/dist/guard.py) uses this module without installed
 packages. So this module imports only the standard library, and modules of this project that do the

@@ -65,8 +65,7 @@ from utils.options.watchdog_options import WatchdogOptions
 
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 
-# Seconds after which the log file tells that the store does not answer. A shorter silence needs no
-# line.
+# Seconds without an answer of the store after which a line is written to the log file.
 TELL_AFTER_S = 10.0
 # Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
 STUCK_ANSWERS_S = 1.5
