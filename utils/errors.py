@@ -1,7 +1,7 @@
-"""The errors that a user sees: four parts (what, where, expected, do), and the exit code of the
-run.
+"""Define the errors that a user sees.
 
-For example:
+An error has four parts (what, where, expected, do), and the exit code with which it ends the
+program. For example, with exit code 3:
 
     DataError: the frames differ in size
       in        trainsets/gopro/clip0
