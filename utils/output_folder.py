@@ -74,7 +74,8 @@ def _is_plain(folder: Path, path: Path) -> bool:
     """
     if folder not in path.parents:
         return False
-    # The folder of the file, if no link is on the way. `folder` itself may be behind links.
+    # Where the folder of the file lies if there is no link between `folder` and the file. E.g.
+    # /data/out/a for the folder "out" and the file "out/a/0.png". `folder` itself may be a link.
     parent_without_links = folder.resolve() / path.parent.relative_to(folder)
     # ".." would lead out of `folder`.
     if ".." in parent_without_links.parts or path.name == "..":

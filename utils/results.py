@@ -86,10 +86,11 @@ def plain_table(
             widths[widest] -= 1
     lines = []
     for row in (header, *rows):
-        first, *others = map(_cut, row, widths)
-        cells = [first.ljust(widths[0])]
-        for cell, width in zip(others, widths[1:], strict=True):
-            cells.append(cell.rjust(width))
+        cells = []
+        for cell, width in zip(row, widths, strict=True):
+            text = _cut(cell, width)
+            is_first = not cells
+            cells.append(text.ljust(width) if is_first else text.rjust(width))
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

@@ -121,7 +121,7 @@ def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str
     is_one_host = row.local_size(env) == size
     address = env.get("MASTER_ADDR", "").strip() or row.address(env)
     if not address and is_one_host:
-        address = LOOPBACK
+        address = LOOPBACK  # rank 0 is on this host, too
     if not address:
         raise DistError(
             what=f"{row.name} started {size} processes, and does not say on which host rank 0 is: "
