@@ -135,7 +135,7 @@ _BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
 _IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 # Characters around a value that do not belong to it, e.g. the bracket after "***" in "(token=***)".
 _AROUND_VALUE = "\"'()[]{}<>:.\\"
-# The last word of a text, with its signs "_" and "-".
+# The words at the end of a text that "_" and "-" join, e.g. "num_" at the end of "with num_".
 _END_OF_WORD = re.compile(r"[\w-]+$")
 # Values in a text that hold no secret, as `redact` leaves them under the key of a secret.
 _PLAIN_VALUES = {"true", "false", "null", "none", ""}
@@ -221,9 +221,11 @@ def _without_named(text: str, shows_counts: bool) -> str:
         # A value that is hidden already stays. Otherwise the characters behind it would be lost.
         stays = value == MASK
         if shows_counts:
-            # The name may have words in front of the match, e.g. "num_" of "num_tokens".
-            words_before = _END_OF_WORD.search(text[max(0, match.start() - 40) : match.start()])
-            name = f"{words_before[0] if words_before else ''}{match[1]}"
+            # The name may have words in front of the match, e.g. "num_" of "num_tokens". As in
+            # _FLAG, they have up to 40 characters.
+            text_before = text[max(0, match.start() - 40) : match.start()]
+            words_before = _END_OF_WORD.search(text_before)
+            name = match[1] if words_before is None else words_before[0] + match[1]
             stays = stays or _holds_no_secret(value, name)
         return match[0] if stays else match[1] + MASK
 
