@@ -70,8 +70,7 @@ def process_state(pid: int) -> str | None:
         # of Path.read_text.
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
-        # E.g. "4711 (python (3)) S 1 ...": the letter follows the last bracket.
-        return text.rpartition(b")")[2].split()[0].decode()
+        return _fields_after_name(text)[0].decode()
     except (OSError, IndexError):
         if not system.has_proc() and system.is_alive(pid):
             return "R"
@@ -84,9 +83,17 @@ def process_parent(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    # E.g. "4711 (python (3)) S 1 ...": the letter of the state follows the last bracket, and then
-    # the id of the parent.
-    return int(text.rpartition(b")")[2].split()[1])
+    return int(_fields_after_name(text)[1])
+
+
+def _fields_after_name(text: bytes) -> list[bytes]:
+    """Return the fields of /proc/<pid>/stat after the name of the process: state, parent, ...
+
+    E.g. [b"S", b"1", ...] for b"4711 (python (3)) S 1 ...". The name may have brackets and blanks
+    itself, so the fields begin after the last bracket.
+    """
+    _, _, after_name = text.rpartition(b")")
+    return after_name.split()
 
 
 def descendants_of(pid: int) -> list[int]:
@@ -145,7 +152,7 @@ def main_thread_writes() -> bool:
     descriptor = int(words[1], 16)  # the file that is written
     if descriptor not in (1, 2):  # stdout, stderr
         return False
-    # A terminal is a character device. A write to a file on a disk does not wait for a terminal.
+    # Only a terminal (a character device), a pipe or a socket makes a write wait for a reader.
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
