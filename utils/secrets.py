@@ -46,7 +46,8 @@ _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
 #     ^                nothing: the key "token"
 #     [\W_\d]          a sign or a digit: "wandb_token", "hf2token"
 #     [a-z](?=[A-Z])   a small letter before a capital letter: "hfToken"
-KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
+_BEFORE_NAME = r"(?:^|[\W_\d]|[a-z](?=[A-Z]))"
+KEY = re.compile(rf"{_BEFORE_NAME}{_NAME}$")
 # Names that a person may misspell, e.g. "wandb_api_kye". A misspelt key is refused, and a message
 # may show its value, so in messages a key that resembles one of these counts as a secret.
 SPELLED = (
@@ -63,8 +64,7 @@ LEAST_SECRET_NUMBER = 100_000
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
 # Above each pattern stands an example of a match, with the secret in capital letters. If a pattern
-# has a group 1, the text of this group stays, and MASK replaces the rest of the match. In an
-# rf-string, {{ and }} stand for { and } of the expression.
+# has a group 1, the text of this group stays, and MASK replaces the rest of the match.
 #
 # A long text must take time in proportion to its length, so nearly every repetition has an upper
 # bound, e.g. {1,500}. Keep this if you add a form
@@ -76,9 +76,9 @@ _URL_PASSWORD = re.compile(
     r"[^\s/@]{1,500}(?=@)"  # the password, which an "@" follows
 )
 # "https://host/file?token=VALUE", "https://host/file?a=1&X-Amz-Signature=VALUE"
+_WORDS_BEFORE_NAME = r"(?:[\w-]{0,40}[_-])?"  # "X-Amz-", or nothing
 _URL_PARAMETER = re.compile(
-    # Group 1: "?" or "&", perhaps words in front of the name ("X-Amz-"), the name, and "=".
-    rf"([?&](?:[\w-]{{0,40}}[_-])?(?:{_NAME}|sig|signature)=)"
+    rf"([?&]{_WORDS_BEFORE_NAME}(?:{_NAME}|sig|signature)=)"  # group 1: "?token="
     r"[^\s&#]{1,2000}"  # the value, up to the next parameter
 )
 # "Authorization: Bearer VALUE". A value has 12 characters at least, so "token of the run" stays.
@@ -110,11 +110,13 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:--
 #
 # What stands before the value has one of two forms. The first form is a name, perhaps with a quote
 # after it, and then ":" or "=". It matches 'password = ' and '"pwd": ', but not "password ".
-_NAME_IN_TEXT = rf"""{_NAME}["']?\s{{0,9}}[:=]\s{{0,9}}"""
+_SEPARATOR = r"\s{0,9}[:=]\s{0,9}"
+_NAME_IN_TEXT = rf"""{_NAME}["']?{_SEPARATOR}"""
 # The second form is a flag, and then "=" or a blank. Between "--" and the name there may be other
 # words, of up to 40 characters. As in KEY, the name must begin a word. So the form matches
 # "--token=", "--wandb-api-key=", "--hf2token " and "--hfToken ", but not "--compat ".
-_FLAG = rf"--(?:[\w-]{{0,40}}(?:[_\d-]|[a-z](?=[A-Z])))?{_NAME}[ =]"
+_WORDS_OF_FLAG = r"(?:[\w-]{0,40}(?:[_\d-]|[a-z](?=[A-Z])))?"
+_FLAG = rf"--{_WORDS_OF_FLAG}{_NAME}[ =]"
 # The value is a text in quotes, whose end may be cut off, or a word. Its repetitions need no upper
 # bound, because the search continues behind a match and so reads each character once.
 _VALUE_IN_TEXT = "|".join(
