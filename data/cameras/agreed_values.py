@@ -9,7 +9,8 @@ Both may give a value. If the two values differ, one of them must be wrong, so a
     missing          missing               the default; an error if there is none
 
 What must stay: the rules of this table, because data sets and option files rely on them.
-tests/parts/data/test_dataset_video_rgbspike.py notices another rule, and a missing error.
+
+Tests: tests/parts/data/test_dataset_video_rgbspike.py notices another rule, and a missing error.
 """
 
 from typing import Any, Literal, NamedTuple

@@ -9,7 +9,9 @@
     5. Put the channels onto the pixels of the frame, with a `Window` (spike_grid.py).
 
 What must stay: the result of `read_channels`, because it is what a network sees, and the order of
-the steps (tests/parts/data/test_dataset_video_rgbspike.py notices another order).
+the steps.
+
+Tests: tests/parts/data/test_dataset_video_rgbspike.py notices another order.
 """
 
 from typing import Any

@@ -10,9 +10,11 @@ Context planes may lie in the files of other frames, because spike files follow 
 
 Here each file has 56 planes. Planes are counted from the first plane of the file of the frame.
 
-What must stay: the pieces and their order, because they are the stream that a network sees.
-test_context_of_a_file_per_frame_is_in_the_files_beside (tests/parts/data/test_timing.py) notices
-other pieces. Free: how they are found.
+What must stay: the pieces and their order, because they are the stream that a network sees. Free to
+change: how they are found.
+
+Tests: tests/parts/data/test_timing.py notices other pieces
+(test_context_of_a_file_per_frame_is_in_the_files_beside).
 """
 
 from collections.abc import Sequence

@@ -9,14 +9,16 @@ The file lies beside the spike files, for example
 read-out of the spike camera. A raw frame is a frame of the fast video from which a clip was made:
 several raw frames are averaged to one blurry frame.
 
-What must stay, and which test notices (in tests/parts/data):
+What must stay:
 
-    test_data_json.py   the keys and their meanings, because published data sets have such files
-    test_timing.py      the `repr` of `DatasetInfo`, because a run recognises its data by a digest
-                        of it. So a field of the repr keeps its name and its place.
+    * the keys and their meanings, because published data sets have such files
+    * the name and the place of each field in the `repr` of `DatasetInfo`, because a run recognises
+      its data by a digest of this repr
 
 Free to add: a field that the repr leaves out, e.g. `wavelength: float | None = field(default=None,
 repr=False)`, and a key of `ClipKeys`.
+
+Tests: tests/parts/data/test_data_json.py (keys), tests/parts/data/test_timing.py (repr)
 """
 
 import dataclasses

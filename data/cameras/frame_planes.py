@@ -10,7 +10,9 @@
 The result for each frame is an `Exposure` (data/clip.py). channels_of_frame.py reads these planes.
 
 What must stay: the planes of each frame, because a network sees them, and the errors for wrong
-planes. tests/parts/data/test_timing.py and test_spike_source.py notice a change.
+planes.
+
+Tests: tests/parts/data/test_timing.py, tests/parts/data/test_spike_source.py
 """
 
 import dataclasses

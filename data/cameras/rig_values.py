@@ -6,9 +6,10 @@
 data/cameras/rig.py and data/cameras/rgb_camera.py explain the fields and their units.
 
 What must stay: the values of NAMED, because the benchmarks were measured with them. The ranges and
-their order must stay, too, because they decide the rig of a seed: test_a_seed_gives_its_rig
-(tests/parts/data/test_seeds.py) notices another order. Free to add: a condition in NAMED, and a
-range at the end of RANGES.
+their order must stay, too, because they decide the rig of a seed. Free to add: a condition in
+NAMED, and a range at the end of RANGES.
+
+Tests: tests/parts/data/test_seeds.py notices another order (test_a_seed_gives_its_rig).
 """
 
 from typing import Any

@@ -8,12 +8,14 @@ alignment (data/alignment_pictures.py). There are two cases:
     all other channels                          `nearest_channels` finds the channels nearest to the
                                                 sharp moment, and `image_of_channels` averages them
 
-No network gets these pictures, so their details may change. But they must show the sharp moment,
-because the check of alignment compares them with frames. tests/parts/data/test_spike_source.py and
-tests/parts/scripts/test_show_sample.py notice a picture of another moment.
-
 Gamma: display values are light ** (1 / 2.2). Channels are light ** (1 / gamma), where gamma is the
 option spike.gamma.
+
+What must stay: the pictures show the sharp moment, because the check of alignment compares them
+with frames. Free to change: their details, because no network gets them.
+
+Tests: tests/parts/data/test_spike_source.py and tests/parts/scripts/test_show_sample.py notice a
+picture of another moment.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,10 @@ If each frame has a file, planes are counted from the first plane of the file. I
 whole clip, they are counted from the first plane of the exposure (`Span` in timing.py calls this
 "as the options count"). A result such as 27.5 lies between the planes 27 and 28.
 
-What must stay: the plane, because channels are windows around it. tests/parts/data/test_timing.py
-notices another plane. Free to add: another word for the option.
+What must stay: the plane, because channels are windows around it. Free to add: another word for the
+option.
+
+Tests: tests/parts/data/test_timing.py notices another plane.
 """
 
 from typing import Literal

@@ -23,15 +23,16 @@ A plane is one read-out of the spike camera. Spike files come in two kinds:
 
 The planes around a frame (`spike.context`) are added later, in context_planes.py.
 
-What must stay, and which test notices (in tests/parts/data):
+What must stay:
 
-    test_timing.py and      the planes of each frame, because they are the spikes of a sample; and
-    test_frame_times.py     the words of the errors
-    test_timing.py          the `repr` of `Timing`, because digests of runs hold it. So do not
-                            rename or reorder fields. A new field must not appear in the repr
-                            while it has its default
+    * the planes of each frame, because they are the spikes of a sample
+    * the `repr` of `Timing`, because digests of runs hold it. So do not rename or reorder fields. A
+      new field must not appear in the repr while it has its default
 
-Free: the names with _, and how `span` finds its result.
+Free to change: the names with _, and how `span` finds its result.
+
+Tests: tests/parts/data/test_timing.py (planes, repr, words of the errors),
+tests/parts/data/test_frame_times.py (planes, words of the errors)
 """
 
 from collections.abc import Sequence

@@ -9,9 +9,11 @@ command line:
     correct these exposures where they are wrong, and give them (or a file that holds them):
     'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
 
-What must stay: a proposal is a valid value of `spike.exposure`. test_frame_times.py (in
-tests/parts/data) reads a proposal as an option, and quotes some of the words. Free: how exposures
-are guessed, because the user corrects them.
+What must stay: a proposal is a valid value of `spike.exposure`. Free to change: how exposures are
+guessed, because the user corrects them.
+
+Tests: tests/parts/data/test_frame_times.py reads a proposal as an option, and quotes some of the
+words.
 """
 
 import json

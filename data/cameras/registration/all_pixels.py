@@ -18,8 +18,9 @@ The k = 12 unknowns are
 
 If the stream has too few planes before or after the exposure, the times are left out, and k is 9.
 
-What must stay: the order of the unknowns (derivatives.py), and the values of the priors. Tests (in
-tests/parts/data), and what they notice:
+What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
+
+Tests (in tests/parts/data), and what they notice:
 
     test_registration_all_pixels.py    the first solution is kept although a time is at its limit
     test_registration_fit.py           the prior of the offset is narrower

@@ -9,14 +9,16 @@ view (a frame and its spikes) has two kinds of details:
     F  (h, w, 5)    details of five features of the frame, at the points of the frame to which the
                     matrix maps the spike pixels
 
+rounds.py calls `frame_features` and `comparable_views`. The equations of a round use `Details`.
+
 What must stay: spikes and frame get equal blur and equal filters, and show the same points and
-times, because they are compared pixel by pixel. Tests (in tests/parts/data), and what they notice:
+times, because they are compared pixel by pixel.
+
+Tests (in tests/parts/data), and what they notice:
 
     test_registration_fit.py           another blur of the frame, another filter, another time of
                                        the rows
     test_registration_all_pixels.py    another variance of the counts
-
-rounds.py calls `frame_features` and `comparable_views`. The equations of a round use `Details`.
 """
 
 import math

@@ -13,7 +13,9 @@ the matrix from pixels to these coordinates:
     new M = M C^-1 (I + sum of amount * change) C
 
 What must stay: the order of CHANGES, because it is the order of the first columns of the matrix of
-derivatives J (derivatives.py). Two tests notice another order:
+derivatives J (derivatives.py).
+
+Tests (in tests/parts/data), which notice another order:
 
     test_registration_parts.py         test_a_change_of_the_matrix_moves_places_as_computed
     test_registration_all_pixels.py    test_each_column_is_the_derivative_of_the_residuals
