@@ -88,10 +88,10 @@ def read_png(content: bytes) -> Header | None:
 
 
 def has_whole_chunks(png: bytes) -> bool:
-    """Return whether a PNG is complete, and no frame of an animation is larger than the picture.
+    """Return whether a PNG is complete, and each frame of an animation lies in the picture.
 
-    Each chunk must end within the file, because OpenCV takes memory for the length that a chunk
-    states before it finds out that the file is shorter.
+    Each chunk must end within the file. Otherwise OpenCV would take memory for the length that the
+    chunk states, before it finds out that the file is shorter.
     """
     width_and_height = png[16:24]  # of the picture, in the first chunk: 4 bytes each
     at = PNG_FIRST_CHUNK

@@ -6,7 +6,7 @@
 
 Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled.
 
-"A frame of PyAV" below is an `av.VideoFrame`; "a film" is the video stream in a file.
+Below, "a frame of PyAV" is an `av.VideoFrame`, and "a film" is the video stream in a file.
 
 What must stay: the frames and the times of a film, because they decide the samples of a run
 (test_every_frame_of_a_video_keeps_its_time, test_the_frames_of_a_video_are_read_in_any_order). Free

@@ -93,7 +93,7 @@ SQUARE = Fraction(1)
 
 
 def upright_aspect(stream: Any, frame: Any) -> Fraction:
-    """Return width over height of a pixel of the stream as it is shown; 1 if it is not known.
+    """Return width over height of a pixel as it is shown, or 1 if the film does not say it.
 
     stream, frame: the film and a frame of it, objects of PyAV.
     """
