@@ -63,8 +63,8 @@ class NetworkMethod:
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
         # Whether several ranks may each restore some frames of a clip. This saves no time if the
-        # whole clip must be computed for each frame: if a tile is the whole clip, or with flip_seq.
-        # (It averages with the time-reversed clip.) With center_frame_only there is only one frame.
+        # whole clip must be computed for each frame: if a tile is the whole clip, or with flip_seq,
+        # which also computes the reversed clip. With center_frame_only there is only one frame.
         is_tile_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_tile_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -141,7 +141,8 @@ def network_for_test_set(
 def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMethod:
     """Return the network with tiles for a user's clips, changed by the command line.
 
-    Published weights have the tiles of their authors. Other weights have large tiles.
+    Published weights get the tiles of their authors. Other weights get tiles of the whole frame on
+    a GPU, and of the default side of the section `val` on a CPU.
     """
     # The value of --tile: (frames, side), "auto", or None if the flag is not given. If it is
     # (frames, side), `_tiling` replaces the sizes that are chosen here.
@@ -159,8 +160,8 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
         tile_options["size_patch_testing"] = WHOLE
     # Tiles that the user chose are not halved when the memory is full.
     may_halve = tile is None or tile == "auto"
-    # "smooth" leaves no visible seams. (A test set keeps "kair", the blend of the published
-    # scores.)
+    # "smooth" leaves no visible seams. (A test set whose section `val` gives the sizes of the tiles
+    # has the blend "kair", with which the published scores were made.)
     tiling = _tiling(saved, tile_options, flags.tiles, blend="smooth", may_halve=may_halve)
     return NetworkMethod(saved, tiling, flags.dtype, flags.sigma)
 

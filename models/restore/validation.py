@@ -179,7 +179,7 @@ def _gather_panels(
     shown_panels = {}
     # `from_rank` sends the panels of a clip from the rank that has scored it to all others. Every
     # rank must call it, and only rank 0 keeps the result. The panels are sent clip by clip, so
-    # that a rank holds the panels of only one clip at a time.
+    # that a rank receives the panels of only one clip at a time.
     for index in shown_indices:
         rank_of_clip = index % rank_count
         panels = utils_dist.from_rank(rank_of_clip, panels_of_rank.get(index))
