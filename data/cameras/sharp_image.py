@@ -99,7 +99,7 @@ def _weights_of_planes(
     name, options: the representation. reverse: whether the channels are of reversed time.
     """
     planes = exposure.own.count  # T
-    impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T)
+    impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T): planes, rows, columns
     channels = represent(name, impulses, exposure.center, reverse=reverse, **options)  # (S, 1, T)
     return channels[:, 0]
 

@@ -111,14 +111,15 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = max(reach, 1.0)
     stride = _stride_of(sigma)
 
-    # The spikes of the exposure, and of 2 reach planes around its start and its end, (h, w).
+    # The spikes of the exposure, and of 2 reach planes around its start and its end, of every pixel
+    # of the plane: (height, width).
     exposure_counts = pair.spikes_until(end) - pair.spikes_until(start)
     around_start = pair.spikes_until(start + reach) - pair.spikes_until(start - reach)
     around_end = pair.spikes_until(end + reach) - pair.spikes_until(end - reach)
 
-    # The positions of each `stride`-th spike pixel in the frame, (h, w) each. Neighbours in these
-    # arrays are `stride` spike pixels apart, so details of `sigma` spike pixels are
-    # `sigma / stride` elements large.
+    # From here on, (h, w) are the `stride`-th spike pixels. Their positions u, v in the frame are
+    # (h, w) each. Neighbours in these arrays are `stride` spike pixels apart, so details of `sigma`
+    # spike pixels are `sigma / stride` elements large.
     u, v = _places_in_frame(estimate.matrix, exposure_counts.shape, stride)
     features_at_places = _details_at(features.values, u, v, sigma_in_places=sigma / stride)
     is_compared = _compared_pixels(
@@ -126,7 +127,7 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     )
 
     def details_of_counts(counts: np.ndarray) -> np.ndarray:
-        """Return the details of spike counts, at each `stride`-th pixel."""
+        """Return the details (h, w) of spike counts (height, width)."""
         return _band_pass(counts, sigma)[::stride, ::stride]
 
     return Details(
@@ -166,8 +167,9 @@ def _places_in_frame(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the column u and the row v of the frame for each `stride`-th spike pixel.
 
-    u, v: (h, w) float32, as cv2.remap needs them. matrix: M, spike pixel -> RGB pixel. size:
-    (height, width) of the plane.
+    u and v are (h, w) float32, as cv2.remap needs them.
+
+    matrix: M, spike pixel -> RGB pixel. size: (height, width) of the plane.
     """
     height, width = size
     y = np.arange(0, height, stride, dtype=np.float32)
@@ -240,13 +242,14 @@ def _noise(
     noise by 4 pi sigma^2. For `of_sums`, the spikes of the whole exposure are counted. For
     `of_ends`, the spikes of 2 reach planes are counted.
 
-    exposure_counts: spikes of the exposure, (h, w). length: length of the exposure in planes.
-    is_compared: the compared pixels. sigma: size of the details in spike pixels.
+    exposure_counts: spikes of the exposure, of every pixel of the plane (height, width).
+    length: length of the exposure in planes. is_compared: the compared pixels, bool (h, w).
+    sigma: size of the details in spike pixels.
     reach: number of planes on each side of start and end.
     """
     # A blur of 3 pixels removes most of the noise of the counts, so the result is taken as the
     # expected firing rate of each pixel.
-    rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # (h, w), spikes per plane
+    rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # spikes per plane, of every pixel
     # n / (4 pi sigma^2). It must be an np.float64. A Python number that `_noise_of_times`
     # (equations.py) divides by an np.float32 would become an np.float32, with other last bits.
     independent_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
@@ -263,7 +266,7 @@ def variance_of_counts(rates: np.ndarray, planes: float) -> float:
     pixel counts 4 spikes, and with the probability p = 0.3 a fifth spike. So the variance of the
     count is the variance of the fifth spike, p (1 - p) = 0.21.
 
-    rates: spikes per plane of each pixel, (h, w).
+    rates: spikes per plane of each pixel, an array of any shape.
     """
     p = rates * planes % 1  # the fractional part: 0.3 of 4.3
     return float((p * (1 - p)).mean())
