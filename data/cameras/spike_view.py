@@ -79,7 +79,7 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     layer = np.searchsorted(quartiles, clouds)  # (h n, w n)
     depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
     # Soften the edges of the layers by a blur whose sigma is one spike pixel, i.e. n points.
-    soft_depth = cv2.GaussianBlur(depth, (0, 0), 1.0 * n)
+    soft_depth = cv2.GaussianBlur(depth, (0, 0), float(n))
     shift = soft_depth * parallax
     angle = rng.uniform(0, 2 * np.pi)
     baseline = np.array([np.cos(angle), np.sin(angle)])  # x, y of a unit vector

@@ -143,10 +143,10 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     """Run all rounds on a new estimate, and return it."""
     # The size of the first details is a tenth of the shorter side, e.g. 25 pixels for a plane of
     # 250 x 400. So a start that is off by about this length is corrected. If the shorter side is
-    # below 60 pixels, the first size is 6 pixels. The numbers of rounds are limits: `run_rounds`
-    # ends earlier if a round changes nearly nothing.
+    # below 60 pixels, the first size is 6 pixels.
     shorter_side = min(estimate.pairs[0].sums.shape[1:])
     coarse_sigma = max(6.0, shorter_side / 10)
+    # The numbers of rounds are limits: `run_rounds` ends earlier if a round changes nearly nothing.
     run_rounds(estimate, sigma=coarse_sigma, rounds=8)
     run_rounds(estimate, sigma=3.0, rounds=6)
     run_rounds(estimate, sigma=TIME_SIGMA, rounds=8)
@@ -168,6 +168,7 @@ def _without_rounds(estimate: Estimate) -> Estimate:
 # `run_rounds` stops early if a round changes less than these two limits. Both are far below the
 # errors that count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would
 # stop before the values are exact. With smaller limits, more rounds would run and change nothing.
+
 # How far right, down, larger or turned move the edge of the plane, in pixels.
 SMALL_SHIFT = 0.003
 # Change of the other values. In rounds on all pixels these are the times, in planes. In rounds on
