@@ -1,5 +1,10 @@
 """Option files and the command line, from text to typed options.
 
+key         a name in an option file, e.g. "epochs"; its dotted key is "train.epochs"
+section     an object of the file with keys of its own, e.g. "train"
+part        a class or function that the file chooses by its name, e.g. the network "vrt"
+override    a value that the command line gives: section.key=value
+
 load.py            reads the options of a run, with the modules below
 option_file.py     reads a file and its base; key_lines.py finds the line of a key
 command_line.py    flags of a training; foreign_flags.py knows flags of other programs

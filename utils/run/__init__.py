@@ -1,5 +1,9 @@
 """A training run around its steps: position, checkpoints, log and report.
 
+    run      a training with its folder, until its last step
+    start    one start of the program; a run has several if it was interrupted and resumed
+    step     one optimizer step, on all ranks (processes of the training)
+
 What a run does.
 
     run.py                 what is due after a step

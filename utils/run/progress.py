@@ -151,8 +151,8 @@ class Lines:
 def duration(seconds: float) -> str:
     """Return seconds as hours, minutes and seconds: "03:12:00" or "1 d 03:12:00"."""
     # divmod gives quotient and remainder: 3725 s -> 62 min 5 s -> 1 h 2 min 5 s.
-    all_minutes, s = divmod(round(seconds), 60)
-    all_hours, m = divmod(all_minutes, 60)
-    days, h = divmod(all_hours, 24)
-    clock = f"{h:02}:{m:02}:{s:02}"
+    all_minutes, left_seconds = divmod(round(seconds), 60)
+    all_hours, left_minutes = divmod(all_minutes, 60)
+    days, left_hours = divmod(all_hours, 24)
+    clock = f"{left_hours:02}:{left_minutes:02}:{left_seconds:02}"
     return f"{days} d {clock}" if days else clock
