@@ -168,9 +168,9 @@ UNKNOWN_OPTION = "unknown option"
 def join_errors(errors: Collection[OptionError]) -> OptionError:
     """Join several errors to one: the text of the first error, and the keys of the others.
 
-    An OptionError has four texts: `what` is wrong, `where` (the dotted key), what is `expected`,
-    and what to `do`. E.g. the two errors "unknown option train.epoch" and "netG.width is -1" give
-    the first error, with "; then also: netG.width" at the end of its advice `do`.
+    An OptionError has four texts: what is wrong (`what`), the dotted key (`where`), what was
+    expected (`expected`), and what to do (`do`). E.g. the two errors "unknown option train.epoch"
+    and "netG.width is -1" give the first error, with "; then also: netG.width" at the end of `do`.
 
     Errors of unknown keys come first. An unknown key is often a misspelt key, and then there is a
     second error, which only says that the right key is missing.
@@ -180,8 +180,7 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     """
     single_errors: list[OptionError] = []
     for error in errors:
-        # `found` of an error that was joined before holds its single errors. Else it is empty.
-        if error.found:
+        if error.found:  # the single errors of an error that was joined before
             single_errors += error.found
         else:
             single_errors.append(error)
