@@ -127,7 +127,7 @@ def _channels_in_reverse(
 
     options: arguments of the function besides stream and center.
 
-    Test: test_reversed_time_gives_the_channels_of_the_reversed_planes
+    Test: test_reversed_time_shows_the_same_instants_in_reverse_exactly
     """
     if chosen.reverses_channels(**options):
         channels = chosen.function(stream, center, **options)

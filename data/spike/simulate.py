@@ -87,7 +87,8 @@ class IntegrateAndFire:
     def step(self, light: np.ndarray) -> np.ndarray:
         """Integrate one plane of light (H, W). Returns its spikes (H, W) uint8 in {0, 1}.
 
-        Test: test_the_published_simulator_is_reproduced
+        Tests: test_the_published_simulator_is_reproduced,
+        test_a_pixel_in_the_dark_does_not_fire_for_light_of_earlier_planes
         """
         # A <- A + rate * threshold * I + dark + noise
         self.charge += self.gain * light.astype(np.float32) + self.dark
