@@ -87,7 +87,7 @@ def digest_of_options(source: Source) -> str:
     another value of the option. The order of the values may change: this gives other digits, so all
     existing records are ignored once, and the data are checked again.
 
-    Test: test_data_are_read_again_if_options_change
+    Test: test_each_partition_has_a_record_of_its_own, which tries one of the options
     """
     # FORMAT is hashed, too, so records of an older version have other names and are never found.
     spikes = source.spikes
