@@ -79,22 +79,30 @@ class Turn(NamedTuple):
     pictures need no change, because no channel holds a direction, such as x or y of a motion.
     """
 
-    mirrored: bool = False
-    upside_down: bool = False
-    transposed: bool = False
+    mirrored: bool = False  # whether left and right are exchanged
+    upside_down: bool = False  # whether top and bottom are exchanged
+    transposed: bool = False  # whether rows and columns are exchanged
 
     def apply(self, picture: Tensor) -> Tensor:
         """Return the turned picture."""
-        picture = picture.flip(-1) if self.mirrored else picture
-        picture = picture.flip(-2) if self.upside_down else picture
-        return picture.transpose(-1, -2) if self.transposed else picture
+        if self.mirrored:
+            picture = picture.flip(-1)
+        if self.upside_down:
+            picture = picture.flip(-2)
+        if self.transposed:
+            picture = picture.transpose(-1, -2)
+        return picture
 
     def turn_back(self, picture: Tensor) -> Tensor:
         """Turn a picture back: turn_back(apply(picture)) is the picture."""
         # The steps of `apply` in reversed order.
-        picture = picture.transpose(-1, -2) if self.transposed else picture
-        picture = picture.flip(-2) if self.upside_down else picture
-        return picture.flip(-1) if self.mirrored else picture
+        if self.transposed:
+            picture = picture.transpose(-1, -2)
+        if self.upside_down:
+            picture = picture.flip(-2)
+        if self.mirrored:
+            picture = picture.flip(-1)
+        return picture
 
 
 UNTURNED = Turn()
