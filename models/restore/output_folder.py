@@ -78,7 +78,7 @@ def claim_folder(
     }
     owners = _owners_of(planned_files, folder)
 
-    # Refuse a folder with files of a user, and file names that clash.
+    # 1. Refuse a folder with files of a user, and file names that clash.
     if earlier_run is None:
         # No test of this program made the folder, so it must be new or empty.
         if folder.is_dir():
@@ -88,7 +88,7 @@ def claim_folder(
         earlier_files = files_of_earlier_tests(outputs, earlier_run, stems)
     _refuse_occupied(owners, earlier_files, folder)
 
-    # The content of run.json. A continued test adds its clips to the clips of the earlier test.
+    # 2. Remove the results of the earlier test, or continue it.
     all_inputs = inputs  # name of a clip -> digest of its files
     files_of_clips = {}  # name of a clip -> names of its results
     if earlier_run is not None and overwrite:
@@ -96,6 +96,7 @@ def claim_folder(
         # between, a later test still knows the folder.
         remove_files(folder, earlier_files - {run_json})
     elif earlier_run is not None:
+        # Continue: the clips of the earlier test stay in run.json.
         refuse_another_test(earlier_run, settings, inputs, folder)
         # Clips of the earlier test that this test does not restore. Their files stay.
         kept_clips = sorted(earlier_run["inputs"].keys() - stems)
@@ -103,7 +104,7 @@ def claim_folder(
         all_inputs = earlier_run["inputs"] | inputs
         files_of_clips = earlier_run.get("files", {})  # older versions did not write "files"
 
-    # From here on nothing is refused.
+    # 3. Write run.json. From here on nothing is refused.
     for name, files in planned_files.items():
         files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
     content = {"settings": settings, "inputs": all_inputs, "files": files_of_clips}
