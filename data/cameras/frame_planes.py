@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 
 from data.cameras.context_planes import with_context
-from data.cameras.frame_times import FrameTimes
+from data.cameras.frame_times import FrameTimes, PlaneRange
 from data.cameras.sharp_plane import middle_of_read_planes, sharp_plane
 from data.cameras.spike_source import DatSpikes
 from data.cameras.timing import Span
@@ -53,8 +53,7 @@ def exposures_of(
     do not fit.
     """
     is_one_file = len(files) == 1
-    # (first plane, plane after the last) of each frame in the one file.
-    ranges = None
+    ranges = None  # the planes of each frame in the one file
     if times and is_one_file:
         _, planes = files[0]
         ranges = plane_ranges(spikes, clip, planes, times)
@@ -108,8 +107,8 @@ def _exposure(
 
 def plane_ranges(
     spikes: DatSpikes, clip: str, planes: int, times: FrameTimes
-) -> list[tuple[int, int]] | None:
-    """Return (first plane, plane after the last) of each frame of a clip with one spike file.
+) -> list[PlaneRange] | None:
+    """Return the planes of each frame of a clip with one spike file.
 
     planes: number of planes of the file. times: when the frames were taken.
     Returns None if spike.exposure lists the planes of each frame.

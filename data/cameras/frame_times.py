@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Gap:
         if self.seconds is None:
             return text
         return f"{text} at {float(self.seconds):.3f} s"
+
+
+class PlaneRange(NamedTuple):
+    """Planes of a file that belong to one frame: first ... end - 1."""
+
+    first: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -80,14 +88,14 @@ class FrameTimes:
         """Return whether the frames are at equal distances in time, without a missing frame."""
         return not self.gaps and _are_even(self.starts)
 
-    def plane_ranges(self, first: int, count: int) -> list[tuple[int, int]]:
+    def plane_ranges(self, first: int, count: int) -> list[PlaneRange]:
         """Distribute planes among the frames.
 
         first, count: the planes first ... first + count - 1 were recorded from `begin` to `end`.
 
-        Returns (first plane, plane after the last) for each frame. Frames at equal distances get
-        equal numbers of planes, up to rounding: 10 planes for 3 frames are (0, 3), (3, 6), (6, 10).
-        Other frames get the planes of their times, where time t is the plane
+        Returns the range of each frame. Frames at equal distances get equal numbers of planes, up
+        to rounding: 10 planes for 3 frames are (0, 3), (3, 6), (6, 10). Other frames get the planes
+        of their times, where time t is the plane
 
             first + (t - begin) count / (end - begin),  rounded down
 
@@ -98,13 +106,13 @@ class FrameTimes:
             frames = len(self)
             # Where the frames begin, and where the last frame ends: 0, 3, 6, 10 in the example.
             edges = [first + frame * count // frames for frame in range(frames + 1)]
-            return list(itertools.pairwise(edges))
+            return [PlaneRange(begin, end) for begin, end in itertools.pairwise(edges)]
         planes_per_unit = Fraction(count) / (self.end - self.begin)
         ranges = []
         for start, end in zip(self.starts, self.ends, strict=True):
             first_plane = first + math.floor((start - self.begin) * planes_per_unit)
-            plane_after = first + math.floor((end - self.begin) * planes_per_unit)
-            ranges.append((first_plane, plane_after))
+            end_plane = first + math.floor((end - self.begin) * planes_per_unit)
+            ranges.append(PlaneRange(first_plane, end_plane))
         return ranges
 
     def numbers_in_whole_clip(self) -> list[int]:

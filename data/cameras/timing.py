@@ -41,7 +41,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from data.cameras.exposures import Exposures, nearest_plane
-from data.cameras.frame_times import FrameTimes
+from data.cameras.frame_times import FrameTimes, PlaneRange
 from data.cameras.unknown_planes import refuse_exposures_of_other_frames, unknown_times
 from utils.errors import DataError
 
@@ -87,8 +87,8 @@ class _PlanesOfFrame(NamedTuple):
     number_of_start: int  # number of the plane `start`, as the options count
     length: int  # as in `Span`
 
-    def middle_part(self, share: float) -> tuple[int, int]:
-        """Return (first plane, plane after the last) of the part of these planes that is read.
+    def middle_part(self, share: float) -> PlaneRange:
+        """Return the part of these planes that is read.
 
         share: fraction of the planes that is read, in their middle. E.g. share 0.5 of the planes
         100 ... 155 gives (114, 142).
@@ -100,7 +100,7 @@ class _PlanesOfFrame(NamedTuple):
         if self.count > 0:
             count = max(count, 1)
         first = self.start + (self.count - count) // 2
-        return first, first + count
+        return PlaneRange(first, end=first + count)
 
 
 @dataclass(frozen=True)
@@ -166,15 +166,15 @@ class Timing:
 
     def plane_ranges(
         self, clip: str, planes: int, times: FrameTimes, tick_hz: float | None = None
-    ) -> list[tuple[int, int]] | None:
+    ) -> list[PlaneRange] | None:
         """Divide the one file of a clip among its frames by their times, or refuse the times.
 
         planes: number of planes in the file. times: when the frames were taken.
         tick_hz: planes per second, if known.
 
-        Returns (first plane, plane after the last) for each frame: [(0, 40), (40, 80)] for two
-        frames of 40 planes. If `exposures` lists the planes, this method divides nothing. It only
-        checks that the exposures fit frames at these times, and returns None.
+        Returns the planes of each frame: [(0, 40), (40, 80)] for two frames of 40 planes. If
+        `exposures` lists the planes, this method divides nothing. It only checks that the exposures
+        fit frames at these times, and returns None.
         Raises UnknownPlanes if the times do not tell the planes. The error proposes exposures.
         """
         if self.exposures is not None:
@@ -210,7 +210,7 @@ class Timing:
         clip: str,
         frame: int,
         planes: int,
-        ranges: Sequence[tuple[int, int]] | None = None,
+        ranges: Sequence[PlaneRange] | None = None,
     ) -> Span:
         """Return the planes of frame number `frame` of a clip, in a file of `planes` planes.
 
@@ -246,7 +246,7 @@ class Timing:
         )
 
     def _planes_of_frame(
-        self, clip: str, frame: int, planes: int, ranges: Sequence[tuple[int, int]] | None
+        self, clip: str, frame: int, planes: int, ranges: Sequence[PlaneRange] | None
     ) -> "_PlanesOfFrame":
         """Return the planes that belong to a frame, before the share and the limits of the file.
 
@@ -261,9 +261,9 @@ class Timing:
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
         if ranges is not None:
             # One file for the clip, and the times of the frames tell the planes.
-            first_plane, plane_after = ranges[frame]
-            start = first_plane + nearest_plane(self.offset)
-            count = plane_after - first_plane
+            of_frame = ranges[frame]
+            start = of_frame.first + nearest_plane(self.offset)
+            count = of_frame.end - of_frame.first
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
         # One file for each frame. The offset changes which planes are read, but their numbers stay.
         # E.g. with offset 3, plane 3 of the file gets the number 0, because it shows what plane 0

@@ -123,9 +123,9 @@ def _guessed_exposures(
     if tick_hz:
         return _rows_by_seconds(times, first, tick_hz)
     rows: list[list[float]] = []
-    for first_plane, plane_after in times.plane_ranges(first, count):
-        length = max(plane_after - first_plane, 1)  # an exposure has at least one plane
-        rows.append([first_plane, length])
+    for of_frame in times.plane_ranges(first, count):
+        length = max(of_frame.end - of_frame.first, 1)  # an exposure has at least one plane
+        rows.append([of_frame.first, length])
     return rows
 
 

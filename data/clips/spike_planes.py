@@ -271,8 +271,8 @@ class SpikePlanes:
         times: times of the frames, if one file holds the planes of all frames. None: each frame
         has a file, or the times are not known.
         """
-        # (first plane, plane after the last) of each frame, from the times. Without times, `span`
-        # takes the planes of spike.exposure, or the whole file if this option is not set.
+        # The planes of each frame, from the times. Without times, `span` takes the planes of
+        # spike.exposure, or the whole file if this option is not set.
         ranges = None
         if times:
             ranges = plane_ranges(spikes, self.clip, planes_of_first_file, times)
