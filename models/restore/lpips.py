@@ -33,8 +33,8 @@ RELUS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 class Lpips(nn.Module):
     """Distance between two images, 0 if they are equal."""
 
-    shift: torch.Tensor
-    scale: torch.Tensor
+    shift: torch.Tensor  # mean of RGB, (3, 1, 1)
+    scale: torch.Tensor  # standard deviation of RGB, (3, 1, 1)
 
     def __init__(self, files: Sequence[str | Path]) -> None:
         """Build the network and load its weights.
@@ -52,7 +52,7 @@ class Lpips(nn.Module):
         self.features = torchvision.models.alexnet(weights=None).features[:layer_count]
         # The weights w of each ReLU. LPIPS 0.1 calls them "lin", for linear layers.
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in RELUS.values())
-        # Mean and standard deviation of RGB, for images in -1..1, as in LPIPS 0.1.
+        # For images in -1..1, as in LPIPS 0.1.
         shift = torch.tensor([-0.030, -0.088, -0.188])[:, None, None]
         scale = torch.tensor([0.458, 0.448, 0.450])[:, None, None]
         self.register_buffer("shift", shift, persistent=False)
