@@ -250,7 +250,6 @@ def _empty_figure(
     # Import matplotlib here and not at the top of this file, because it takes long to load and most
     # programs draw nothing. Use Figure and not pyplot, because pyplot needs a display.
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     rows = math.ceil(len(titles) / columns)
     width, height = size
@@ -263,13 +262,19 @@ def _empty_figure(
     axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(titles) + 1)]
     for axis, title in zip(axes, titles, strict=True):
         _style_panel(axis, title)
-    if len(histories) > 1:  # the names of the runs, each beside a line of its colour
-        lines = []
-        for number in range(len(histories)):
-            lines.append(Line2D([], [], color=_colour(number), linewidth=3))
-        columns_of_names = min(4, len(histories))
-        figure.legend(lines, list(histories), loc="outside upper center", ncols=columns_of_names)
+    if len(histories) > 1:
+        _write_names(figure, list(histories))
     return figure, axes
+
+
+def _write_names(figure: Any, names: list[str]) -> None:
+    """Write the names of the runs above the panels, each beside a line of its colour."""
+    from matplotlib.lines import Line2D
+
+    lines = []
+    for number in range(len(names)):
+        lines.append(Line2D([], [], color=_colour(number), linewidth=3))
+    figure.legend(lines, names, loc="outside upper center", ncols=min(4, len(names)))
 
 
 def _style_panel(axis: Any, title: str) -> None:
@@ -294,7 +299,8 @@ def running_mean(values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, int]
     """Return the centred running mean (n,), and the number of entries in its window.
 
     The window of entry i has the entries i - half ... i + half. At the ends of the curve the window
-    is shorter. NaN and Inf do not count. A window without finite entries has the mean NaN.
+    is shorter. E.g. with half = 1, [1, 2, 6] has the means [1.5, 3, 4]. NaN and Inf do not count. A
+    window without finite entries has the mean NaN.
 
     values: (n,).
 
