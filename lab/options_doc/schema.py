@@ -120,16 +120,8 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     keys_of_parts: dict[str, Schema] = {}  # name of a part -> its keys -> their schemas
     descriptions = []  # of the parts
     for name in names:
-        model = registry.model(name)
-        docstring = inspect.getdoc(model.constructor) or ""
-        descriptions.append(_first_paragraph(docstring))
-        keys: Schema = {}
-        for key, schema in keys_of(model, shared, docstring, where).items():
-            if key == type_key:
-                keys[key] = {}  # `type_schema` below checks the type itself
-            else:
-                keys[key] = shared_reference(key, schema, shared)
-        keys_of_parts[name] = keys
+        keys_of_parts[name] = _keys_of_part(registry, name, shared, where)
+        descriptions.append(_first_paragraph(_docstring_of(registry, name)))
 
     type_schema = {
         "enum": list(names),
@@ -138,6 +130,23 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     }
     branches = _branches_by_type(type_key, keys_of_parts)
     return {"type": "object", "properties": {type_key: type_schema}, "allOf": branches}
+
+
+def _keys_of_part(registry: Registry, name: str, shared: Schema, where: str) -> Schema:
+    """Return key -> schema of the keys of one part. The arguments are as in `part_of`."""
+    docstring = _docstring_of(registry, name)
+    keys: Schema = {}
+    for key, schema in keys_of(registry.model(name), shared, docstring, where).items():
+        if key == registry.type_key:
+            keys[key] = {}  # any value: `part_of` checks the type
+        else:
+            keys[key] = shared_reference(key, schema, shared)
+    return keys
+
+
+def _docstring_of(registry: Registry, name: str) -> str:
+    """Return the docstring of the class or function of a part."""
+    return inspect.getdoc(registry.constructor(name)) or ""
 
 
 def _first_paragraph(docstring: str) -> str:
