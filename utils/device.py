@@ -354,8 +354,8 @@ def memory_gb(device: torch.device) -> tuple[float, float] | None:
     if peak is None or not hasattr(module, "mem_get_info"):
         return None
     # Memory that is neither free nor reserved by torch belongs to other programs and libraries. The
-    # driver and torch are asked one after the other, so the difference might be below 0. Then take
-    # 0.
+    # two numbers are read one after the other and may not fit each other, so the difference might
+    # be below 0. Then take 0.
     free_bytes, total_bytes = module.mem_get_info(device)
     reserved_bytes = module.memory_reserved(device)
     others_bytes = max(0, total_bytes - free_bytes - reserved_bytes)

@@ -276,10 +276,10 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
 
     The rank 0 of an earlier start has ended, so only the rank 0 of this start can answer.
     """
-    own_id = uuid.uuid4().hex
+    own_id = uuid.uuid4().hex  # on rank 0 the name, on another rank the id of its request
     if launch.rank == 0:
-        # The id of rank 0 is the name. A thread sends it to the other ranks. `clone`, because each
-        # thread needs a connection of its own.
+        # A thread sends the name to the other ranks. `clone`, because each thread needs a
+        # connection of its own.
         arguments = (tcp_store.clone(), own_id, launch.join_s)
         threading.Thread(
             target=_answer_requests, args=arguments, daemon=True, name="rendezvous"

@@ -113,7 +113,7 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         _ask_for_stacks(file, descendants_of(os.getpid()), has_titles=True)
     else:
-        descendants = descendants_of(pid)
+        descendants = descendants_of(pid)  # its loader processes
         _ask_for_stacks(file, [pid], has_titles=False)
         _ask_for_stacks(file, descendants, has_titles=True)
     file.seek(0)

@@ -140,7 +140,7 @@ class Watchdog(threading.Thread):
         # What this thread does.
         self.budgets: WatchdogOptions | None = None  # limits of the phases; None until `watch`
         self.interval_s = BEAT_S  # seconds between two beats; `watch` may make it shorter
-        self.passes = 0  # number of turns of the loop in `run` so far
+        self.passes = 0  # how often the loop in `run` has begun again
         self.stopped = threading.Event()  # set by `stop`
         # The process that ends this rank if none of its threads can run; None until `watch`. `run`
         # sends a byte to it in each pass.
@@ -365,7 +365,7 @@ class Watchdog(threading.Thread):
     def _longest_silence_s(self, stall_s: float) -> float:
         """Return how many seconds the store may be silent before this rank ends.
 
-            a failure ends the run already                       EXIT_S
+            a failure ends the run already                       EXIT_S (8 s)
             rank 0 hosts the store, and its process is gone      HOST_GONE_S, at most stall_s
             otherwise, e.g. if an agent of torchrun hosts it     stall_s
 
