@@ -74,7 +74,7 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
         tfi         1 / the interval between two spikes
         tfstp       the rate, from a model of synapses that adapt to their input (short-term
                     plasticity)
-        exposure    blurry frame x (rate around the sharp frame / rate of the exposure)
+        exposure    blurry frame * (rate around the sharp frame / rate of the exposure)
 
     add: parser.add_argument.
     """

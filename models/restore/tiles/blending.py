@@ -2,7 +2,7 @@
 
 A pixel of the result is a weighted mean over the tiles that contain this pixel:
 
-    result = sum of (weight of a tile x its result) / sum of the weights
+    result = sum of (weight of a tile * its result) / sum of the weights
 
 So the weights need not sum to 1, but each pixel needs a tile with a weight above 0.
 
