@@ -47,7 +47,7 @@ class Design:
     mul_attn_ratio: float  # fraction of the blocks of a stage that have mutual attention
     mlp_ratio: float  # channels of the hidden layer of the MLP / channels of the block
     qkv_bias: bool  # whether queries, keys and values have a bias
-    qk_scale: float | None  # factor of the logits; None: 1 / sqrt(channels of a head)
+    qk_scale: float | None  # factor of q k^T; None: 1 / sqrt(channels of a head)
     drop_path_rate: float  # stochastic depth: probability of dropping a branch of the last block
 
     # Alignment.

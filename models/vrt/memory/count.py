@@ -2,9 +2,8 @@
 
 `count_memory_use` runs the forward pass once with every branch recomputed, and notes what autograd
 has saved by the end of each module (`MemoryUse`). A branch is the attention or the MLP of a block,
-or the MLP at the end of a stage. branches.py then measures the bytes that each branch would save in
-addition without recomputing. transient.py estimates the memory that a backward pass takes for a
-moment.
+or the MLP at the end of a stage. Then branches.py measures the bytes that each branch would add if
+it was not recomputed. transient.py estimates the memory that a backward pass takes for a moment.
 
 What must stay, and which test notices (in tests/parts/models/test_fit_memory.py):
 
@@ -62,11 +61,15 @@ def count_memory_use(net: nn.Module, run: Callable[[], Any]) -> list[MemoryUse]:
         for module, x, saved in passes:
             if isinstance(module, DeformAlign):
                 # An alignment has no branches, but its backward pass allocates much memory.
-                use = MemoryUse([], saved, alignment_transient(module, x))
-            else:
-                transient = block_transient(module, x) if isinstance(module, Block) else 0
-                use = MemoryUse(measured.branches_of(module, x), saved, transient)
-            uses.append(use)
+                transient = alignment_transient(module, x)
+                branches = []
+            elif isinstance(module, Block):
+                transient = block_transient(module, x)
+                branches = measured.branches_of(module, x)
+            else:  # the MLP at the end of a stage
+                transient = 0
+                branches = measured.branches_of(module, x)
+            uses.append(MemoryUse(branches, saved, transient))
     end_of_forward = MemoryUse([], saved_at_end)
     return [*uses, end_of_forward]
 
