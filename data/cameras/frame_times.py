@@ -234,9 +234,8 @@ def times_of_film(
     if doubt or len(starts) < 2:
         return even_times(len(starts), doubt)
     step = usual_step(starts)
-    # When the missing frames begin and end.
-    gap_starts = []
-    gap_ends = []
+    gap_starts = []  # when missing frames begin
+    gap_ends = []  # when missing frames end
     doubt_by_gaps = ""
     for gap in gaps:
         if gap.seconds is None:
@@ -247,11 +246,14 @@ def times_of_film(
 
     gap_starts.sort()
     ends = _ends_in_film(starts, gap_starts)
+    # The clip may begin or end with missing frames.
+    begin = min([starts[0], *gap_starts])
+    end = max([ends[-1], *gap_ends])
     return FrameTimes(
         starts,
         ends,
-        begin=min([starts[0], *gap_starts]),
-        end=max([ends[-1], *gap_ends]),
+        begin=begin,
+        end=end,
         step=step,
         is_film=True,
         gaps=tuple(gaps),

@@ -21,6 +21,14 @@ depends on three times of the exposure: its middle, its length, and the roll (a 
 exposes the rows at the bottom later than the rows at the top). The unit of times is a plane, i.e.
 one read-out of the spike camera. If M, the times and a are right, then r is noise.
 
+The fit runs rounds (rounds.py). A round goes from the present M and times to better ones:
+
+    details.py        compute s and F
+    explanation.py    find a, the residuals r, and their weights
+    all_pixels.py     find a step of M and the times that makes r smaller; with fine details,
+    or parts.py       find a step of M only
+    estimate.py       change M and the times by the step, within limits
+
 If the clip does not determine a value, the value is not applied. E.g. in a pan (everything moves at
 one speed), a shift of the camera and a later exposure look the same. So the middle of the exposure
 stays as the files say, and only the shift is fitted. If the files are wrong, the shift is wrong,
