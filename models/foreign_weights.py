@@ -171,12 +171,16 @@ class _Kind(NamedTuple):
 
 
 def _kind_of(path: Path, error: Exception) -> _Kind:
-    """Find out what a file is that torch.load did not read. error: what torch.load raised."""
+    """Find out what a file is that torch.load did not read.
+
+    error: what torch.load raised.
+    """
     unknown = _Kind("a file that torch.load does not read", "download or export it again")
     with path.open("rb") as file:
         head = file.read(512)  # enough for each expression of MARKS
     if head.startswith(b"PK\x03\x04"):  # a zip file
         return _kind_of_zip(path, error) or unknown
+    # torch.load names the class of an object that it does not read.
     not_allowed = NOT_ALLOWED.search(str(error))
     if not_allowed:
         class_name = not_allowed[1]
@@ -201,6 +205,7 @@ def _kind_of_zip(path: Path, error: Exception) -> _Kind | None:
     if is_of_torch:
         not_allowed = NOT_ALLOWED.search(str(error))
         return _kind_with_object(not_allowed[1]) if not_allowed else None
+    # Somebody has packed files into a zip file: look for weights among them.
     inside = [name for name in names if name.endswith(SUFFIXES)]
     if inside:
         more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""

@@ -48,10 +48,11 @@ class LoadReport:
     def loaded_share(self) -> float:
         """Return the fraction of the network's tensors that were loaded, 0 to 1.
 
-        Missing tensors of the fusion operator count only if the file has any tensor of a fusion
-        operator, so that the weights of an RGB network may start a network with spikes. E.g. if the
-        network has 100 tensors of its trunk and 10 of its fusion operator, and the file has only
-        the trunk, the fraction is 100 of 100. The same holds for missing tensors of the trunk.
+        A missing tensor of the fusion operator counts only if the file has some tensor of a fusion
+        operator. So the weights of an RGB network may start a network with spikes. E.g. the network
+        has 100 tensors of its trunk and 10 of its fusion operator, and the file has only the trunk:
+        the fraction is 100 of 100. In the same way, a missing tensor of the trunk counts only if
+        the file has some tensor of a trunk.
         """
         file_has_fusion = self.file_has_fusion()
         file_has_trunk = self.file_has_trunk()
