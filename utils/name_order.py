@@ -115,5 +115,6 @@ def order_of(names: Iterable[str]) -> Callable[[str], Any]:
     Numbers for which `are_values` holds are ordered by value, other names by `natural_key`.
     """
     if are_values(list(names)):
+        # The second item decides if two names have one value, e.g. "1.5" and "1.50".
         return lambda name: (Fraction(name), natural_key(name))
     return natural_key

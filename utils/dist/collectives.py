@@ -178,19 +178,20 @@ def state_from_rank_0(state: Any) -> Any:
     """
     if get_world_size() == 1:
         return state
-    # First send everything except the numbers of the tensors. A tensor on torch's device "meta" has
-    # only a shape and a type.
+    # First send everything except the numbers of the tensors: in the outline, each tensor is on
+    # torch's device "meta", so that it has only a shape and a type. E.g. {"step": 120, "weights":
+    # a tensor (3, 4) without numbers}.
     outline = from_rank(source=0, obj=map_tensors(state, lambda tensor: tensor.to("meta")))
 
     def broadcast(tensor: Tensor) -> Tensor:
         """Send the numbers of a tensor from rank 0 to the other ranks. Returns the whole tensor.
 
-        On the other ranks, `tensor` is the tensor of the outline.
+        tensor: the whole tensor on rank 0, the tensor of the outline on the other ranks.
         """
         if is_main_process():
             flat = tensor.reshape(-1)
         else:
-            flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+            flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # memory for the numbers
         # Send the numbers as bytes, because gloo does not know every dtype.
         content = flat.view(torch.uint8).to(get_device())  # (number of bytes,)
         dist.broadcast(content, 0)
