@@ -249,6 +249,7 @@ def _table_of(problems: Sequence[Problem], shown: int) -> str:
     plural = "s" if len(problems) > 1 else ""
     lines = [f"{len(problems)} problem{plural} in the data:"]
     for problem in shown_problems:
+        # `:{width}` fills a text with spaces up to the width of the column.
         lines.append(f"    {problem.clip:{width}} | {problem.what}")
         lines.append(f"    {'':{width}} |   {problem.where}")
     not_shown = len(problems) - len(shown_problems)
