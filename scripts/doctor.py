@@ -98,14 +98,14 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     from data.select_dataset import refuse_wrong_purpose
     from main_train_vrt import PARTS
 
-    problems = []  # (checked root, its problems) of each report
+    problems = []  # for each report: (the checked data root, its problems)
     unreadable = []  # errors that stop the check of a split, e.g. a missing folder
     warning_count = 0
-    # PARTS has the registries of networks, data sets and losses. With the table of the training
-    # program, the options are checked as for a training.
+    # PARTS has the networks, data sets and losses that the training program knows. So the options
+    # are checked as for a training.
     opt = load_options(file, overrides, parts=PARTS)
     for split, section in opt.datasets:
-        if section is None:
+        if section is None:  # the options have no such split, e.g. no "test"
             continue
         refuse_wrong_purpose(section.dataset_type, split)
         # A data set of a user's own class may have no check.
@@ -136,13 +136,24 @@ def verdict(warning_count: int) -> str:
 
 
 def print_report(report: Any) -> None:
-    """Print the clips of one split or root: the paths of their files, then a row for each clip.
+    """Print the clips of one data root: the paths of their files, then a row for each clip.
+
+    For example:
+
+        train: 22 clips, 2103 frames of 720 x 1280, spike files of 56 planes
+          lq     trainsets/gopro/<clip>/[blur/]<frame>.png|.jpg
+          ...
+        clip            frames   first     lq size     gt size  planes
+        GOPR0372_07_00     100  000047  720 x 1280  720 x 1280      56
+        ...
+          warning: ...
 
     report: a `Report` of data/clips/root_check.py.
     """
     from utils.results import plain_table
 
     print(f"{report.name}: {report.counts()}")
+    # A kind of files, e.g. "lq" (the blurry frames), and where the files of this kind are.
     for kind, (root, folder, suffixes) in report.source.kinds().items():
         path = f"{root}/<clip>/[{folder}/]<frame>{'|'.join(suffixes)}"
         print(f"  {kind:6} {without_secrets(path)}")

@@ -79,7 +79,7 @@ def read_log(text: str) -> list[Finding]:
     start is read.
     """
     # Each start logs one line such as "[2025-11-06 10:00:00] rank 0 of 8 on host7, ..."
-    # (`status_line` in utils/dist/status.py). Read from the bracket "]" of the last such line on.
+    # (`status_line` in utils/dist/status.py). The last start begins with the last such line.
     begin = text.rfind("] rank 0 of ")
     if begin == -1:  # a log without such a line is read as a whole
         begin = 0
@@ -91,10 +91,13 @@ def read_log(text: str) -> list[Finding]:
 
 
 def end_of_start(text: str) -> Finding:
-    """Return what the log of a start without a known failure shows: an error, or how it ended."""
-    # The first error, because later errors often follow from it. The run may have survived the
-    # error, so the finding does not say that the start ended with it. The error is a line that
-    # begins e.g. with "Traceback", "KeyError: " or "[rank 3] ValueError: ".
+    """Return how a start ended that has no known failure: with an error, finished, or unclear.
+
+    text: the log of the start.
+    """
+    # Only the first error counts, because later errors often follow from it. An error is a line
+    # that begins e.g. with "Traceback", "KeyError: " or "[rank 3] ValueError: ". The run may have
+    # gone on after it, so the finding does not say that the error ended the start.
     error = re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", text, re.MULTILINE)
     if error:
         return Finding(
@@ -116,16 +119,20 @@ def end_of_start(text: str) -> Finding:
 
 
 def without_consequences(findings: list[Finding]) -> list[Finding]:
-    """Leave out the finding "killed" if the watchdog's own report explains the kill.
+    """Leave out the finding "killed" if the watchdog killed the rank.
 
-    The watchdog kills a rank that is STUCK or SILENT, and then the launcher reports a killed
-    process. This kill is a consequence. But if the rank was DEAD already, something else had killed
-    it before. Then the kill is the cause, so its finding stays.
+    Two cases have both findings, "watchdog" and "killed". The words STUCK, SILENT and DEAD are the
+    state of the rank in the report of the watchdog:
+
+        STUCK or SILENT    the watchdog killed the rank, and then the launcher reported the kill.
+                           The kill is a consequence, so its finding is left out.
+        DEAD               something else had killed the rank before the watchdog noticed it. The
+                           kill is the cause, so its finding stays.
     """
-    names = [finding.check for finding in findings]
-    if "watchdog" not in names:
+    by_name = {finding.check: finding for finding in findings}
+    by_watchdog = by_name.get("watchdog")
+    if by_watchdog is None:
         return findings
-    by_watchdog = findings[names.index("watchdog")]
     if " is DEAD" in by_watchdog.what:  # the words of utils/dist/stall_report.py
         return findings
     return [finding for finding in findings if finding.check != "killed"]

@@ -102,7 +102,7 @@ def check_blocking_wait() -> Iterator[Finding]:
 
 
 def check_devices() -> Iterator[Finding]:
-    """Yield the GPUs of this host, and what keeps torch from using them or their network."""
+    """Yield the GPUs of this host. Yield a warning if torch does not use them or InfiniBand."""
     kind = devices.kind()  # "cuda", "cpu", ...
     names = [devices.name(torch.device(kind, index)) for index in range(devices.count())]
 

@@ -75,13 +75,13 @@ def check_sum(device: torch.device) -> Finding:
 def check_bandwidth(device: torch.device) -> Finding:
     """Return how long the ranks take to add up data of three sizes. Collective."""
     # The smallest size shows how long an exchange takes to begin, the largest size its bandwidth.
-    rates = []
+    texts = []  # e.g. "16 MB in 2.5 ms (6400 MB/s)"
     for megabytes in (0.01, 1, 16):
         data = torch.ones(int(megabytes * 2**20 / 4), device=device)  # float32: 4 bytes each
         seconds = seconds_of(partial(dist.all_reduce, data), device, warmup=1)
         rate = megabytes / seconds
-        rates.append(f"{megabytes:g} MB in {1000 * seconds:.1f} ms ({rate:.0f} MB/s)")
-    return Finding(OK, "bandwidth", "; ".join(rates))
+        texts.append(f"{megabytes:g} MB in {1000 * seconds:.1f} ms ({rate:.0f} MB/s)")
+    return Finding(OK, "bandwidth", "; ".join(texts))
 
 
 def from_all_ranks(findings: list[Finding]) -> list[Finding]:

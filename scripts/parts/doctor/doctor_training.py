@@ -42,13 +42,14 @@ LARGEST_DIFFERENCE = 1e-6
 def check_training(argv: list[str]) -> list[Finding]:
     """Return what is found about options, data, network, speed and gradients. Collective.
 
-    The data need the options, and the network needs both. So they are made in this order, and the
-    first failure ends the checks.
+    The data need the options, and the network needs both. So they are made in this order. If one
+    of them cannot be made, the checks end there.
 
     argv: arguments of main_train_vrt.py.
     """
-    findings: list[Finding] = []
+    findings: list[Finding] = []  # `made_on_all_ranks` adds to it
 
+    # `for_ranks` sets the number of batches in a step, which depends on the number of ranks.
     opt = made_on_all_ranks(
         "options",
         lambda: main_train_vrt.read_options(argv).for_ranks(utils_dist.get_world_size()),
@@ -71,10 +72,12 @@ def check_training(argv: list[str]) -> list[Finding]:
     findings.append(check_parameters(model))
     watchdog.phase("check the loader")
     # An iterator over the steps of an epoch. Each step is a list of its batches.
-    batches = loader.start(epoch=0, batch=0)
-    batch = next(batches)[0]
-    findings.append(check_loader(batches, batch))
+    steps = loader.start(epoch=0, batch=0)
+    first_step = next(steps)
+    batch = first_step[0]  # all checks below use this batch
+    findings.append(check_loader(steps, batch))
     watchdog.phase("check the speed of a step")
+    # As in a training: choose the blocks that are recomputed, so that a step fits into the memory.
     model.fit_memory(batch)
     findings.append(check_scaling(model, batch))
     if utils_dist.get_world_size() > 1:
@@ -176,19 +179,20 @@ def check_parameters(model: ModelVRT) -> Finding:
     )
 
 
-def check_loader(batches: Iterator[Any], batch: dict[str, Any]) -> Finding:
+def check_loader(steps: Iterator[Any], batch: dict[str, Any]) -> Finding:
     """Return how many clips per second the loader reads on each rank. Collective.
 
-    batches: the steps that are left of an epoch. batch: its first batch, which was read before.
+    steps: the steps of an epoch after its first step. Each step is a list of its batches.
+    batch: the first batch of the epoch. The finding says how many clips a batch has.
     """
     begin = time.perf_counter()
     clips = 0
     # A step has several batches if train.accumulation_steps is above 1.
-    for batches_of_step in itertools.islice(batches, TIMED_STEPS):
-        for next_batch in batches_of_step:
+    for step in itertools.islice(steps, TIMED_STEPS):
+        for next_batch in step:
             clips += len(next_batch["key"])  # "key" has the name of each sample
     seconds = time.perf_counter() - begin
-    rate = clips / seconds if clips else 0.0  # an epoch of one step has no second batch
+    rate = clips / seconds if clips else 0.0  # if the epoch has one step, no step was left
     rates = utils_dist.gather_objects(rate)
     return Finding(
         OK,
@@ -223,8 +227,9 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     efficiency = alone / together
     is_cpu = devices.kind() == "cpu"
     shared_cores = " (ranks share the cores)" if is_cpu else ""
+    speedup = efficiency * world  # how many times as fast as one rank
     what = (
-        f"{efficiency * world:.2f} x on {world} ranks ({efficiency:.0%}): a step takes "
+        f"{speedup:.2f} x on {world} ranks ({efficiency:.0%}): a step takes "
         f"{alone:.2f} s alone, {together:.2f} s together{shared_cores}"
     )
     if efficiency < LEAST_EFFICIENCY and not is_cpu:
@@ -264,12 +269,16 @@ def seconds_together(step: Callable[[], None], model: ModelVRT) -> float:
 def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Return whether the ranks together get the gradients of one process. Collective.
 
-    Each rank computes the gradients twice: without DDP from the batches of all ranks, and with DDP
-    from its own batch. Both computations are in float64, so that rounding does not hide an error.
+    Each rank computes the gradients twice, and both results must be equal:
+
+        expected    without DDP, from the batches of all ranks
+        actual      with DDP, from its own batch: DDP averages the gradients of all ranks
+
+    Both computations are in float64, so that rounding does not hide an error.
     """
-    # eval() turns dropout off, because dropout would draw other neurons in each computation.
-    # double() and eval() change the network in place. This is the last check, so no later check
-    # needs the network unchanged.
+    # double() and eval() change the network in place. No later check needs the network unchanged,
+    # because this is the last check. eval() turns dropout off, because dropout would drop other
+    # neurons in each computation.
     net = unwrap_ddp(model.netG).double().eval()
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     batches_of_ranks = utils_dist.gather_objects(tensors)
@@ -284,7 +293,8 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     model.netG = model.wrap(net)
     actual = gradients_of_mean_loss(model, [batch_of_this_rank])
 
-    error = float((actual - expected).abs().max() / expected.abs().max())
+    largest_difference = (actual - expected).abs().max()
+    error = float(largest_difference / expected.abs().max())
     worst = max(utils_dist.gather_objects(error))
     if worst < LARGEST_DIFFERENCE:
         return Finding(
