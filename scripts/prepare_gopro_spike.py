@@ -76,10 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     recipe = command.recipe
     out = command.out
-    # All clips are written into these two folders of --out: the frames into GOPRO_Large, and the
-    # spikes into GOPRO_Large_spike_seq. The source may lie in --out, but not in these folders.
+    # The source may lie in --out, but not in the two folders of --out into which the clips are
+    # written: the spikes into GOPRO_Large_spike_seq, and the frames into GOPRO_Large.
     for name in ("GOPRO_Large_spike_seq", "GOPRO_Large"):
-        refuse_overlap(out / name, {"--source": command.source}, "--out")
+        refuse_overlap(out / name, inputs={"--source": command.source}, flag="--out")
 
     # Find and check everything.
     jobs = find_jobs(command)
@@ -126,9 +126,9 @@ def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
     # E.g. "       12.3 MB  train/street: 11 frames averaged, 88 planes a file".
     for job, plan in plans.items():
         state = f"{plan.bytes / 1e6:9.1f} MB" if plan.is_to_make else "     made"
-        # How many frames of the source are averaged to a blurry frame. With a rig, a clip is made
-        # from a part of a source (the cut), and each cut has its own number. Without a rig there
-        # are no cuts, and the recipe has the number.
+        # How many frames of the source are averaged to a blurry frame. With a rig, each cut (the
+        # part of a source from which a clip is made) has its own number. Without a rig there are no
+        # cuts, and the recipe has the number.
         if job.cut:
             average = job.cut.average
         else:
@@ -251,7 +251,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     command = parser.parse_args(arguments)
     command.recipe = read_recipe(command)
-    # A flag without effect is named as such, also if its value is wrong.
+    # A flag may be without effect and have a wrong value. Then the error says that the flag has no
+    # effect, because this check comes first.
     refuse_without_effect(command)
     refuse_numbers(command)
     return command
@@ -286,13 +287,14 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
     """Return the settings of a command line as a recipe. Raises OptionError with the flag."""
     values = {name: getattr(command, name) for name in Recipe.model_fields}
     try:
-        # An error names a wrong setting by its dotted key: `where`, a dot and the name. Flags are
-        # in no section, so `where` is "" and the error has only the name, e.g. "dark_rate".
+        # `where` is the section that an error puts before the name of a wrong setting. Flags are in
+        # no section, so the error has only the name, e.g. "dark_rate".
         recipe = read_section(Recipe, values, where="")
     except OptionError as e:
-        flag = f"--{e.where.replace('_', '-')}"  # e.where is the name of the setting
+        setting = e.where
+        flag = f"--{setting.replace('_', '-')}"  # e.g. "--dark-rate"
         raise OptionError(
-            what=f"{flag} is {getattr(command, e.where)}",
+            what=f"{flag} is {getattr(command, setting)}",
             where=flag,
             expected=e.expected,
             do="correct it",
@@ -307,18 +309,19 @@ def read_recipe(command: argparse.Namespace) -> Recipe:
 def refuse_numbers(command: argparse.Namespace) -> None:
     """Raise OptionError for a number that is out of range, or does not fit another number.
 
-    command: the command line; `parse` has put the result of `read_recipe` in as `command.recipe`.
+    command: the command line, with its settings as `command.recipe`.
     """
-    # With a rig, any number of frames may be averaged. Without a rig, the sharp frame is the middle
-    # one of the averaged frames, so their number is odd. Without --average (None), the recipe
-    # chooses an odd number.
-    if not command.recipe.has_rig:
-        has_even_average = bool(command.average) and command.average % 2 == 0
-        refuse_if(has_even_average, "--average", command.average, "an odd number")
-    # The middle instant is the sharp frame, so the number of instants is odd. With 0, no instants
-    # are made.
-    has_even_instants = bool(command.instants) and command.instants % 2 == 0
-    refuse_if(has_even_instants, "--instants", command.instants, "0, or an odd number")
+    # Without a rig, the sharp frame is the middle one of the averaged frames, so their number must
+    # be odd. Without --average (None), the recipe chooses an odd number. With a rig, any number of
+    # frames may be averaged.
+    if not command.recipe.has_rig and command.average:
+        is_even = command.average % 2 == 0
+        refuse_if(is_even, "--average", command.average, "an odd number")
+    # The sharp frame is the middle one of the instants, so their number must be odd. With 0, no
+    # instants are made.
+    if command.instants:
+        is_even = command.instants % 2 == 0
+        refuse_if(is_even, "--instants", command.instants, "0, or an odd number")
     # A crop is cut from the scaled source, whose shorter side is --side.
     refuse_if(command.crop > command.side, "--crop", command.crop, f"at most --side {command.side}")
     refuse_if(command.workers < 1, "--workers", command.workers, "at least 1")
@@ -343,9 +346,10 @@ def refuse_without_effect(command: argparse.Namespace) -> None:
     else:
         without_effect = ONLY_WITH_RIG
         case = "without --rig"
-    for name in sorted(without_effect):  # a field of Recipe, and a flag, e.g. "dark_rate"
-        if getattr(command, name) != Recipe.model_fields[name].default:
-            flag = f"--{name.replace('_', '-')}"
+    for name in sorted(without_effect):  # name of a setting, e.g. "dark_rate"
+        is_given = getattr(command, name) != Recipe.model_fields[name].default
+        if is_given:
+            flag = f"--{name.replace('_', '-')}"  # e.g. "--dark-rate"
             raise OptionError(
                 what=f"{flag} has no effect {case}",
                 where=flag,
@@ -355,7 +359,10 @@ def refuse_without_effect(command: argparse.Namespace) -> None:
 
 
 def refuse_unknown_names(names: list[str], jobs: list[Job]) -> None:
-    """Raise OptionError if --leave-out names a clip that no job makes. names: the given names."""
+    """Raise OptionError if --leave-out names a clip that no job makes.
+
+    names: the names after --leave-out.
+    """
     clip_names = {job.name for job in jobs}
     unknown = [name for name in names if name not in clip_names]
     if unknown:

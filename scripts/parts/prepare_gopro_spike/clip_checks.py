@@ -69,12 +69,23 @@ def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
 def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
     """Return the errors of several clips as one error, in the order of `errors`.
 
+    A single error keeps its text. The text of several errors names each clip, for example:
+
+        3 clips cannot be made:
+            clip car has another size than the others: 480 x 640  [videos/car.mp4]
+            ...
+
+    In both cases, the advice ends with the flags that leave out the wrong clips:
+
+        make only the others: --leave-out car ...
+
     count: number of all clips.
     """
-    first = next(iter(errors.values()))
-    what = first.what
-    where = first.where
-    if len(errors) > 1:
+    if len(errors) == 1:
+        only_error = next(iter(errors.values()))
+        what = only_error.what
+        where = only_error.where
+    else:
         what = f"{len(errors)} clips cannot be made:"
         for error in errors.values():
             what += f"\n    {error.what}  [{error.where}]"
@@ -82,7 +93,7 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
     # Each text once, in the order of `errors`: dict.fromkeys keeps the first of equal texts.
     expected = "; ".join(dict.fromkeys(error.expected for error in errors.values()))
     do = "; ".join(dict.fromkeys(error.do for error in errors.values()))
-    if len(errors) < count:
+    if len(errors) < count:  # otherwise no clip would be left
         flags = " ".join(f"--leave-out {job.name}" for job in errors)
         do += f"; make only the others: {flags}"
     return DataError(what, where, expected, do)

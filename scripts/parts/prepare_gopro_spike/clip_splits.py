@@ -22,22 +22,21 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     there, so that no frame of a test clip is ever trained on.
 
     share: --test-share. out: --out, with the clips of an earlier start.
-
-    E.g. with share 0.2: 10 sources give 2 test clips, 3 sources give 1, and 1 source gives 0.
     """
     names = [source.name for source in sources if not source.split]
     earlier = earlier_splits(names, out)  # source name -> split
 
-    # Earlier starts may have made more test clips than wanted, with a larger --test-share. Then
-    # `max` gives 0 missing ones.
+    # How many new sources must become test clips. There may be more test clips already than wanted,
+    # if earlier starts had a larger --test-share. Then none is missing.
+    wanted_count = count_of_tests(len(names), share)
     existing_count = list(earlier.values()).count("test")
-    missing_count = max(0, count_of_tests(len(names), share) - existing_count)
-    # Only new sources can become test clips. There may be too few of them, if earlier starts have
-    # put most sources into "train".
-    undecided = [name for name in names if name not in earlier]
-    new_test_names = evenly_chosen(undecided, min(missing_count, len(undecided)))
+    missing_count = max(0, wanted_count - existing_count)
+    # There may be too few new sources, if earlier starts have put most sources into "train". Then
+    # all new sources become test clips.
+    new_names = [name for name in names if name not in earlier]
+    new_test_names = evenly_chosen(new_names, min(missing_count, len(new_names)))
 
-    # The folder decides first, then the earlier start, and the choice above only for new sources.
+    # The folder decides first, then the earlier start, and then the choice among the new sources.
     splits = {}
     for source in sources:
         name = source.name
@@ -55,35 +54,45 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
 def count_of_tests(sources: int, share: float) -> int:
     """Return how many of some sources become test clips, as `choose_splits` says.
 
+    E.g. with share 0.2: 10 sources give 2, 3 sources give 1, and 1 source gives 0.
+
     sources: number of sources that are in no folder train/ or test/. share: --test-share.
     """
     if share <= 0 or sources < 2:
         return 0
     rounded = round(share * sources)
-    return min(max(1, rounded), sources - 1)
+    at_least_one = max(1, rounded)
+    return min(at_least_one, sources - 1)  # a source is left for the training
 
 
 def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
     """Return source name -> split, for the sources that an earlier start has put into a split.
 
+    The split of a source is looked up in dataset.json, and then in the folders of the clips:
+
+        with a rig       a source becomes several clips of one split, e.g. "camel" becomes camel_00
+                         and camel_01. In dataset.json, both have "source": "camel".
+        without a rig    a source becomes one clip of its own name, e.g. "camel". So the folder
+                         <out>/GOPRO_Large/test/camel tells the split, too.
+
+    A folder camel_00 may belong to a source "camel_00", or be a clip of the source "camel".
+    dataset.json tells which. A folder that belongs to another source does not count.
+
     names: the sources that have no split by their folder. out: --out.
     """
-    # With a rig (two simulated cameras), a source becomes several clips of one split, e.g. camel_00
-    # and camel_01. In dataset.json each of them has the key "source", here "camel".
     source_of_clip = {}
-    recorded = {}  # source name -> split
-    for name, clip in read_info(out)["clips"].items():
-        source = clip.get("source", name)
-        source_of_clip[name] = source
+    recorded = {}  # source name -> split, as dataset.json says
+    for clip_name, clip in read_info(out)["clips"].items():
+        source = clip.get("source", clip_name)
+        source_of_clip[clip_name] = source
         recorded[source] = clip.get("split")
 
-    # Without a rig, a clip has the name of its source, so the folder of the clip tells its split.
-    # dataset.json counts more than the folder: the folder camel_00 may come from a source "camel".
     earlier = {}
     for name in names:
+        is_clip_of_other_source = source_of_clip.get(name, name) != name
         if recorded.get(name):
             earlier[name] = recorded[name]
-        elif source_of_clip.get(name, name) == name:
+        elif not is_clip_of_other_source:
             for split in SPLITS:
                 if (out / "GOPRO_Large" / split / name).is_dir():
                     earlier[name] = split

@@ -76,8 +76,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     # The planes of the set as a whole.
     usual = usual_clip(list(clips.values()))
     # With --rig random, each clip has other cameras, so only the clips have a rate. Any other rig
-    # gives all clips the same rate and light: the name of a clip changes only the seed, so "" will
-    # do.
+    # gives all clips the same rate and light. So the rig is asked for without the name of a clip.
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -97,7 +96,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
 
 
 def usual_clip(clips: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first clip that has as many planes as most clips have.
+    """Return the first clip with the usual number of planes, which most clips have.
 
     clips: entries of "clips" in dataset.json, at least one.
     """
@@ -107,10 +106,15 @@ def usual_clip(clips: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int]) -> dict[str, Any]:
-    """Return what dataset.json says of one clip. spike_size: height and width of a plane."""
+    """Return what dataset.json says of one clip.
+
+    "gt_plane" is the plane of the sharp frame, in the middle of the exposure.
+
+    spike_size: height and width of a plane.
+    """
     planes = recipe.planes_of(job.name)
-    # Without a cut, the job is a whole video, and its frames are averaged (the command without
-    # --rig). With --rig, the job is a part of a video or photograph, and the cut says which part.
+    # Without --rig, a job has no cut: it is a whole video, whose frames are averaged. With --rig,
+    # the job is the part of a video or photograph that the cut says.
     if job.cut is None:
         # The sharp frame is the middle one of the averaged frames, and a frame has `interpolate`
         # planes. E.g. of 7 frames with 8 planes each: frame 3, so plane 24.
@@ -156,9 +160,10 @@ def refuse_other_settings(out: Path, earlier: dict[str, Any], present: dict[str,
 def refuse_other_size(out: Path, table: dict[str, Any], height: int, width: int) -> None:
     """Raise DataError if planes of height x width would join planes of another size.
 
-    table: what `read_info` returns. Without an earlier run, it has no size.
+    table: what `read_info` returns. It has a size if there was an earlier run.
     """
-    if table.get("h", height) != height or table.get("w", width) != width:
+    earlier_size = (table.get("h", height), table.get("w", width))  # by default the new size
+    if earlier_size != (height, width):
         raise DataError(
             what=f"spikes of {height} x {width} would join spikes of {table['h']} x {table['w']}",
             where=str(out / INFO),
