@@ -105,9 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             calibration = with_position(geometry, views, command)
 
-    # The region is a rectangle in the part of the frame that the spike camera sees: in words e.g.
-    # "rows 0 to 719, columns 30 to 1249". The grid finds it from the matrix, so it can be added
-    # only now.
+    # The region is the rectangle of the frame that is used for training: in words e.g. "rows 0 to
+    # 719, columns 30 to 1249". The spike camera sees all of it. The grid finds the region from the
+    # matrix, so it can be added only now.
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": grid.region.as_list()})
     save_calibration(command.out, calibration)
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def geometry_of(command: argparse.Namespace, earlier: Calibration | None) -> SpikeGeometry:
-    """Return the geometry of the spike files. All files are read with the geometry of the first.
+    """Return the geometry of the first spike file. All spike files are read with this geometry.
 
     If neither the command line nor the first file says the size of a plane, the size comes from the
     earlier calibration (--geometry).
@@ -129,7 +129,8 @@ def geometry_of(command: argparse.Namespace, earlier: Calibration | None) -> Spi
     """
     first_spikes, _ = command.pairs[0]
     options = GeometryOptions.of(command)
-    if earlier and given_geometry(first_spikes, options) is None:
+    is_size_known = given_geometry(first_spikes, options) is not None
+    if earlier and not is_size_known:
         height, width = earlier.spike_size
         options = replace(options, size=(height, width))
     return single_geometry(first_spikes, options)
@@ -296,8 +297,10 @@ def refuse_incomplete_options(command: argparse.Namespace) -> None:
     --geometry and --search-planes need each other, and both need --planes. --planes may be given
     without the other two.
     """
-    is_one_missing = bool(command.geometry) != bool(command.search_planes)
-    are_planes_missing = bool(command.geometry) and not command.planes
+    has_geometry = bool(command.geometry)
+    has_search = bool(command.search_planes)
+    is_one_missing = has_geometry != has_search
+    are_planes_missing = has_geometry and not command.planes
     if is_one_missing or are_planes_missing:
         raise OptionError(
             what="--geometry and --search-planes need each other, and --planes",

@@ -25,9 +25,9 @@ from scripts.parts.calibrate.camera_pairs import images_of, mirror_views
 
 # Wider frames are reduced to about this width, because the spike image has few pixels.
 FEATURE_WIDTH = 1200
-# Largest distance of a feature from the point where the matrix puts it, as a share of the longer
-# side of the frame: e.g. 10 pixels of 1280. It must allow for perspective, which an affine matrix
-# cannot express. A larger distance would count wrong matches.
+# Largest distance between a feature and the point where the matrix puts it, as a share of the
+# longer side of the frame: e.g. 10 pixels of 1280. It must allow for perspective, which an affine
+# matrix cannot express. With a larger distance, wrong matches would count, too.
 FEATURE_TOLERANCE = 0.008
 # Lowe's ratio test: a match counts if the distance to the nearest descriptor is below this fraction
 # of the distance to the second nearest. With 1, features that resemble many others would count, and
@@ -72,6 +72,7 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     for view in views:
         spikes, frame = images_of(view, light)
         matches += _matches(spikes, frame)
+    # Returned if there is no matrix. `find_position` refuses it, because no feature agrees.
     nothing = RoughPosition(np.eye(3), inliers=0, matches=len(matches))
     if len(matches) < 4:  # an affine matrix fits any three matches exactly
         return nothing
@@ -80,8 +81,10 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
-    # RANSAC stops as soon as it reaches this confidence. If many matches are wrong, it needs many
-    # rounds, at most maxIters. `affine` is (2, 3), and `is_inlier` is (matches, 1), 0 or 1.
+    # RANSAC draws three matches in each round. It stops as soon as it reaches `confidence`. If many
+    # matches are wrong, this takes many rounds, at most `maxIters`.
+    #     affine       (2, 3)
+    #     is_inlier    (matches, 1): 1 if a match agrees with the matrix, else 0
     affine, is_inlier = cv2.estimateAffine2D(
         in_spikes,
         in_frame,
@@ -92,10 +95,9 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     )
     if affine is None:
         return nothing
-    # The determinant says by how much an area grows, and it is negative if the matrix mirrors. A
-    # matrix that mirrors is refused, because `find_rough_position` tries mirrored images
-    # separately. If an area becomes 1000 times larger or smaller, the images do not show the same
-    # scene.
+    # The determinant says how many times larger the matrix makes an area. If it is above 1000 or
+    # below 1/1000, the images do not show the same scene. If it is negative, the matrix mirrors.
+    # Such a matrix is refused, too, because `find_rough_position` tries mirrored images separately.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
         return nothing
@@ -120,8 +122,8 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
     small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
     smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # reduces the noise of single spikes
-    # At most 5000 features of each image. OpenCV's default for the least contrast is 0.04. The
-    # lower value finds features of low contrast as well.
+    # At most 5000 features of each image. The least contrast is below OpenCV's default, 0.04, so
+    # that features of low contrast are found as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
     points_of_spikes, spike_descriptors = sift.detectAndCompute(
         _stretch_contrast(smooth), mask=None
@@ -132,8 +134,9 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
 
     matches = []
     for spike_index, frame_index in _matching_indices(spike_descriptors, frame_descriptors):
-        # Pixel centres are at whole numbers, so the corner of the image is at -0.5. E.g. with the
-        # factor 2, pixel 0 of the small image covers the pixels 0 and 1: 0 becomes 0.5.
+        # From the small image to the frame. E.g. with the factor 2, pixel 0 of the small image
+        # covers the pixels 0 and 1 of the frame, whose middle is 0.5. Pixel centres are at whole
+        # numbers, so both images begin at -0.5: add 0.5, scale, and subtract 0.5.
         in_small = np.array(points_of_frame[frame_index].pt)
         in_frame = (in_small + 0.5) * factor - 0.5
         matches.append(Match(points_of_spikes[spike_index].pt, in_frame))
@@ -145,9 +148,11 @@ def _matching_indices(
 ) -> list[tuple[int, int]]:
     """Return which features match: (index of a feature of the spikes, index of one of the frame).
 
-    The distance of two features is the distance of their SIFT descriptors. Two features match if
-    each is nearest to the other, and if the nearest feature of the frame is clearly nearer than the
-    second nearest (CLEAR_MATCH).
+    The distance of two features is the distance of their SIFT descriptors. A feature of the spikes
+    matches its nearest feature of the frame under two conditions:
+
+        is_mutual    it is also the nearest feature of the spikes for this feature of the frame
+        is_clear     the second nearest feature of the frame is clearly farther away (CLEAR_MATCH)
 
     spike_descriptors, frame_descriptors: one row for each feature.
     """

@@ -29,12 +29,12 @@ def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     spikes = _on_frame(rates, frame, grid)
 
     upper = np.stack((frame, spikes, frame), axis=2)  # red and blue make magenta
-    # Squares as on a chessboard: the row and the column of squares in which each pixel lies.
+    # Squares as on a chessboard. Each pixel lies in a row and in a column of squares, both (H, W).
     square_row, square_column = np.mgrid[:height, :width] // TILE
     is_frame = (square_row + square_column) % 2 == 0
-    squares = np.where(is_frame, frame, spikes)
-    lower = np.repeat(squares[..., None], 3, axis=2)
-    image = np.concatenate((upper, lower))
+    squares = np.where(is_frame, frame, spikes)  # (H, W)
+    lower = np.repeat(squares[..., None], 3, axis=2)  # (H, W, 3), grey
+    image = np.concatenate((upper, lower))  # (2 H, W, 3) in [0, 1]
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
     # A yellow line of one pixel around the region that the spike camera sees. OpenCV takes the
     # corners as (column, row).
@@ -52,15 +52,18 @@ def _on_frame(rates: np.ndarray, frame: np.ndarray, grid: CalibratedGrid) -> np.
 
     rates: (h, w) of the spike camera. frame: (H, W).
     """
-    # Bring the spikes to the pixels of the whole frame. `to_rgb` takes and returns several
-    # channels. Here there is one channel.
+    # Bring the spikes to the pixels of the whole frame.
     height, width = frame.shape
     window = grid.window(Crop(top=0, left=0, height=height, width=width))
     is_seen = window.covered  # (H, W): the pixels that the spike camera sees
     needed_rates = rates[window.crop.slices]  # the spike pixels that show a part of the frame
+    # `to_rgb` takes and returns channels first, (1, h, w) -> (1, H, W).
     spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
+
     # Give the spikes the mean and the contrast of the frame, where both cameras see. An image of
     # one value has the deviation 0, so divide by at least 1e-6.
-    normal = (spikes - spikes[is_seen].mean()) / max(spikes[is_seen].std(), 1e-6)
-    spikes = normal * frame[is_seen].std() + frame[is_seen].mean()
+    spikes_seen = spikes[is_seen]
+    frame_seen = frame[is_seen]
+    normal = (spikes - spikes_seen.mean()) / max(spikes_seen.std(), 1e-6)  # mean 0, deviation 1
+    spikes = normal * frame_seen.std() + frame_seen.mean()
     return np.where(is_seen, np.clip(spikes, 0, 1), 0)

@@ -43,20 +43,24 @@ def read_view(
     search_planes: largest time offset that is searched, which needs `planes`. None: the time is
         known.
     """
+    # A view has a stream of planes, and says which part of the stream is the exposure: `before`
+    # planes come before it, and it has `count` planes.
     if planes and search_planes:
+        # To find the time, the stream has the single planes of the exposure and of the time around.
         first, count = planes
         stream, before = _stream_around(
             path, geometry, first=first, count=count, search_planes=search_planes
         )
     else:
         # To find how the cameras lie to one another, one picture is enough: the sum of all planes
-        # of the exposure. It is given as a stream with one plane, (1, h, w), which is the whole
-        # exposure.
+        # of the exposure. The stream has only this picture in place of a plane.
         first, count_in_file = planes or (0, None)  # None: to the end of the file
         spikes = read_spikes(path, geometry, first, count_in_file)  # (planes, h, w)
-        stream = spikes.sum(axis=0, dtype=np.uint32)[None]
+        picture = spikes.sum(axis=0, dtype=np.uint32)  # (h, w)
+        stream = picture[None]  # (1, h, w)
         before = 0
         count = 1
+
     frames = FrameSource(frame)
     image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
     rounded = (image + 0.5).astype(np.uint8)
@@ -80,8 +84,8 @@ def _stream_around(
     around = search_planes + MOST_REACH
     begin = max(first - around, 0)  # the file may begin later
     stop = min(end + around, count_planes(path, geometry))  # the file may end earlier
-    # If the file ends before the end of the exposure, read up to this end nevertheless. Then the
-    # reader raises the error that names the missing planes.
+    # A file that ends within the exposure is an error. Read up to the end of the exposure
+    # nevertheless, because then the reader raises the error that names the missing planes.
     stop = max(stop, end)
     stream = read_spikes(path, geometry, begin, stop - begin)
     planes_before = first - begin
@@ -92,7 +96,10 @@ def _stream_around(
 
 
 def mirror_views(views: Sequence[View], mirror: str) -> list[View]:
-    """Return the views with mirrored spike images."""
+    """Return the views with mirrored spike images.
+
+    mirror: "none", "columns" (left and right change places), "rows" or "both".
+    """
     # The axes along which a stream (planes, h, w) is reversed. E.g. mirrored columns: axis 2 (w).
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
     mirrored_views = []
@@ -111,8 +118,8 @@ def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
     end = view.before + view.count
     exposure = view.stream[view.before : end]
     rates = exposure.mean(axis=0, dtype=np.float32)  # (h, w), spikes per plane
-    # The brightest half percent is white. At least 1e-6, because a dark image is divided by it,
-    # too.
+    # The brightest half percent of the pixels is white. `white` is above 0 also for a file without
+    # spikes, because the rates are divided by it.
     white = max(float(np.percentile(rates, 99.5)), 1e-6)
     rates /= white
     spikes = to_display(rates) if light == "linear" else np.clip(rates, 0, 1)

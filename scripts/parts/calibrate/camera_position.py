@@ -116,8 +116,8 @@ def _quality_of(result: FitResult, model: str, where: str) -> Quality:
 
     where: the files, for the error.
     """
-    # `explained` is the squared correlation. It is below 0 if the fit is worse than a constant, the
-    # mean of the spikes. Then the correlation counts as 0.
+    # `explained` is the squared correlation. It is below 0 if the fit is worse than a constant
+    # image. Then the correlation counts as 0.
     correlation = float(np.sqrt(max(result.explained, 0)))
     distances = result.residuals  # one for each patch that was found in the frame
     if result.explained < LEAST_EXPLAINED:

@@ -64,6 +64,7 @@ def find_time(
     )
     offset = result.offset  # planes
     error = result.offset_error  # planes
+    # `explained` is the fraction of the spikes' details that the frames explain.
     if result.explained < LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise cannot_calibrate(
             f"the scene moves too little: the offset would be {offset:.1f} planes, error "
@@ -81,8 +82,8 @@ def find_time(
 def share_of(result: FitResult) -> float | None:
     """Return the share of the planes of --planes during which the frames were exposed.
 
-    Returns 1 if the measured share differs from 1 by less than its error allows. Returns None if
-    the pairs do not show the share.
+    Returns None if the error of the share is too large. Returns 1 if the share is so near to 1 that
+    the difference may be an error of the measurement.
 
     result: what `find_time` has returned.
     """
@@ -90,8 +91,8 @@ def share_of(result: FitResult) -> float | None:
     if error > SURE_WITHIN_SHARE:
         return None
     # The same limits as for `spike.calibration` "auto", in `FitResult.is_applied`.
-    least_change = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * error)
-    shortened_by = 1 - result.share
-    if shortened_by < least_change:
+    least_difference = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * error)
+    difference_from_1 = 1 - result.share
+    if difference_from_1 < least_difference:
         return 1.0
     return round(result.share, 3)
