@@ -180,7 +180,7 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     for split in SPLITS:
         convert_spikes(conversion, split, command.spike_size)
         convert_frames(conversion, split)
-    # These two need the section `spike` of the training, which `convert_spikes` has made.
+    # The next two need the section `spike` of the training, which `convert_spikes` has made:
     # `convert_test_split` may copy it, and `convert_network` asks whether it exists.
     convert_test_split(conversion)
     convert_network(conversion)
@@ -192,9 +192,9 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
 
     # From here on the options are sections again, as the functions of utils/options expect.
     values = nest(conversion.values)
-    # Remove keys of KAIR that have no effect here from `values`, e.g. "netG.init_type". It stays if
-    # the network of the file has a parameter of this name. KAIR_ONLY has the reason for each
-    # removed key: {section: {key: reason}}.
+    # Remove the keys of KAIR that have no effect here from `values`, e.g. "netG.init_type". A key
+    # stays if the network of the file has a parameter of this name. KAIR_ONLY has the reason for
+    # each removed key: {section: {key: reason}}.
     keys_without_effect = drop_without_effect(values, parts)
     for key in keys_without_effect:
         section, _, name = key.rpartition(".")
@@ -284,8 +284,10 @@ def with_short_lists(text: str) -> str:
 
 def _in_one_line(plain_list: re.Match[str]) -> str:
     """Return a list without its line ends. Strings stay, because they have no line ends."""
-    after_commas = re.sub(r",\n *", ", ", plain_list[0])  # "[\n    6, 224\n  ]"
-    return re.sub(r"\n *", "", after_commas)  # "[6, 224]"
+    text = plain_list[0]  # "[\n    6,\n    224\n  ]"
+    # A line end after a comma becomes a blank. The first and the last line end go.
+    text = re.sub(r",\n *", ", ", text)  # "[\n    6, 224\n  ]"
+    return re.sub(r"\n *", "", text)  # "[6, 224]"
 
 
 # ---- What is refused --------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: 
     """
     from models.select_network import check_options  # imported here, because it brings torch
 
-    # The weights of SpyNet may be on another machine. So a missing file is no problem here: check a
-    # copy of the options without the path.
+    # The weights of SpyNet may be on another machine, so a missing file is no problem here. If the
+    # file is missing, check a copy of the options without its path.
     path = conversion.values.get("netG.spynet_path")
     if isinstance(path, str) and not Path(path).is_file():
         values = {**values, "netG": {**values["netG"], "spynet_path": None}}

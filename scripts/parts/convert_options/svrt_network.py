@@ -37,9 +37,10 @@ def convert_optical_flow(conversion: Conversion) -> None:
     """Convert the section of the optical flow network to `netG.spynet_path`."""
     key = "netG.optical_flow"
     do = "give netG.spynet_path=FILE"
-    if key in conversion.dropped:  # the user left out the whole section with --drop
+    # With --drop, the user may have left out the whole section.
+    if key in conversion.dropped:
         conversion.differences[key] = f"its weights went with it: {do}"
-    # E.g. {"module": "spynet", "checkpoint": "spynet.pth"}.
+    # E.g. {"module": "spynet", "checkpoint": "spynet.pth"}, or None if there is no such section.
     flow = conversion.take(key)
     if not isinstance(flow, dict):
         return

@@ -31,6 +31,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         spike.center           44
 
     A file may have several of the three keys (`_joined_reconstruction`).
+
+    split: "datasets.train" or "datasets.test".
     """
     key = f"{split}.spike.reconstruction"
     other_key = f"{split}.spike_reconstruction"
@@ -92,12 +94,12 @@ def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
 
     channels: the value of `spike_channels`, or None
     """
-    unknown = dict(section)  # each `pop` below takes a known parameter out of it
+    unknown = dict(section)  # `pop` takes each known parameter out, so the unknown ones are left
     kind = unknown.pop("type", "spikecv_tfp")
     center = unknown.pop("middle_tfp_center", None)
     # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
-    half_window = unknown.pop("half_window", 20)
-    half_window = unknown.pop("half_win_length", half_window)
+    by_shorter_name = unknown.pop("half_window", 20)
+    half_window = unknown.pop("half_win_length", by_shorter_name)
     # Without num_bins, S-VRT makes as many bins as spike_channels says.
     bins_without_num_bins = channels if channels else 4
     bins = unknown.pop("num_bins", bins_without_num_bins)
@@ -229,7 +231,7 @@ def _set_center(conversion: Conversion, split: str, reconstruction: Reconstructi
 def _compare_channels(
     conversion: Conversion, channels_key: str, channels: Any, counterpart: Counterpart
 ) -> None:
-    """Report `spike_channels` as dropped, or as a problem if it contradicts the representation.
+    """Report `spike_channels` as dropped, or as a problem if the representation has other channels.
 
     The new file has no such key, because our number of channels follows from the representation.
 

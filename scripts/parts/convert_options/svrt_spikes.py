@@ -9,6 +9,10 @@ the network gets
 With `spike.rate` = std and `spike.gamma` = G, the power is 1, and the network gets f / std. This is
 the channel of S-VRT if its mean is 0.
 
+Each function changes a `Conversion` (svrt_conversion.py): its `values` are the options by their
+dotted keys, and its tables `renamed`, `dropped` and `differences` are the report for the user.
+`take` removes a key of S-VRT, and `set_ours` sets and reports one of ours.
+
 What must stay: the network gets the same channels as in S-VRT, except for the reported differences
 (test_the_converted_channels_differ_from_s_vrt_only_by_its_rounding).
 Free to change: the texts of the report, except where
@@ -27,9 +31,10 @@ def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | N
 
     Raises DataError if the dataset.json beside the spikes is wrong.
 
-    spike_size: [height, width] of --spike-size
+    split: "datasets.train" or "datasets.test".
+    spike_size: [height, width] of --spike-size.
     """
-    # E.g. `datasets.train.spike_h`, `.dataroot_spike` or `.middle_tfp_center`.
+    # Matches e.g. `datasets.train.spike_h`, `.dataroot_spike` and `.middle_tfp_center`.
     pattern = re.compile(rf"{split}\.((dataroot_)?spike|middle_tfp)")
     if not any(pattern.match(key) for key in conversion.values):
         return
@@ -58,13 +63,15 @@ def convert_spike_size(
 ) -> None:
     """Set `spike.h` and `spike.w`: from --spike-size, else dataset.json, else the file of S-VRT.
 
+    The report always says what the file of S-VRT says, so that the user can compare.
+
     info: DatasetInfo, what the dataset.json of the spikes says.
     """
-    spike = f"{split}.spike"
+    spike = f"{split}.spike"  # S-VRT's keys are e.g. `spike_h`, and ours are e.g. `spike.h`
     height = conversion.take(f"{spike}_h")
     width = conversion.take(f"{spike}_w")
     said_by_file = f"the file says {height} x {width}"  # the option file of S-VRT
-    report_key = f"{spike}_h, spike_w"
+    report_key = f"{spike}_h, spike_w"  # one line of the report for both keys
 
     conversion.values[f"{spike}.type"] = "dat"
     if spike_size:
@@ -106,12 +113,20 @@ def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> N
 
 
 def convert_spike_scale(conversion: Conversion, split: str) -> None:
-    """Convert `spike_normalize`, which subtracts a mean and divides by a std, to `spike.rate`."""
+    """Convert `spike_normalize`, which subtracts a mean and divides by a std, to `spike.rate`.
+
+        spike_normalize of S-VRT                 here
+        mean 0, one std for all channels         `spike.rate` is the std
+        null, or mean 0 and std 1                left out, because it changes nothing
+        a mean that is not 0, or several stds    left out, and reported as a difference
+
+    `spike.rate` is one divisor for all channels, and no option of ours subtracts a mean.
+    """
     key = f"{split}.spike_normalize"
     if not conversion.has(key):
         return
-    # {"mean": ..., "std": ...}, or null. Each is one number, or a list with a number for each
-    # channel.
+    # The value is null or {"mean": ..., "std": ...}. Mean and std are each one number, or a list
+    # with a number for each channel.
     given = conversion.take(key)
     mean = None
     std = None
@@ -124,7 +139,6 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
     has_offset = any(means)  # any mean that is neither 0 nor null
     has_one_scale = len(set(stds)) == 1
     if has_offset or not has_one_scale:
-        # `spike.rate` is one divisor for all channels, and no option subtracts an offset.
         note = "a scale and offset that the first convolution learns; not applied"
         conversion.differences[key] = f"mean {means}, std {stds}: {note}"
     elif stds[0] not in (None, 1):

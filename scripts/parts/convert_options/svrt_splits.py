@@ -4,6 +4,19 @@
     divide_totals        batch size and number of workers: per GPU here, of all GPUs in S-VRT
     convert_test_split   gives the test split the spikes of the training
 
+A split is one of the two data sets, `datasets.train` or `datasets.test`. For example, on 4 GPUs:
+
+    key                                       in S-VRT           here
+    datasets.train.gt_size                    [256, 256]         256
+    datasets.train.dataloader_batch_size      8                  2
+    datasets.train.rgb_normalize              "imagenet"         left out, and reported
+    datasets.test.dataset_type                TestDataset        TestDatasetRGBSpike
+    datasets.test.spike                       missing            as datasets.train.spike
+
+Each function changes a `Conversion` (svrt_conversion.py). Its `values` are the options by their
+dotted keys: those of S-VRT at first, and ours in the end. Its tables `renamed` and `differences`
+are the report for the user. `set_ours` writes to both: it sets one of our options, and reports it.
+
 What must stay: the converted file trains on data in the layout of S-VRT
 (test_the_converted_file_trains_on_data_of_its_layout; the tests before it compare the lines of the
 report about the test split).
@@ -25,10 +38,13 @@ NORMALIZED = (
 
 
 def convert_frames(conversion: Conversion, split: str) -> None:
-    """Convert the options of a split that concern its RGB frames: crop size and normalization."""
+    """Convert the options of a split that concern its RGB frames: crop size and normalization.
+
+    split: a key of SPLITS, e.g. "datasets.train".
+    """
     # S-VRT gives height and width of the crop, e.g. [256, 256]. Our crop is square, so it is one
-    # number, 256. A crop of unequal sides stays as it is, and `refuse_problems`
-    # (option_problems.py) names the key.
+    # number, 256. A crop of unequal sides has no counterpart: it stays as it is, and later
+    # `refuse_problems` (option_problems.py) names the key.
     key = f"{split}.gt_size"
     sizes = conversion.values.get(key)
     if isinstance(sizes, list) and sizes:
@@ -36,6 +52,7 @@ def convert_frames(conversion: Conversion, split: str) -> None:
         if is_square:
             conversion.set_ours(key, sizes[0])
 
+    # Our frames are never normalized, so the key is taken out. The report says how frames differ.
     key = f"{split}.rgb_normalize"
     kind = conversion.take(key)
     if kind:
@@ -43,7 +60,17 @@ def convert_frames(conversion: Conversion, split: str) -> None:
 
 
 def divide_totals(conversion: Conversion) -> None:
-    """Divide batch size and number of workers: S-VRT counts all GPUs together, we count each."""
+    """Divide batch size and number of workers: S-VRT counts all GPUs together, we count each.
+
+    The number per GPU is rounded down, but it is at least 1, because a batch needs a sample on each
+    GPU. For example:
+
+        total in S-VRT     per GPU here      total here
+        8 for 4 GPUs       2                 8
+        10 for 4 GPUs      2                 8             reported as a difference
+        4 for 8 GPUs       1                 8             reported as a difference
+        0 for 4 GPUs       0                 0             workers: the main process reads samples
+    """
     gpus = _gpu_count(conversion)
     if gpus <= 1:
         return
@@ -52,10 +79,7 @@ def divide_totals(conversion: Conversion) -> None:
         total = conversion.values.get(key)
         if not isinstance(total, int):
             continue
-        # The number per GPU is rounded down, e.g. 10 samples on 4 GPUs become 2 per GPU, 8 in all.
-        # It is at least 1, e.g. for 4 samples on 8 GPUs, because a batch needs a sample on each
-        # GPU. 0 workers stay 0: then the main process reads the samples itself.
-        least = min(total, 1)
+        least = min(total, 1)  # 1, or 0 for 0 workers
         per_gpu = max(total // gpus, least)
         new_total = per_gpu * gpus
         note = f"{total} for {gpus} GPUs in all -> {per_gpu} per GPU, {new_total} in all"
@@ -79,59 +103,65 @@ def _gpu_count(conversion: Conversion) -> int:
 
 
 def convert_test_split(conversion: Conversion) -> None:
-    """Give the test split spikes, if the training has spikes.
+    """Name the dataset of the test split, and give the split spikes if the training has spikes.
 
     S-VRT's test section may name no spikes. A network that was trained with spikes needs spikes in
     the test, too.
     """
     train, test = SPLITS
+    has_spikes = conversion.has(f"{train}.spike")
+    if has_spikes and has_test_split(conversion):
+        name_dataset_with_spikes(conversion)
+        if not conversion.has(f"{test}.spike"):
+            copy_spike_section(conversion)
+        assume_spike_folder(conversion)
+    elif not has_spikes and conversion.has(train):
+        # Only the class has another name here.
+        key = f"{test}.dataset_type"
+        if conversion.values.get(key) == "TestDataset":
+            conversion.set_ours(key, "VideoRecurrentTestDataset")
+
+
+def has_test_split(conversion: Conversion) -> bool:
+    """Return whether the file has a test split that is not empty."""
+    _, test = SPLITS
+    # `flatten` (dotted_keys.py) keeps an empty section, {} or null, as a value of its own key.
+    is_empty = test in conversion.values and not conversion.values[test]
+    return conversion.has(test) and not is_empty
+
+
+def name_dataset_with_spikes(conversion: Conversion) -> None:
+    """Set the dataset class of the test split that reads spikes, and report the change."""
+    _, test = SPLITS
     key = f"{test}.dataset_type"
     name = conversion.values.get(key)
-
-    # In a training without spikes, only the dataset class has another name: S-VRT's `TestDataset`
-    # is `VideoRecurrentTestDataset` here.
-    if not conversion.has(f"{train}.spike"):
-        if name == "TestDataset" and conversion.has(train):
-            conversion.set_ours(key, "VideoRecurrentTestDataset")
-        return
-
-    # Without a test split there is nothing to do. There are two forms of a missing test split:
-    #
-    #     is_empty         the file has the key `datasets.test` with the value {} or null, which
-    #                      `flatten` (dotted_keys.py) keeps as one key
-    #     not has(test)    the file has neither the key `datasets.test` nor a key below it
-    is_empty = test in conversion.values and not conversion.values[test]
-    if is_empty or not conversion.has(test):
-        return
     if name != "TestDatasetRGBSpike":
         note = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
         conversion.set_ours(key, "TestDatasetRGBSpike", note=note)
-    if not conversion.has(f"{test}.spike"):
-        copy_spike_section(conversion)
-    assume_spike_folder(conversion)
 
 
 def copy_spike_section(conversion: Conversion) -> None:
     """Let the test read its spikes as the training does: copy the section `spike`."""
     train, test = SPLITS
-    for spike_key in SPIKE_KEYS:
-        key_in_training = f"{train}.spike.{spike_key}"
-        if key_in_training in conversion.values:
-            conversion.values[f"{test}.spike.{spike_key}"] = conversion.values[key_in_training]
+    for name in SPIKE_KEYS:
+        key_of_train = f"{train}.spike.{name}"
+        key_of_test = f"{test}.spike.{name}"
+        if key_of_train in conversion.values:
+            conversion.values[key_of_test] = conversion.values[key_of_train]
     conversion.renamed[f"{test}.spike"] = "the section of training, because the test has none"
 
 
 def assume_spike_folder(conversion: Conversion) -> None:
-    """Set the folder of the test's spikes, if the file does not name it, and say so.
+    """Set the folder of the test's spikes, if the file does not name it, and report it.
 
-    The folders are assumed to be .../train and .../test.
+    If the folder of the training ends with "train", the folder of the test is assumed beside it:
+    "spikes/train" -> "spikes/test". From any other name, no folder is assumed.
     """
     train, test = SPLITS
+    key = f"{test}.dataroot_spike"
     root = str(conversion.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
-    if f"{test}.dataroot_spike" in conversion.values or not root.endswith("train"):
+    if key in conversion.values or not root.endswith("train"):
         return
     assumed = f"{root.removesuffix('train')}test"
-    conversion.values[f"{test}.dataroot_spike"] = assumed
-    conversion.renamed[f"{test}.dataroot_spike"] = (
-        f"{assumed}, assumed, because the folder of training ends with train"
-    )
+    conversion.values[key] = assumed
+    conversion.renamed[key] = f"{assumed}, assumed, because the folder of training ends with train"
