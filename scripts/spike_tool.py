@@ -125,7 +125,8 @@ def view(command: argparse.Namespace) -> None:
     # dim light. It is sharp enough to see which image is upright.
     rendering = rendering_of(command, {"type": "tfp", "half_window": 32})
     middle = rendering.file.planes // 2
-    _, _, image = next(rendering.images([middle]))  # one center, so one image
+    (shown,) = rendering.images([middle])  # one center, so one image
+    image = shown.image
     # The left panel shows the image as read, and the right panel shows it flipped. If the right
     # panel is upright, the file was read with its rows in the wrong order.
     imwrite_rgb(command.out, panels({"as read": image, "flipped": image[::-1]}))
@@ -146,6 +147,8 @@ def play(command: argparse.Namespace) -> None:
     planes = planes_to_play(command.first, command.count, command.step, rendering.last)
     write_video(command.out, rendering, planes, fps=command.fps, tick_hz=command.tick_hz)
 
+    # How many times slower than the scene the video plays. E.g. a second of a camera with 20000
+    # planes per second takes 400 seconds in a video of 25 frames per second, with 2 planes each.
     slowness = ""
     if command.tick_hz:
         planes_per_second_of_video = planes.step * command.fps

@@ -4,8 +4,8 @@ A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pi
 file (.dat, .bin) holds the bits without a header. So its geometry comes from the command line, from
 dataset.json, or from the length of the file. They are tried in this order:
 
-    given_geometry      --size, else the shape of an array, else the layout "sps100", else
-                        dataset.json, else None
+    given_geometry      --size, else the shape of an array, else the layout "sps100" (it has one
+                        size), else dataset.json, else None
     camera_geometries   the geometry of each camera whose planes fit the length of the file
     Ranking             any size that fits the length of the file (spike_ranking.py, for `info`)
 
@@ -151,8 +151,8 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     refuse_missing_file(path)
 
     # What dataset.json says. Its fields h and w are None if dataset.json lacks them, or if there is
-    # no dataset.json. It is read first, also for an array, which does not need it, so that a
-    # damaged dataset.json raises an error for every kind of file.
+    # no dataset.json. An array does not need it. But it is read first for every kind of file, so
+    # that a damaged dataset.json always raises an error.
     info = nearest_info(path)
 
     # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.

@@ -131,8 +131,9 @@ def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
     """Print which bit of a byte is its first pixel.
 
     A wrong bit order mirrors each group of 8 pixels in a row. So neighbouring columns resemble one
-    another less.
+    another less. The file is read with both bit orders, and the smoother image has the right one.
     """
+    # The correlation of each column with the next column, which is the smoothness along the rows.
     little = Candidate(path, replace(geometry, bit_order="little")).smooth["columns"]
     big = Candidate(path, replace(geometry, bit_order="big")).smooth["columns"]
     order = "little" if little >= big else "big"

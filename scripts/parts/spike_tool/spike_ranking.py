@@ -97,17 +97,17 @@ class Candidate:
         height, width = self.file.size
         rate = self.rates.mean()
         known_sizes = {(h, w) for h, w, _ in KNOWN_GEOMETRIES}
-        # The direction in which the image is least smooth: "columns" or "rows". It decides the
-        # score. A wrong size may spoil one direction more than the other, so this candidate is
-        # compared with the best one in this direction.
+        # The direction in which this image is least smooth: "columns" or "rows". A wrong size may
+        # spoil one direction more than the other. So this candidate is compared with the best
+        # candidate in this direction.
         direction = min(self.smooth, key=lambda name: self.smooth[name])
         smoothness_there = self.smooth[direction]
         best_smoothness_there = best.smooth[direction]
 
         doubts = []
-        # E.g. an array (250, 400, 1000) of a camera with 250 x 400 pixels, whose last axis is the
-        # planes. It is read as 250 planes of 400 x 1000. So (planes, height) is the size of a
-        # camera, and (height, width) is not.
+        # An array may have its planes on the last axis, e.g. (250, 400, 1000) of a camera with
+        # 250 x 400 pixels. It is read as 250 planes of 400 x 1000. Then (planes, height) is the
+        # size of a camera, and (height, width) is not.
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             doubts.append(
                 f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "
@@ -164,6 +164,13 @@ class Ranking:
     def __init__(
         self, path: Path, options: GeometryOptions, picture: tuple[int, int] | None
     ) -> None:
+        """Find the candidates. A given geometry is the only candidate. Otherwise they are:
+
+            known      the geometries of known cameras that fit the length of the file
+            derived    the smoothest of all other sizes that fit it
+
+        Raises DataError if no size fits.
+        """
         self.picture = picture
         self.others: list[tuple[int, int]] = []
 
@@ -173,14 +180,11 @@ class Ranking:
             self.shown = [Candidate(path, given)]
             return
 
-        # The candidates are the sizes of known cameras that fit the file, and the smoothest of the
-        # other sizes that fit it. The other sizes are called derived.
         geometries = camera_geometries(path, options)
         if picture is not None:
             geometries = [g for g in geometries if has_shape((g.height, g.width), picture)]
         # The camera SPS100 stores lines with a pattern that no other file has. `camera_geometries`
-        # returns its geometry only if the file has this pattern. Then the size is known, so no
-        # other size is tried.
+        # returns its geometry only if the file has this pattern. Then no other size is tried.
         has_sps100_lines = any(geometry.layout == "sps100" for geometry in geometries)
         if not has_sps100_lines:
             derived_sizes = self._derived_sizes(path, options, known=geometries)

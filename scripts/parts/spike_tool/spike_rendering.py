@@ -2,6 +2,7 @@
 
     method_of     the method of the reconstruction, with its options
     Rendering     a file, a method, and the brightness of its images
+    PlaneImage    a plane, and the image that the method makes at this plane
     PlaneReader   reads the planes around an image, and drops earlier planes from memory
 
 A plane is one readout of the spike camera: a bit for each pixel, 1 if the pixel fired.
@@ -14,7 +15,7 @@ Free to change: HISTORY, and the guess for the rate at full light.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,14 @@ def method_of(section: dict[str, Any], overrides: Sequence[str] = ()) -> dict[st
     for word in overrides:
         apply_override(sections, word, Sources("the command line"))
     return method_options(sections["method"])
+
+
+class PlaneImage(NamedTuple):
+    """A plane of a file, and the image that a method makes at this plane."""
+
+    number: int  # number of the plane in the file
+    fired: np.ndarray  # the plane (h, w): 1 if the pixel fired, else 0
+    image: np.ndarray  # (h, w) uint8, grey
 
 
 class Rendering:
@@ -103,8 +112,8 @@ class Rendering:
         options = [f"{key} {value:g}" for key, value in self.options.items()]
         self.label = ", ".join([self.name, *options])
 
-    def images(self, centers: Sequence[int]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield for each center: the center, its plane (h, w) in {0, 1}, its image (h, w) uint8.
+    def images(self, centers: Sequence[int]) -> Iterator[PlaneImage]:
+        """Yield the plane at each center, and its image.
 
         The file is read once, from the first to the last plane needed. Only the planes around the
         current center are in memory, because a long file does not fit.
@@ -116,11 +125,13 @@ class Rendering:
         reader = PlaneReader(self.file, first_needed, end_needed)
         for center in centers:
             begin, end = self._window(center)
-            window = reader.planes(begin, end)
+            window = reader.planes(begin, end)  # (planes, h, w)
             center_in_window = center - begin
-            image = self._image(window, center_in_window)
-            plane = window[center_in_window]  # the plane at the center
-            yield center, plane, image
+            yield PlaneImage(
+                number=center,
+                fired=window[center_in_window],
+                image=self._image(window, center_in_window),
+            )
 
     def _window(self, center: int) -> tuple[int, int]:
         """Return begin and end of the planes begin ... end - 1 that the image at a center needs.
@@ -128,8 +139,10 @@ class Rendering:
         E.g. 20 planes on either side of the center 100 are the planes 80 ... 120, so (80, 121). At
         the ends of the file there are fewer planes.
         """
-        half = self.options.get("half_window", HISTORY)
-        return max(center - half, 0), min(center + half + 1, self.file.planes)
+        half = self.options.get("half_window", HISTORY)  # planes on either side; tfstp has none
+        begin = max(center - half, 0)
+        end = min(center + half + 1, self.file.planes)
+        return begin, end
 
     def _image(self, window: np.ndarray, center: int) -> np.ndarray:
         """Return the image (h, w) uint8 at a plane of a window.

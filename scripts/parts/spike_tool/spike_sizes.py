@@ -92,10 +92,10 @@ def has_shape(size: tuple[int, int], picture: tuple[int, int]) -> bool:
     picture_height, picture_width = picture
     # The shapes are equal if
     #     plane_height / plane_width = picture_height / picture_width.
-    # Multiplied by both widths, this is a = b.
-    a = picture_width * plane_height
-    b = picture_height * plane_width
-    return abs(a - b) <= SHAPE_TOLERANCE * a
+    # Multiplied by both widths, this is of_plane = of_picture.
+    of_plane = picture_width * plane_height
+    of_picture = picture_height * plane_width
+    return abs(of_plane - of_picture) <= SHAPE_TOLERANCE * of_plane
 
 
 def smoothest_first(
@@ -110,8 +110,8 @@ def smoothest_first(
         plane_bytes = height * width // 8
         planes_in_file = len(data) // plane_bytes
         # Judge at least one plane, even if a plane has more bits than JUDGED_BITS.
-        most = min(planes_in_file, JUDGED_PLANES, JUDGED_BITS // (height * width))
-        planes = max(1, most)
+        planes_of_judged_bits = JUDGED_BITS // (height * width)
+        planes = max(1, min(planes_in_file, JUDGED_PLANES, planes_of_judged_bits))
 
         # These planes lie in the middle of the file.
         first_plane = (planes_in_file - planes) // 2

@@ -62,26 +62,31 @@ def write_images(
     tick_hz: planes per second, for the titles; None: the titles have no time.
     """
     # Each image is made only when it is written. So a video or a folder of many planes needs the
-    # memory of one image. `_` is the plane (h, w) in {0, 1}, which recon does not show.
+    # memory of one image.
     images = with_progress(rendering.images(planes), len(planes), rendering.name, "planes")
     suffix = out.suffix.lower()
     if suffix in WRITABLE_SUFFIXES:
         with VideoWriter(out, fps) as video:
-            for plane, _, image in images:
-                title = f"{rendering.name}  {moment(plane, tick_hz)}"
-                video.write(panels({title: image}))
+            for shown in images:
+                title = f"{rendering.name}  {moment(shown.number, tick_hz)}"
+                video.write(panels({title: shown.image}))
     elif suffix == "":
         # A folder appears under its name only when it is complete.
         scratch = scratch_folder(out.with_name(f".{out.name}.partial"))
-        for plane, _, image in images:
-            imwrite_rgb(scratch / f"{plane:06d}.png", cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
+        for shown in images:
+            _write_grey(scratch / f"{shown.number:06d}.png", shown.image)
         publish_folder(scratch, out)
     elif len(planes) == 1:
-        for _, _, image in images:
-            imwrite_rgb(out, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
+        (shown,) = images
+        _write_grey(out, shown.image)
     else:  # one picture of several planes
-        side_by_side = {moment(plane, tick_hz): image for plane, _, image in images}
+        side_by_side = {moment(shown.number, tick_hz): shown.image for shown in images}
         imwrite_rgb(out, panels(side_by_side))
+
+
+def _write_grey(path: Path, image: np.ndarray) -> None:
+    """Write a grey image (h, w) uint8 as a picture of three equal channels."""
+    imwrite_rgb(path, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
 
 
 # ---- A range of planes: play ------------------------------------------------------------------
@@ -122,10 +127,10 @@ def write_video(
     """
     images = with_progress(rendering.images(planes), len(planes), "video", "frames")
     with VideoWriter(out, fps) as video:
-        for number, plane, image in images:
-            title = f"spikes  {moment(number, tick_hz)}"
-            black_and_white = 255 * plane
-            video.write(panels({title: black_and_white, rendering.label: image}))
+        for shown in images:
+            title = f"spikes  {moment(shown.number, tick_hz)}"
+            black_and_white = 255 * shown.fired
+            video.write(panels({title: black_and_white, rendering.label: shown.image}))
 
 
 # ---- Titles, and images side by side ----------------------------------------------------------
@@ -145,6 +150,7 @@ def panels(images: dict[str, np.ndarray]) -> np.ndarray:
     """
     first_image = next(iter(images.values()))
     height, width = first_image.shape
+    # E.g. 128 rows are enlarged by 320 // 128 = 2. An image of more than 320 rows stays as it is.
     factor = max(1, MOST_ENLARGED_HEIGHT // height)
     shown = {name: cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) for name, image in images.items()}
     return comparison_strip(shown, (factor * height, factor * width))
