@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
         return 0
 
     # Either all paths must be training runs, or all must be tests. Only the folder of a test has
-    # the file METRICS_FILE.
+    # the file METRICS_FILE (metrics.json).
     runs_among_paths = [str(path) for path in args.runs if not (path / METRICS_FILE).is_file()]
     are_tests = len(runs_among_paths) == 0
     are_runs = len(runs_among_paths) == len(args.runs)

@@ -39,18 +39,23 @@ class ScoredTest(NamedTuple):
     """A test, and what must be the same in another test so that the two can be compared."""
 
     name: str  # name of the test in the table
-    scoring: (
-        str  # how metrics were computed, in words (`protocol_text` of models/restore/scores.py)
-    )
-    clips: dict[str, InputOfClip]
+    # How the metrics were computed, in words (`protocol_text` of models/restore/scores.py).
+    scoring: str
+    clips: dict[str, InputOfClip]  # name of a clip -> its input
 
 
 def tests_table(folders: Mapping[str, Path]) -> Table:
     """Return a table of several tests on the same frames: first the input, then a row for each.
 
-    A metric that a test does not have is a dash. E.g. a test of grey frames has no RGB PSNR. Raises
-    DataError if a test has no scores, or if two tests were scored differently or on different
-    frames.
+    A metric that a test does not have is a dash. For example, if the test test_tfp has no LPIPS:
+
+        test                   method  PSNR dB    SSIM   LPIPS
+        input                            25.10  0.7801  0.3102
+        test      network, motion.pth    30.25  0.9104  0.1207
+        test_tfp                  tfp    27.00  0.8523       -
+
+    Raises DataError if a test has no scores, or if two tests were scored differently or on
+    different frames.
 
     folders: name of a test in the table -> folder with its metrics.json.
     """
@@ -60,14 +65,14 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         result = read_test(name, folder)
         averages = result["averages"]
         test = scored_test(name, result)
-        # All tests must have the same input (`refuse_other_frames`), so the scores of the input
-        # are taken from the first test.
+        # The first test gives the row of the input. All other tests must have the same input.
         if first is None:
             first = test
             table_rows["input"] = TestRow(method="", averages=averages.get("input", {}))
         refuse_other_scoring(first, test)
         refuse_other_frames(first, test)
-        # A formula has the key "method" in its protocol, a network the key "weights".
+        # The protocol of a formula such as tfp has the key "method", and the protocol of a network
+        # has the key "weights".
         protocol = result["protocol"]
         method = protocol.get("method")
         if not method:
