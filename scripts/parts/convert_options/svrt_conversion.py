@@ -71,20 +71,12 @@ class Conversion:
         The keys of a returned section are relative to it. E.g. the section `netG.optical_flow` is
         returned as {"module": "spynet"}. Returns None if there is neither.
         """
-        keys = self.keys_of(section_or_key)
-        if section_or_key in self.values:
-            value = self.values[section_or_key]
-            for key in keys:
-                del self.values[key]
-            return value
-        section = {}
-        for key in keys:
-            relative_key = key.removeprefix(f"{section_or_key}.")
-            section[relative_key] = self.values[key]
-            del self.values[key]
-        if not section:
+        taken = {key: self.values.pop(key) for key in self.keys_of(section_or_key)}
+        if not taken:
             return None
-        return section
+        if section_or_key in taken:  # it is an option
+            return taken[section_or_key]
+        return {key.removeprefix(f"{section_or_key}."): value for key, value in taken.items()}
 
     def set_ours(self, new: str, value: Any, old: str | None = None, note: str = "") -> None:
         """Set our option `new`, and report that the key `old` of S-VRT became this option.

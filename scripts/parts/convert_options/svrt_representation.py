@@ -34,7 +34,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
 
     split: "datasets.train" or "datasets.test".
     """
-    key = f"{split}.spike.reconstruction"
+    key = f"{split}.spike.reconstruction"  # problems name this key
     other_key = f"{split}.spike_reconstruction"
     center_key = f"{split}.middle_tfp_center"
     channels_key = f"{split}.spike_channels"
@@ -46,7 +46,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     channels = conversion.take(channels_key)
     reconstruction = _with_defaults(section, channels)
 
-    # A file may hold anything in place of a name, e.g. a list, which cannot be looked up.
+    # `kind` is the name of the representation. A file may hold anything in its place, e.g. a list,
+    # which cannot be looked up.
     counterpart = None
     if isinstance(reconstruction.kind, str):
         counterpart = _counterparts(reconstruction).get(reconstruction.kind)
