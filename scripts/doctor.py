@@ -191,4 +191,5 @@ def planes_in_words(planes: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
+    # In place of sys.exit, because the end of Python may abort if torch still runs threads.
     process.end(main(sys.argv[1:]))

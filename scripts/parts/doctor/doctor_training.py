@@ -52,22 +52,30 @@ def check_training(argv: list[str]) -> list[Finding]:
     # `for_ranks` sets the number of batches in a step, which depends on the number of ranks.
     opt = made_on_all_ranks(
         "options",
-        lambda: main_train_vrt.read_options(argv).for_ranks(utils_dist.get_world_size()),
-        lambda opt: f"{opt.opt_path} is valid",
-        findings,
+        make=lambda: main_train_vrt.read_options(argv).for_ranks(utils_dist.get_world_size()),
+        in_words=lambda opt: f"{opt.opt_path} is valid",
+        findings=findings,
     )
     if opt is None:
         return findings
     data = made_on_all_ranks(
-        "data", lambda: main_train_vrt.build_data(opt), data_in_words, findings
+        "data",
+        make=lambda: main_train_vrt.build_data(opt),
+        in_words=data_in_words,
+        findings=findings,
     )
     if data is None:
         return findings
-    model = made_on_all_ranks("network", lambda: make_model(opt), ModelVRT.describe, findings)
+    model = made_on_all_ranks(
+        "network",
+        make=lambda: make_model(opt),
+        in_words=ModelVRT.describe,
+        findings=findings,
+    )
     if model is None:
         return findings
 
-    loader, _ = data
+    loader, _ = data  # the test set is not needed
     findings.append(check_shards(loader))
     findings.append(check_parameters(model))
     watchdog.phase("check the loader")
@@ -92,14 +100,15 @@ def made_on_all_ranks(
     in_words: Callable[[Any], str],
     findings: list[Finding],
 ) -> Any:
-    """Make a part of the training, and add to `findings` whether that failed. Collective.
+    """Make a part of the training on each rank. Collective.
 
-    Returns what `make` returns. Returns None on all ranks if `make` failed on any rank: no rank may
+    Returns what `make` returns. If `make` fails on any rank, all ranks get None. Then no rank may
     go on, because it would wait forever for the rank that failed.
 
     check: name of the finding, e.g. "data".
     make: function that makes the part, e.g. the network.
     in_words: function that describes the part in the finding, e.g. `data_in_words`.
+    findings: gets the finding of this part, whether it was made or not.
     """
     watchdog.phase(f"check the {check}")
     part = None
