@@ -59,8 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
         """Return the clips, and show on the terminal how many are done."""
         return with_progress(clips, len(clips), f"cache {command.split}", "clips")
 
-    # A source is a folder of clips. If there are several sources, each has a folder of the cache,
-    # and a clip is named after its folder, e.g. "video/clip_a".
+    # A source is a folder of clips. A split may have several sources. Then the cache has a folder
+    # for each source, and the names of its clips begin with this folder, e.g. "video/clip_a".
     clips = []
     for source in section.constructor.sources_of(section):
         folder = Path(command.out, source.name_prefix)

@@ -77,13 +77,13 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     # background.
     layers = make_layers(rng, planes, SIDE)
     if clip == 1:
-        # Only the background, with the photograph as its sheet. `replace` keeps the motion of the
-        # background. This motion looks like the shake of a camera.
+        # The photograph becomes the sheet of the background, and the other layers are left out. The
+        # background keeps its motion, which looks like the shake of a camera.
         display = imread_rgb(PHOTO).astype(np.float32) / 255
         light = to_linear(display)  # (H, W, 3)
         opacity = np.ones_like(light[..., :1])
         sheet = np.concatenate((light, opacity), axis=2)  # (H, W, 4)
-        background = replace(layers[0], sheet=sheet)  # a copy of the layer with another sheet
+        background = replace(layers[0], sheet=sheet)  # a copy, with another sheet
         layers = [background]
     return partial(render, layers)
 

@@ -13,7 +13,8 @@ same weights and spike options. If the input has several clips, the first clip i
 #
 #     read_command    the command line
 #     request_of      the same flags as main_test_vrt.py understands them
-#     read_weights    the weights, and the fusion of their network, which says how motion is found
+#     read_weights    the weights, and the fusion of their network: the part that joins frames and
+#                     spikes, which says how motion is found
 #     first_clip      the frames, and the spikes as main_test_vrt.py reads them with these weights
 #     section_of      for each frame: its motion as pictures
 #     page            everything as one HTML file, by utils/templates/sample.html
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from models.saved_network import SavedNetwork
 
 WEIGHTS = ROOT / "weights/motion.pth"  # used if --weights is not given
-# Number of planes that are read before an exposure, and after it. With None, `RecordedClip` reads
-# half the number of planes of the exposure on each side.
+# For the argument `context` of `RecordedClip`, the number of planes that are read before and after
+# an exposure: None means half as many as the exposure has.
 HALF_OF_EXPOSURE = None
 
 
@@ -83,8 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
     clip = RecordedClip(reader, context=HALF_OF_EXPOSURE)
     refuse_other_frames(command.frames, clip.frames)
 
-    # `find` estimates the motion within an exposure, as the weights ask for: by optical flow, or by
-    # a network.
+    # `find` estimates the motion within an exposure, by optical flow or by a network. The weights
+    # say which.
     find = finder_of(fusion.motion_by, fusion.motion_net, torch.device("cpu"))
     # The gain of each spike pixel, (h, w): its spikes per plane at full light. A pixel whose gain
     # cannot be trusted has the usual gain (`RecordedClip.gain`), so `find` can use all pixels.
