@@ -2,13 +2,14 @@
 """Check this host, the options, the data, the network and the ranks.
 
 Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures. The
-exit code is 0 if nothing failed, and 1 if something did.
+exit code is 0 if nothing failed, and 1 if something did. With --data, it is 3 if
+the data have a problem.
 
 This host and its environment:
     python scripts/doctor.py
 Also the data and the network, in one process:
     python scripts/doctor.py --opt FILE [section.key=value ...]
-Only the data, with every clip and every problem (exit code 3 if there is one):
+Only the data, with every clip and every problem:
     python scripts/doctor.py --opt FILE --data --decode
 Also whether several ranks can work together (srun or a platform can start them, too):
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=N scripts/doctor.py --opt FILE
