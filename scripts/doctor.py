@@ -2,8 +2,8 @@
 """Check this host, the options, the data, the network and the ranks.
 
 Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures. The
-exit code is 0 if nothing failed, and 1 if something did. With --data, it is 3 if
-the data have a problem.
+exit code is 0 if nothing failed, and 1 if something did. With --data, it is 3 if the data have a
+problem.
 
 This host and its environment:
     python scripts/doctor.py

@@ -210,19 +210,20 @@ def write_clip(
     for frame in range(plan.frames):
         stem = f"{frame:06d}"
         first_plane = frame * PLANES
-        planes = [scene(first_plane + plane) for plane in range(PLANES)]
+        # The linear light of each plane of the exposure, (side, side, 3).
+        lights = [scene(first_plane + plane) for plane in range(PLANES)]
 
         images = {}  # path below the clip, without suffix -> linear light
         for k, plane in enumerate(instant_planes(instants)):
-            images[f"instants/{stem}_{k}"] = planes[plane]
-        images[f"sharp/{stem}"] = planes[GT_PLANE]
-        images[f"blur/{stem}"] = np.mean(planes, axis=0)
+            images[f"instants/{stem}_{k}"] = lights[plane]
+        images[f"sharp/{stem}"] = lights[GT_PLANE]
+        images[f"blur/{stem}"] = np.mean(lights, axis=0)
         for name, light in images.items():
             picture = to_uint8(to_display(light))
             imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
 
         # What the sensor sees: means over 2 x 2 pixels, made one plane at a time.
-        grey = (bin_pixels(to_grey(plane), factor=2) for plane in planes)
+        grey = (bin_pixels(to_grey(light), factor=2) for light in lights)
         geometry = SpikeGeometry(half, half)
         write_spikes(spikes / f"{stem}.dat", sensor.run(grey), geometry)
 

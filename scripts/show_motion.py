@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = ROOT / "weights/motion.pth"  # used if --weights is not given
 # For the argument `context` of `RecordedClip`, the number of planes that are read before and after
-# an exposure: None means half as many as the exposure has.
+# an exposure. None means half as many as the longest exposure has.
 HALF_OF_EXPOSURE = None
 
 
@@ -92,7 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     gain, _is_trusted = clip.gain()
     sections = []
     for frame in command.frames:
-        recording = clip.read(frame)
+        recording = clip.read(frame)  # the blurry frame and the spikes of its exposure
+        # `clip.view` says how the spike pixels lie on the frame.
         motion = find(recording, clip.view, gain)
         sections.append(section_of(reader.stems[frame], recording.blurry, motion))
 

@@ -199,8 +199,9 @@ def start_program(command: Sequence[str | int | Path], log_file: Path) -> subpro
 def copy_to(files: Sequence[str], folder: Path) -> Path:
     """Copy uploaded files to a folder. Return the folder, or the file if there is only one.
 
-    dataset.json, which describes the spikes, does not count as a file: beside one spike file, the
-    path of the spike file is returned. Raises DataError for two files of the same name.
+    dataset.json does not count, because it only describes the spikes. E.g. a spike file and a
+    dataset.json are copied, and the path of the spike file is returned. Raises DataError for two
+    files of the same name.
     """
     folder.mkdir(parents=True)
     for file in files:
@@ -220,9 +221,11 @@ def copy_to(files: Sequence[str], folder: Path) -> Path:
 def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
     """Return (height, width) of a spike plane, found from the length of the file.
 
-    `spike_tool.py info` finds a size in the same way. Returns None if there is no spike file, if
-    the file or dataset.json says the size (main_test_vrt.py reads it there), or if no size is
-    clearly the best.
+    `spike_tool.py info` finds a size in the same way. Returns None in three cases:
+
+        there is no spike file
+        the file or dataset.json says the size    main_test_vrt.py reads it there
+        no size is clearly the best
 
     spikes: file or folder. picture: (height, width) of a frame. A plane should have the same ratio
     of height to width.

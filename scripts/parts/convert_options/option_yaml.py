@@ -103,10 +103,10 @@ def _loader_class(yaml: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the end of the sentence "cannot read the option file" for an error, or "".
+    """Return the end of the sentence "cannot read the option file": ": " and the reason, or "".
 
-    An error of PyYAML gives no reason, because its text may quote a secret. The message has only
-    the line at which PyYAML stopped.
+    An error of PyYAML gives no reason, because its text may quote a secret. In its place, the
+    message has the line at which PyYAML stopped.
     """
     if isinstance(error, OSError):
         return f": {error.strerror}"

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 class Conversion:
     """The options of one file while their keys change from S-VRT's to ours, and what is reported.
 
-    The head of this file says who changes it.
+    The functions that the top of this file names change it.
     """
 
     values: dict[str, Any]  # dotted key -> value; in the end, only keys of ours

@@ -7,7 +7,7 @@ the network gets
     here       (f / rate) ** (G / gamma),   G = 2.2 if the sensor integrated display values, else 1
 
 With `spike.rate` = std and `spike.gamma` = G, the power is 1, and the network gets f / std. This is
-the channel of S-VRT if its mean is 0.
+the channel of S-VRT if its mean is 0. `spike.gamma` is 1 by default, so it is set only for G = 2.2.
 
 Each function changes a `Conversion` (svrt_conversion.py): its `values` are the options by their
 dotted keys, and its tables `renamed`, `dropped` and `differences` are the report for the user.
@@ -99,9 +99,8 @@ def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> N
     info: DatasetInfo, what the dataset.json of the spikes says
     """
     if info.light == "display":
-        # These spikes were simulated from display values, not from light. Our reader raises firing
-        # rates to the power 2.2 / gamma. With gamma 2.2 the power is 1, and the rates stay as
-        # S-VRT has them.
+        # These spikes were simulated from display values, not from light. With gamma 2.2 the power
+        # 2.2 / gamma is 1, and the rates stay as S-VRT has them.
         conversion.values[f"{split}.spike.gamma"] = 2.2
     if info.rate not in (None, 1.0):
         # Our reader divides by the rate, S-VRT does not.

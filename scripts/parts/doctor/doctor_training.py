@@ -30,8 +30,9 @@ from utils.errors import SpikeVRTError
 from utils.run.timing import seconds_of
 
 TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
-# Below this efficiency the check warns about the exchange of gradients. On a CPU a low efficiency
-# is usual, because the ranks share the cores, so the check does not warn there.
+# Below this efficiency (`check_scaling`) the doctor warns about the exchange of gradients. The
+# limit was chosen by hand. On a CPU the doctor does not warn, because a low efficiency is usual
+# there: the ranks share the cores.
 LEAST_EFFICIENCY = 0.85
 # Largest difference between the gradients of all ranks together and the gradients of one process,
 # relative to the largest gradient. Rounding in float64 is far below it. A missing gradient is far

@@ -74,11 +74,11 @@ def _run_in_processes(
     calls: the arguments of each call.
     on_result: is called with (index of the call, its result) as soon as a call has ended.
     """
-    # The start method is spawn, because OpenCV's threads do not survive a fork.
-    # die_with_parent: a process ends with its parent, because otherwise it would write into the
+    # The start method is spawn, because OpenCV's threads do not survive a fork. Each process calls
+    # `die_with_parent` first, so that it ends with its parent. Otherwise it would write into the
     # folders of the next run.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, die_with_parent) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=die_with_parent) as pool:
         # Ctrl-C sends SIGINT to all processes, but only the parent should react, and end the other
         # processes. A process inherits the blocked signals of its parent. So block SIGINT during
         # `submit`, which starts the processes of the pool.

@@ -112,7 +112,7 @@ def alignment(sample: Sample, names: dict[str, list[str]], comparison: Any) -> S
 
     pictures = []
     for kind, names_of_kind in names.items():
-        # "gt" may have a single frame, which is then shown.
+        # "lq" has the middle frame. "gt" may have fewer frames: then its last frame is shown.
         number = min(middle, len(item[kind]) - 1)
         frame_image = tensor_to_uint8(item[kind][number][:3])  # [:3]: without a noise level
         with_edges = edges_over(frame_image, spike_image, clip.grid.rgb_per_spike_pixel)
