@@ -131,8 +131,9 @@ def start_work(
     rate: spikes per plane at full light (spike.rate), 0 if it is to be found.
     more: options, one "key=value" per line.
     """
-    # The limit of all files together comes before anything is copied or read.
-    refuse_size([*(frames or ()), *(spikes or ()), *(sharp or ())])
+    # The size of all files together is checked before anything is copied or read.
+    all_files = [*(frames or ()), *(spikes or ()), *(sharp or ())]
+    refuse_size(all_files)
     if not frames:
         raise OptionError(
             what="no frames",
@@ -145,7 +146,8 @@ def start_work(
     frame_size = source.read(0).shape[:2]
     refuse_long(source, frame_size)
 
-    # The command line. Each field of the page adds its flags, or none if it is empty.
+    # The arguments of main_test_vrt.py. Each field of the page adds its flags, or none if it is
+    # empty.
     command: list[str | int | Path]
     command = ["--input", blurry, "--output", folder / "results", "--save", "frames", "comparison"]
     if source.is_video:

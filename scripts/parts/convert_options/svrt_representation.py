@@ -46,11 +46,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     channels = conversion.take(channels_key)
     reconstruction = _with_defaults(section, channels)
 
-    # `kind` is the name of the representation. A file may hold anything in its place, e.g. a list,
-    # which cannot be looked up.
-    counterpart = None
-    if isinstance(reconstruction.kind, str):
-        counterpart = _counterparts(reconstruction).get(reconstruction.kind)
+    counterpart = _counterpart_of(reconstruction)
     if counterpart is None:
         conversion.problems[key] = Problem(
             what=f"{reconstruction.kind!r} has no counterpart; only tfp, middle_tfp, tfi, "
@@ -166,6 +162,14 @@ class Counterpart(NamedTuple):
     representation: dict[str, Any]  # the section spike.representation
     channels: int | None  # number of its channels; None: not compared with `spike_channels`
     difference: str  # how its channels differ from the channels of S-VRT, or ""
+
+
+def _counterpart_of(reconstruction: Reconstruction) -> Counterpart | None:
+    """Return our representation in place of a representation of S-VRT. Returns None without one."""
+    # A file may hold anything in place of the name, e.g. a list, which cannot be looked up.
+    if not isinstance(reconstruction.kind, str):
+        return None
+    return _counterparts(reconstruction).get(reconstruction.kind)
 
 
 def _counterparts(reconstruction: Reconstruction) -> dict[str, Counterpart]:

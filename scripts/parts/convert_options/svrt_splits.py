@@ -14,7 +14,7 @@ A split is one of the two data sets, `datasets.train` or `datasets.test`. For ex
     datasets.test.spike                       missing            as datasets.train.spike
 
 Each function changes a `Conversion` (svrt_conversion.py). Its `values` are the options by their
-dotted keys: those of S-VRT at first, and ours in the end. Its tables `renamed` and `differences`
+dotted keys: S-VRT's keys at first, and our keys in the end. Its tables `renamed` and `differences`
 are the report for the user. `set_ours` writes to both: it sets one of our options, and reports it.
 
 What must stay: the converted file trains on data in the layout of S-VRT

@@ -259,7 +259,8 @@ def seconds_alone(step: Callable[[], None], device: torch.device) -> float:
     if utils_dist.is_main_process():
         seconds = seconds_of(step, device, TIMED_STEPS)
     utils_dist.barrier()  # the other ranks are idle until rank 0 has finished
-    return utils_dist.gather_objects(seconds)[0]
+    seconds_of_ranks = utils_dist.gather_objects(seconds)
+    return seconds_of_ranks[0]
 
 
 def seconds_together(step: Callable[[], None], model: ModelVRT) -> float:

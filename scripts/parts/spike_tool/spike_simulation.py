@@ -130,7 +130,8 @@ class Simulation:
         for n in with_progress(range(self.count), self.count, "simulating", "planes"):
             # In frames. E.g. with 8 planes per frame, plane 12 has the time 12 / 8 = 1.5.
             t = n / self.planes_per_frame
-            yield self.sensor.step(self.light.at(t))[None]
+            plane = self.sensor.step(self.light.at(t))  # (h, w)
+            yield plane[None]
 
 
 # ---- What is refused --------------------------------------------------------------------------
