@@ -404,8 +404,10 @@ def test_lost_frames_are_named(tmp_path, caplog, first, last, message):
 
 
 def test_the_lost_beginning_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
-    # The packet of frame 0 is lost, so the container counts 35 frames. The first 5 of these 35
-    # frames cannot be decoded, because they refer to the lost frame.
+    # The packets of frame 0 are lost, so the container counts 35 frames, and its first frame is
+    # shown at 1 x 0.04 s. The first 5 of these 35 frames cannot be decoded, because they refer to
+    # the lost frame. Then comes a key frame, which needs no other frame: `noise_film` makes every
+    # sixth frame a key frame.
     write_film_with_lost_packets(tmp_path / "f.ts", FRAMES, first=0, last=0, codec="libx265")
     spikes = write_empty_planes(tmp_path / "f.dat", 35 * PLANES_OF_FRAME)
 

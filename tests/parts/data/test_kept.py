@@ -566,6 +566,7 @@ def states_of_other_folders(columns: Columns) -> Columns:
 
 
 def no_states(columns: Columns) -> Columns:
+    """Return a lie: no folder was read. The two columns agree, but no start would see a change."""
     no_text = columns["folders"][:0]
     return {"folders": no_text, "folder_states": columns["folder_states"][:0]}
 
@@ -693,6 +694,9 @@ def a_whole_center_with_a_fraction(columns: Columns) -> Columns:
 
 
 # Lies that only the next test uses. The lies of the test above are added below.
+#
+# The 12 frames have 12 names, 12 sharp frames and 12 spike files. A lie about the files of the two
+# clips keeps the sum, e.g. 2 and 10, so that only the numbers of each clip are wrong.
 WRONG_COLUMNS = {
     "a column that is unknown": lambda columns: {"more": columns["frames"]},
     "no zero byte after the last text": one_less("stems"),

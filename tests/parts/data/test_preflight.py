@@ -433,18 +433,23 @@ def test_windows_that_are_too_narrow_for_the_spikes_are_a_warning(root_with_few_
 
 
 def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_few_spikes):
+    # This is the same longest window, of 13 planes. But there is no second window, and the warning
+    # is about several windows that show the same light.
     assert "half_windows" not in warnings_on(root_with_few_spikes, spike=relative(6))
 
 
-# The longest window counts. A half window of 6 planes makes a window of 2 x 6 + 1 = 13 planes. It
-# is narrow if it has less than one spike on average. With 1 spike in 24 planes there are 0.021
-# spikes per plane, so 13 planes have 0.27 spikes. With 4 spikes there are 0.083 per plane, so 13
-# planes have 1.08.
+# The longest window counts, and it is narrow if it has less than one spike on average. A half
+# window of 6 planes makes a window of 2 x 6 + 1 = 13 planes. `spikes` is the number of spikes in 24
+# planes in half of the pixels. The other half has none, so the mean is half as much:
+#
+#     spikes    spikes per plane         spikes in 13 planes
+#     1         1 / 24 / 2 = 0.021       0.27, less than one
+#     4         4 / 24 / 2 = 0.083       1.08
 @pytest.mark.parametrize(
     ("half_windows", "spikes", "is_narrow"),
     [
         ([2, 6], 1, True),
-        # The longest window has 21 planes and 0.44 spikes.
+        # The longest window has 2 x 10 + 1 = 21 planes and 0.44 spikes.
         ([2, 10], 1, True),
         ([2, 6], 4, False),
         # Numbers below 1 are shares of half the exposure. 0.5 is half of 12 planes: 6 planes.
@@ -459,10 +464,8 @@ def test_windows_that_fit_between_two_spikes_are_warned_of(
     tmp_path, half_windows, spikes, is_narrow
 ):
     write_clips(tmp_path, "c", frames=1)
-    # Half of the pixels have this number of spikes in 24 planes. E.g. 1 spike is 1 / 48 = 0.021
-    # spikes per plane.
     stream = np.zeros((24, 8, 12), np.uint8)
-    stream[:spikes, :, :6] = 1
+    stream[:spikes, :, :6] = 1  # the left half of the pixels
     path = tmp_path / TRAIN_SPIKES / "c/spike/000000.dat"
     write_spikes(path, stream, SpikeGeometry(8, 12))
     representation = {"type": "relative", "half_windows": half_windows}

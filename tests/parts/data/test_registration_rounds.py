@@ -52,14 +52,20 @@ def estimate(
 
 
 # An estimate is clearly better if the other estimate leaves more than 1.1 times as much unexplained
-# (CLEARLY_BETTER). If an estimate explains 0.99, then 0.01 is unexplained. So 0.0109 is hardly more
-# than 0.01, and 0.0111 is clearly more.
+# (CLEARLY_BETTER). If an estimate explains 0.99, then 0.01 is unexplained, and the limit is 0.011:
+#
+#     explained    unexplained    the estimate with 0.99 is
+#     0.9891       0.0109         hardly better
+#     0.9889       0.0111         clearly better
+#
+# expected: whether there is a sign, so that the found offset is compared with the nominal offset.
 @pytest.mark.parametrize(
     ("found", "explained_at_start", "expected"),
     [
         pytest.param({"explained": 0.99}, 0.5, False, id="no sign"),
         pytest.param({"explained": 0.9891}, 0.99, False, id="the start is hardly better"),
         pytest.param({"explained": 0.9889}, 0.99, True, id="the start is better"),
+        # An error of the offset above 0.7 planes is large (SURE_WITHIN_PLANES).
         pytest.param({"explained": 0.99, "offset_error": 0.8}, 0.5, True, id="a large error"),
         pytest.param({"explained": 0.99, "doubtful": True}, 0.5, True, id="a doubtful middle"),
     ],
@@ -72,6 +78,8 @@ def test_an_offset_is_compared_if_there_is_a_sign_that_it_is_wrong(
     assert has_sign_of_wrong_offset(estimate(pair, **found), at_start) == expected
 
 
+# expected: whether the nominal offset is kept. A found offset with a doubtful middle is taken only
+# if it is needed, i.e. if the nominal offset explains clearly less.
 @pytest.mark.parametrize(
     ("found", "explained_at_nominal", "expected"),
     [
@@ -114,8 +122,10 @@ def test_the_first_step_of_times_is_within_its_limits(pair):
 def test_a_step_of_times_that_are_at_their_limits_can_only_lead_back(pair):
     changed = estimate(pair, explained=0.5)
     changed.change_times(np.array([5.0, -8.0, 8.0]))  # the largest offset, and the largest roll
-    changed.change_times(np.array([0.0, -14.0, 0.0]))  # a length of 18; the shortest has 16 planes
+    changed.change_times(np.array([0.0, -14.0, 0.0]))  # a length of 40 - 8 - 14 = 18 planes
 
+    # The middle can only go back from 5, and the roll from 8. The shortest exposure has 16 planes,
+    # so the length can shrink by 2. It can grow by 8, the largest step.
     least, most = changed.limits_of_time_steps()
 
     assert least.tolist() == pytest.approx([-8, -2, -8])

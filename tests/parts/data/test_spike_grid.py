@@ -250,11 +250,13 @@ def test_a_calibration_for_another_spike_camera_is_refused():
 
 
 def test_a_calibration_that_looks_beside_the_frame_is_refused():
+    # The frame has 60 columns, so a view that is shifted by 500 columns shows nothing of it.
     with pytest.raises(DataError, match="outside of the frame"):
         grid(similarity(angle_deg=0, scale=1, spike=PLANE, rgb=FRAME, shift=(500, 0)))
 
 
 def test_a_region_that_the_spike_camera_does_not_see_is_refused():
+    # The region (top, left, height, width) is the whole frame, and the view covers only a part.
     with pytest.raises(DataError, match="region"):
         grid(region=[0, 0, 36, 60])
 

@@ -638,8 +638,9 @@ def test_the_confidence_of_relative_light_grows_with_the_number_of_spikes(rate):
 
     confidence = represent("relative", spikes, center=80, half_windows=[2, 4], rate=rate)[-1]
 
-    # The confidence of n spikes is n / (n + 4), e.g. 0.5 for 4 spikes. `count` is not exactly n, so
-    # 0.06 is allowed: the exposure lacks planes 0 and 160, and has fractions of spikes at its ends.
+    # The confidence of n spikes in the exposure is n / (n + 4), e.g. 0.5 for 4 spikes. `count` is
+    # not exactly n, because the exposure lacks planes 0 and 160, and has fractions of spikes at its
+    # ends. So 0.06 is allowed.
     count = spikes.sum(axis=0)
     assert np.allclose(confidence, count / (count + 4), atol=0.06)
 
@@ -665,9 +666,11 @@ def test_relative_light_of_a_sensor_of_display_values_is_the_ratio_as_it_is():
     assert np.array_equal(sensor_of_display[ratio], sensor_of_light[ratio])
 
 
-# A window below 1 is a share of half the exposure. E.g. in 88 planes, plane 44 has 43 planes on
-# each side, because plane 0 does not count. The share 0.14 of 43 planes is 6.02, which is rounded
-# to 6.
+# A window below 1 is a share of half the exposure, rounded to whole planes. E.g. in 88 planes,
+# plane 44 has 43 planes on each side, because plane 0 does not count. The shares of the test are
+# then
+#
+#     0.0465 x 43 = 2.0      0.14 x 43 = 6.02      0.28 x 43 = 12.04
 @pytest.mark.parametrize(
     ("planes", "half_windows"),
     [
@@ -699,8 +702,8 @@ def test_parts_of_relative_light_show_when_the_light_changed():
     # The channels are one window, then six parts of the exposure, then the confidence.
     parts = channels[1:-1, 0, 0]
     # In any unit, the light is 1 in the first half and 2 in the second half. So its mean is 1.5,
-    # and the channels are light / 1.5. The two parts in the middle show some of both halves, so
-    # they are not compared.
+    # and the channels are light / 1.5. Parts 2 and 3, in the middle, are not compared, because they
+    # may show some of both halves.
     assert np.allclose(parts[:2], 1 / 1.5, atol=0.04)
     assert np.allclose(parts[4:], 2 / 1.5, atol=0.04)
 

@@ -35,7 +35,11 @@ def source(**options):
 
 
 def even_spikes():
-    """Return planes (201, 2, 2), in which each pixel fires at nearly equal intervals."""
+    """Return planes (201, 2, 2), in which each pixel fires at nearly equal intervals.
+
+    E.g. the pixel with 20 spikes has had 20 / 201 of a spike after one plane. It fires in the
+    planes in which this sum reaches the next whole number.
+    """
     plane = np.arange(PLANES)[:, None, None]
     count_before = np.floor(plane * COUNTS / PLANES)
     spikes_in_plane = np.diff(count_before, axis=0, append=COUNTS[None])
@@ -78,8 +82,9 @@ def test_a_field_that_a_source_does_not_have_cannot_be_changed():
 
 
 def test_a_file_that_is_too_short_is_found_behind_files_that_are_not():
-    spikes = source(representation={"type": "raw", "window": 15})
+    spikes = source(representation={"type": "raw", "window": 15})  # needs 15 planes of a file
 
+    # One file for each of three frames: (name, number of planes).
     with pytest.raises(DataError, match="5 planes are too few") as error:
         exposures_of(spikes, "clip", [("0.dat", 56), ("1.dat", 56), ("2.dat", 5)], frames=3)
 
@@ -99,7 +104,7 @@ def test_a_file_that_is_too_short_is_found_behind_files_that_are_not():
 )
 def test_the_measured_rate_knows_how_bright_each_color_is(color, luma):
     spikes = source(rate="match")
-    picture = np.full((2, 2, 3), color, np.uint8)  # B, G, R
+    picture = np.full((2, 2, 3), color, np.uint8)  # B, G, R, all pixels alike
     window = spikes.grid((2, 2)).window(Augment(0, 0, 2, 2))
 
     rate = rate_of(spikes, even_spikes(), picture, window)
@@ -110,6 +115,9 @@ def test_the_measured_rate_knows_how_bright_each_color_is(color, luma):
 
 
 # ---- The picture that channels show ----
+#
+# The pictures are for people, so they have display values, light ** (1 / 2.2). Channels are
+# light ** (1 / gamma). The picture undoes gamma, so it is the same for each gamma.
 
 # What the spike camera integrates, and the exponent from spikes to display values.
 LIGHTS = [
@@ -132,7 +140,8 @@ def test_ratios_are_shown_as_the_light_of_the_scene(light, power, gamma):
 
     found = picture_of_even_spikes(source(light=light, gamma=gamma, representation=relative))
 
-    # Ratios have no scale: the brightest pixel is white.
+    # Ratios have no scale: the brightest pixel, with 160 spikes, is white. The number of spikes in
+    # the exposure follows from the confidence, nearly: here the largest error is 0.2 %.
     assert found == pytest.approx((COUNTS / 160) ** power, rel=0.08)
 
 
@@ -148,6 +157,7 @@ def test_ratios_are_shown_as_the_light_of_the_scene(light, power, gamma):
 def test_firing_rates_are_shown_as_display_values(representation, light, power, gamma):
     found = picture_of_even_spikes(source(light=light, gamma=gamma, representation=representation))
 
+    # Both representations have one channel, the mean of all planes: the spikes per plane.
     assert found == pytest.approx((COUNTS / PLANES) ** power, rel=0.01)
 
 
@@ -224,6 +234,8 @@ def test_light_is_linear_if_the_training_is_unknown():
 def test_spikes_for_a_network_of_two_cameras_are_said_to_be_taken_as_aligned(
     caplog, options, is_warned
 ):
+    # The spikes of the training had a calibration, and the user gives none. With "auto", a
+    # calibration is found from the clip.
     user_source(TRAINED | {"calibration": {"format": 1}}, rate=1.0, **options)
 
     assert ("taken as aligned with the frames" in caplog.text) == is_warned
@@ -253,6 +265,8 @@ def test_a_file_with_fewer_planes_than_frames_is_refused(tmp_path):
     ],
 )
 def test_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame(representation):
+    # These channels are taken around the sharp plane, which is in dataset.json or in the name of
+    # the clip. Here it is in neither of them.
     spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
 
     with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):
@@ -264,10 +278,10 @@ def test_a_representation_of_the_whole_file_needs_no_sharp_plane():
 
     (exposure,) = exposures_of(spikes, "clip", [("file", 25)], frames=1)
 
-    assert exposure.center == 12  # the middle
+    assert exposure.center == 12  # the middle of the planes 0 to 24
 
 
-# One file has the planes of all frames. Frame i has two planes, which begin at plane 2 i.
+# One file has the planes of all frames. Frame i has the planes 2 i and 2 i + 1.
 EXPOSURE = {"start": 0.0, "length": 2.0, "period": 2.0}
 
 
@@ -293,7 +307,9 @@ def test_exposures_without_a_window_are_accepted():
 def test_a_clip_name_of_spk_gopro_tells_the_sharp_plane_if_the_files_have_its_length(
     planes, center
 ):
-    # The 07 in the name says that 7 frames were averaged, with 8 planes each.
+    # The 07 in the name says that 7 frames were averaged. Each of them is a plane, and 7
+    # interpolated planes follow it, so there are 7 x 8 = 56 planes. The last 7 may be missing: 49
+    # planes. The sharp frame is the middle one of the 7, number 3, which is plane 3 x 8 = 24.
     assert DatasetInfo().gt_plane_of("GOPR0372_07_00", planes) == center
 
 

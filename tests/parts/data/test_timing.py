@@ -555,7 +555,7 @@ def test_a_file_holds_each_frame_whose_exposure_ends_in_it(planes, frames):
 
 
 def test_half_a_plane_is_rounded_up():
-    # The rows are (start, length) of two frames, in planes.
+    # The rows are (start, length) of two frames, in planes. `planes_of` gives whole numbers.
     exposures = Exposures(rows=((0.5, 2.5), (1.5, 3.5)))
 
     # Halves are rounded up: the first frame begins at plane 1 and has 3 planes. Python's round()
@@ -576,8 +576,10 @@ def one_file(tmp_path):
 @pytest.mark.parametrize(
     ("exposure", "message"),
     [
-        # The exposure of frame 3 should begin at plane 101: 7 + 3 * 31.4 = 101.2. In the first two
-        # cases it begins at plane 102, because 8 + 3 * 31.4 = 102.2, and 7 + 3 * 31.6 = 101.8.
+        # The file has the planes 0 to 124. The last exposure, of frame 3, should begin at plane
+        # 101, because 7 + 3 * 31.4 = 101.2. Then its 24 planes are the planes 101 to 124. In the
+        # first two cases it begins at plane 102, because 8 + 3 * 31.4 = 102.2, and
+        # 7 + 3 * 31.6 = 101.8.
         pytest.param(
             EXPOSURE_PAST_THE_END,
             "frame 3 of clip a/1 needs planes 102 to 125 .*the file has 125 planes",
@@ -694,6 +696,8 @@ def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_pa
 
 
 def test_a_users_window_counts_the_planes_of_each_file(tmp_path):
+    # The window has the planes 3 to 11 of each file. `center` counts the planes of the file, too.
+    # RAW_OF_3 gives the planes 6, 7 and 8, one around plane 7.
     root = write_noise(tmp_path)
     options = {
         "type": "dat",
@@ -724,7 +728,11 @@ def test_exposures_beyond_a_users_file_are_refused(one_file):
 
 
 def calibration(path, offset):
-    """Write a calibration with a time offset in planes. Returns its path as a text."""
+    """Write a calibration with a time offset in planes. Returns its path as a text.
+
+    The cameras are aligned: a spike pixel covers 2 x 2 RGB pixels. Spike pixel 0 covers the RGB
+    pixels 0 and 1, so its middle is at 0.5.
+    """
     values = {
         "format": 1,
         "matrix": [[2, 0, 0.5], [0, 2, 0.5]],
@@ -739,7 +747,7 @@ def calibration(path, offset):
 def channels_with_offset(root, offset):
     """Return the channels of clips whose exposures come `offset` planes later.
 
-    The calibration of the clips has this offset.
+    The calibration of the clips has this offset. So the channels are the same for each offset.
     """
     write_noise(root)
     firsts = [first + round(offset) for first in FIRSTS]
@@ -776,6 +784,8 @@ def test_the_time_offset_moves_the_middle_of_whole_files(tmp_path, offset, cente
 
 
 def test_a_time_offset_that_leaves_the_sharp_frame_out_is_refused(tmp_path):
+    # A frame has the planes 0 to 23, and 11.5 is their middle. With the offset, plane p of the
+    # frame is plane p + 14 of its file. The file ends with plane 23, so p is at most 9.
     root = write_noise(tmp_path)
     late = calibration(root / "late.json", 14)
 

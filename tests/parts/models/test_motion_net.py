@@ -129,10 +129,12 @@ def test_least_squares_find_a_small_motion_between_windows(net):
     moved = pattern.repeat_interleave(PICTURE_CHANNELS, dim=0)[None]  # (1, 30, 24, 24)
     no_scene = torch.zeros(1, SCENE_CHANNELS, 24, 24)
 
+    # Four changes of the pixels are explained by a motion each: two changes of the light, and two
+    # of the number of spikes. Channels 0 to 3 have the four x, and channels 4 to 7 have the four y.
     found = least_squares(moved, no_scene, net.parabola_fit)  # (1, 8, 24, 24)
 
     inside = found[0, :, 6:-6, 6:-6].mean((1, 2))  # without edges, where squares are cut off
-    x_by_light = inside[0]
+    x_by_light = inside[0]  # by the change of the light that grows with tau
     y_by_light = inside[4]
     # The motion is not exact, because least squares assume that a picture changes in proportion to
     # the motion. This is only nearly true.
