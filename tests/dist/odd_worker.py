@@ -135,13 +135,17 @@ class Odd(nn.Module):
         return restored * float("nan") if self.is_nan() else restored
 
     def strike(self) -> None:
-        """Do what goes wrong once. Other cases do nothing here."""
+        """Let go wrong what goes wrong once, see the head. Other cases do nothing here.
+
+        `forward` calls this in forward pass STEP of rank RANK.
+        """
         if CASE == "stall":
             time.sleep(FOREVER_S)
         elif CASE == "wait":
             print("waiting", flush=True)
             loaders = descendants_of(os.getpid())
-            while any(process_state(loader) != "T" for loader in loaders):  # T: stopped
+            # The state of a process that SIGSTOP has stopped is "T".
+            while any(process_state(loader) != "T" for loader in loaders):
                 time.sleep(0.02)
                 loaders = descendants_of(os.getpid())
         elif CASE == "bury":
@@ -199,6 +203,9 @@ def checkpoints_in_memory() -> int:
 
 
 # ---- Observers of the loaders and of the progress ------------------------------------------------
+
+# `main` puts these functions in the place of methods of the product. `position` stands for the
+# arguments of the method, which are handed on as they are.
 
 # Times in seconds for the case "late". Each list has one time for each epoch.
 moments: dict[str, list[float]] = {"loader": [], "progress": []}

@@ -355,6 +355,8 @@ def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
     wrong = (write_options(tmp_path), "x.y=1")
     python = (sys.executable, MAIN, "--opt", *wrong)
     script = (LAUNCHER, *wrong)
+    # TMPDIR: the program makes its temporary folders here, where the end of the test looks for
+    # them. `forking_python` lets the launcher start a fork and no new Python, which saves time.
     platform = PAI_DLC | {"TMPDIR": str(tmp_path)} | forking_python(tmp_path)
 
     with nodes(tmp_path, platform, python, script) as both:
@@ -368,7 +370,8 @@ def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
     for text in texts:
         assert text.count("Error: ") <= 1, texts
         assert "Traceback" not in text, texts
-    assert not list(tmp_path.glob("spikevrt-*"))  # temporary folders
+    # No temporary folder is left.
+    assert not list(tmp_path.glob("spikevrt-*"))
 
 
 def test_a_single_node_of_a_platform_tests_with_all_its_ranks_without_an_address(tmp_path, log):
@@ -394,6 +397,8 @@ def is_rank(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(netns.reason_to_skip()), reason=f"no two hosts: {netns.reason_to_skip()}")
 def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
+    # Each host has one rank, which talks to the other rank only through the cable.
+    # GLOO_SOCKET_IFNAME gives gloo the end of the cable on its host.
     options = write_options(tmp_path)
     port = str(free_port())
     logs = [tmp_path / "host0.log", tmp_path / "host1.log"]
@@ -421,6 +426,8 @@ def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
 
         hosts.cut()
         time_of_cut = time.monotonic()
+        # Each rank writes one of two messages. Either its watchdog hears no more of the other rank
+        # or of the store, or an exchange between the ranks fails first ("lost contact").
         wait_for(logs[0], r"rank 1 is SILENT|lost contact", limit_s=30)
         wait_for(logs[1], r"rank 1 has lost the store|lost contact", limit_s=30)
 
