@@ -23,7 +23,7 @@ from utils.dist.store_values import Failure
 from utils.dist.verdict import Judge
 
 LONG = 1e6  # seconds: a limit that no rank reaches
-PER_HOST = 8  # ranks
+PER_HOST = 8  # simulated ranks on each host
 # Value of `since` for a healthy rank. `since` is the time at which a rank entered its phase, and a
 # beat says how long the rank has been in the phase ("age"). A healthy rank goes on from phase to
 # phase, so its age must always be 0. With infinity, `publish` computes max(0, now - infinity) = 0.
@@ -98,7 +98,7 @@ class SimulatedRank:
         self.beats.publish(beat)
 
     def turn(self, stall_s: float) -> dict[str, Any] | None:
-        """Do what a watchdog does at each beat.
+        """Do what a watchdog does at each beat: give a beat, read the beats, and judge the ranks.
 
         Returns the rank that is named, the kind of its fault and the time, if this rank is the
         first one to name it. Else None.

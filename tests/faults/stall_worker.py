@@ -83,7 +83,7 @@ def strike(kind: str, step: int) -> None:
 
 
 class Numbers(Dataset):
-    """Samples of eight equal numbers. The kind "worker" sleeps in a loader, at index STEP."""
+    """Samples of eight equal numbers, 0 to 6. The kind "worker" sleeps at index STEP."""
 
     def __len__(self) -> int:
         return 10**6

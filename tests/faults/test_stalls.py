@@ -198,10 +198,11 @@ def in_order_of_waking(pids, last):
     """Return the groups of processes of a run, in the order in which they wake.
 
     pids: the process of each rank. last: the group that wakes last, see `Pause`.
-    A group is a list of numbers for os.kill: a negative number is a rank with all processes that it
-    started.
+    A group is a list of numbers for os.kill. A negative number -pid stands for the process group of
+    a rank: the rank and all processes that it started.
     """
     if last == "loader process":
+        # First the only rank alone, and then its loader process.
         return [pids, descendants_of(pids[0])]
     groups_of_ranks = [[-pid] for pid in pids]
     if last == "rank 0":
@@ -218,7 +219,7 @@ def suspend(groups, pids, lead_s):
     send(groups[-1], signal.SIGSTOP)
     time.sleep(lead_s)
     for group in groups:
-        send(group, signal.SIGSTOP)
+        send(group, signal.SIGSTOP)  # the last group is stopped already, and stays so
     time.sleep(PAUSE_S)
 
     for pid in pids:

@@ -143,7 +143,8 @@ def test_a_run_that_nan_stops_writes_the_numbers_of_its_steps(steps_of_dump):
 
 
 def test_a_run_that_nan_stops_writes_the_numbers_of_each_rank(run_stopped_by_nan, steps_of_dump):
-    # Each rank has printed its samples: one sample for each step.
+    # Each rank has printed its samples: one for each step. E.g. printed[1][0] is the name of the
+    # sample that rank 1 had in step 1.
     printed = [
         re.findall(r"Step \d, .*Samples: (\S+)", out) for out in run_stopped_by_nan.result.stdout
     ]
@@ -170,8 +171,8 @@ def test_a_run_that_nan_stops_writes_no_secret_key(run_stopped_by_nan):
 def test_skipped_steps_before_and_after_a_resume_are_counted_together(tmp_path):
     options = write_odd_options(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "train.checkpoint_save=1")
-    # A run may skip two steps with NaN in a row. So the first start, of two steps, ends with code
-    # 0.
+    # Without `at_step`, the loss is NaN in every step. A run may skip two such steps in a row, and
+    # the third one ends it. So the first start, of two steps, ends with code 0.
     first = run_odd(options, *changes, "train.total_iter=2", case="nan")
     assert first.exit_codes == [0], first.text
 
@@ -193,13 +194,14 @@ def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
     second = run_odd(options, *changes, "train.total_iter=3")
 
     assert second.exit_codes == [0], second.text
+    # The finite step 3 keeps the scale. A run that had begun anew with 2^16 would have 2^16 here.
     assert latest_checkpoint(options)["scaler"]["scale"] == 2.0**15
 
 
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
-    # With this learning rate the weights of the flow are useless after the first step. So the flow
-    # is NaN from the second step on. The last layer of a new network has zeros, so no gradient
-    # would reach the flow. Therefore the run starts from other weights.
+    # The first step with this learning rate makes the weights of the flow so large that the flow is
+    # NaN from the second step on. The run starts from weights of a file, because the last layer of
+    # a new network has zeros, through which no gradient would reach the flow.
     options = write_options(tmp_path)
     weights = save_weights(options, tmp_path / "w.pth")
     changes = (
