@@ -199,6 +199,7 @@ def test_the_benchmark_compares_with_the_naive_network(tmp_path, capsys, command
     assert code == 0
     assert "ours / naive" in capsys.readouterr().out
     numbers = json.loads(file.read_text())
+    # Both networks compute the same function, so only rounding may differ.
     assert numbers["largest_difference"] < 1e-4
     ours = numbers["runs"]["ours"]
     assert ours["flops_per_s"] == pytest.approx(numbers["model_flops"] / ours["median_s"])
@@ -206,6 +207,7 @@ def test_the_benchmark_compares_with_the_naive_network(tmp_path, capsys, command
 
 
 def test_the_named_network_equals_the_network_of_the_option_file():
+    # NAMED of lab/tools.py repeats the network of the option file, so the two could drift apart.
     net = read_options(["--opt", GOPRO_OPTIONS]).netG.plain()
 
     for key, value in NAMED["006"].items():
@@ -249,6 +251,7 @@ def test_a_measurement_of_a_gpu_that_fails_is_noted(failing_python):
 
 @pytest.mark.slow
 def test_a_measurement_of_a_gpu_that_takes_too_long_is_noted(failing_python, monkeypatch):
+    # The program would sleep for ten minutes, but its time is over at once.
     monkeypatch.setenv("SECONDS_ASLEEP", "600")
 
     figures = dict(gpu.run_in_process(["ceilings"], "cpu", limit_s=0))
@@ -269,19 +272,22 @@ class Logarithm(nn.Module):
 def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flags():
     linear = nn.Linear(1, 1, bias=False)
     weight = linear.weight
-    net = nn.Sequential(linear, Logarithm())
+    net = nn.Sequential(linear, Logarithm())  # the modules "0" and "1"
+    # Each step appends a name and a flag for each module: whether its output was finite.
     outputs = FiniteOutputs()
     outputs.watch(net)
     flags: list[Tensor] = []  # the flags of the first step
 
     def step() -> Tensor:
-        """Run the net on 1, then lower the weight by 1: 1.5, 0.5, -0.5, and then NaN.
+        """Run the net on 1, then lower the weight by 1. Return the loss, which is log(weight).
 
+        The weights of the five steps are 1.5, 0.5, -0.5, NaN and NaN.
         Like the replay of a graph, each later step overwrites the flags of the first step.
         """
         with torch.no_grad():
             loss = net(torch.ones(1)).sum()
-            # A loss of NaN makes the weight NaN, as a backward pass does.
+            # 0 * loss is 0, or NaN if the loss is NaN. So a loss of NaN makes the weight NaN, as a
+            # backward pass does.
             weight.sub_(1 + 0 * loss)
         if not flags:
             flags.extend(outputs.flags)
@@ -296,8 +302,8 @@ def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flag
     nn.init.constant_(weight, 1.5)
     losses, first_bad = watched_losses(step, outputs)
 
-    # The third of five steps has the logarithm of -0.5, which module "1" computes. In the last step
-    # both modules give NaN.
+    # In the third step, module "1" computes the logarithm of -0.5, which is NaN. In the last step
+    # both modules give NaN, because the weight is NaN.
     assert np.isnan(losses).tolist() == [False, False, True, True, True]
     assert outputs.first_bad() == ["0", "1"]
     assert first_bad == ["1"]
