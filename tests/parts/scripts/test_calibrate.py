@@ -213,6 +213,8 @@ def test_spikes_that_are_not_there_are_named(tmp_path, capsys):
 
 
 def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
+    # A similarity turns, scales and shifts a picture. It cannot make the far side smaller, as this
+    # camera sees it.
     pair = still_pair(tmp_path, seed=2, truth=STRONG_PERSPECTIVE)
     out = tmp_path / "calibration.json"
 
@@ -238,7 +240,11 @@ def still_calibration(tmp_path_factory):
 
 
 def pair_of_late_frame(folder, motion):
-    """Write a pair with this motion, whose exposure is planes 20 to 59 of the file."""
+    """Write a pair with this motion. Return the flags --pair DAT FRAME.
+
+    The file has 80 planes: 20 planes before the exposure, the 40 planes 20 to 59 of the exposure,
+    and 20 planes after it.
+    """
     rng = np.random.default_rng(5)
     return write_pair(
         folder, "late", TRUTH, "none", rng, motion=motion, around=20, noise=0.01, **SIZES
@@ -250,8 +256,8 @@ def find_time_offset(known, pair, out, planes=(13, 40)):
 
     The matrix and the size of a plane come from the known calibration.
 
-    planes: first plane and number of planes that the program is told. It is told planes 13 to 52 by
-    default, so the true offset is 7 planes.
+    planes: first plane of the exposure and number of its planes, as the program is told. By default
+    it is told 13 to 52. The exposure is in truth 20 to 59, so the true offset is 20 - 13 = 7.
     """
     search = ["--geometry", known, "--search-planes", 12, "--planes", *planes]
     return calibrate(*pair, *search, "--out", out)

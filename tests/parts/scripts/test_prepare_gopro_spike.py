@@ -776,7 +776,7 @@ def clips_of_rigs(sources_of_rig, tmp_path_factory):
 
 
 def report_with_recorded_calibration(out):
-    """Return the check of clips whose spikes are read with the calibration of dataset.json."""
+    """Return the check of the training clips, read with the calibrations of dataset.json."""
     values = whole_clips(out)
     values["spike"] = {"type": "dat", "center": "file", "calibration": "recorded"}
     return check_clips(values, decode=True)
@@ -853,6 +853,7 @@ def test_the_check_of_data_finds_no_fault_in_clips_of_a_rig(clips_of_rigs):
     report = report_with_recorded_calibration(clips_of_rigs)
 
     assert report.problems == []
+    # Each clip has three frames, and a spike file of 16 planes for each.
     assert {clip.planes for clip in report.clips} == {(16, 16, 16)}
 
 
@@ -932,6 +933,7 @@ def faultless(tmp_path_factory):
 @pytest.mark.parametrize("number", range(4))
 def test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame(faultless, number):
     sharp = imread_rgb(faultless / f"GOPRO_Large/train/video_00/sharp/{number:06d}.png")
+    # An exposure takes 2 raw frames. The first sharp frame is raw frame 1, the next one is 3, ...
     raw_frame = moving_frames(count=12, step=2.0)[1 + 2 * number]
 
     # Compare with each part of 24 x 24 pixels. The differences are summed over pixels and colours.
@@ -959,7 +961,7 @@ def test_the_spikes_of_a_rig_show_the_sharp_frame_in_their_middle(faultless):
     (path,) = faultless.rglob("000002.dat")
     spikes = read_spikes(path, SpikeGeometry(height=12, width=12))
 
-    # These are the planes 36 to 60, which are 25 of the 96 planes, around plane 48 in the middle.
+    # The 25 planes 36 to 60: plane 48, in the middle of the 96 planes, and 12 on each side of it.
     seen = spikes[36:61].mean(0)
 
     assert correlation(seen, light_of(sharp, side=12)) > 0.9
