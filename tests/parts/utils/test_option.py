@@ -287,6 +287,8 @@ WRONG_FILES = [
     ),
     (
         "an unknown section",
+        # TEXT has "train" twice: for the data and for the training. Only the second one is followed
+        # by "G_lossfn_type".
         '"train": {\n    "G_l',
         '"trian": {\n    "G_l',
         ["unknown option trian", "the nearest is train"],

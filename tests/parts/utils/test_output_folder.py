@@ -626,6 +626,8 @@ def scored_clip(clip, out) -> ScoredClip:
     _, height, width = reader.frame(0)["lq"].shape
     for stem in reader.stems:
         imwrite_rgb(outputs.file("frame", "clip1", stem), np.zeros((height, width, 3), np.uint8))
+    # RUN.place is what the watchdog sees of this process: the phase of its work (`phase`), and the
+    # time of its last sign of life (`since`).
     places = []
 
     def note_place(*_: Any) -> dict[str, float]:

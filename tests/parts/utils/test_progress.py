@@ -362,6 +362,7 @@ def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
     # A step takes 1 s, and a validation takes 60 s. After step 900, two validations are to come: at
     # step 900 and at step 1000.
     assert run.eta(step=900) == duration(100 + 2 * 60)
+    # After step 901, 99 steps and one validation are to come.
     assert run.eta(step=901) == duration(99 + 60)
     assert run.eta(step=1000) == duration(60)
 
@@ -373,7 +374,8 @@ def test_the_remaining_time_follows_a_change_of_speed(clock):
             clock.step(seconds)
         clock.timer.read()
 
-    # The last 1000 steps took 4 s each, the 1000 steps before them 1 s.
+    # The last 1000 steps took 4 s each, the 1000 steps before them 1 s. The last 1000 took 4000 s,
+    # in which the older steps fade to almost nothing (FADE_S of utils/run/timing.py is 300 s).
     assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
     # 1000 steps are left, which take 4000 s.
     assert run.eta(step=9000) == "01:06:40"

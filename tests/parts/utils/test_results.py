@@ -236,6 +236,7 @@ def test_the_page_has_the_means_of_restored_frames_with_their_gain(page):
 
 
 def test_the_page_draws_the_curves_of_each_clip(page):
+    # One drawing for each of the two clips.
     assert page.count("<svg") == 2
 
 
@@ -252,6 +253,7 @@ def test_a_clip_without_reference_has_a_slider_and_no_numbers():
 
 
 def test_an_infinite_psnr_is_drawn_within_the_plot():
+    # The PSNR of a frame is infinite if the frame equals its reference.
     drawing = psnr_plot({"restored": [30.0, float("inf"), 32.0]})
 
     # The points of the curve, as a text: "x,y x,y ...".
