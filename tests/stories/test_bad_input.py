@@ -63,7 +63,7 @@ OPTIONS: dict[str, list[str]] = {
     "train.total_iter=many": ["train.total_iter", "int"],
     "task=..": ["task is '..'"],
     f"task={'x' * 300}": NO_TASK,
-    f"task={'脉冲' * 60}": NO_TASK,  # 120 characters of 3 bytes
+    f"task={'脉冲' * 60}": NO_TASK,  # 120 characters of 3 bytes, so 360 bytes
     "task=.preflight": NO_TASK,  # the folder of the records of data checks
     # Values that do not fit other values.
     "datasets.train.gt_size=30": ["datasets.train.gt_size is 30", "set it to 32"],
@@ -73,6 +73,7 @@ OPTIONS: dict[str, list[str]] = {
         "train 2",
         "what its spike_channels returns",
     ],
+    # The watchdog, with stall_s=300, would end the run before the loader could name the samples.
     "datasets.train.dataloader_timeout_s=300": [
         "dataloader_timeout_s is 300, watchdog.stall_s 300"
     ],

@@ -586,7 +586,10 @@ def build(root, name=SUPER_RESOLUTION, **changes):
 
 
 def numbers(frames: torch.Tensor) -> list[int]:
-    """Return the number of each frame (n, 3, H, W), by its grey level: 1 for im1, 2 for im2, ..."""
+    """Return the number of each frame (n, 3, H, W): 1 for im1, 2 for im2, ...
+
+    `grey` gives frame n the level 30 n of 255, so a value x in 0 ... 1 belongs to frame 255 x / 30.
+    """
     found = []
     for frame in frames:
         assert frame.unique().numel() == 1  # one grey level
@@ -607,6 +610,7 @@ def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, en
     for index, clip in enumerate((FIRST, LAST)):
         sample = dataset[(0, index)]  # epoch, index
         assert sample["key"] == f"{clip}/im1"
+        # Sharp crops are 32 x 32 (gt_size). The input is a quarter as large: 8 x 8.
         assert sample["lq"].shape == (8, 3, 8, 8)
         assert sample["gt"].shape == (8, 3, 32, 32)
         # A septuplet has 7 frames. The last frame comes twice, so that the sample has 8 frames.
@@ -638,6 +642,7 @@ def test_interpolation_gets_every_second_frame_and_the_middle_frame_as_target(ro
 
     samples = [dataset[(epoch, 1)] for epoch in EPOCHS]
 
+    # The input is im1, im3, im5 and im7. The target is im4, which the network must make from them.
     orders = {tuple(numbers(sample["lq"])) for sample in samples}
     assert orders == {(1, 3, 5, 7), (7, 5, 3, 1)}
     for sample in samples:

@@ -435,6 +435,8 @@ REFUSALS = [
         WRONG_USE,
         ["tfstp", *OPTIONS, "method.tau_d=0"],
     ),
+    # Plane 12 of the 24 planes is the sharp instant, and plane 0 is not used. So 11 planes lie on
+    # each side: 1 to 11, and 13 to 23.
     Refusal(
         "half_window is 12, expected 0 or more, and less than half_exposure, 11",
         WRONG_DATA,
