@@ -49,7 +49,7 @@ class TwoHosts:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
     def command(self, host: int, *command: str) -> list[str]:
-        """Return the command that runs a command on host 0 or 1."""
+        """Return the words of a shell command that runs `command` on host 0 or 1."""
         into_network = ["ip", "netns", "exec", self.names[host]]
         # --uts gives the command a host name of its own. With --pid, --fork and --mount-proc it
         # sees only its own processes. --kill-child ends all of them together with `unshare`.

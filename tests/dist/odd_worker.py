@@ -135,7 +135,7 @@ class Odd(nn.Module):
         return restored * float("nan") if self.is_nan() else restored
 
     def strike(self) -> None:
-        """Let go wrong what goes wrong once, see the head. Other cases do nothing here.
+        """Do what goes wrong once, as the head of this file says. Other cases do nothing here.
 
         `forward` calls this in forward pass STEP of rank RANK.
         """

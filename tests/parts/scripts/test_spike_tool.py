@@ -197,6 +197,7 @@ def test_info_says_which_sizes_it_tried(output_of_unknown_camera):
 
 def test_info_names_other_sizes_that_fit(output_of_unknown_camera):
     assert "fit too: " in output_of_unknown_camera
+    # The file could have 70 planes of 100 x 200: 70 x 100 = 56 x 125.
     assert "100 x 200" in output_of_unknown_camera.partition("fit too: ")[2]
 
 
@@ -208,7 +209,7 @@ def test_info_takes_the_shape_of_a_plane_from_the_picture(tmp_path, capsys):
 
     assert "most likely 120 x 200" in output
     assert "tried: the sizes of the shape of the picture, 240 x 400" in output
-    # The size 200 x 288 fits the bytes, but its shape is not the shape of the picture.
+    # 25 planes of 200 x 288 have as many bytes, but not the shape of the picture.
     assert "200 x 288" not in output
 
 
@@ -224,6 +225,7 @@ def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
 
 
 def test_info_names_no_size_if_two_are_as_good(tmp_path, capsys):
+    # The same bytes are 200 planes of 32 x 64.
     write_scene(tmp_path / "two.dat", h=64, w=64, planes=100)
 
     output = output_of_info(capsys, tmp_path / "two.dat")
@@ -255,7 +257,7 @@ NO_SPIKES = [
         id="two planes and 7 bytes",
     ),
     pytest.param(
-        b"\1" * 5120,
+        b"\1" * 5120,  # a plane of 64 x 64 has 64 x 64 / 8 = 512 bytes
         SIZE,
         "64 x 64 (10 planes)",
         id="planes of another size than is given",

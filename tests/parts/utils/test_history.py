@@ -90,7 +90,7 @@ def test_a_resume_drops_later_entries_once_and_doubles_no_step(tmp_path):
     write(tmp_path, range(6, 11), start=5, factor=2.0)
 
     assert steps_of(tmp_path) == list(range(1, 11))
-    # The value of step 6 comes from the second start.
+    # The value of step 6 comes from the second start: factor 2 x step 6.
     assert read_history(tmp_path)["train/loss"][5] == [6, 12.0]
 
 

@@ -851,6 +851,7 @@ def test_a_written_accumulation_that_fits_global_batch_size_is_accepted(option_f
 def test_a_written_accumulation_that_contradicts_global_batch_size_is_refused(option_file):
     opt = load(option_file, "train.global_batch_size=8", "train.accumulation_steps=1")
 
+    # 2 ranks x 2 samples x 1 batch are only 4 samples.
     with pytest.raises(OptionError, match=r"accumulation_steps is 1, but .* 8 needs 2") as error:
         opt.for_ranks(2)
     assert "train.global_batch_size=null" in error.value.do
@@ -859,6 +860,7 @@ def test_a_written_accumulation_that_contradicts_global_batch_size_is_refused(op
 def test_global_batch_size_may_not_accumulate_with_a_static_graph(option_file):
     opt = load(option_file, "train.global_batch_size=8", "use_static_graph=true")
 
+    # 4 ranks x 2 samples are 8. Two ranks would need two batches, which a static graph forbids.
     assert opt.for_ranks(4).train.accumulation_steps == 1
     with pytest.raises(OptionError, match="accumulation_steps is 2 and use_static_graph"):
         opt.for_ranks(2)
