@@ -34,7 +34,9 @@ RGB: dict[str, Any] = {
     "spike": None,
 }
 FRAME = "GOPRO_Large/train/clip0/blur/000002.png"  # a file of the source
-NUMBER_OF_FRAMES = 10  # clip0 has six frames, and clip1 has four
+# clip0 has six frames, and clip1 has four. A training set has a sample for each frame. Its index is
+# (epoch, number of the frame), e.g. (0, 7) for a sample that begins at the second frame of clip1.
+NUMBER_OF_FRAMES = 10
 
 
 @pytest.fixture
@@ -227,6 +229,7 @@ def without_spike_files(root):
     """Give the section `spike` for a cache whose source has no files of spikes any more."""
     make_cache(root)
     os.rename(root / "GOPRO_Large_spike_seq/train", root / "elsewhere")
+    # The size of the planes. It cannot be found from a missing file.
     return {"type": "dat", "h": 8, "w": 12}
 
 
@@ -245,6 +248,7 @@ def test_the_part_of_a_source_that_exists_is_checked(root, without_spike_files):
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(root):
+    # `build_cache` gets its clips one by one from a function, which usually shows the progress.
     def interrupt(clips):
         """Give the first clip, then stop as by Ctrl-C."""
         yield clips[0]

@@ -197,6 +197,7 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
     silent_at_end = planes - fired[-1]
     at_end = min(Fraction(1, last_interval), Fraction(1, silent_at_end))
 
+    # A spike in plane p ends an interval: plane p belongs to the interval before the spike.
     light = []
     for plane in range(planes):
         before = [spike for spike in fired if spike < plane]
@@ -251,7 +252,7 @@ def test_the_light_of_a_window_is_the_sum_of_its_planes(data, stream):
         light = light_by_definition(stream[:, y, x].tolist())
         for (first, end), found in zip(windows, sums, strict=True):
             expected = float(sum(light[first:end]))
-            # The rounding error is at most 1e-9 per plane.
+            # A rounding error of 1e-9 per plane is allowed.
             assert abs(found[y, x] - expected) < 1e-9 * planes
 
 

@@ -13,12 +13,15 @@ from models.vrt.attention import cpu_forward, window
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, monkeypatch):
-    # The shape has 7 windows, 3 heads, 6 tokens, and 5 channels of a head.
+    # torch's fast kernels take only heads of certain widths, and only so many heads in a call. So
+    # the program pads heads with channels of zeros, and calls torch several times. The result must
+    # be the same as of one call without padding. The shape has 7 windows, 3 heads, 6 tokens, and 5
+    # channels of a head.
     shape = (7, 3, 6, 5)
     q = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     k = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     v = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(shape, dtype=torch.float64)
+    weight = torch.randn(shape, dtype=torch.float64)  # the gradient of each output number
     inputs = [q, k, v]
     bias = None
     mask = None
@@ -33,9 +36,10 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
         return out, *torch.autograd.grad((out * weight).sum(), inputs)
 
     plain = output_with_gradients()
-    # Heads are padded to a multiple of 64 bytes, which are 8 channels in float64.
+    # Heads are padded to a multiple of 64 bytes. So 5 channels become 8, of 8 bytes each.
     monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
-    # A call takes at most 10 heads, so at most three windows, which have 9 heads.
+    # A call takes at most 10 heads, so at most three windows, which have 9 heads. So 7 windows take
+    # three calls.
     monkeypatch.setattr(window, "MOST_HEADS", 10)
     padded = output_with_gradients()
 
@@ -44,7 +48,10 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
 
 
 class RandomAttention:
-    """Random q, k, v (5, 2, 9, 4) and a bias (1, 2, 9, 9), with the results of `cpu_attention`.
+    """Random q, k, v and a bias, with the results of `cpu_attention`.
+
+    There are 5 windows, 2 heads, 9 tokens, and 4 channels of a head. So q, k and v are
+    (5, 2, 9, 4), and the bias, the same for all windows, is (1, 2, 9, 9).
 
     factor: multiplies q, and therefore the logits. With 500, the logits are so large that their
     exponentials overflow.
@@ -58,7 +65,8 @@ class RandomAttention:
         v = torch.randn(5, 2, 9, 4).to(dtype)
         bias = torch.randn(1, 2, 9, 9).to(dtype)
 
-        # cpu_attention computes 2^x in place of e^x, so its bias is multiplied by log2(e).
+        # cpu_attention computes 2^x in place of e^x, so its bias is multiplied by log2(e). It takes
+        # the bias of each head of each window: (5 * 2, 9, 9).
         offset = (bias * cpu_forward.LOG2_E).expand(5, 2, 9, 9).flatten(0, 1)
         self.out, self.sums = cpu_forward.cpu_attention(q * factor, k, v, offset, self.SCALE)
 
@@ -90,8 +98,9 @@ def test_log_sums_equal_logsumexp_for_logits_of_any_size(dtype, factor):
     made = RandomAttention(dtype, factor)
 
     assert made.sums.dtype == torch.float32
-    # The sums are logarithms to the base 2. Convert them to natural logarithms.
+    # The sums (5, 2, 9, 1) are logarithms to the base 2. Convert them to natural logarithms.
     log_sums = made.sums.double().squeeze(3) / cpu_forward.LOG2_E
+    # The errors grow with the logits, so divide by the largest one.
     scale = made.logits.abs().max()
     expected = made.logits.logsumexp(3) / scale
     torch.testing.assert_close(log_sums / scale, expected, rtol=0, atol=made.tolerance)

@@ -248,11 +248,12 @@ def test_a_step_of_the_file_for_a_card_fits_the_card(gpus, card):
     clips = options_of_part(opt.datasets.train).dataloader_batch_size
     net = options_of_part(opt.netG)
 
-    # `counted_gb` is the memory of a clip in bfloat16.
+    # `counted_gb` is the memory of a clip in bfloat16, so the file must switch bfloat16 on.
     assert opt.train.amp.enable
-    # By the count, a step must take less than 70 % of the budget. The test trusts the count. If a
-    # real step took more than the budget, it would fit nevertheless, but it would be slower: "auto"
-    # would compute more blocks a second time, to keep less in memory.
+    # `counted_gb` is a count without a GPU, so a real step may take more. A step must take less
+    # than 70 % of the budget by the count. Should a real step take more than the budget, it would
+    # be slower, but would not fail: with "auto", more blocks keep less in memory, and are computed
+    # a second time in the backward pass.
     assert net.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * net.memory_budget_gb
     # 1e-6 GB allows for the rounding of a product, e.g. 0.9 * 24.

@@ -84,7 +84,8 @@ def write_gzip(path: Path) -> None:
 
 
 def write_safetensors(path: Path) -> None:
-    # The file begins with the length of its header, 8, in eight bytes. Then comes the header.
+    # The file begins with the length of its header in eight bytes: 8, the lowest byte first. Then
+    # comes the header, 8 characters of JSON.
     path.write_bytes(b'\x08\0\0\0\0\0\0\0{"a":{}}')
 
 
@@ -93,6 +94,8 @@ def write_object_of_python(path: Path) -> None:
 
 
 def write_array_of_numpy(path: Path) -> None:
+    # A pickle stores an array as a call of numpy's function multiarray._reconstruct. torch does not
+    # run functions of other packages when it reads weights.
     torch.save({"params": {}, "psnr": np.zeros(3)}, path)
 
 

@@ -198,7 +198,11 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
 
 
 def restore_in_tiles(net, batch_tiles, blend):
-    """Restore 2 clips of 100 x 150 pixels, each in 2 x 3 tiles of 64 x 64 pixels."""
+    """Restore 2 clips of 100 x 150 pixels, each in 2 x 3 tiles of 64 x 64 pixels.
+
+    Neighbouring tiles overlap by 20 pixels or more (20 is the default). So the tiles begin at the
+    rows 0 and 36, and at three columns.
+    """
     lq = random_clip(2, 3, 3, 100, 150)
     return restore_clip(net, lq, size_patch_testing=64, blend=blend, batch_tiles=batch_tiles)
 
@@ -384,6 +388,8 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
     for _ in frames.stream:
         pass
 
+    # Each tile overlaps the tile before by two frames. The last tile overlaps by three, because it
+    # must have four frames, too, and frame 8 is the last one.
     assert frames.reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
 
 
@@ -540,7 +546,8 @@ def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
 
 
 def test_the_side_that_a_refusal_proposes_is_taken():
-    # With these windows, the side of a tile must be a multiple of 6 and of 8.
+    # With these windows, the side of a tile must be a multiple of 6 and of 8, so of 24. The side
+    # 100 is refused, and the next multiple, 120, is proposed.
     windows = (2, 6, 8)
     tile = {"size_patch_overlapping": 4, "window_size": windows}
 
