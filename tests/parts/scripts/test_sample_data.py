@@ -231,8 +231,8 @@ def test_each_frame_has_its_sharp_instants(with_instants):
     # The instant in the middle is the sharp frame.
     middle = (clip / "instants/000001_2.png").read_bytes()
     assert middle == (clip / "sharp/000001.png").read_bytes()
-    # A frame has 88 planes, so five instants are 88 / 5 = 17.6 planes apart. The one in the middle is
-    # plane 44. So the instants are 8.8, 26.4, 44, 61.6 and 79.2, rounded.
+    # The middle of the 88 planes is plane 44. Five instants are 88 / 5 = 17.6 planes apart. So they
+    # are 8.8, 26.4, 44, 61.6 and 79.2, rounded.
     assert json.loads((root / INFO).read_text())["instants"] == [9, 26, 44, 62, 79]
 
 
