@@ -43,40 +43,14 @@ LARGEST_DIFFERENCE = 1e-6
 def check_training(argv: list[str]) -> list[Finding]:
     """Return what is found about options, data, network, speed and gradients. Collective.
 
-    The data need the options, and the network needs both. So they are made in this order. If one
-    of them cannot be made, the checks end there.
-
     argv: arguments of main_train_vrt.py.
     """
-    findings: list[Finding] = []  # `made_on_all_ranks` adds to it
-
-    # `for_ranks` sets the number of batches in a step, which depends on the number of ranks.
-    opt = made_on_all_ranks(
-        "options",
-        make=lambda: main_train_vrt.read_options(argv).for_ranks(utils_dist.get_world_size()),
-        in_words=lambda opt: f"{opt.opt_path} is valid",
-        findings=findings,
-    )
-    if opt is None:
-        return findings
-    data = made_on_all_ranks(
-        "data",
-        make=lambda: main_train_vrt.build_data(opt),
-        in_words=data_in_words,
-        findings=findings,
-    )
-    if data is None:
-        return findings
-    model = made_on_all_ranks(
-        "network",
-        make=lambda: make_model(opt),
-        in_words=ModelVRT.describe,
-        findings=findings,
-    )
-    if model is None:
+    findings: list[Finding] = []
+    parts = make_parts(argv, findings)
+    if parts is None:
         return findings
 
-    loader, _ = data  # the test set is not needed
+    loader, model = parts
     findings.append(check_shards(loader))
     findings.append(check_parameters(model))
     watchdog.phase("check the loader")
@@ -93,6 +67,47 @@ def check_training(argv: list[str]) -> list[Finding]:
         watchdog.phase("check the gradients")
         findings.append(check_gradients(model, batch))
     return findings
+
+
+# ---- The parts of the training ----------------------------------------------------------------
+
+
+def make_parts(argv: list[str], findings: list[Finding]) -> tuple[Any, ModelVRT] | None:
+    """Make the loader and the model of the training. Collective.
+
+    The data need the options, and the network needs both. So they are made in this order. Returns
+    None if one of them cannot be made, because the other checks need all of them.
+
+    argv: arguments of main_train_vrt.py.
+    findings: gets a finding of each part that was tried.
+    """
+    # `for_ranks` sets the number of batches in a step, which depends on the number of ranks.
+    opt = made_on_all_ranks(
+        "options",
+        make=lambda: main_train_vrt.read_options(argv).for_ranks(utils_dist.get_world_size()),
+        in_words=lambda opt: f"{opt.opt_path} is valid",
+        findings=findings,
+    )
+    if opt is None:
+        return None
+    data = made_on_all_ranks(
+        "data",
+        make=lambda: main_train_vrt.build_data(opt),
+        in_words=data_in_words,
+        findings=findings,
+    )
+    if data is None:
+        return None
+    loader, _ = data  # the test set is not needed
+    model = made_on_all_ranks(
+        "network",
+        make=lambda: make_model(opt),
+        in_words=ModelVRT.describe,
+        findings=findings,
+    )
+    if model is None:
+        return None
+    return loader, model
 
 
 def made_on_all_ranks(
@@ -137,6 +152,9 @@ def make_model(opt: Any) -> ModelVRT:
     model = define_Model(opt)
     model.init_train(state=None)
     return model
+
+
+# ---- The checks -------------------------------------------------------------------------------
 
 
 def check_shards(loader: Any) -> Finding:
