@@ -206,7 +206,7 @@ def data_section(
 ) -> dict[str, Any]:
     """Return a section `datasets.<split>` for the clips of `write_clip`, with spikes.
 
-    changes: keys to change; None leaves a key out.
+    regrouped: as in `write_clip`. changes: keys to change; None leaves a key out.
     """
     rgb = root / "GOPRO_Large"
     if regrouped:

@@ -120,6 +120,7 @@ def test_a_folder_whose_name_is_no_utf_8_is_read(tmp_path):
 
 
 def test_an_endless_device_is_not_read_forever():
+    # /dev/zero gives zeros without an end. A file of JSON may have 64 x 2^20 = 67108864 bytes.
     with pytest.raises(DataError, match="more than 67108864 bytes"):
         read_exposures("/dev/zero")
 

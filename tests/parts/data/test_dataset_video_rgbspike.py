@@ -264,8 +264,13 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
 def test_a_seed_gives_the_draws_that_it_always_gave(clips_root, index, clip, frames, corner, turns):
     # The index is (epoch, sample), and the corner is (top, left) of the crop. An earlier version
     # printed these draws. They must stay, because a resumed run must see the samples that it would
-    # have seen without the interruption. The frames of samples 5, 8 and 9 would not fit into their
-    # clips. So the first frame of these samples is drawn at random.
+    # have seen without the interruption.
+    #
+    # Samples 0 to 5 begin at the frames of clip0, and samples 6 to 9 at the frames of clip1. The
+    # distance between the frames of a sample is 1 or 2 (interval_list). The frames of samples 5, 8
+    # and 9 would not fit into their clips, so the first frame of these samples is drawn at random.
+    # The 4 frames of clip1 are too few for three frames at the distance 2. So the clip is played
+    # back and forth, 0 1 2 3 2 1 ..., which gives 0, 2, 2.
     draw = build_clips(clips_root, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
     assert (draw.clip.name, draw.frames) == (clip, frames)

@@ -126,6 +126,7 @@ def test_the_other_values_follow_a_time_that_stops_at_its_limit():
 def test_pixels_with_large_residuals_count_less():
     weights = huber_weights(np.array([1.0, -2, 4, -8]), limit=2)
 
+    # A residual r above the limit has the weight 2 / |r|.
     assert weights.tolist() == [1, 1, 0.5, 0.25]
 
 

@@ -46,7 +46,7 @@ def test_parallax_makes_the_change_less_sure():
     # Every second part is nearer to the cameras, and shifts by 0.05 half sides more.
     with_parallax = aligned.copy()
     with_parallax[::2, 0] = 0.05
-    similarity = CHANGES[:4]
+    similarity = CHANGES[:4]  # right, down, larger, turned
 
     sure = join_shifts(aligned, VARIANCES, CENTERS, similarity)
     unsure = join_shifts(with_parallax, VARIANCES, CENTERS, similarity)

@@ -397,6 +397,7 @@ REFUSED = [
         SpikeGeometry(250, 400),
     ),
     RefusedFile("empty.dat", b"", "holds no plane"),
+    # A plane of 8 x 12 bits has 12 bytes.
     RefusedFile("ragged.dat", bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
     # Other kinds of files.
     RefusedFile("zip.bin", NPZ, r"header of a zip file"),
@@ -421,6 +422,7 @@ REFUSED = [
     RefusedFile("short.npz", NPZ[: len(NPZ) // 2], "not a zip file"),
     RefusedFile("two.npz", npz(a=SPIKES, b=SPIKES), r"a \(5, 8, 12\) uint8, b \(5, 8, 12\) uint8"),
     RefusedFile("flat.npz", npz(spk=SPIKES[0]), r"shape \(8, 12\)"),
+    # The numbers were changed, but not the checksum (CRC) of the file.
     RefusedFile("flipped.npz", NPZ.replace(SPIKES.tobytes(), SPIKES[:, ::-1].tobytes()), "CRC"),
 ]
 

@@ -151,6 +151,7 @@ def test_a_calibration_that_only_enlarges_covers_the_frame():
 
 
 def test_a_factor_of_a_homography_does_not_change_the_size_of_a_spike_pixel():
+    # The factor cancels, because x and y are divided by the third coordinate.
     assert grid(matrix=3 * TURNED).rgb_per_spike_pixel == grid(matrix=TURNED).rgb_per_spike_pixel
 
 
@@ -178,6 +179,7 @@ def test_each_rgb_pixel_takes_the_light_at_its_own_place(mirror):
 
     found = on_frame(some_grid, np.stack((x, y)))
 
+    # Look at two places that are far apart.
     region = some_grid.region
     near_upper_left = (region.top + 2, region.left + 2)
     near_middle_of_bottom = (region.bottom - 3, region.left + region.width // 2)

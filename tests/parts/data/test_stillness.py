@@ -183,8 +183,9 @@ def test_the_evidence_of_noise_is_0_in_the_mean():
             of_frame, _ = evidence.evidence(change, light, by_light)
             of_frames.append(of_frame)
 
-    # These are nine numbers with a standard deviation of about 1. So their mean has a standard
-    # deviation of 1/3, and the limit is three times as large.
+    # Three streams and three patterns give nine numbers with a standard deviation of about 1. So
+    # their mean has a standard deviation of 1 / sqrt(9) = 1/3, and the limit is three times as
+    # large.
     assert abs(np.mean(of_frames)) < 1
     assert 0.5 < np.std(of_frames) < 2
 
