@@ -179,6 +179,7 @@ def test_changed_rates_and_betas_take_effect_in_each_parameter_group(story):
         groups.append((group["initial_lr"], tuple(group["betas"]), len(group["params"])))
     # `fix_keys` makes two groups of one parameter each: one has the weight, the other has the bias.
     assert groups == [(1e-6, (0.5, 0.6), 1), (1e-6, (0.5, 0.6), 1)]
+    # Adam counts the steps of each parameter. It counts on from start 1, up to the end of the run.
     assert all(entry["step"] == 13 for entry in optimizer["state"].values())
     assert "train.G_optimizer_lr: 0.001 -> 1e-06" in start.result.text
     assert 'train.fix_keys: [] -> ["bias"]' in start.result.text
@@ -195,6 +196,7 @@ def test_a_second_run_in_a_folder_is_refused(story):
     assert start.result.exit_codes == [2], start.result.text
     assert start.result.text.count("another run is at work in this folder") == 1
     assert "process " in start.result.text
+    # The checkpoint is still the one of the start before.
     assert start.state["step"] == 13
 
 

@@ -541,6 +541,7 @@ def test_a_checkpoint_without_a_number_of_ranks_counts_as_one_of_one_rank(tmp_pa
 
 
 def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_path):
+    # An epoch has 10 steps (ORDER), so batch 10 is the end of epoch 1.
     progress = resumed_position(tmp_path, step=20, epoch=1, batch=10)
 
     assert (progress.step, progress.epoch, progress.batch) == (20, 2, 0)

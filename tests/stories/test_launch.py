@@ -200,6 +200,7 @@ def test_the_first_host_of_a_node_list(nodelist, host):
 
 
 def test_the_hosts_of_a_node_list_are_counted():
+    # 5 hosts gpu003 to gpu007, gpu9, and cpu1.
     assert host_count("gpu[003-007,9],cpu1") == 7
 
 

@@ -331,6 +331,7 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
 def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):
     options = write_options(tmp_path)
 
+    # By default, neighbouring tiles share 20 pixels, which is more than a tile of 7 has.
     result = train(options, "val.size_patch_testing=7")
 
     assert result.exit_codes == [WRONG_OPTIONS], result.text

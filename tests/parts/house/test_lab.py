@@ -169,6 +169,7 @@ def test_the_interval_over_clips_is_of_the_mean_differences_over_shared_seeds():
 
     text = tables([concat, best], ["recorded"])
 
+    # The differences of the three clips, 1, 2 and 3, have the mean 2 and the standard deviation 1.
     half_interval = T_OF_THREE * 1 / 3**0.5
     assert f"| best | +2.00 ± {half_interval:.2f} |" in text
 

@@ -284,7 +284,7 @@ def test_the_converted_file_trains_on_data_of_its_layout(conversion):
     assert result.exit_codes == [0], result.text
     # The name of the run is `task` in the published file.
     curves = history(conversion.out, "006_train_vrt_videodeblurring_gopro_rgbspike")
-    # SMALL asks for two steps, and for a point of the curve at each step.
+    # SMALL_TRAINING asks for two steps, and for a point of the curve at each step.
     steps = [step for step, _loss in curves["train/loss"]]
     assert steps == [1, 2]
     assert "val/psnr" in curves

@@ -147,6 +147,7 @@ def test_a_dry_run_lists_the_clips_that_would_be_made(raw_once, tmp_path, capsys
 
     output = capsys.readouterr().out
     assert "3 clips, 0 of them made already" in output
+    # A raw frame gives 8 planes by default, so 5 raw frames give 40.
     assert "train/GOPR0002_05_00: 5 frames averaged, 40 planes a file" in output
 
 
@@ -625,6 +626,7 @@ def test_light_moves_from_one_frame_to_the_next(fine_frames, method, largest_err
 
 @pytest.mark.parametrize("method", ["flow", "linear"])
 def test_before_and_after_the_clip_the_light_stays_as_in_the_nearest_frame(fine_frames, method):
+    # The program sees three frames, at the times 0, 1 and 2.
     path = path_of_light(fine_frames, method)
 
     assert np.array_equal(path.at(-1), path.at(0))

@@ -155,6 +155,7 @@ def test_info_takes_the_size_from_dataset_json(tmp_path, capsys):
     write_clips(tmp_path, "clip0")
     path = tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat"
 
+    # `write_clips` writes files of 24 planes of 8 x 12.
     assert "8 x 12      24" in output_of_info(capsys, path)
 
 

@@ -101,6 +101,7 @@ def test_an_exploding_gradient_norm_is_named_once(health, caplog):
 
     (message,) = logged_warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in message
+    # The advice is to clip at twice the former median: 2 x 1.2 = 2.4, in one digit.
     assert "train.G_optimizer_lr (now 0.001), or set train.G_optimizer_clipgrad=2" in message
 
 
@@ -172,6 +173,7 @@ def test_a_full_memory_of_a_gpu_is_named_with_its_rank(warnings_of_full_memory):
     message = warnings_of_full_memory["GPU"]
 
     assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in message
+    # The advice is 85 % of the 80 GB.
     assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in message
 
 
@@ -283,6 +285,7 @@ def warnings_of_slow_rank(health, caplog):
 def test_a_wait_for_data_is_named_after_three_windows_in_a_row(warnings_of_slow_rank):
     message = warnings_of_slow_rank["wait"]
 
+    # A window of ten steps takes 5 s, of which rank 2 waits for 0.8 s.
     assert message.startswith("rank 2 on node waits for data 16 % of the time")
 
 
@@ -290,6 +293,7 @@ def test_a_slow_rank_is_named_after_three_windows_in_a_row(warnings_of_slow_rank
     message = warnings_of_slow_rank["slow"]
 
     assert message.startswith("rank 2 on node is slower")
+    # The seconds of SLOW_RANK are for ten steps. A healthy rank takes 0.1 + 1.0 s for ten steps.
     assert "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in message
 
 

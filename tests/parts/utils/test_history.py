@@ -200,6 +200,7 @@ def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
 
     mean, window = running_mean(values.tolist())
 
+    # The window is a twentieth of the 100 values. So entry 10 is the mean of the values 8 to 12.
     assert window == 5
     assert len(mean) == 100
     assert mean[10] == 10
