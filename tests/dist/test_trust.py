@@ -368,3 +368,26 @@ def test_a_second_process_of_our_own_user_does_not_report_an_error_again():
 
     assert is_first
     assert second.stdout == "False\n"
+
+
+# Two processes of one user claim the same error. The number of the user is above 2^31, as users of a
+# directory service have it. Importing needs the files of this user, so it comes before `setuid`.
+TWO_CLAIMS = """
+import os
+from utils.dist import claims
+os.setuid(3_000_000_000)
+print(claims.first_to_claim("an error"), flush=True)
+if os.fork() == 0:
+    print(claims.first_to_claim("an error"), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user: run as root")
+def test_a_user_with_a_large_number_does_not_report_an_error_again():
+    printed = subprocess.run(
+        [sys.executable, "-c", TWO_CLAIMS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert printed.stdout == "True\nFalse\n"

@@ -73,9 +73,9 @@ def _is_ours(address: str) -> bool:
         with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
             other.settimeout(1.0)
             other.connect(address)
-            # Three integers of 4 bytes: process, user, group.
+            # Three integers of 4 bytes: process (signed), user and group (unsigned).
             credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            _, user, _ = struct.unpack("3i", credentials)
+            _, user, _ = struct.unpack("iII", credentials)
             return user == os.getuid()
         time.sleep(0.01)
     return False
