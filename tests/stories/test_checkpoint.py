@@ -664,6 +664,7 @@ class Watched(nn.Module):
     def __init__(self, size: int = 3) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 3, kernel_size=size, padding=size // 2)
+        # Some tests freeze this layer for the first steps, by its name (train.fix_keys).
         self.slow = nn.Conv2d(3, 3, kernel_size=1)
         self.phases: list[str] = []
 
@@ -675,6 +676,7 @@ class Watched(nn.Module):
         return out
 
     def note_phase(self, _gradient: Tensor | None = None) -> None:
+        """Note the phase of the run. As a hook, torch calls this with a gradient, in backward."""
         self.phases.append(RUN.place.phase)
 
 

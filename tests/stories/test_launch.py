@@ -218,6 +218,7 @@ def test_slurm_with_one_task_on_each_node_of_one_gpu_is_accepted():
 
 
 def test_slurm_with_one_task_on_each_node_of_several_gpus_is_refused():
+    # A rank uses one GPU, so the only rank of a node leaves 3 of its 4 GPUs idle.
     with pytest.raises(DistError, match="3 of them would idle") as error:
         read_launch(TASK_OF_NODE, gpu_count=4)
 

@@ -463,6 +463,7 @@ def test_frames_are_not_saved_if_save_img_is_false(without_val_options):
 def test_only_the_middle_frame_is_saved_with_center_frame_only(with_val_options):
     saved = [path.name for path in (with_val_options / "test2").iterdir()]
 
+    # The clip has 4 frames. The middle of n frames is frame n // 2.
     assert saved == ["000002.png"]
 
 

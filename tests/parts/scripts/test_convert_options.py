@@ -473,6 +473,7 @@ REPRESENTATIONS = [
         "spikecv_tfi", channels=1, expected={"type": "tfi", "half_window": 20}, center=None
     ),
     Representation("raw_window", channels=21, expected={"type": "raw", "window": 21}, center=None),
+    # 25 channels for each of 4 windows.
     Representation(
         "encoding25", channels=100, expected={"type": "encoding25", "num_windows": 4}, center=None
     ),

@@ -477,14 +477,17 @@ def test_a_clip_with_a_frame_of_another_size_is_not_made(raw_root, tmp_path, cap
 WRONG_INPUT = [
     ("--source {}/empty", "no raw clip found", 3),
     ("--source {}/nothing --rig rig", "no raw clip found", 3),
+    # Of an even number of raw frames, none is in the middle.
     ("--source {}/raw --average 4", "--average is 4", 2),
     ("--source {}/raw --average 15", "has 13 frames", 3),
     ("--source {}/raw --instants 5", "averages 3 raw frames, fewer than --instants 5", 3),
+    # Frames have 32 x 32 pixels, and 32 is no multiple of 3.
     ("--source {}/raw --ratio 3", "do not divide by --ratio 3", 3),
     ("--source {}/raw --ratio 0", "--ratio is 0", 2),
     ("--source {}/raw --shot-noise -1", "--shot-noise is -1.0", 2),
     ("--source {}/raw --rate inf", "--rate is inf", 2),
     ("--source {}/raw --seed -1", "--seed is -1", 2),
+    # A pixel fires at most once in a plane.
     ("--source {}/raw --rate 1.01", "float > 0, <= 1", 2),
     ("--source {}/raw --interpolate 0", "--interpolate is 0", 2),
     ("--source {}/raw --test-share 1", "--test-share is 1.0", 2),
@@ -494,8 +497,10 @@ WRONG_INPUT = [
     ("--source {}/raw --rig dim --rate 0.2", "--rate has no effect with --rig", 2),
     ("--source {}/raw --rig dimm", "ideal, rig, dim, other or random", 2),
     ("--source {}/raw --rig dim,parallaks=0", "argument 'parallaks'", 2),
+    # The camera "rig" has a rolling shutter: its last row begins late, and must still end in time.
     ("--source {}/raw --rig rig,exposure=1", "does not fit into the interval", 2),
     ("--source {}/raw --rig dim --crop 300", "at most --side 288", 2),
+    # A crop of 64 does not fit into frames of 32 x 32.
     ("--source {}/raw --rig dim --crop 64", "no source can be used", 3),
     ("--source {}/raw --leave-out GOPR0001", "no such clip: --leave-out GOPR0001", 2),
     ("--source {}/raw --out {}/raw/train", "would write over the input", 2),
@@ -578,7 +583,8 @@ def test_an_interrupted_run_on_videos_continues_with_the_split_that_it_chose(tmp
     arguments = ("--source", raw, "--out", out, "--average", 3, "--test-share", 0.4)
     assert prepare(*arguments) == 0
     whole = read_files(out)
-    # 4 of the 6 videos are for training, and 2 are for testing. Each video gives 3 frames.
+    # 0.4 of 6 videos is 2.4. So 2 videos are for testing, and 4 are for training. Each video has 9
+    # raw frames, which give 3 blurry frames.
     assert len(list(out.glob("*/train/*/sharp/*.png"))) == 12
     assert len(list(out.glob("*/test/*/sharp/*.png"))) == 6
 

@@ -464,6 +464,7 @@ def test_convert_takes_some_planes_of_a_file(tmp_path, published_stream, with_he
 WRONG_OUTPUTS = [
     ("there.npy", (), "exists already", 2),
     ("c.mat", (), ".dat, .bin, .npy, .npz", 2),
+    # The file has 42 planes, so there is no plane 42.
     ("c.npy", ("--first", 40, "--count", 3), "within 0 to 41", 3),
     ("none/c.npy", (), "cannot read or write: No such file or directory", 3),
     # The file would be larger than the 1000 bytes that the process may write.
@@ -597,7 +598,7 @@ def test_view_refuses_to_write_a_video(tmp_path, clip_of_scene, capsys):
 
 @pytest.fixture(scope="module")
 def played_video(published_stream, tmp_path_factory):
-    """Give a video of the planes 2, 5, 8 and 11 beside their reconstruction."""
+    """Give a video of every third plane from 2 to 12 (2, 5, 8, 11), beside its reconstruction."""
     out = tmp_path_factory.mktemp("played") / "a.mp4"
     flags = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
     method = ("--method", "tfi", "method.half_window=9")
@@ -607,7 +608,7 @@ def played_video(published_stream, tmp_path_factory):
     return frames_of(out)
 
 
-# The number of a frame of the video, and the plane that it shows.
+# The number of a frame of `played_video`, and the plane that it shows.
 FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
 
 

@@ -38,7 +38,7 @@ print(pages_so_far() - pages_of_first_time)
 # A program that keeps freed memory, and frees some arrays of 16 MB. Another array, which is made
 # after them, stays. So the freed memory is not at the end of the process's memory, where it would
 # be easy to give back. The program prints by how many MB the process is smaller after it has given
-# the memory back.
+# the memory back. Linux counts the memory of a process in pages of 4096 bytes.
 GIVING_PROGRAM = """
 import sys
 
@@ -77,8 +77,8 @@ def number_of(program: str, *arguments: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
 def test_the_system_gives_no_memory_anew_if_freed_memory_is_kept():
-    # Each time, the three arrays take 12,000 pages, or 24 pages if a page has 2 MB. The limit is a
-    # ratio, because it holds for both sizes.
+    # Each time, the three arrays (48 MB) take 12,000 pages of 4 kB, or 24 pages of 2 MB. The limit
+    # is a ratio, because it holds for both sizes of a page.
     assert pages_given("keep") < pages_given() / 5
 
 
