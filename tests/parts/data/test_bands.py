@@ -38,6 +38,8 @@ def aligned_view(height: int, width: int, **about) -> View:
 
 @pytest.mark.parametrize("size", [(720, 1280), (1000, 1000), (96, 96)], ids=str)
 def test_a_frame_of_usual_size_stays_whole(size):
+    # A frame is divided if it has more than MOST_PIXELS = 2^20 = 1,048,576 pixels. These frames
+    # have at most 1,000,000.
     view = aligned_view(*size)
 
     [band] = bands_of(view)

@@ -363,6 +363,9 @@ def test_a_short_clip_is_named_in_the_log(clips_root, caplog):
 def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips_root):
     item = build_clips(clips_root, num_frame=6)[(0, 6)]
 
+    # The helper writes all spikes of a pixel into its first planes. So the first channel, of the
+    # first half of the planes, has spikes. If time runs backwards, the first channel is of the
+    # last half. The frames are 47 48 49 50, and then 49 48 on the way back.
     first_half_has_spikes = [bool(planes[0].max() > 0) for planes in item["spike"]]
     assert first_half_has_spikes == [True, True, True, True, False, False]
 

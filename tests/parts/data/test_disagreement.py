@@ -21,6 +21,7 @@ def unlike_pairs():
 
 
 def test_a_shift_is_said_in_pixels_and_directions(unlike_pairs):
+    # The shift is (to the right, down), so -1.5 is 1.5 pixels up.
     measures = Measures(correlation=0.2, shift=(3.0, -1.5), response=0.6)
 
     words = what_differs(unlike_pairs, measures, pixel_side=2, is_calibrated=False)

@@ -44,4 +44,5 @@ def test_display_values_are_rounded_to_the_nearest_of_8_bits():
 def test_a_large_pixel_sees_the_mean_of_its_block():
     light = np.array([[0, 1, 2, 3], [4, 5, 6, 7]], np.float32)
 
+    # The blocks of 2 x 2 pixels are (0, 1, 4, 5) and (2, 3, 6, 7).
     assert bin_pixels(light, factor=2).tolist() == [[2.5, 4.5]]

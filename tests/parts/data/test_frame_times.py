@@ -715,8 +715,10 @@ def test_one_period_for_a_film_of_changing_rate_is_refused_with_a_table(tmp_path
 def test_one_period_may_begin_at_any_time(tmp_path):
     for stem in ("432.04", "432.08", "432.12", "432.16"):
         write_png(tmp_path / f"in/{stem}.png", np.zeros(SIZE))
-    spikes = write_empty_planes(tmp_path / "all.dat", 96)
+    spikes = write_empty_planes(tmp_path / "all.dat", 96)  # 4 periods of 24 planes
 
+    # The names are times in seconds, 0.04 s apart. Only the distances count, so the first frame has
+    # the first exposure, although its time is not 0.
     clip = open_clip(
         tmp_path / "in", spikes, exposure={"start": 0.0, "length": 20.0, "period": 24.0}
     )

@@ -11,8 +11,8 @@ from data.motion.gain import ExposureLight, gain_in_exposure, gain_over_exposure
 from data.motion.recording import RecordedClip
 from tests.helpers.moving_scene import Scene, change_spikes, reader_of, with_clipped_sky
 
-# The frame of the tests is the middle one of three, so that planes before and after it were
-# recorded.
+# The tests use the middle one of the three frames, because planes before and after it were
+# recorded, too.
 FRAME = 1
 
 
@@ -50,7 +50,7 @@ def test_a_sky_that_the_rgb_camera_clips_is_not_taken_for_hot_pixels(tmp_path):
     gain, is_good = RecordedClip(reader_of(folder), context=None).gain()
 
     # The sky has most of the light, but its gain is not the usual gain. So look only at the ground.
-    ground = gain[24:]
+    ground = gain[24:]  # the lower half of the 48 rows
     assert np.median(ground) == pytest.approx(scene.rate, rel=0.05)
     assert is_good.mean() > 0.99
 
@@ -59,13 +59,14 @@ def test_hot_pixels_do_not_look_like_another_exposure(tmp_path):
     folder = Scene(velocity=(6.0, 0.0)).write(tmp_path / "clip")
 
     def with_hot_rows(spikes: np.ndarray) -> np.ndarray:
-        spikes[:, :5] = 1
+        spikes[:, :5] = 1  # 5 of 48 rows fire in each plane
         return spikes
 
     change_spikes(folder, with_hot_rows)
     clip = RecordedClip(reader_of(folder), context=None)
     gain, is_good = clip.gain()
 
+    # The gain of one frame is the gain of the clip, because all frames have the same exposure.
     assert np.array_equal(clip.gain_in(clip.read(FRAME), gain, is_good), gain)
 
 
@@ -104,6 +105,8 @@ def test_a_frame_of_half_the_light_for_the_same_spikes_has_twice_the_gain():
     usual = ExposureLight(0.2 * light, frame_light=light, planes=60)
     half = ExposureLight(0.2 * light, frame_light=light / 2, planes=60)
 
+    # The gain is the spikes per plane, divided by the light of the frame: 0.2 x 0.5 / 0.5 = 0.2,
+    # and 0.2 x 0.5 / 0.25 = 0.4.
     assert gain_in_exposure(usual, gain, is_good) == pytest.approx(gain)
     assert gain_in_exposure(half, gain, is_good) == pytest.approx(2 * gain)
 
@@ -116,5 +119,6 @@ def test_exposures_of_other_levels_give_the_gain_at_the_median_level():
 
     gain, is_good = gain_over_exposures(exposures)
 
+    # The gains of the three frames are 0.2, 0.4 and 0.1, whose median is 0.2.
     assert gain == pytest.approx(0.2, rel=1e-3)
     assert is_good.all()

@@ -32,6 +32,7 @@ class ComputedFrames(Reader):
         self.kinds = kinds
 
     def frame(self, index, reverse=False):
+        # "gt_instants" has the five sharp frames of three colours: 15 channels.
         shapes = {"lq": (3, 4, 6), "gt": (3, 8, 12), "gt_instants": (15, 8, 12), "spike": (2, 4, 6)}
         return {kind: torch.full(shapes[kind], self.level) for kind in self.kinds}
 
@@ -62,8 +63,9 @@ def test_a_reader_without_sharp_frames_has_the_size_of_its_frames():
 
 
 def test_spikes_are_shown_as_their_mean_and_never_below_0():
-    spike = torch.tensor([[[0.2, -3.0]], [[0.4, 1.0]]])
+    spike = torch.tensor([[[0.2, -3.0]], [[0.4, 1.0]]])  # (2, 1, 2): two channels of two pixels
 
+    # The mean of the second pixel is -1, which is shown as 0.
     assert np.allclose(ComputedFrames().spike_light(0, spike), [[0.3, 0.0]])
 
 
@@ -134,6 +136,7 @@ def test_clips_without_sharp_frames_fit_every_scale():
     ],
 )
 def test_a_frame_of_a_wrong_type_or_shape_is_refused(frame, words):
+    # A frame is a dict of tensors (C, H, W) of float32, among them "lq".
     class Wrong(ComputedFrames):
         def frame(self, index, reverse=False):
             return frame

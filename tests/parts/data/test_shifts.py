@@ -16,7 +16,11 @@ SIZE = (6, 8)
 
 
 def motion_by(x_at_times: dict[float, float]) -> Motion:
-    """Return a motion of all pixels along x. x_at_times: time -> shift in pixels."""
+    """Return a motion of all pixels along x. x_at_times: time -> shift in pixels.
+
+    The error of a shift is a tenth of its distance in time from the sharp instant, e.g. 1.0 at the
+    times -10 and 10.
+    """
     shifts = np.zeros((len(x_at_times), *SIZE, 2), np.float32)
     errors = np.zeros((len(x_at_times), *SIZE), np.float32)
     for index, (time, x) in enumerate(x_at_times.items()):
@@ -25,8 +29,9 @@ def motion_by(x_at_times: dict[float, float]) -> Motion:
     return Motion(np.array(list(x_at_times)), shifts, errors)
 
 
-# Time 30 lies beyond the measured times. Here the motion keeps its last speed, 0.5 pixels per
-# plane.
+# Between two measured times, the shift and its error are on a straight line: 4/10 of the way from
+# 0 to 5 at time 4. Time 30 lies beyond the measured times. There the motion keeps its last speed,
+# 0.5 pixels per plane.
 @pytest.mark.parametrize(
     ("time", "x", "error"),
     [(-10.0, -3.0, 1.0), (-5.0, -1.5, 0.5), (0.0, 0.0, 0.0), (4.0, 2.0, 0.4), (30.0, 15.0, 3.0)],

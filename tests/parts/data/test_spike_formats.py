@@ -180,6 +180,7 @@ def test_the_wrong_order_of_bits_gives_plausible_planes_that_are_wrong(tmp_path)
 
     found = read_spikes(tmp_path / "a.bin", SpikeGeometry(6, 12))
 
+    # The spikes of a byte change places, but their number stays. So nothing looks wrong.
     assert found.sum() == spikes.sum()
     assert not np.array_equal(found, spikes)
 
@@ -191,6 +192,7 @@ def test_head_columns_are_the_last_of_a_row(tmp_path, name):
     spikes = random_spikes(6, 12, planes=2)
     write_spikes(tmp_path / name, spikes, SpikeGeometry(6, 12))
 
+    # Read the 12 columns as 8 columns of the picture and 4 head columns.
     found = read_spikes(tmp_path / name, SpikeGeometry(6, 8, head_columns=4))
 
     assert np.array_equal(found, spikes[:, :, :8])
@@ -308,6 +310,8 @@ def test_a_crop_of_the_sps100_may_lie_in_both_half_lines(sps100):
 def test_a_capture_of_the_sps100_is_no_file_of_another_camera(sps100, geometry):
     _, path = sps100
 
+    # "truncate" accepts bytes after the last whole plane. So the size of the file is no reason to
+    # refuse it.
     with pytest.raises(SpikeFileError, match="words of an SPS100 sensor"):
         open_spikes(path, geometry, "truncate")
 

@@ -440,7 +440,7 @@ def test_tfstp_solves_the_equations_of_the_synapse():
     found = represent("tfstp", spikes, center=49, **SYNAPSE)[0]
 
     for y, x in np.ndindex(found.shape):
-        until_center = spikes[:50, y, x]
+        until_center = spikes[:50, y, x]  # the planes 0 to 49
         expected = tfstp_by_definition(until_center, tau_d=4.0, tau_f=15.0, step=0.2)
         assert found[y, x] == pytest.approx(expected, rel=1e-4)
 

@@ -124,6 +124,7 @@ BLACK = np.zeros((16, 16, 3), np.uint8)
 
 
 def test_an_error_of_one_level_has_a_psnr_of_48_db():
+    # The PSNR is 20 log10(largest value / root of the mean squared error). Here it is 48.13 dB.
     assert psnr(BLACK, BLACK + 1) == pytest.approx(20 * math.log10(255), abs=1e-12)
 
 
@@ -153,6 +154,7 @@ def test_frames_smaller_than_the_window_of_ssim_are_refused():
 
 
 def test_values_of_a_frame_are_clamped_then_rounded():
+    # The values times 255 are -51, 0, 0.4, 0.6, 255 and 434.
     values = torch.tensor([-0.2, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 1.7])
     image = values.reshape(1, 2, 3).expand(3, 2, 3)
 
@@ -160,6 +162,7 @@ def test_values_of_a_frame_are_clamped_then_rounded():
 
 
 def test_the_channels_of_a_uint8_frame_come_last():
+    # (B, T, C, H, W) becomes (B, T, H, W, C).
     assert tensor_to_uint8(torch.zeros(2, 5, 3, 8, 9)).shape == (2, 5, 8, 9, 3)
 
 
@@ -217,6 +220,8 @@ def test_only_the_chosen_metrics_are_computed():
     ],
 )
 def test_the_gain_of_frames_without_error_is_a_number(restored_error, input_error, gain):
+    # The gain is the PSNR of the restored frame minus the PSNR of the input frame. A frame without
+    # error has an infinite PSNR, and infinity minus infinity would be NaN.
     sharp = np.full((16, 16, 3), 100, np.uint8)
     metrics = choose_metrics(METRICS_OF_TESTS, ())
     scores: dict = {}

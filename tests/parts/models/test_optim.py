@@ -74,6 +74,8 @@ def test_the_cosine_stays_low_after_its_end(step):
     ],
 )
 def test_a_later_period_restarts_with_its_weight(step, rate):
+    # The second period begins at step 100 with 0.5 times the full rate, and ends at step 150. In its
+    # middle, a cosine has fallen to half of this: 0.25.
     train = train_options(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
 
     assert lr_at(step, base=1.0, train=train) == pytest.approx(rate, rel=1e-3)
@@ -98,6 +100,8 @@ def test_the_second_period_begins_exactly_with_its_weight():
     ],
 )
 def test_milestones_follow_a_warm_up(step, rate):
+    # In the warm-up, step n of 4 has n / 4 of the full rate. The milestones are the steps 10 and
+    # 20, and each of them halves the rate (G_scheduler_gamma is 0.5 by default).
     train = train_options(G_scheduler_type="MultiStepLR", G_warmup_iter=4)
 
     assert lr_at(step, base=1.0, train=train) == rate
@@ -241,6 +245,7 @@ def loss_of(name: str, restored: torch.Tensor, gt: torch.Tensor, **options: Any)
 def test_the_charbonnier_loss_has_eps_inside_the_root():
     found = loss_of("charbonnier", RESTORED, GT, G_charbonnier_eps=1e-2)
 
+    # The loss is the mean of sqrt(difference^2 + eps).
     assert found == pytest.approx((math.sqrt(9 + 0.01) + math.sqrt(16 + 0.01)) / 2)
 
 

@@ -31,6 +31,7 @@ from utils.errors import DataError, OptionError
             "netG.embed_dims[0]",
             id="channels not divisible by 4",
         ),
+        # Stages 1 to 7 form a U. The output of stage 7 (index 6) is added to the output of stage 1.
         pytest.param(
             {"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]", id="the U is not closed"
         ),
@@ -95,6 +96,8 @@ def test_the_advice_on_a_fusion_that_cannot_make_new_frames_works(in_chans):
     ("shape", "expected"),
     [
         pytest.param((1, 3, 3, 36, 32), "multiples of 8", id="height of 36"),
+        # The smallest stage has 1/8 of the resolution. There, a window of 4 x 4 pixels covers
+        # 32 x 32 pixels of a frame.
         pytest.param((1, 3, 3, 24, 32), "at least 32 x 32", id="too small"),
         pytest.param((1, 1, 3, 32, 32), "at least 2 frames", id="one frame"),
         pytest.param((1, 3, 4, 32, 32), "(B, N, 3, H, W)", id="four channels"),
