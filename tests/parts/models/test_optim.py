@@ -74,8 +74,8 @@ def test_the_cosine_stays_low_after_its_end(step):
     ],
 )
 def test_a_later_period_restarts_with_its_weight(step, rate):
-    # The second period begins at step 100 with 0.5 times the full rate, and ends at step 150. In its
-    # middle, a cosine has fallen to half of this: 0.25.
+    # The second period begins at step 100 with 0.5 times the full rate, and ends at step 150. In
+    # its middle, a cosine has fallen to half of this: 0.25.
     train = train_options(G_scheduler_periods=[100, 50], G_scheduler_restart_weights=[1.0, 0.5])
 
     assert lr_at(step, base=1.0, train=train) == pytest.approx(rate, rel=1e-3)
