@@ -4,9 +4,10 @@
 
 Each of PROGRAMS runs in both checkouts in turn, as a process of its own, and prints figures:
 
-network: CPU seconds of a training step and of a restoration with network 006, in float32 and
-    bfloat16; peak memory of the step in GB. `gradients` is the sum of the absolute values of all
-    gradients. If this sum is equal in both checkouts, both compute the same numbers.
+network: CPU seconds of a training step and of a restoration with network 006 (the deblurring
+    network for GoPro), in float32 and bfloat16; peak memory of the step in GB. `gradients` is the
+    sum of the absolute values of all gradients. If this sum is equal in both checkouts, both
+    compute the same numbers.
 samples: CPU seconds of reading eight training samples.
 start: CPU seconds of a training of one step, with its imports.
 
@@ -54,6 +55,7 @@ def least(run, repeats=2):
     return min(times)
 """
 
+# ARGUMENTS is a placeholder for the arguments of network 006. The end of the text replaces it.
 NETWORK = """
 from models.network_vrt import VRT
 torch.manual_seed(0)
@@ -75,7 +77,6 @@ with torch.autocast("cpu", torch.bfloat16):
     figures["bfloat16 step s"] = least(step)
     figures["bfloat16 inference s"] = least(restore)
 
-net.zero_grad(set_to_none=True)
 step()
 # This figure is no cost: its ratio must be 1, else the checkouts compute different numbers.
 gradients = [p.grad for p in net.parameters() if p.grad is not None]
@@ -84,6 +85,9 @@ figures["gradients"] = sum(float(gradient.abs().sum()) for gradient in gradients
 # The profiler notes each allocation (bytes > 0) and each release (bytes < 0). Their running sum is
 # the memory in use, and its maximum is the peak. The events and their names, such as "[memory]",
 # are not in torch's documentation: another version of torch may name them differently.
+#
+# The gradients of the last step are released first, because the profiler did not note their
+# allocation.
 net.zero_grad(set_to_none=True)
 kinds = [torch.profiler.ProfilerActivity.CPU]
 with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
@@ -93,7 +97,7 @@ events.sort(key=lambda e: e.start_ns())
 changes = torch.tensor([e.nbytes() for e in events])
 figures["peak GB"] = int(changes.cumsum(0).max()) / 1e9
 print(json.dumps(figures))
-""".replace("ARGUMENTS", repr(NAMED["006"]))  # the arguments of the deblurring network for GoPro
+""".replace("ARGUMENTS", repr(NAMED["006"]))
 
 SAMPLES = """
 import main_train_vrt
@@ -122,7 +126,7 @@ PROGRAMS = {"network": NETWORK, "samples": SAMPLES, "start": START}
 
 
 def main() -> None:
-    """Run the programs in both checkouts, and print a line for each figure."""
+    """Compare this checkout with the checkout that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,18 +137,27 @@ def main() -> None:
 
     names = [args.only] if args.only else list(PROGRAMS)
     for name in names:
-        # The checkouts take turns, so that both have the same load on a shared machine.
-        rounds_of_other = []
-        rounds_of_this = []
-        for _ in range(args.rounds):
-            rounds_of_other.append(figures_of(name, args.other))
-            rounds_of_this.append(figures_of(name, ROOT))
+        compare(name, args.other, args.rounds)
 
-        for key in rounds_of_other[0]:
-            other = min(figures[key] for figures in rounds_of_other)
-            this = min(figures[key] for figures in rounds_of_this)
-            ratio = this / other
-            print(f"{key}: other {other:.4g}, this {this:.4g}, ratio {ratio:.4f}", flush=True)
+
+def compare(name: str, other_checkout: Path, rounds: int) -> None:
+    """Run one of PROGRAMS in both checkouts, and print a line for each of its figures.
+
+    rounds: number of runs in each checkout. The least value of each figure counts, because other
+        work on the machine can only make a run slower.
+    """
+    # The checkouts take turns, so that both have the same load on a shared machine.
+    rounds_of_other = []
+    rounds_of_this = []
+    for _ in range(rounds):
+        rounds_of_other.append(figures_of(name, other_checkout))
+        rounds_of_this.append(figures_of(name, ROOT))
+
+    for key in rounds_of_other[0]:
+        other = min(figures[key] for figures in rounds_of_other)
+        this = min(figures[key] for figures in rounds_of_this)
+        ratio = this / other
+        print(f"{key}: other {other:.4g}, this {this:.4g}, ratio {ratio:.4f}", flush=True)
 
 
 def figures_of(name: str, checkout: Path) -> dict[str, float]:
