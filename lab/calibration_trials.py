@@ -51,9 +51,13 @@ AROUND = 40
 # Largest error that counts as right. The order is the order of the registration's `is_sure`.
 LIMITS = {"px": 0.2, "planes": 1.0, "share": 0.05}
 
-# Properties of a rig by which the trials are grouped, and the limits between three groups.
-GROUPS = {"rate": (0.15, 0.35), "parallax": (0.7, 1.3), "rolling": (0.1, 0.2)}
-ABOVE_ALL = 9  # upper limit of the third group; all values of these properties are smaller
+# Fields of a rig by which the trials are grouped, and the two limits between three groups of each.
+GROUPS = {
+    "rate": (0.15, 0.35),  # spikes per plane at full light
+    "parallax": (0.7, 1.3),  # RGB pixels between the shifts of the nearest and the farthest layer
+    "rolling": (0.1, 0.2),  # delay of the last row after the first, as a fraction of the exposure
+}
+ABOVE_ALL = 9  # upper limit of the third group; all values of these fields are smaller
 
 
 def main() -> None:
@@ -104,17 +108,21 @@ def digest_of(found: FitResult) -> str:
 
 
 def record_views(rig: Rig, rng: np.random.Generator) -> list[View]:
-    """Record a made scene. Returns each frame with the planes of its interval and AROUND it."""
+    """Record a made scene. Returns each frame with the planes of its interval and AROUND it.
+
+    E.g. an interval has 88 planes. Frame 0 gets the planes 0 ... 127: no plane comes before its
+    interval, 0 ... 87. Frame 1 gets the planes 48 ... 215, of which 40 come before its interval,
+    88 ... 175.
+    """
     layers = make_layers(rng, PLANES * FRAMES, SIDE)
     pictures = (render(layers, plane) for plane in range(PLANES * FRAMES))
     clip = list(rig.record(pictures, PLANES, SPIKE))  # (blurry, sharp, spikes) of each frame
     stream = np.concatenate([spikes for _, _, spikes in clip])  # spikes (T, h, w) of the clip
     views = []
     for frame_index, (blurry, _, _) in enumerate(clip):
-        # The interval of this frame has the planes begin ... end - 1 of the clip.
         begin = frame_index * PLANES
         end = begin + PLANES
-        first = max(0, begin - AROUND)  # the first frame has no planes before it
+        first = max(0, begin - AROUND)
         planes = stream[first : end + AROUND]
         # before: planes of `planes` that come before the interval. count: planes of the interval.
         views.append(View(blurry, planes, before=begin - first, count=PLANES))
