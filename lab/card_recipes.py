@@ -6,12 +6,14 @@ Every recipe trains the published batch of 8 clips per step = GPUs x clips at on
 GPUs x 1 clip x 2 passes. A GPU with little memory takes few clips at once, and sums the gradients
 of several passes.
 
-The memory of a step is computed from the memory of one clip, which docs/memory.md says ("A = 4.47
-GB"). The result is larger than what a GPU really uses: for 8 clips 39.7 GB are computed, and an
-H200 took 34.3 GB (docs/gpu.md). In a recipe, a step takes at most half of the usable memory of a
-card (STEP_SHARE). This large reserve costs little: fewer clips at once need more passes, but the
-passes together compute nothing twice. With a smaller reserve, the memory might not suffice. Then
-blocks would be computed again in the backward pass (netG.checkpoint), which takes time.
+The memory of a step is computed from the activations of one clip, "A = 4.47 GB" in docs/memory.md.
+The result is a little too large, which is safe: for 8 clips it is 39.7 GB, and an H200 took 34.3 GB
+(docs/gpu.md).
+
+A recipe keeps a large reserve: a step takes at most half of the usable memory of a card
+(STEP_SHARE). The reserve costs little, because it only leads to more passes, which together compute
+nothing twice. Without it the memory might not suffice. Then blocks would be computed again in the
+backward pass (netG.checkpoint), which takes time.
 
 Free to change: the constants below, with the tables of docs/gpu.md and docs/zh/gpu.md and the
 files in options/gpu. tests/parts/models/test_fake_gpu.py notices if one of them says something else
@@ -60,6 +62,9 @@ def step_gb(clips: int, activations_gb: float) -> float:
 
 def clips_at_once(gpus: int, card: int) -> int:
     """Return how many clips a GPU takes at once: the largest number that fits, at least 1.
+
+    E.g. one GPU of 40 GB: a step may take 0.5 * 0.9 * 40 = 18 GB. It takes 10.2 GB for 2 clips and
+    20.0 GB for 4 clips. So the GPU takes 2 clips at once.
 
     gpus: number of GPUs. card: memory of a GPU in GB.
     """
