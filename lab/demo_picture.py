@@ -145,7 +145,8 @@ def save_enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
 
 # ---- TensorBoard -----------------------------------------------------------------------------
 
-# The scalars of the picture. TensorBoard draws only the cards that are in sight.
+# The scalars of the picture. E.g. "ranks/forward_s/0" has the seconds of the forward passes of rank
+# 0. TensorBoard draws only the cards that are in sight.
 SCALARS = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
 
 
@@ -179,7 +180,10 @@ def save_tensorboard(run: Path, picture: Path) -> None:
 
 
 def _address_of(process: subprocess.Popen[str]) -> str:
-    """Return the address that TensorBoard prints once it serves its page."""
+    """Return the address that TensorBoard prints once it serves its page.
+
+    The address is within a line of other words, e.g. "http://127.0.0.1:6006/".
+    """
     assert process.stdout is not None
     for line in process.stdout:
         found = re.search(r"http://\S+?:\d+/", line)
