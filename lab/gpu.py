@@ -44,7 +44,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from lab.speed.network import Clip, networks
-from lab.tools import NAMED, environment, matmul_rate, measure_in_turn, seconds
+from lab.tools import MB, NAMED, environment, matmul_rate, measure_in_turn, seconds
 from models.vrt.layers import tf32
 from models.vrt.memory.fit_memory import MARGIN, fit_memory
 from tests.helpers.tensor_clip import restore_clip
@@ -114,10 +114,14 @@ def names_by_process() -> list[list[str]]:
 def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tuple[str, Figures]]:
     """Start a process that makes some measurements. Yields each name with its figures.
 
-    limit_s: seconds after which the process is killed.
+    The process prints a line for each measurement that it has finished, e.g.
 
-    The figures of a measurement that the process did not finish are {"failed": the last line of its
-    error output, "code": its exit code}.
+        {"step, batch 1, no checkpointing": {"s": 0.67, "peak GB": 5.1}}
+
+    The figures of a measurement that it did not finish are {"failed": the last line of its error
+    output, "code": its exit code}.
+
+    limit_s: seconds after which the process is killed.
     """
     command = [sys.executable, __file__, "--device", device, "--here", *names]
     unfinished = list(names)
@@ -128,10 +132,9 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
         timer = threading.Timer(max(1.0, limit_s), process.kill)
         timer.start()
 
-        # Each result is a line {name: figures}. Other lines are messages of libraries.
         assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
-            if line.startswith("{"):
+            if line.startswith("{"):  # other lines are messages of libraries
                 [(name, figures)] = json.loads(line).items()
                 unfinished.remove(name)
                 yield name, figures
@@ -219,7 +222,8 @@ def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures
         peak_mb = figures["allocated_mb"]
     else:
         peak_mb = figures["process_mb"]
-    return {"s": figures["median_s"], "peak GB": peak_mb * 2**20 / 1e9}
+    # An MB of lab/tools.py has 2^20 bytes, and a GB has 1e9 bytes.
+    return {"s": figures["median_s"], "peak GB": peak_mb * MB / 1e9}
 
 
 # ---- The measurements ------------------------------------------------------------------------
@@ -353,8 +357,9 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
     optimizer = setup.optimizer
     optimizer.param_groups[0]["lr"] = 1e-3
     generator = torch.Generator().manual_seed(seed)
+    steps = 300 if device == "cuda" else 2  # on a CPU only to try the program
     losses = []
-    for _ in range(300 if device == "cuda" else 2):
+    for _ in range(steps):
         blurry, sharp = moving_texture(generator, device)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             restored = net(blurry)
@@ -379,7 +384,8 @@ def moving_texture(generator: torch.Generator, device: str) -> tuple[torch.Tenso
     coarse = torch.rand(1, 3, 20, 20, generator=generator)
     texture = torch.nn.functional.interpolate(coarse, scale_factor=4)  # (1, 3, 80, 80)
     texture = texture[..., :64, :64].to(device)
-    # In each of 48 moments the texture moves by 1 row and 2 columns. A frame has 8 moments.
+    # The clip has 48 moments, 8 for each frame. The texture moves by 1 row and 2 columns from each
+    # moment to the next.
     shifted = []
     for moment in range(48):
         shifted.append(texture.roll((moment, 2 * moment), dims=(2, 3)))
