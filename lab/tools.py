@@ -35,9 +35,10 @@ MB = 2**20
 
 # ---- Networks --------------------------------------------------------------------------------
 
-# Arguments of models.network_vrt.VRT by the name of the network. The lists with one entry for each
-# stage (depths, embed_dims, num_heads) begin with the stages 1 to 7. The entries after them are the
-# layers of stage 8. indep_reconsts are indices into these lists.
+# Arguments of models.network_vrt.VRT by the name of the network. VRT has eight stages of blocks.
+# depths, embed_dims and num_heads are the numbers of blocks, of channels and of attention heads:
+# first an entry for each of the stages 1 to 7, then an entry for each layer of stage 8. Each entry
+# of indep_reconsts is the index of a layer that processes each frame separately.
 NAMED: dict[str, dict[str, Any]] = {
     # The deblurring network of the GoPro option files, options/vrt/006_*.json.
     "006": {
@@ -120,11 +121,12 @@ def _wait_for(device: torch.device) -> None:
 def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     """Call a function once, and measure its time and its peak memory.
 
-    Returns
-    s: wall time in seconds,
-    cpu_s: CPU seconds, the sum over all threads of this process,
-    process_mb: peak memory of this process, in MB,
-    allocated_mb: peak memory of the tensors on the GPU, in MB; only on a GPU.
+    Returns a table with the keys
+
+        s               wall time in seconds
+        cpu_s           CPU seconds, the sum over all threads of this process
+        process_mb      peak memory of this process, in MB
+        allocated_mb    peak memory of the tensors on the GPU, in MB; only on a GPU
     """
     # The run before this one has freed memory that this process may still hold. Give this memory
     # back to the system, because it would count in the peak of this run.
@@ -156,8 +158,8 @@ def measure_in_turn(
     warmup: number of calls of each function before them, whose figures are not used.
 
     The figures of a function are the median and the least wall time (median_s, min_s), the median
-    of the CPU seconds (median_cpu_s), the number of calls (runs), and the largest memory
-    (process_mb, allocated_mb).
+    of the CPU seconds (median_cpu_s), the number of measured calls (runs), and the largest peak
+    memory of a call (process_mb, allocated_mb).
 
     The functions take turns (a, b, a, b, ...), so that all have the same load on a shared machine.
     On a busy machine compare the CPU seconds: they do not count the time of other programs.
