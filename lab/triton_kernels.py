@@ -49,7 +49,8 @@ jit: Any = triton.jit
 #                                   power of two, because Triton requires such sizes.
 #     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
 #     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of the values of pixel 0 of the
-#                                   image: (image * G + group) * h * w * C + channel
+#                                   image: (image * G + group) * h * w * C + channel. The values
+#                                   of pixel p have the index first_index + p * C
 #     H, W, HW        numbers       height and width of an image, and its number of pixels
 #     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load and
 #                                   tl.store is something else: it says which elements are read or
