@@ -203,6 +203,12 @@ def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
         a column    a0 b0 a1 b1 ... a8 b8        (9, C)
 
     So the two axes are swapped. `_as_weight` swaps them back: change both together.
+
+    The shapes in the example above (c = 64, c' = 64, G = 8, k = 2):
+
+        weight     (64, 32, 3, 3)
+        ordered    (2, 32, 4, 8, 9), then (2, 32, 4, 9, 8) with swapped axes
+        result     (2, 32, 288)
     """
     _, groups, _, _, channels = grouped.shape
     outputs = len(weight)
