@@ -5,11 +5,13 @@
 
 A Video Restoration Transformer (VRT) restores a frame with the help of the other frames of its
 clip, by attention. The default of this project has no attention over frames. It makes a frame in
-three steps. --form says where attention is added:
+three steps:
 
     1  weights/operator.pth, the operator, restores each blurry frame with the help of its spikes
     2  a small network finds the motion within the exposure, also from spikes
     3  the learned steps of weights/motion.pth improve the frame along this motion
+
+--form says where attention over frames is added:
 
     motion   in step 2, the network that finds the motion and its expected error
     prior    in step 3, between the learned steps
@@ -113,8 +115,8 @@ def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
         # Some forms add scores of other methods, to compare with.
         **form.references(),
     }
-    # `arm` names one of the two networks: ATTENTION comes first, then CONTROL. So a point has the
-    # scores of both networks as soon as the control is tested, and the differences follow.
+    # An arm of the comparison is one of the two networks: ATTENTION comes first, then CONTROL. So
+    # the differences of a point can be computed as soon as the control is tested.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
         content["parameters"][arm] = training.parameter_count
