@@ -64,8 +64,9 @@ PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")
 LIGHTS = {"good": 0.6, "a third": 0.2, "a twelfth": 0.05}
 # Radius in pixels of the disc that moves in front of a still background.
 DISC_RADIUS = 24
-# Motion -> RGB pixels by which the picture moves to the left in an exposure. It moves half as far
-# upwards. So the distance is sqrt(1 + 1/4) = 1.12 times as long: 2.0 and 4.0 pixels.
+# Motion -> RGB pixels by which the picture moves to the left in an exposure. The names say the
+# whole distance. It is sqrt(1 + 1/4) = 1.12 times as long, because the picture also moves half as
+# far upwards: 1.8 pixels to the left make 2.0 pixels, and 3.6 make 4.0.
 MOTIONS = {"still": 0.0, "2 pixels": 1.8, "4 pixels": 3.6}
 DISC = "a disc moves by 12 pixels"
 DISC_SHIFT = 12  # RGB pixels by which the disc moves to the right in an exposure
