@@ -9,7 +9,8 @@
 
 net: restoring one clip.
 train: one training step.
-data: reading training samples of GoPro size, from files and from the clip cache.
+data: reading training samples from clips of GoPro size (1280 x 720), from picture and spike files
+    and from the clip cache, which has the same clips as raw arrays.
 start: the first and the second start of a training on a large data set.
 
 --json FILE also writes the numbers to a new file. docs/benchmarks has the results.
