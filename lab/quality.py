@@ -66,8 +66,8 @@ def main(argv: list[str]) -> int:
         data = make_real(out, args.videos, args.part, args.conditions)
     else:
         data = make_made(out)
-    # Read all files of --opt, also the files that --only leaves out, because the tables show their
-    # results, too.
+    # A method is an option file with a number of steps. All files of --opt are read, also the files
+    # that --only leaves out, because the tables show their results, too.
     methods = []
     for steps in args.steps:
         for file in args.opt:
@@ -79,8 +79,8 @@ def main(argv: list[str]) -> int:
     # The seeds are the outer loop, so that after a stop all methods have the same finished seeds.
     for seed in args.seeds:
         for method in methods:
-            is_asked = args.only is None or method.file.stem in args.only
-            if is_asked and not finished_result(out, data, method, seed):
+            is_chosen = args.only is None or method.file.stem in args.only
+            if is_chosen and not finished_result(out, data, method, seed):
                 train_and_test(out, data, method, seed)
 
     text = report(out, data, methods, args.seeds)
