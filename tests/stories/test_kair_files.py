@@ -429,6 +429,7 @@ def totals(tmp_path):
 
 
 def test_totals_of_kair_are_named_with_the_numbers_for_each_rank(totals):
+    # A batch of 8 is 2 for each of 4 ranks. Each rank needs at least one loader process.
     assert f"{BATCH}=2 {WORKERS}=1" in read_training_options(totals).note_on_totals(ranks=4)
 
 

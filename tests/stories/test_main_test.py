@@ -656,12 +656,13 @@ def test_a_camera_whose_rate_is_given_is_not_measured(half_rate, caplog):
     of_half = half_rate.read(half_rate.trained, rate=0.5)
     of_one = half_rate.read(half_rate.trained, rate=1.0)
 
+    # Spike counts are divided by the rate, so half the rate gives twice the values.
     assert torch.allclose(of_half, 2 * of_one)
     assert "not known" not in caplog.text
 
 
-# Usually spike counts are divided by the firing rate at full light. They must stay undivided if the
-# weights say that training had no rate (is_known), or if they say nothing of the training.
+# The counts must stay undivided if the weights say that training had no rate (is_known), or if they
+# say nothing of the training. Division by a rate of 1 changes nothing.
 @pytest.mark.parametrize("is_known", [False, True], ids=["nothing known", "undivided rates"])
 def test_rates_are_not_divided_if_they_were_not_divided_in_training(half_rate, caplog, is_known):
     trained = half_rate.trained | {"rate": None} if is_known else None

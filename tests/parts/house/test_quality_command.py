@@ -134,6 +134,7 @@ def test_the_exposure_formula_is_better_than_its_input_on_moving_pixels(comparis
     assert scores["restored"]["moving"] > scores["input"]["moving"] + 1  # dB
 
 
+# The row of a trained network has its name and its number of training steps, here 2.
 @pytest.mark.parametrize("row", ["tfp", "tfi", "none 2", "concat 2", "blurry input"])
 def test_the_report_has_a_row_for_each_method(comparison, row):
     assert f"| {row} " in comparison.report

@@ -334,6 +334,7 @@ def test_a_page_that_exists_is_not_overwritten(home, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        # The training clip has 4 frames, and a sample begins with each of them.
         (["--index", "4"], "an index of 0 to 3"),
         (["--epoch", "-1"], "an epoch of at least 0"),
     ],

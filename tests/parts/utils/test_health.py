@@ -298,6 +298,7 @@ def test_a_slow_rank_is_named_after_three_windows_in_a_row(warnings_of_slow_rank
 
 
 def test_ranks_that_share_their_cores_are_counted_in_the_advice(health, caplog):
+    # Both ranks use the cores 0 to 3, so each has 2.
     waiting = {"data_s": 2.0, "cores": range(4)}
 
     log_windows(health, 4, waiting, waiting)
@@ -307,6 +308,7 @@ def test_ranks_that_share_their_cores_are_counted_in_the_advice(health, caplog):
 
 
 def test_cores_that_a_rank_has_for_itself_are_counted_in_the_advice(health, caplog):
+    # Rank 0 uses the cores 0 to 3, and rank 1 uses the cores 4 to 7.
     log_windows(health, 4, {"data_s": 2.0, "cores": range(4)}, {"cores": range(4, 8)})
 
     wait = logged_warnings(caplog)[0]
