@@ -73,8 +73,8 @@ def main(argv: list[str]) -> int:
     # The number of ranks of this host. torchrun also takes "gpu", "cpu" and "auto" in place of a
     # number, and chooses the number later. Then it is None here.
     ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
-    # More ranks than GPUs would fail much later, with a message of CUDA. Without any GPU the ranks
-    # run on the CPU.
+    # More ranks than GPUs would fail much later, with a message of CUDA. So refuse them here. With
+    # 0 GPUs the ranks run on the CPU, and any number is right.
     gpus = torch.cuda.device_count()
     if ranks is not None and 0 < gpus < ranks:
         error = DistError(
@@ -95,8 +95,8 @@ def main(argv: list[str]) -> int:
         # proves that a message comes from this run ("Trust" in docs/ddp_reference.md).
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
     if ranks is not None:
-        # The cores are divided among the ranks. If there are more ranks than cores, each rank gets
-        # one thread. Without this variable, torchrun would set 1 and print a warning.
+        # The cores are divided among the ranks, and each rank gets at least one thread. Without
+        # this variable, torchrun would set 1 and print a warning.
         threads = max(1, len(system.cores()) // ranks)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     return run_ranks(args)

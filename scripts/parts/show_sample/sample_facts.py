@@ -18,7 +18,7 @@ def facts(draw: Any) -> dict[str, str]:
 
     E.g. {"frames": "000010, 000011", "crop": "rows 16 to 79, columns 0 to 63 of 128 x 128", ...}.
 
-    draw: data.clip_reading.Draw.
+    draw: data.clip_reading.Draw, the clip, frames, crop and flips that were chosen.
     """
     aug = draw.aug  # crop, flips and the direction of time
     clip = draw.clip
@@ -51,7 +51,8 @@ def facts(draw: Any) -> dict[str, str]:
 def spike_facts(draw: Any) -> dict[str, str]:
     """Return the rows of the table that concern spikes, e.g. "planes" and "channels".
 
-    The row "planes" is about the first frame of the sample.
+    The row "planes" is about the first frame of the sample, e.g. "56 from plane 0 of 56; sharp
+    frame at plane 28".
     """
     clip = draw.clip
     spikes = clip.spikes  # how this data set reads its spikes

@@ -12,7 +12,7 @@ Free to change: all else. A new section is an entry in the list of `sections`.
 
 Some values have the type Any, because their modules import torch, and --help must not wait for
 torch. `dataset` is a data set of clips from files, a `ClipDataset` (data/clip_reading.py). It is
-the data set of `sample`.
+the data set of `sample`. `sample.draw` says which clip, frames, crop and flips were chosen.
 """
 
 from typing import Any
@@ -103,21 +103,20 @@ def alignment(sample: Sample, names: dict[str, list[str]], comparison: Any) -> S
     """
     item = sample.item
     clip = sample.draw.clip
-    middle = len(item["spike"]) // 2
-    frame = sample.draw.frames[middle]
-    channels = item["spike"][middle].numpy()  # (S, H, W)
-    is_backwards = sample.draw.backwards[middle]  # whether the order of its planes is reversed
-    # The grey image (H, W) that the spike channels hold at the instant of the sharp frame.
-    spike_image = sharp_image(clip.spikes, channels, clip.exposures[frame], is_backwards)
-
     pictures = []
+
+    # The crop: the middle frame of the sample.
+    middle = len(item["spike"]) // 2
+    spike_image = image_of_spikes(sample, middle)
     for kind, names_of_kind in names.items():
         # "lq" has the middle frame. "gt" may have fewer frames: then its last frame is shown.
         number = min(middle, len(item[kind]) - 1)
         frame_image = tensor_to_uint8(item[kind][number][:3])  # [:3]: without a noise level
         with_edges = edges_over(frame_image, spike_image, clip.grid.rgb_per_spike_pixel)
         pictures.append(Picture(f"{kind} {names_of_kind[number]}", with_edges))
-    # A `MiddleFrame` (data/alignment_pictures.py): the middle one of the frames that were compared.
+
+    # The whole frame: the middle one of the frames that were compared, a `MiddleFrame`
+    # (data/alignment_pictures.py).
     name, whole_frame_image, whole_spike_image = comparison.middle
     with_edges = edges_over(whole_frame_image, whole_spike_image, clip.grid.rgb_per_spike_pixel)
     pictures.append(Picture(f"{name}, before the crop", with_edges))
@@ -125,6 +124,19 @@ def alignment(sample: Sample, names: dict[str, list[str]], comparison: Any) -> S
         "Alignment: edges of the spikes around the sharp instant over the frame",
         [Row(title="", pictures=pictures)],
     )
+
+
+def image_of_spikes(sample: Sample, number: int) -> np.ndarray:
+    """Return the grey image (H, W) that the spike channels hold at the instant of the sharp frame.
+
+    number: number of the frame in the sample.
+    """
+    draw = sample.draw
+    clip = draw.clip
+    channels = sample.item["spike"][number].numpy()  # (channels, H, W)
+    exposure = clip.exposures[draw.frames[number]]  # the planes that the channels were made from
+    is_backwards = draw.backwards[number]  # whether the order of these planes was reversed
+    return sharp_image(clip.spikes, channels, exposure, is_backwards)
 
 
 def frames_of_network(kind: str, frames: Any, names: list[str]) -> Section:
