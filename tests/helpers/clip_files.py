@@ -163,7 +163,7 @@ def write_clip(
         write_png(gt_folder / f"{stem}.png", sharp)
         for k in range(instants):
             write_png(instants_folder / f"{stem}_{k}.png", sharp, green=k + 1)
-        spikes = np.arange(planes)[:, None, None] < level
+        spikes = np.arange(planes)[:, None, None] < level  # a pixel fires in the first planes only
         write_dat(spike_folder / f"{stem}.dat", spikes.astype(np.uint8))
 
 
@@ -177,7 +177,7 @@ def write_info(root: Path, **values: Any) -> None:
         "planes": PLANES,
         "rate": 1.0,
         "light": "linear",
-        "gt_plane": 12,
+        "gt_plane": 12,  # the middle of 24 planes
     }
     about |= values
     given = {key: value for key, value in about.items() if value is not None}

@@ -90,7 +90,7 @@ class Scene:
         # minus.
         motion = cv2.getRotationMatrix2D(center, -self.turn_deg * time, 1.0)
         motion[:, 2] += np.array(self.velocity) * time
-        motion[0, 2] += self.shake * np.sin(2 * (2 * np.pi) * time)
+        motion[0, 2] += self.shake * np.sin(2 * (2 * np.pi) * time)  # two periods in an exposure
         return np.vstack((motion, (0, 0, 1)))
 
     def sharp_time(self, frame: int) -> float:

@@ -41,6 +41,8 @@ def test_a_motion_is_not_trusted_if_its_error_is_above_half_a_pixel_and_half_of_
 
     is_untrusted = untrusted_pixels(Motion(np.array([-10.0, 10.0]), shifts, errors))
 
+    # The limit is the larger of 0.5 pixels and half of the length: 2.5 for the pixels that move by
+    # 5, and 0.5 for the pixels that stand still.
     assert is_untrusted.tolist() == [[True, False, True, False]]
 
 

@@ -906,6 +906,7 @@ def test_frames_named_by_seconds_are_trained_on_in_order(tmp_path):
 
 
 def test_one_period_for_frames_at_uneven_times_is_refused_in_a_data_set(tmp_path):
+    # The frames are 1/30 s apart, but the last one comes after 2/30 s.
     seconds = ["432.033333", "432.066667", "432.1", "432.166667"]
     write_clip(tmp_path, "a", frames=len(seconds))
     write_info(tmp_path)

@@ -51,6 +51,8 @@ def test_the_record_of_a_recipe_with_a_rig_stays():
 def test_the_record_of_a_clip_stays(tmp_path):
     folder = tmp_path / "raw/a"
     folder.mkdir(parents=True)
+    # A record has the digest of its source: a line for each raw frame, with its name, size and
+    # time.
     lines = ""
     for number in range(7):  # one exposure of seven raw frames
         path = folder / f"{number}.png"

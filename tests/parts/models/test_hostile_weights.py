@@ -137,7 +137,10 @@ def test_a_small_pickle_that_would_take_much_memory_or_time_is_refused(
 
 @pytest.fixture(scope="module")
 def compressed_file(tmp_path_factory):
-    """Give a small file that unpacks to 67 MB. To pack it takes half a second of a core."""
+    """Give a small file that unpacks to 67 MB: 2^24 zeros of 4 bytes.
+
+    To pack it takes half a second of a core.
+    """
     path = tmp_path_factory.mktemp("compressed") / "a.pth"
     write_zip(path, members_of({"a": torch.zeros(2**24)}), zipfile.ZIP_DEFLATED)
     return path

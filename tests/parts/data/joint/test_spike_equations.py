@@ -17,10 +17,11 @@ def columns_with_equations(to_rgb: np.ndarray, is_good: np.ndarray) -> list[bool
     recording = exposure_with(30)
     pixels = SpikePixels(View((16, 16), (8, 8), to_rgb, is_display=False), CPU)
     gain = np.ones((8, 8), np.float32)
-    edges = np.linspace(0, PLANES, 7)
+    edges = np.linspace(0, PLANES, 7)  # six groups of planes
     made_of_spikes = spike_equations(
         recording, pixels, group_edges=edges, gain=gain, is_good=is_good, device=CPU
     )
+    # weights: (intervals, 8, 8). A pixel has equations if one of its intervals has a weight.
     return (made_of_spikes.weights > 0).any(0).all(0).tolist()
 
 
@@ -32,7 +33,8 @@ def test_a_spike_pixel_that_cannot_be_trusted_has_no_equation():
 
 
 def test_a_spike_pixel_beside_the_frame_has_no_equation():
-    # The spike camera looks three spike pixels further to the right.
+    # The spike camera looks 6 RGB pixels further to the right, which are three spike pixels. So its
+    # last three columns lie beside the frame.
     to_the_right = ALIGNED + np.array([[0, 0, 6.0], [0, 0, 0], [0, 0, 0]])
 
     found = columns_with_equations(to_the_right, is_good=np.ones((8, 8), bool))
