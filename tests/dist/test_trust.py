@@ -370,8 +370,8 @@ def test_a_second_process_of_our_own_user_does_not_report_an_error_again():
     assert second.stdout == "False\n"
 
 
-# Two processes of one user claim the same error. The number of the user is above 2^31, as users of a
-# directory service have it. Importing needs the files of this user, so it comes before `setuid`.
+# Two processes of one user claim the same error. The number of the user is above 2^31, as users of
+# a directory service have it. Importing needs the files of this user, so it comes before `setuid`.
 TWO_CLAIMS = """
 import os
 from utils.dist import claims

@@ -79,6 +79,7 @@ def state(step: int, floats: int = 500_000) -> dict[str, object]:
 
 def full_at_the_start(folder):
     """Leave less room than the content needs. The program can see this before it writes."""
+    # The disk has 5 x 2^20 bytes = 5.2 MB. 5.2 - 2.0 - 2.6 leaves 0.6 MB, which rounds to 1 MB.
     (folder / "other").write_bytes(bytes(2_600_000))
     return state(step=2)
 
@@ -86,8 +87,8 @@ def full_at_the_start(folder):
 def full_in_the_middle(folder):
     """Return a content whose file becomes larger than the program can see beforehand.
 
-    The program sees a slice of ten numbers. But torch.save writes the whole storage behind the
-    slice, 10^6 numbers of 4 bytes: 4 MB.
+    The program sees a slice of ten numbers, so it asks for room for 0 MB. But torch.save writes the
+    whole storage behind the slice, 10^6 numbers of 4 bytes: 4 MB.
     """
     return {"step": 2, "weights": torch.zeros(10**6)[:10]}
 

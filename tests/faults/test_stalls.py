@@ -414,6 +414,7 @@ def test_networks_that_differ_between_the_ranks_end_the_run_before_its_first_ste
 
 
 def test_networks_that_drift_apart_end_the_run_at_the_next_comparison(tmp_path):
+    # The weights drift apart in step 3. The ranks compare after the steps 2, 4, ...
     result = run_with_different_networks(tmp_path, case="drift", step=3)
 
     check_message(result, "the weights after iteration 4 differ")

@@ -340,8 +340,12 @@ def test_a_film_whose_table_of_names_is_damaged_is_read(tmp_path):
 
 def huge_gif() -> bytes:
     """Return a GIF of a few bytes that says to have 65535 x 65535 pixels."""
+    # Width and height have two bytes each.
     size = b"\xff\xff\xff\xff"
+    # Three bytes of settings, all 0: there is no table of colours.
     header = b"GIF89a" + size + bytes(3)
+    # "," begins a picture: its place (0, 0), its size, a byte of settings, and almost no data. ";"
+    # ends the file.
     image = b"," + bytes(4) + size + b"\0\x02\x02L\x01\0;"
     return header + image
 
@@ -350,6 +354,7 @@ def huge_gif() -> bytes:
     ("name", "content"),
     [
         pytest.param("v.gif", huge_gif(), id="GIF"),
+        # 16000 x 8000 are 128 million pixels.
         pytest.param(
             "v.y4m", b"YUV4MPEG2 W16000 H8000 F25:1 C420\nFRAME\n" + bytes(100), id="YUV4MPEG"
         ),
