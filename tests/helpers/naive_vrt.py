@@ -208,8 +208,8 @@ class Block(nn.Module):
     """Attention in windows and a gated MLP, each added to its input.
 
     window: frames, height and width of a window. shift: number of positions by which the windows
-    are shifted, for each axis. mutual: see `Attention`. mlp_ratio: hidden channels of the MLP /
-    dim.
+    are shifted, for each axis. mutual: see `Attention`. mlp_ratio: number of hidden channels of the
+    MLP, divided by dim.
     """
 
     def __init__(

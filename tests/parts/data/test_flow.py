@@ -17,8 +17,8 @@ from data.motion.recording import RecordedClip
 from data.motion.shifts import Motion, values_at_shifts
 from tests.helpers.moving_scene import Scene, change_spikes, reader_of
 
-# The frame of the tests is the middle one of three, so that planes before and after it were
-# recorded.
+# The tests use the middle one of the three frames, because planes before and after it were
+# recorded, too.
 FRAME = 1
 # Pixels at each edge that are not compared, because the scene moves in and out of view there.
 EDGE = 12

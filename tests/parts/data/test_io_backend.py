@@ -175,7 +175,7 @@ def test_keys_without_the_name_of_a_clip_are_one_clip(tmp_path):
 
     clips = list_root(str(tmp_path / "flat.lmdb"), "blur", (".png",))
 
-    # The one clip has the name of the LMDB, "flat".
+    # The one clip has the name of the LMDB, "flat". The size is the 4 bytes of the value.
     assert clips["flat"]["baboon"].size == 4
 
 

@@ -86,8 +86,8 @@ def test_the_curves_of_a_mirrored_spike_camera_are_mirrored_back(tmp_path):
     net = constant_network((2.0, 1.0, 0, 0, 0, 0))
     found = motion_by_network(clip.read(1), clip.view, net, CPU)
 
-    # Take the shift (x, y) of the middle pixel at the last instant, which is a little before tau =
-    # 1. The speed is constant. So this shift, divided by its tau, is the shift at tau = 1.
+    # Take the shift (x, y) of the middle pixel at the last instant, a little before the end of the
+    # exposure. The speed is constant. So this shift, divided by its tau, is the shift at tau = 1.
     shift_at_the_end = found.shifts[-1, 48, 48] / tau_of(found)[-1]
     # 2 and 1 spike pixels are 4 and 2 RGB pixels. The columns are mirrored, so x changes its sign.
     assert np.allclose(shift_at_the_end, (-4, 2), atol=1e-3)

@@ -39,7 +39,7 @@ def test_a_dark_scene_and_a_bright_scene_have_the_same_spikes_at_full_light():
 
 def test_a_pixel_of_median_light_has_the_spikes_that_half_of_the_pixels_have():
     recording = recording_of(0.5, each=2)  # 30 spikes
-    recording.stream[:, :1] = 0  # a quarter of the pixels never fires
+    recording.stream[:, :1] = 0  # the first of 4 rows, a quarter of the pixels, never fires
 
     assert median_spikes(recording) == pytest.approx(30, rel=0.05)
 

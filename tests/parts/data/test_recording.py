@@ -11,8 +11,8 @@ from data.motion.recording import RecordedClip
 from tests.helpers.moving_scene import Scene, reader_of
 from utils.errors import DataError
 
-# The frame of the tests is the middle one of three, so that planes before and after it were
-# recorded.
+# The tests use the middle one of the three frames, because planes before and after it were
+# recorded, too.
 FRAME = 1
 
 

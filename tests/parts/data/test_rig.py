@@ -43,8 +43,8 @@ def moving_light(planes=3 * PLANES, step=0.0, seed=0):
     """Return light (planes, H, W, 3) that moves by `step` pixels per plane to the left."""
     height, width = RGB
     rng = np.random.default_rng(seed)
-    # The shapes of a texture have radii from 4 pixels to a twelfth of its height. A texture of 4 x
-    # 64 rows has radii up to 21 pixels, so a spike camera with half the resolution shows the
+    # The shapes of a texture have radii from 4 pixels to a twelfth of its height. This texture has
+    # 256 rows, and so radii up to 21 pixels. So a spike camera with half the resolution shows the
     # shapes, too. Only a part of the texture is used: as many rows as the frame has, and 60 more
     # columns, because the scene moves.
     large = texture(rng, (4 * height, 4 * width))

@@ -73,6 +73,7 @@ def test_a_small_bigtiff_that_states_2_to_the_63_entries_is_refused_at_once(tmp_
         16,  # where the directory begins: right behind these 16 bytes
         2**63,  # the directory begins with its number of entries, and has none
     )
+    # The fields have 2, 2, 2, 2, 8 and 8 bytes.
     (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHHHQQ", *fields))
 
     message = "24 bytes that are no whole image"

@@ -36,7 +36,8 @@ def test_a_picture_shows_the_display_value_of_rate_over_gain(each):
     recording = recording_of(firing(each))
     spikes = median_spikes(recording)
     assert (spikes < NOISY_SPIKES) == (each == 10)
-    # With this gain, the spikes show a quarter of full light.
+    # The light is the spikes per plane, 1 / each, divided by the gain. With this gain it is a
+    # quarter of full light.
     gain = np.full((SIDE, SIDE), 4 / each, np.float32)
 
     pictures = pictures_at(recording, VIEW, gain, TIMES, spikes)

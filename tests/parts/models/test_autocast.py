@@ -18,7 +18,8 @@ from utils.options.train_options import AmpOptions
 
 def test_a_far_offset_keeps_its_fraction_in_bfloat16():
     # A number in bfloat16 has 8 significant bits: 20.0625 becomes 20.0, and column 301 becomes 300
-    # or 302. The columns of x alternate between 0 and 1, so a wrong column shows in the result.
+    # or 302. The columns of x alternate between 0 and 1, so a sample between two columns is 0.0625
+    # or 0.9375. A lost fraction or a wrong column would show in the result.
     x = (torch.arange(320) % 2).float().expand(1, 1, 4, 320)
     offset = torch.full((1, 18, 4, 320), 20.0625)
     # The 18 channels are 9 pairs (y, x). Leave only the offsets along x.

@@ -149,7 +149,7 @@ def test_a_step_without_room_names_option_lines(tmp_path, amp):
     assert "GB of the device" in error.expected
     assert "datasets.train.dataloader_batch_size=1 train.accumulation_steps=2" in error.do
     assert "netG.use_checkpoint_attn=true" in error.do
-    assert "datasets.train.gt_size=96" in error.do
+    assert "datasets.train.gt_size=96" in error.do  # 3/4 of 128
     # The advice offers amp (mixed precision) only if it is not in use.
     assert ("train.amp.enable=true" in error.do) is not amp
     assert isinstance(error.__cause__, torch.OutOfMemoryError)

@@ -19,9 +19,9 @@ def test_windows_and_tokens_keep_their_order():
     #     5  6  7  8  9        20 21 22 23 24
     #    10 11 12 13 14        25 26 27 28 29
     #
-    # Each frame is padded to 4 x 8 tokens, and rolled by one row and two columns. Windows have 2 x
-    # 4 tokens, so a frame has four windows. These are the windows of the first frame (a point is a
-    # position without a token):
+    # Each frame is padded to 4 x 8 tokens, and rolled by one row and two columns. A frame has four
+    # windows, of 2 x 4 tokens each. These are the windows of the first frame (a point is a position
+    # without a token):
     #
     #      7  8  9  . |  .  .  5  6
     #     12 13 14  . |  .  . 10 11
