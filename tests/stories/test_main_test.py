@@ -1030,6 +1030,7 @@ REFUSALS = [
     Refusal(WITH_SPIKES_OF_USER + " spike.bins=3", WRONG_USE, "unknown option spike.bins"),
     # Values.
     Refusal(RGB_WEIGHTS + " --input {clip} --tile 12", WRONG_USE, "--tile is 12"),
+    # By default, neighbouring tiles share 2 frames.
     Refusal(RGB_WEIGHTS + " --input {clip} --tile 2,32", WRONG_USE, "tiles of 2 that overlap by 2"),
     Refusal(RGB_WEIGHTS + " --input {clip} --batch-tiles 0", WRONG_USE, "val.batch_tiles is 0"),
     Refusal(OPTION_FILE + " --overlap 2", WRONG_USE, "--overlap is 2"),
@@ -1219,6 +1220,7 @@ def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_sig
 
     assert code == 0
     for scores in read_metrics(out)["clips"].values():
+        # A clip of the demo has 8 frames.
         assert len(scores["per_frame"]["restored"]["psnr"]) == 8
         assert scores["restored"]["psnr"] > scores["input"]["psnr"] + LEAST_GAIN
     run = experiments / "000_train_vrt_sample_rgbspike"

@@ -193,8 +193,10 @@ def run_on_small_disk(tmp_path):
     with disk(tmp_path / "small", "13m") as small:
         path = write_options(tmp_path, path={"root": str(small)})
         opt = read_options(["--opt", str(path), "train.checkpoint_save=10"])
-        # The three files of the save have 1 MB each. A new save replaces the checkpoint and adds
-        # two models. So each save takes 2 MB more.
+        # The three files of the save have 1 MB each. So 13.6 - 3 = 10.6 MB are free (13m is 13 x
+        # 2^20 bytes). 3 MB of them are for checkpoints that are still to come: the best one, and a
+        # former version of the latest and of the best one. Later saves replace these files, but
+        # each save adds two models, 2 MB. So there is room for 7.6 / 2 saves: for 3.
         for file in ("checkpoints/checkpoint_latest.pth", "models/30_G.pth", "models/30_E.pth"):
             (opt.folder / file).parent.mkdir(parents=True, exist_ok=True)
             (opt.folder / file).write_bytes(bytes(1_000_000))
@@ -202,8 +204,7 @@ def run_on_small_disk(tmp_path):
 
 
 def test_a_disk_with_room_for_the_next_saves_is_healthy(run_on_small_disk, caplog):
-    # A run of 50 steps makes two more saves after step 30, and the disk has room for three. The
-    # next test says so.
+    # A run of 50 steps makes two more saves after step 30, and the disk has room for three.
     health_of(run_on_small_disk, total_iter=50).judge_save(30)
 
     assert logged_warnings(caplog) == []
@@ -502,6 +503,7 @@ def test_the_right_size_of_a_plane_is_no_fault(home, own_spikes, tmp_path, capfd
 
 
 def test_a_wrong_size_of_a_plane_is_named(home, own_spikes, tmp_path, capfd):
+    # A plane of 48 x 48 is read as four planes of 24 x 24, so only the pictures show the mistake.
     (message,) = warnings_of_restoring(home, own_spikes, tmp_path / "out", capfd, "tfi", side=24)
 
     assert "4 of 4 frames do not show the same. clip0/000000" in message
@@ -521,7 +523,9 @@ RESTARTS = {"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1
 SCHEDULES = [
     pytest.param({"G_scheduler_periods": 1000}, 980, id="one period to the end"),
     pytest.param({"G_scheduler_periods": 950}, 931, id="one period almost to the end"),
+    # The second cosine begins with half of the rate, so it gets there after 97 %: 200 + 0.97 x 300.
     pytest.param(RESTARTS, 491, id="two periods to the middle"),
+    # After two drops the rate is 0.01^2 = 1/10,000 of the full rate.
     pytest.param(STEPS | {"G_scheduler_gamma": 0.01}, 600, id="two steps to a small rate"),
     pytest.param(STEPS | {"G_scheduler_gamma": 0.5}, None, id="two steps to a large rate"),
 ]
@@ -591,8 +595,8 @@ SLOW_RANK_MS = 200
 def write_options_of_run(home, folder):
     """Write options.json for clips of `home`, with a network of one convolution.
 
-    The run writes a log line every 5 steps. checkpoint_test and checkpoint_save let each start end
-    with a validation and a save.
+    The run writes a log line every 5 steps, so two lines make a window. checkpoint_test and
+    checkpoint_save let each start end with a validation and a save.
     """
     options = json.loads((home / "options.json").read_text())
     options["datasets"]["train"] |= {
