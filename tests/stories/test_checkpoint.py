@@ -891,8 +891,8 @@ def test_three_starts_in_one_second_leave_three_option_files(tmp_path):
     assert len(saved) == 3
 
 
-# A program that holds the lock of a run for 4 seconds, like a process of another host. For a process
-# of this host, a run would wait only 3 s (WAIT_ON_THIS_HOST_S of utils/run/folder.py).
+# A program that holds the lock of a run for 4 seconds, like a process of another host. A run waits
+# only 3 s for a process of its own host (WAIT_ON_THIS_HOST_S of utils/run/folder.py).
 HOLD_LOCK = """
 import fcntl
 import sys
