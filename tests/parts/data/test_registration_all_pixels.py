@@ -104,6 +104,8 @@ def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, cha
 
 def test_the_other_values_follow_a_time_that_stops_at_its_limit():
     rng = np.random.default_rng(0)
+    # The derivatives J of 30 residuals, by the numbers of the matrix, the three times, and the
+    # coefficients of the features. The step without limits solves A step = -gradient.
     J = rng.standard_normal((30, MATRIX_AND_TIMES + FEATURES))
     A = J.T @ J
     gradient = rng.standard_normal(len(A))

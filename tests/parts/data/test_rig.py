@@ -284,6 +284,8 @@ def test_an_exposure_may_be_a_mean_of_display_values_instead_of_light():
     of_light = mean_of_half_lit_frame(sum_gamma=1.0)
     of_display_values = mean_of_half_lit_frame(sum_gamma=2.2)
 
+    # Half of the planes are black and half are white. The mean light is 0.5, which has the display
+    # value 0.73. The mean of the display values 0 and 1 is 0.5.
     assert of_light == pytest.approx(0.5 ** (1 / 2.2), abs=0.01)
     assert of_display_values == pytest.approx(0.5, abs=0.01)
 

@@ -74,7 +74,7 @@ def count_figures(*arguments: str) -> Any:
 
 @pytest.fixture(scope="module")
 def kept_of_published_network() -> dict[str, float]:
-    """Give the GB that a step of network 006 keeps, for the case PUBLISHED and for CHECKPOINTED."""
+    """Give the GB that a step of the GoPro recipe keeps, for PUBLISHED and for CHECKPOINTED."""
     figures = count_figures("--kept-only", PUBLISHED, CHECKPOINTED)
     return {case: figures_of_case["kept_gb"] for case, figures_of_case in figures.items()}
 
