@@ -57,6 +57,7 @@ def test_the_pictures_of_the_example_frame_are_in_the_folder(joint):
     pictures = pictures_in(joint)
 
     assert sorted(pictures) == sorted(PICTURE_NAMES)
+    # The frames of a `Scene` have 96 x 96 pixels by default.
     assert pictures["motion"].shape == (96, 96, 3)
     assert pictures["motion_error"].shape == (96, 96, 3)
 

@@ -571,6 +571,7 @@ def test_other_numbers_of_gpus_take_the_clips_that_the_page_says(option_file, la
     for gpus_cell, clips_cell in columns[:-1]:
         for gpus in re.findall(r"\d+", gpus_cell):
             assert clips_of_step(opt, int(gpus)) == int(clips_cell)
+    # The columns name the numbers 1 to 8, and the last column names 8 again: "more than 8".
     named = [int(gpus) for gpus in re.findall(r"\d+", gpus_row)]
     assert sorted(named) == [*range(1, 9), 8]
     for gpus in (9, 16):
@@ -645,6 +646,9 @@ class Method:
     exchanges: int  # number of times that the ranks exchange gradients or weights in a step
 
 
+# DDP and ZeRO sum the gradients in one exchange, and spread the sums or the new weights in another.
+# FSDP collects the weights before the forward pass and before the backward pass, and sums the
+# gradients.
 METHODS = [
     Method("DDP", divided=0, exchanges=2),
     Method("ZeRO-1", divided=8, exchanges=2),

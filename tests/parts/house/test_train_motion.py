@@ -60,14 +60,15 @@ def sample(tmp_path_factory):
     z_0 = frame["lq"].clone()
     found = Sample(
         recording=recording,
-        view=clip.view,
+        view=clip.view,  # where the spike pixels lie on the frame
         motion=motion_of(recording, clip.view, gain),
-        gain=gain,
-        is_good=is_good,
+        gain=gain,  # spikes per plane at full light, for each spike pixel
+        is_good=is_good,  # whether the gain of a spike pixel can be trusted
         z_0=z_0,
-        proposal=z_0,
+        proposal=z_0,  # replaced below
         sharp=frame["gt"].clone(),
     )
+    # The proposal is the solution of the equations, and the sample makes the equations.
     found.proposal = found.measured_equations(SOLVER).proposal(z_0)
     return found
 

@@ -762,7 +762,8 @@ def test_recon_writes_a_video_of_the_planes(folder_of_pictures):
 
 # ---- Arguments and outputs of all commands ----
 
-# Each case has a command, its arguments, the name of the output, and a part of the error.
+# Each case has a command, its arguments, the name of the output, and a part of the error. The file
+# has the planes 0 to 41. tfi also needs a spike after its plane, so it cannot show the last plane.
 WRONG_ARGUMENTS = [
     ("recon", ("--planes", 50, 3, 42, -1), "a.png", "no tfp at plane -1, 42, 50"),
     ("recon", ("--method", "tfi", "--planes", 41), "a.png", "no tfi at plane 41"),

@@ -917,6 +917,7 @@ BOXES = Registry("part", "kind")
 class Box:
     """A part whose argument `channels` is given by code, not by an option file."""
 
+    # A key of a former version -> the only value with which an option file may still have it.
     GONE: ClassVar[dict[str, Any]] = {"lid": "shut"}
 
     def __init__(
