@@ -17,7 +17,7 @@ Words of this file:
               planes] for each frame, or one period for all frames: {"start": 0, "length": 20,
               "period": 24} gives planes 0 to 19 to the first frame, 24 to 43 to the second, ...
 
-The spike camera takes RATE = 1440 planes per second, so a frame of 1/60 s has 24 planes.
+The spike camera takes 1440 planes per second (PLANES_PER_S), so a frame of 1/60 s has 24 planes.
 tests/helpers/film_files.py writes the films.
 """
 
@@ -85,7 +85,7 @@ def planes_of_frames(clip: DatasetClip) -> list[Planes]:
 def true_planes(lengths: Sequence[Fraction]) -> list[Planes]:
     """Return the planes of each frame if the first frame begins with plane 0.
 
-    E.g. [SHORT, LONG, SHORT] -> [(0, 24), (24, 96), (120, 24)].
+    E.g. [SHORT_FRAME, LONG_FRAME, SHORT_FRAME] -> [(0, 24), (24, 96), (120, 24)].
     """
     planes = []
     for start, length in zip(starts_of(lengths), lengths, strict=True):
@@ -804,7 +804,7 @@ def test_clocks_may_differ_by_a_frame(tmp_path, seconds):
 
     clip = open_clip(*files, calibration=write_clock(tmp_path, planes_per_second))
 
-    # The film says that the second frame begins at 1/60 s.
+    # The film says that the second frame begins at 1/60 s. So many planes come before it.
     second_frame = planes_of_frames(clip)[1]
     assert second_frame.first == int(planes_per_second / 60)
 
@@ -820,7 +820,7 @@ def test_clocks_may_not_differ_by_more_than_a_frame(tmp_path, seconds):
 
 
 def test_the_clock_of_the_spike_camera_tells_how_long_the_last_frame_lasts(tmp_path):
-    # Without this clock, the last frame would last as long as the frame before: SHORT.
+    # Without this clock, the last frame would last as long as the frame before: SHORT_FRAME.
     lengths = [LONG_FRAME, LONG_FRAME, SHORT_FRAME, LONG_FRAME]
     files = film_with_spikes(tmp_path, lengths)
 
