@@ -583,6 +583,7 @@ FAULTS = {
         ],
         {"spike": PLANE_24},
     ),
+    # 24 planes of 12 bytes, and one byte more.
     "a byte too many": Fault(
         a_byte_too_many,
         [

@@ -226,6 +226,7 @@ def test_adam_and_adamw_share_their_moments():
 
     load_moments(optimizer, saved, net, saved_options, train_options())
 
+    # The state of a new optimizer is empty. Step 1 was taken by AdamW before it was saved.
     assert optimizer.state_dict()["state"][0]["step"] == 1
 
 

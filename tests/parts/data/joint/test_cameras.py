@@ -161,6 +161,8 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
     means = torch.stack(at_points).mean(0)
 
     mean_shifts = seen_by_spike_pixels(shifts.permute(2, 0, 1), view, has_lens=False)
+    # Place (0, 0) of the grid lies at -1 + beside_pixel on the frame. So a position on the frame,
+    # minus (-1 + beside_pixel), is a position on the grid.
     return sample_picture(means, middles + mean_shifts.permute(1, 2, 0) + 1 - beside_pixel)
 
 
