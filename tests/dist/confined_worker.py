@@ -52,6 +52,7 @@ def no_reserved_ports() -> None:
     data = ctypes.create_string_buffer(struct.calcsize(CAPABILITIES))
     call(LIBC.capget, header, data)
     words = list(struct.unpack(CAPABILITIES, data.raw))
+    # Clear the bit of this right in each of the three sets. It is bit 10, so it is in a lower word.
     for lower_word in range(3):
         words[lower_word] &= ~(1 << CAP_NET_BIND_SERVICE)
     call(LIBC.capset, header, struct.pack(CAPABILITIES, *words))

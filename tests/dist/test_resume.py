@@ -249,9 +249,9 @@ def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_s
 
 # ---- Ranks without a common disk ----
 
-# A program that runs a rank in the folder of its first argument. The results of the run are in a
-# relative folder. So each rank has results of its own, as on hosts without a common disk. `pop`
-# removes the folder from the arguments. So odd_worker.py gets only its own arguments.
+# A program that runs a rank in the folder of its first argument. The folder of the results is
+# relative, so each rank has results of its own, as on hosts without a common disk. `pop` removes
+# the first argument, which is none of odd_worker.py.
 APART = f"""
 import os, runpy, sys
 os.chdir(sys.argv.pop(1))

@@ -114,7 +114,7 @@ def test_a_forged_beat_harms_no_file_or_process_that_it_names(run, tmp_path, bys
 
     store.set("beat/1", json.dumps(forged))
     # Now rank 1 is silent. In this worker, rank 0 waits 4 s for a silent rank. Then it reads the
-    # forged beat and reports it. Then it waits for the end of rank 1, so let rank 1 continue.
+    # forged beat and reports it. At last it waits for the end of rank 1, so let rank 1 continue.
     run.wait_for(REPORT, rank=0, limit_s=60)
     os.kill(beat["pid"], signal.SIGCONT)
     result = run.wait(limit_s=30)

@@ -225,6 +225,7 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
     for each in named:
         if each.rank not in struck_ranks(n, fault) or each.kind != expected_kind:
             wrong += 1
+    # The first round begins at the strike, so the last round begins `rounds` - 1 beats after it.
     return {
         "named_s": round(named[0].after_s, 2) if named else float("inf"),
         "beat_s": round(since_strike_s / max(1, rounds - 1), 2),

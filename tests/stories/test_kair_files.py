@@ -820,6 +820,7 @@ def noise_of(sample):
     return 255 * (noisy - sample["gt"])
 
 
+# The noise is drawn for each sample and epoch, so six epochs are six draws.
 EACH_EPOCH = pytest.mark.parametrize("epoch", range(6))
 
 

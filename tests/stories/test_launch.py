@@ -248,6 +248,8 @@ def test_a_process_that_sees_one_gpu_takes_it(local_rank, gpu_count, index, monk
 
 # ---- A process for each node, which must start the ranks of its node ----
 
+# The variables by which torchrun knows how many ranks a node has, how many nodes there are, and
+# which of them this node is.
 NODE_NAMES = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
 
 
@@ -326,6 +328,7 @@ def test_a_process_with_one_gpu_is_a_rank():
 
 # ---- Other launchers, which have variables of their own ----
 
+# Where rank 0 is, if the user or the launcher gives it.
 ADDRESS = {"MASTER_ADDR": "h0", "MASTER_PORT": "23456"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -535,9 +538,9 @@ def test_two_jobs_on_one_host_meet_at_different_ports():
     assert len(ports) == 2
 
 
-# In these cases the launcher tells how many processes there are. But it does not tell where rank 0
-# is, or which rank this process is. So the run must be refused. message: the part of the error with
-# the command that the user should type.
+# In these cases the launcher tells how many processes there are, but not where rank 0 is or which
+# rank this process is. So the run must be refused. message: the part of the error with the command
+# that the user should type.
 INCOMPLETE = [
     pytest.param(
         without(OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "mpirun -x MASTER_ADDR=", id="Open MPI"
@@ -588,6 +591,7 @@ def test_one_process_of_another_launcher_is_one_process(env):
 
 # ---- MPI, if it is installed ----
 
+# Each command starts two ranks. --oversubscribe allows more ranks than cores.
 OPEN_MPI_RUN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
 MPICH_RUN = ["mpirun.mpich", "-np", "2"]
 NEEDS_OPEN_MPI = pytest.mark.skipif(not shutil.which("mpirun.openmpi"), reason="needs openmpi-bin")

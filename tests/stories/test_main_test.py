@@ -534,6 +534,7 @@ WITH_SPIKES = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"
 # Keys of the section `spike` that say which planes of a spike file belong to which frame.
 PLANE_KEYS = {"first", "count", "exposure", "calibration"}
 
+# Keys of the section `spike` in the training of the weights.
 TRAINED_ON = [
     pytest.param({"first": 2, "count": 20}, id="trained on 20 planes"),
     pytest.param(

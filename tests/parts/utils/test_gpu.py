@@ -280,6 +280,7 @@ FACTS = {
     "samples": 4,  # number of samples of this rank in an epoch
     "first": [1],  # numbers of the first samples of this start of the run
 }
+# What a rank tells of its work, in each beat.
 STATE = {
     "host": "a",
     "pid": 7,

@@ -420,6 +420,8 @@ def check_of_own_clips(fast, spikes, **spike):
     return warning_of(user_clips(fast / "GOPRO_Large/train", spikes, spike_options=spike))
 
 
+# Two representations of the spikes: the light of short windows relative to the light of the
+# exposure, and the light of one window itself.
 RELATIVE = {"type": "relative", "half_windows": [2, 6, 12]}
 TFP = {"type": "tfp", "half_window": 3}
 

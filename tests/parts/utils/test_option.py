@@ -28,6 +28,8 @@ from utils.secrets import KEY, redact, without_secrets
 
 # ---- Parts that an option file may choose ----
 
+# The arguments of a registry are the word for its parts in messages, the key that chooses a part
+# ("type" by default), and the options that every section of such a part has.
 NETWORKS = Registry("network", "net_type")
 FUSIONS = Registry("fusion operator")
 DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "options").glob("*/*.json"))
 SAMPLE = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
 SCHEMA = json.loads((ROOT / "options/schema.json").read_text(encoding="utf-8"))
+# Finds the faults of an option file by the schema.
 CHECK = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 
 
