@@ -76,6 +76,7 @@ def reference():
 def test_the_rgb_ablation_reads_no_spikes(ablation, reference):
     assert ablation.spike_channels == 0
     assert options_of_part(ablation.netG).fusion.type == "none"
+    # 3 windows (half_windows), a confidence, and 8 equal parts of the exposure (num_bins).
     assert reference.spike_channels == 12
 
 

@@ -46,6 +46,8 @@ def path_in(folder: Path) -> Path:
 # ---- Values of a wrong type or range ----
 
 
+# A key of the checkpoint, and a value that a run never writes there. Python takes True for 1, but
+# True is no count. A count is at most 2^40 (LARGEST_COUNT of utils/run/saved_state.py).
 @pytest.mark.parametrize(
     ("key", "value"),
     [
