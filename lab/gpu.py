@@ -171,7 +171,9 @@ class Setup(NamedTuple):
     """What a training step needs."""
 
     net: Any
-    clip: Clip  # a random clip on the device
+    # A random clip on the device. `clip(net)` restores it, and `clip.train_step(net, optimizer)`
+    # trains on it.
+    clip: Clip
     optimizer: torch.optim.Optimizer
 
 
@@ -270,12 +272,13 @@ def count_memory(device: str, checkpoint: bool) -> Figures:
     """
     setup = prepare(device, checkpoint=checkpoint)
     net = setup.net
+    run_clip = partial(setup.clip, net)
     # `fit_memory` chooses as many blocks to compute again as the budget requires: all blocks with a
     # budget of 0, and no block with an unlimited budget.
     budget_gb = 0.0 if checkpoint else math.inf
     # Autocast, because `step` uses it on a GPU. With it, autograd keeps tensors of 16 bits.
     with torch.autocast(device, torch.bfloat16):
-        with_margin_gb = fit_memory(net, partial(setup.clip, net), budget_gb)
+        with_margin_gb = fit_memory(net, run_clip, budget_gb)
     return {"counted GB": with_margin_gb / MARGIN}
 
 
