@@ -94,7 +94,10 @@ def file_for(gpus: int, card: int) -> Path:
 def table() -> Iterator[str]:
     """Yield the rows of "Which option file for which GPU" in docs/gpu.md.
 
-    A row: GPUs, cards, option file, clips at once x passes, GB of a step.
+    A row has the number of GPUs, the cards, the option file, clips at once x passes, and the GB of
+    a step. E.g. one GPU of 24 or 40 GB takes 2 clips at once, so 8 clips are 4 passes:
+
+        | 1 | 24 GB, 40 GB | `options/gpu/006_rgbspike_bf16_1x24gb.json` | 2 x 4 | 10.2 |
     """
     for gpus in GPUS:
         cards_of_file: dict[Path, list[int]] = {}
@@ -114,10 +117,12 @@ def table() -> Iterator[str]:
 def small_table() -> Iterator[str]:
     """Yield the rows of docs/gpu.md for GPUs of less than 24 GB, which take one clip at a time.
 
-    A row: card, option, GB of a step.
+    A row has the card, the option for the size of the crop, and the GB of a step:
+
+        | 4 GB | `datasets.train.gt_size=128` | 2.5 |
     """
-    # GB of a card, side of the crop. GPUs of 4 and 2 GB need smaller crops.
-    for card, crop in ((8, CROP), (4, 128), (2, 64)):
+    crop_of_card = {8: CROP, 4: 128, 2: 64}  # GB of a card -> side of the crop that fits into it
+    for card, crop in crop_of_card.items():
         # Activations grow with the number of pixels.
         activations_gb = counted_gb() * (crop / CROP) ** 2
         gb = step_gb(1, activations_gb)
