@@ -37,8 +37,8 @@ def main(argv: list[str]) -> int:
     names = run_names(args.runs)
     steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
 
-    # The first run is the reference, to which the second run and the repetitions with other seeds
-    # are compared.
+    # A curve is a row of `curves`, (N,). The first run is the reference. The second run and the
+    # repetitions with other seeds are compared with it.
     reference, curve_of_second, *curves_of_seeds = curves
     difference_of_runs = difference(curve_of_second, reference)
     differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]
