@@ -48,7 +48,8 @@ SPIKE = (SIDE // 2, SIDE // 2)  # height and width of a spike plane
 # cameras differ, so the exposure may lie partly outside of the interval.
 AROUND = 40
 
-# Largest error that counts as right. The order is the order of the registration's `is_sure`.
+# The largest error that counts as right. The keys have the order of the registration's `is_sure`,
+# because `print_summary` finds the flag of an error in "sure" by its index here.
 LIMITS = {"px": 0.2, "planes": 1.0, "share": 0.05}
 
 # Fields of a rig by which the trials are grouped, and the two limits between three groups of each.
@@ -149,12 +150,11 @@ def print_summary(trials: list[dict[str, Any]], title: str) -> None:
     """
     cells = [f"{title} ({len(trials)})"]
     for error_index, (key, limit) in enumerate(LIMITS.items()):
-        are_right = np.array([abs(result[key]) <= limit for result in trials])
-        are_sure = np.array([result["sure"][error_index] for result in trials])
-        are_right_and_sure = are_right & are_sure
-        cells.append(
-            f"{are_right.mean():.0%} ({are_right_and_sure.sum()} of {are_sure.sum()} sure)"
-        )
+        # Two arrays of bool, with an entry for each trial.
+        is_right = np.array([abs(result[key]) <= limit for result in trials])
+        is_sure = np.array([result["sure"][error_index] for result in trials])
+        right_among_sure = (is_right & is_sure).sum()
+        cells.append(f"{is_right.mean():.0%} ({right_among_sure} of {is_sure.sum()} sure)")
     print(" | ".join(cells))
 
 
