@@ -547,6 +547,7 @@ def start_programs_as_forks() -> None:
     execve = system.execve
 
     def start_rank(self: Any, command: Sequence[str], env: Mapping[str, str]) -> Any:
+        """Start a rank as a fork, unless it needs a new Python."""
         argv = script_of(command, env)
         if argv is None:
             return popen(self, command, env)
@@ -564,6 +565,7 @@ def start_programs_as_forks() -> None:
         )
 
     def replace_this_program(path: Any, command: Sequence[Any], env: Mapping[str, str]) -> Any:
+        """Run the command in this process, without a new Python unless the command needs one."""
         argv = script_of(command, env)
         if argv is None:
             return execve(path, command, env)
@@ -622,6 +624,7 @@ def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
         print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
+    # `run_to_end` has ended the process, except in the three cases that its docstring names.
     os._exit(1)
 
 

@@ -187,6 +187,8 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
     assert (warning in log) == (times == 1)
 
 
+# The number of an option file, and the number of frames that its test restores. There are two test
+# clips. They have three frames each, but file 009 makes one new frame of each clip.
 @pytest.mark.parametrize(
     ("number", "frames"),
     [
@@ -225,6 +227,7 @@ def assert_folders_are_taken_for_the_list(run: RankResult) -> None:
     """Check that a run of file 006 says once that it trains on all clips in the folders."""
     message = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert run.text.count(message) == 1
+    # Each of the two training clips has 6 frames.
     assert "2 clips, 12 frames of 64 x 80" in run.text
 
 

@@ -254,7 +254,7 @@ def test_a_complete_average_counts_all_clips_with_all_frames(tested_folder):
     assert total["clips_found"] == 3
     assert total["clips_expected"] == 3
     assert total["complete"] is True
-    assert total["frames"] == 9
+    assert total["frames"] == 9  # 2 + 3 + 4
 
 
 def test_the_protocol_says_how_the_numbers_were_made(tested_folder):

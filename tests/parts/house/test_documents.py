@@ -45,6 +45,7 @@ LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
 # A link to a heading, in two groups: the file, which may be empty, and the name of the heading.
 LINK_TO_HEADING = re.compile(r"\]\(([^):]*)#([^)]+)\)")
 
+# Runs a test once for each page.
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
