@@ -188,7 +188,7 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
 
 
 # The number of an option file, and the number of frames that its test restores. There are two test
-# clips. They have three frames each, but file 009 makes one new frame of each clip.
+# clips of three frames each. For file 009 they have seven frames, of which it makes the fourth.
 @pytest.mark.parametrize(
     ("number", "frames"),
     [

@@ -328,7 +328,9 @@ def test_a_process_with_one_gpu_is_a_rank():
 
 # ---- Other launchers, which have variables of their own ----
 
-# Where rank 0 is, if the user or the launcher gives it.
+# Each dictionary below has what a launcher tells process 1: of two ranks on one host, of a job of
+# four ranks (JSRUN), or of two nodes (the platforms from SAGEMAKER on). ADDRESS is where rank 0 is,
+# if the user or the launcher gives it.
 ADDRESS = {"MASTER_ADDR": "h0", "MASTER_PORT": "23456"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -353,7 +355,7 @@ JSRUN = {
     "JSM_NAMESPACE_RANK": "1",
     "JSM_NAMESPACE_SIZE": "4",
     "JSM_NAMESPACE_LOCAL_RANK": "1",
-    "LSB_MCPU_HOSTS": "b 1 a 4",
+    "LSB_MCPU_HOSTS": "b 1 a 4",  # hosts, each with its number of slots
 }
 FLUX = {
     "FLUX_TASK_RANK": "1",

@@ -39,7 +39,11 @@ GATE_OF_PROPOSAL = slice(20, 24)
 
 
 def learned_with(run: Run, gate: float) -> TrainedRun:
-    """Return a run whose steps only go a share of the way to the proposal. gate: this share."""
+    """Return a run whose steps only go a share of the way to the proposal. gate: this share.
+
+    The steps are new, so all other weights of their last layer are 0. "good" is the part of the
+    steps for many spikes.
+    """
     _, net = motion_network(read_saved(OPERATOR_WEIGHTS))
     with torch.no_grad():
         not_none(net.steps.tail.bias)[GATE_OF_PROPOSAL] = gate
