@@ -1,8 +1,9 @@
 """A disk that is full, or gets full while a run writes: the run says so with numbers, and keeps the
 last checkpoint.
 
-The disks are real: small file systems in memory, which only root can mount. Checkpoints must end a
-run that cannot write them. Logs, curves and pictures must not.
+The disks are real: small file systems in memory, which only root can mount. A run that cannot write
+a checkpoint must end, with exit code 3. A run that cannot write a log, a curve or a picture must go
+on.
 
 To test another way in which a disk can be full, add a function like `full_at_the_start`, and a row
 to the first test.

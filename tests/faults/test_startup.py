@@ -7,6 +7,9 @@ that are cut short. They happen to small trainings (tests/helpers/train_files.py
 
 To add a launch that cannot work, add an entry to WORLDS. To add a broken file, add a line to
 `break_files`, and the words of its message.
+
+Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 70 a rank is silent
+or unreachable, 75 stopped by a signal.
 """
 
 import os
@@ -500,9 +503,11 @@ def break_files(folder):
     return (
         "train0 | spike lacks 1 of 4 frames: 000003.dat",
         "train1 | cannot read image: its content is a web page",
+        # A plane of 16 x 16 bits has 32 bytes, and 100 = 3 x 32 + 4.
         "train0 | spike file of 100 bytes holds 3 planes of 16 x 16 and 4 bytes more",
         "train0 | spike file of 0 bytes holds no plane of 16 x 16",
         "train0 | spike file has 48 planes (1536 bytes), expected 24 (768 bytes)",
+        # 24 planes of 8 x 12 bits have 24 x 12 = 288 bytes, which are 9 x 32.
         "train2 | spike file has 9 planes (288 bytes), expected 24 (768 bytes)",
         "train2 | lq is 16 x 24, spikes 16 x 16: no whole multiple",
         "test0  | spike file of 30 bytes holds",

@@ -2,6 +2,8 @@
 
 The script renders clips of a moving scene for an RGB camera and a spike camera, in the layout of
 GoPro. Most tests read one small set, or a copy of it.
+
+Exit codes: 0 the set is there, 2 wrong arguments, 3 something else is in its place, 130 Ctrl-C.
 """
 
 import contextlib

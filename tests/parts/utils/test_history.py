@@ -3,7 +3,8 @@
 A run writes a line for each step into training_history.jsonl (LINES_NAME). At each validation, and
 at its end, it writes all curves into training_history.json (HISTORY_NAME) and into a picture.
 scripts/compare_runs.py draws and compares the curves of several runs. lab/compare_curves.py
-measures how much two curves differ.
+measures how much two curves differ. Their exit codes are 0: done; 1: the runs gain too little or
+differ too much; 2: wrong arguments; 3: files that cannot be used.
 """
 
 import json
