@@ -74,6 +74,11 @@ def _network_of_release(name: str, path: Path, weights: dict[str, Tensor]) -> Sa
     )
 
 
+def _network_without_file(name: str) -> SavedNetwork:
+    """Return the published network `name` without weights, to ask only for names and shapes."""
+    return _network_of_release(name, Path(name), weights={})  # no file of this path is read
+
+
 def _tensors_of(saved: SavedNetwork) -> dict[str, Tensor]:
     """Return the state dict of a network on the device "meta": only names and shapes."""
     return saved.empty_network.state_dict()
@@ -91,7 +96,7 @@ def _shapes_of_released(name: str) -> dict[str, torch.Size]:
     To find the shapes, the network is built, which takes a fifth of a second. So the result is
     cached: do not change it.
     """
-    return _shapes_of(_tensors_of(_network_of_release(name, Path(name), weights={})))
+    return _shapes_of(_tensors_of(_network_without_file(name)))
 
 
 def _most_bytes(name: str) -> int:
@@ -100,8 +105,7 @@ def _most_bytes(name: str) -> int:
     The limit is the size of the tensors, plus 10 % and 5 MB for their names. A larger file is not
     the right one, and must not fill the disk.
     """
-    network = _network_of_release(name, Path(name), weights={})
-    tensors = _tensors_of(network)
+    tensors = _tensors_of(_network_without_file(name))
     return int(1.1 * bytes_of(tensors.values())) + 5_000_000
 
 
