@@ -166,8 +166,10 @@ class DeformAlign(nn.Module):
     def _offsets(self, corrections: Tensor, flows: tuple[Tensor, ...]) -> Tensor:
         """Return offset = flow + max_residual * tanh(correction), (n, 18 g, h, w).
 
-        The result is float32 or float64, also under autocast. corrections: (n, 18 g, h, w). flows:
-        one for each source, (n, 2, h, w), in the order x, y.
+        The result is float32 or float64, also under autocast.
+
+        corrections: (n, 18 g, h, w).
+        flows: one for each source, (n, 2, h, w), in the order x, y.
         """
         n, _, h, w = corrections.shape
         precise = torch.promote_types(corrections.dtype, torch.float32)
