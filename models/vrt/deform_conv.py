@@ -89,23 +89,25 @@ def _deform_conv_by_sampling(
     times as fast with gradients. On a GPU of Apple, torchvision has no gradients of this
     convolution.
 
+    `deform_conv` explains the arguments:
+
     x: (n, c, h, w).
     offset: (n, 18 g, h, w).
     mask: (n, 9 g, h, w).
     weight: (c', c / k, 3, 3).
-    bias: (c',). `deform_conv` explains them.
+    bias: (c',).
     """
     n, c, h, w = x.shape
     columns = _columns(x, offset, mask)  # (n, c, 9, h w)
 
     # The convolution is a matrix product for each weight group. A weight group reads c/k channels
-    # with nine taps each, and makes c'/k channels. So the matrices are (k, c'/k, 9 c/k), and the
-    # columns (n, k, 9 c/k, h w). All n images use the same matrices (broadcasting). Both tensors
-    # are float32 (float64 in a float64 network), and under autocast @ converts both.
+    # with nine taps each, and makes c'/k channels. All n images use the same matrices
+    # (broadcasting). Both tensors are float32 (float64 in a float64 network), and under autocast @
+    # converts both.
     weight_groups = c // weight.shape[1]  # k
     outputs_of_group = len(weight) // weight_groups  # c'/k
-    matrices = weight.view(weight_groups, outputs_of_group, -1)
-    columns = columns.view(n, weight_groups, -1, h * w)
+    matrices = weight.view(weight_groups, outputs_of_group, -1)  # (k, c'/k, 9 c/k)
+    columns = columns.view(n, weight_groups, -1, h * w)  # (n, k, 9 c/k, h w)
     out = matrices @ columns  # (n, k, c'/k, h w)
     return out.view(n, -1, h, w) + bias.view(-1, 1, 1)
 
