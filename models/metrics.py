@@ -150,8 +150,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     return float((numerator / denominator).mean())
 
 
-# Register psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y. `metric` returns a
-# decorator, which is called here on a function.
+# Register psnr and ssim once more, on the luma: the metrics psnr_y and ssim_y. The result of
+# `metric(...)` is a decorator, and `(psnr)` calls it, as "@metric(...)" above a function does.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
 # LPIPS has a column like the other metrics. It needs files of weights, so it is chosen by the flag
@@ -298,7 +298,8 @@ def rgb_to_y(image: np.ndarray) -> np.ndarray:
 
     Source: ITU-R BT.601, as MATLAB's rgb2ycbcr.
     """
-    weights = np.array([65.481, 128.553, 24.966]) / 255.0  # of R, G, B
+    # The weights of R, G and B. They add up to 219 / 255, so white, 255, gives 219 + 16 = 235.
+    weights = np.array([65.481, 128.553, 24.966]) / 255.0
     return image.astype(np.float64) @ weights + 16.0
 
 
