@@ -223,7 +223,8 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
     if is_whole and side % multiple == 0 and side >= least_side:
         return
     # Propose the valid size that is nearest to `gt_size`. E.g. with scale 4 and multiple 8 a valid
-    # size is a multiple of 32, so 210 becomes 224.
+    # size is a multiple of 32. So for 210 the nearest side of the input is 7 * 8 = 56, and the
+    # proposed size is 56 * 4 = 224.
     gt_multiple = scale * multiple
     nearest_side = max(least_side, round(gt_size / gt_multiple) * multiple)
     key = "datasets.train.gt_size"
