@@ -62,6 +62,8 @@ class InChunks(torch.autograd.Function):
         h                      the input of fc2. None if stochastic depth has dropped the MLP
         work                   what the layer computes (work.py)
         work.hidden            computes the layer without fc2
+        work.pieces            yields each chunk of each sample: (number of the sample, chunk,
+                               factors)
         work.keeps_attention   whether forward records the results of the attention on the tape
         factors                the factors of stochastic depth, of attention and of the MLP. fc2(h)
                                is multiplied by the factor of the MLP
