@@ -289,8 +289,8 @@ class Cut(NamedTuple):
 
     case: str  # a case of odd_worker.py
     step: int  # number of steps after which the case strikes
-    writers: list[str]
-    exit_code: int
+    writers: list[str]  # names of additional log writers
+    exit_code: int  # with which the run must end
 
 
 @pytest.mark.parametrize(

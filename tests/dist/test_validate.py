@@ -75,7 +75,7 @@ class Validation(NamedTuple):
     model: ModelVRT
     clips: list[Clip]
     panels: dict[str, Any]  # name of a clip -> pictures of it
-    signs_of_life: int
+    signs_of_life: int  # number of signs, see `ticks`
 
 
 @pytest.fixture(scope="module")

@@ -154,9 +154,9 @@ class Page:
 class Clip:
     """Folders of a clip of four frames, and the description of its spikes."""
 
-    blurry: Path
+    blurry: Path  # the blurry frames
     spikes: Path  # one spike file for each frame
-    sharp: Path
+    sharp: Path  # the sharp frames
     info: Path  # dataset.json
 
 

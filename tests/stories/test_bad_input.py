@@ -157,6 +157,7 @@ def remove_a_sharp_frame(folder: Path) -> None:
 class Input(NamedTuple):
     """Files or data that a training refuses."""
 
+    # Spoils the files of `write_options` in this folder.
     spoil: Callable[[Path], None]
     # Words of the message.
     words: list[str]

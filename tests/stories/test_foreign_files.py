@@ -59,6 +59,7 @@ def home(tmp_path_factory):
 class Program(NamedTuple):
     """A program, and where it is told to write."""
 
+    # The function that runs the program with a list of arguments.
     main: Callable[[list[str]], object]
     # Its arguments. OUT stands for the output.
     arguments: Sequence[object]

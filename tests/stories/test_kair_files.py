@@ -370,6 +370,7 @@ def test_the_interpolated_frame_is_the_fourth_of_seven(interpolated_clip):
 
 
 def test_the_interpolated_frame_is_compared_with_the_fourth(interpolated_clip):
+    # Frame 3 is the fourth one. `psnr_by_hand` rounds the frame to 8 bits, as a written frame is.
     expected = psnr_by_hand(interpolated_clip.by_hand, interpolated_clip.frames[3])
 
     assert interpolated_clip.scores["restored"]["psnr"] == pytest.approx(expected, abs=0.01)

@@ -294,8 +294,8 @@ class InterruptedTest(NamedTuple):
     The removed files are the scores of clip test1 and one of its frames.
     """
 
-    folder: Path
-    results_before: dict[str, Any]
+    folder: Path  # the folder of the results
+    results_before: dict[str, Any]  # metrics.json, as `results_after`
     times_before: dict[Path, int]  # when each finished file was written
     results_after: dict[str, Any]
 
@@ -734,7 +734,7 @@ class InterpolatedClip(NamedTuple):
 
     net: torch.nn.Module
     source: list[np.ndarray]  # the given frames
-    out: Path
+    out: Path  # the folder of the results
 
 
 @pytest.fixture(scope="module")

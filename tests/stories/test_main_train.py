@@ -219,6 +219,7 @@ def test_event_files_hold_the_scores_of_each_clip_whose_mean_is_the_score_of_the
         of_clips = [values_of(events, f"clips/psnr/test{clip}")[validation] for clip in range(3)]
         means.append(sum(of_clips) / 3)
 
+    # Event files hold numbers in float32, so they are rounded.
     assert values_of(events, "val/psnr") == pytest.approx(means, abs=1e-4)
 
 

@@ -57,8 +57,8 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 class Help:
     """What a program shows with --help."""
 
-    code: int
-    text: str
+    code: int  # its exit code
+    text: str  # what it prints
 
     @property
     def options(self) -> str:

@@ -502,7 +502,7 @@ def test_each_other_representation_of_s_vrt_becomes_one_of_ours(tmp_path, case):
 class Totals:
     """Totals for 5 GPUs in a file of S-VRT, and what the new file must say for each GPU."""
 
-    batch: int
+    batch: int  # clips of a batch
     workers: int  # loader processes
     batch_per_gpu: int
     workers_per_gpu: int

@@ -60,8 +60,8 @@ def frame(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Clip:
     """The files of a clip of moving textures."""
 
-    frames: list[Path]
-    spikes: list[Path]
+    frames: list[Path]  # the blurry frames
+    spikes: list[Path]  # one spike file for each frame
     info: Path  # dataset.json, which says the rate of the spikes
 
 

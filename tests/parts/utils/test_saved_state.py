@@ -25,7 +25,7 @@ from utils.run.resume import find_checkpoint
 class FinishedRun(NamedTuple):
     """A run of one step."""
 
-    folder: Path
+    folder: Path  # the folder of the run
     state: dict[str, Any]  # its checkpoint
 
 
