@@ -60,25 +60,13 @@ Figures = dict[str, Any]
 
 def main(argv: list[str]) -> int:
     """Make the measurements, and write their figures. Returns 1 if a measurement failed, else 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, help="new file for the figures, JSON", metavar="FILE")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS)
-    )
-    parser.add_argument("--here", nargs="+", help="for this program: measure these in this process")
-    args = parser.parse_args(argv)
-
-    # `run_in_process` has started this process for some of the measurements.
+    args = parse(argv)
+    # `run_in_process` has started this process for some of the measurements. It reads the lines.
     if args.here:
         for name in args.here:
             print(json.dumps({name: measure_here(name, args.device)}), flush=True)
         return 0
 
-    if not args.out or args.out.exists():
-        parser.error("--out needs a new file")
     if args.only:
         names_of_processes = [[args.only]]
     else:
@@ -95,6 +83,24 @@ def main(argv: list[str]) -> int:
             print(f"{name}: {json.dumps(figures)[:150]}", flush=True)
     has_failed = any("failed" in figures for figures in content["figures"].values())
     return int(has_failed)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the arguments of the command line. Without --here, --out is a file that is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="new file for the figures, JSON", metavar="FILE")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS)
+    )
+    parser.add_argument("--here", nargs="+", help="for this program: measure these in this process")
+    args = parser.parse_args(argv)
+    is_out_new = args.out and not args.out.exists()
+    if not args.here and not is_out_new:
+        parser.error("--out needs a new file")
+    return args
 
 
 def names_by_process() -> list[list[str]]:
