@@ -205,11 +205,11 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
         lights = [scene(frame * PLANES + plane + 0.5) for plane in range(PLANES)]
         # The blurry frame is the mean light of the exposure. The sharp frame is the light of one
         # plane.
-        blurry = np.mean(lights, axis=0)
-        for kind, picture in (("blur", blurry), ("sharp", lights[SHARP_PLANE])):
+        light_of_kind = {"blur": np.mean(lights, axis=0), "sharp": lights[SHARP_PLANE]}
+        for kind, light in light_of_kind.items():
             path = folder / "rgb" / clip / kind / f"{frame:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            imwrite_rgb(path, to_uint8(to_display(picture)))
+            imwrite_rgb(path, to_uint8(to_display(light)))
         # The spike camera sees grey light, each pixel the mean of BINS x BINS RGB pixels.
         grey_lights = (bin_pixels(to_grey(light), BINS) for light in lights)
         stream = camera.run(grey_lights)
