@@ -166,18 +166,19 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
 
     folder: where the set is made; None for the folder of temporary files.
 
-    Returns {"first": costs of the first start, "again": costs of the second}. The costs are
+    Returns {"first": costs of the first start, "again": costs of the second}. The costs are the
+    results of three functions:
 
-        seconds, cpu_seconds, gb    of `measure_start`
-        states, opens, lists        of `count_calls`, if strace is installed
-        slow_seconds                of `measure_slow_start`, if strace is installed
+        measure_start         seconds, cpu_seconds, gb
+        count_calls           states, opens, lists    only if strace is installed
+        measure_slow_start    slow_seconds            only if strace is installed
     """
     costs_of_starts: dict[str, dict[str, float]] = {"first": {}, "again": {}}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
-        # Each measure makes two starts of its own, because strace makes a start slower.
+        # Each function makes two starts of its own, because strace makes a start slower.
         for measure in (measure_start, count_calls, measure_slow_start):
             # Remove the run of the measure before, because the first start would resume it.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
