@@ -60,8 +60,8 @@ jit: Any = triton.jit
 # group, tap, channel) has the index ((pixel * G + group) * 9 + tap) * C + channel. With G = 8 and
 # C = 8 the entry (2, 1, 4, 3) has the index ((2 * 8 + 1) * 9 + 4) * 8 + 3 = 1259.
 #
-# A value of each pixel and a value of each channel are joined by `[:, None]` and `[None, :]`. The
-# result is (ROWS, PAD).
+# A value of each pixel, (ROWS,), and a value of each channel, (PAD,), are joined by `[:, None]` and
+# `[None, :]`: (ROWS, 1) and (1, PAD) give (ROWS, PAD), an entry for each pixel and channel.
 
 
 @jit
