@@ -72,14 +72,15 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
     height, width = blurry.shape[:2]
     ratio = cv2.resize(grey_ratio, (width, height), interpolation=interpolation)
 
-    # How much each colour of a pixel changes if its grey value becomes twice as large: (H, W, 3).
+    # `changes`, see the top of this file: (H, W, 3). The number of spike channels has no effect,
+    # because `colour_changes` reads no spikes.
     values = blurry / np.float32(255)
     frame = torch.from_numpy(values).permute(2, 0, 1)[None]  # (1, 3, H, W)
-    # The number of spike channels has no effect here, because `colour_changes` reads no spikes.
     fusion = ExposureFusion(spike_channels=2)
     changes = fusion.colour_changes(frame)[0]  # (3, H, W)
-    changes = changes.permute(1, 2, 0).numpy()
+    changes = changes.permute(1, 2, 0).numpy()  # (H, W, 3)
 
+    # ratio[..., None] is (H, W, 1): all three colours of a pixel have the same ratio.
     restored = np.clip(values + changes * (ratio[..., None] - 1), 0, 1)
     return (255 * restored + 0.5).astype(np.uint8)  # astype cuts off the fraction; + 0.5 rounds
 
