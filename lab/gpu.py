@@ -5,19 +5,22 @@
     python lab/gpu.py --out gpu.json --only "step, batch 8, no checkpointing"
     python lab/gpu.py --out try.json --device cpu      tiny sizes, to try the program itself
 
-All measurements together take 5 minutes at most. The file says which measurements had no time left.
-The training step comes first. If a measurement raises a RuntimeError, e.g. for lack of memory, the
-file says so, and the next measurement begins. Another error ends the process, and the rest of its
-measurements are noted as failed. The file is written after each measurement:
+All measurements together take 5 minutes at most, and the training step comes first. The file is
+written after each measurement:
 
     {"gpu": "NVIDIA H200", ..., "figures": {"step, batch 1, no checkpointing":
         {"s": 0.67, "peak GB": 5.1}, "naive step, batch 1, float32": {"failed": "out of memory"}}}
 
-The exit code is 1 if a measurement failed. This program measures speed and memory. `pytest -m cuda`
-tests whether the results are right. docs/gpu.md has figures of an H200.
+A measurement that failed has the reason in place of its figures, and the exit code is then 1. There
+are three cases: a RuntimeError, e.g. for lack of memory, after which the next measurement begins;
+another error, which ends the process, so that the rest of its measurements failed, too; and a
+measurement for which no time was left.
 
 The measurements run in a few processes, so that a process that crashes loses only its own figures.
 `main` starts this program again with `--here NAME ...` for each of them.
+
+This program measures speed and memory, and `pytest -m cuda` tests whether the results are right.
+docs/gpu.md has figures of an H200.
 
 What must stay: the names of the measurements, which docs/gpu.md and stored files have, and
 `prepare`, which lab/gpu_next.py calls. test_a_measurement_of_a_gpu_writes_its_figures runs one of
