@@ -23,9 +23,10 @@ import numpy as np
 # Degree of a curve. On photographs in good light, the frames of weights/motion.pth gained most with
 # the third degree: 0.2 dB more than with the second, 0.06 dB more than with the fourth.
 DEGREE = 3
-# RIDGE times the sum of the diagonal is added to each value of the diagonal of the equations, so
-# that they always have a single solution. Without it, many curves would fit the shifts if there are
-# fewer times than DEGREE. (This is rare: an exposure has eight times beside the sharp instant.)
+# A small number is added to the diagonal of the equations of a pixel: RIDGE times the sum of the
+# diagonal. So the equations always have a single solution. Without this number, many curves would
+# fit the shifts if there are fewer times than DEGREE. (This is rare: an exposure has eight times
+# beside the sharp instant.)
 RIDGE = 1e-4
 # The shake is a median over the pixels. Each fourth row and column has enough pixels for it.
 STEP_OF_SHAKE = 4
@@ -54,9 +55,9 @@ def curves_of(
 
     # q(tau_k) is the sum of c_d tau_k^d over the degrees d.
     curves = np.zeros_like(shifts)
-    for d, c_d in enumerate(coefficients, start=1):
-        for curve, tau_k in zip(curves, tau.tolist(), strict=True):
-            curve += np.float32(tau_k**d) * c_d
+    for k, tau_k in enumerate(tau.tolist()):
+        for d, c_d in enumerate(coefficients, start=1):
+            curves[k] += np.float32(tau_k**d) * c_d
     if with_shake:
         _add_shake(curves, shifts)
     return curves
@@ -65,7 +66,8 @@ def curves_of(
 def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) -> list[np.ndarray]:
     """Return c_1, c_2 and c_3 of the curve of each pixel, (H, W, 2) each.
 
-    They are the weighted least squares of a polynomial, so each pixel has its normal equations:
+    The sum in `curves_of` is least where its derivatives by c_1, c_2 and c_3 are 0. This gives
+    three linear equations for each pixel, the normal equations of least squares:
 
         S_2 c_1 + S_3 c_2 + S_4 c_3 = T_1        S_n = sum_k w_k tau_k^n
         S_3 c_1 + S_4 c_2 + S_5 c_3 = T_2        T_d = sum_k w_k tau_k^d shift_k
@@ -78,10 +80,12 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
     w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
     weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 
+    # With axes=1, tensordot sums over the K times: (K,) and (K, H, W) give (H, W).
     S = {}  # n -> S_n, (H, W)
     for n in range(2, 2 * DEGREE + 1):
         S[n] = np.tensordot(tau**n, w, axes=1)
     degrees = range(1, DEGREE + 1)
+    # Equation d has the coefficient S_(d + e) before the unknown c_e.
     matrix = [[S[d + e] for e in degrees] for d in degrees]
     T = [np.tensordot(tau**d, weighted_shifts, axes=1) for d in degrees]  # (H, W, 2) each
 
@@ -135,6 +139,7 @@ def _solve_for_pixels(
     for above in range(n):
         for below in range(above + 1, n):
             factor = left[below][above] / left[above][above]
+            # The columns before `above` are left out, because their unknowns are eliminated.
             for column in range(above, n):
                 left[below][column] = left[below][column] - factor * left[above][column]
             right[below] = right[below] - factor[..., None] * right[above]
