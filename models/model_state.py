@@ -51,8 +51,10 @@ logger = logging.getLogger(__name__)
 class ModelState:
     """The networks of a training, its loss and its optimizer, for any network.
 
-    netG(lq, spike) -> (B, T, 3 K, sH, sW), K = netG.out_instants. During training with several
-    processes, netG is wrapped in DDP (DistributedDataParallel).
+    netG(lq, spike) returns the restored frames, (B, T, 3 K, sH, sW), of B clips with T blurry
+    frames of H x W pixels. Each blurry frame gives K = netG.out_instants sharp frames, and a sharp
+    frame is s = `scale` times as high and as wide. During training with several processes, netG is
+    wrapped in DDP (DistributedDataParallel).
     """
 
     def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
@@ -65,7 +67,8 @@ class ModelState:
         self.opt = opt
         self.train_opt = opt.train
         self.device = utils_dist.get_device()
-        # For the log: which operations run in another form than on NVIDIA's GPUs, in sentences.
+        # Sentences for the log: one for each operation that has another form on this device than on
+        # NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
         # The options from which a program can build the network again, for weights files and
         # checkpoints. They name no paths of this machine, so that another machine can use the file.
@@ -75,6 +78,7 @@ class ModelState:
         # are equal on all ranks.
         torch.manual_seed(self.train_opt.manual_seed)
         self.netG = define_G(opt, spike_channels).to(self.device)
+        # The averaged network. `init_train` makes it, unless train.E_decay is 0.
         self.netE: nn.Module | None = None
 
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
@@ -85,14 +89,17 @@ class ModelState:
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
         # Measures the time of the forward passes, for the log.
         self.forward_clock = DeviceClock(self.device)
-        # Which parameters are trained. None: before the first step. "frozen": all but the
-        # parameters with a key of train.fix_keys in their name. "all": every parameter.
+        # Which parameters the last step has trained:
+        #     None        there was no step yet
+        #     "frozen"    all parameters without a key of train.fix_keys in their name
+        #     "all"       every parameter
         self.phase: str | None = None
 
     def init_train(self, state: dict[str, Any] | None = None) -> None:
-        """Load the weights; create netE, the loss, the optimizer and the scaler. Collective.
+        """Load the weights; create netE, the loss, the optimizer and the scaler.
 
-        Parameters are frozen and netG is wrapped in DDP only later, by the first step.
+        Collective: all ranks must call this. Parameters are frozen and netG is wrapped in DDP only
+        later, by the first step.
 
         state: a checkpoint to resume from, with the keys of `training_state`. None: start from
         `path.pretrained_netG`, or from scratch.
@@ -110,8 +117,8 @@ class ModelState:
             self.netG.compile()  # in place: the names in the state dict stay the same
 
         self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
-        warn_of_untrained(self.lossfn)
-        self.target_names = names_of_targets(type(self.lossfn))
+        warn_of_untrained(self.lossfn)  # the optimizer gets the parameters of netG only
+        self.target_names = names_of_targets(type(self.lossfn))  # e.g. ("gt",)
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         # Gradients in float16 underflow unless the loss is scaled. In bfloat16 they do not.
         self.scaler = torch.amp.GradScaler(
