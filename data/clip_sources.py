@@ -107,8 +107,9 @@ class ClipSources:
         """
         places = cls._expanded_places(section)
         _refuse_instants_without_gt(places)
-        # `spikes` are the spike settings of most clips. `own_spikes` has the settings of the clips
-        # that differ. An RGB dataset has no section `spike`.
+        # How the spike files are read: `spikes` for most clips, and `own_spikes` as
+        # {clip: settings} for the clips that differ, e.g. with another firing rate. An RGB dataset
+        # has no section `spike`.
         spikes = None
         own_spikes = {}
         if hasattr(section, "spike"):
@@ -117,6 +118,7 @@ class ClipSources:
         # A dataset without this key, or with its default null, leaves out no clip.
         val_partition = getattr(section, "val_partition", None)
         excluded_clips = HELD_OUT.get(val_partition, frozenset())
+        # data/clips/source.py explains the fields.
         return Source(
             **places,
             septuplets=cls.septuplets,
@@ -139,19 +141,23 @@ class ClipSources:
     def spike_data(cls, section: Any) -> dict[str, Any] | None:
         """Return the properties of the training spikes that are stored with the weights.
 
-        A test compares these properties with its own spikes. The keys are part of the files of
-        weights: a new key needs a default for files that lack it. Returns None for a dataset
-        without spikes. The keys are:
+        When main_test_vrt.py tests these weights, it compares the properties with the spikes of
+        the test data. Returns None for a dataset without spikes. The keys are:
 
-            rate              spikes per plane at full light. "match": each clip has its own rate.
-                              None: unknown, and the firing rates were not divided by a rate
+            rate              spikes per plane at full light: a number, or
+                              "match" if each clip has its own rate, or
+                              None if no rate is known; then firing rates were divided by none
             light             what the spikes integrate, "linear" or "display"
-            center            the plane of the sharp frame, from the section
-            planes, gt_plane  the values of dataset.json, which most files of the root have
+            center            the plane of the sharp frame, as the option spike.center says
+            planes, gt_plane  number of planes of a spike file, and the plane of the sharp frame,
+                              as dataset.json says; a few clips may have other values
             calibration       contents of the calibration file; only if there are two cameras
 
-        A value that differs between roots becomes None, with two exceptions: different light
-        becomes "linear", and different rates become "match" if all are known.
+        If the roots have different values of a key, the result has None. There are two exceptions:
+        different light becomes "linear", and different rates become "match" if all are known.
+
+        What must stay: the keys, because files of weights have them. A new key needs a default for
+        files that lack it.
         """
         if not hasattr(section, "spike"):
             return None
@@ -198,11 +204,12 @@ class ClipSources:
         root_number = source.name_prefix.removesuffix("/")  # "" for a single root
         name = f"{split} {root_number}" if root_number else split
         if section.io_backend.type == "cache":
+            # A cache was checked when it was built. Of the arguments only the scale counts.
             scale = check_arguments.get("scale", 1)
             report = cls._report_of_cache(section, source, name, scale)
         else:
-            check_arguments["share"] = section.checked_share
-            report = preflight.check_source(source, name, **check_arguments)
+            arguments = {**check_arguments, "share": section.checked_share}
+            report = preflight.check_source(source, name, **arguments)
         if is_rate_assumed(source):
             what = (
                 "neither dataset.json nor spike.rate gives the firing rate at full light; "
@@ -217,8 +224,8 @@ class ClipSources:
     ) -> root_check.Report:
         """Return the report of a root that is read from a clip cache.
 
-        The files of the source were checked when the cache was built. Since then, only the digest
-        of the source files is compared (`CacheReader.clips`).
+        The files of the source were checked when the cache was built, so they are not checked
+        again. `CacheReader.clips` only compares their digest, to find a change since then.
 
         scale: scale of the network.
         """
