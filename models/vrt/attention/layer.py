@@ -9,7 +9,9 @@ The input is u (positions, C), the tokens of all windows. The layer computes
     result              proj(self), or proj(mutual, self) if the layer has both. proj is a linear
                         layer
 
-Letters: T tokens in a window, C channels, C/heads channels of a head.
+Letters: T tokens in a window, C channels, C/heads channels of a head. A chunk is some windows that
+are computed together (chunk.py). A tape keeps results of the forward pass for the backward pass
+(tape.py).
 
 What must stay, and which test notices (in tests/parts/models):
 
@@ -91,11 +93,12 @@ class WindowAttention(nn.Module):
 
         u: the tokens, normalised, at all positions of the windows. Padding is zero.
         w: the weights, in the dtype of u. The method `weights` gives their names.
-        tape, is_plain: they choose the form of the attention (attention/window.py):
+        tape, is_plain: they choose one of three forms of the attention (attention/window.py):
 
-            is_plain=True             torch's operators on every device; `tape` is None
-            is_plain=False, a tape    our attention for CPUs, which keeps its results on the tape
-            is_plain=False, no tape   our kernel for GPUs if it accepts the windows, else torch's
+            is_plain    tape       form
+            True        None       torch's operators, on every device
+            False       a tape     our attention for CPUs, which keeps its results on the tape
+            False       None       our kernel for GPUs; torch's operators if it rejects the windows
         """
         out = self._attend(
             u, "qkv_self", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
@@ -107,9 +110,10 @@ class WindowAttention(nn.Module):
             by_frame = u.view(-1, tokens_of_frame, u.shape[1])  # (2 x windows, T / 2, C)
             sines = w["positions"]  # (1, T / 2, C)
             with_sines = (by_frame + sines).view_as(u)  # (positions, C)
-            # Output 0 has the queries of frame 1, and the keys and values of frame 0. So it is the
-            # content of frame 0, moved to its positions in frame 1. Output 1 is the content of
-            # frame 1, moved to its positions in frame 0.
+            # In each window, the first T / 2 tokens of the output come from queries of frame 1, and
+            # keys and values of frame 0. So they are the content of frame 0, moved to where frame 1
+            # shows it. The last T / 2 tokens are the content of frame 1, moved to where frame 0
+            # shows it.
             mutual_out = self._attend(
                 with_sines, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True
             )  # (positions, C)
@@ -135,8 +139,9 @@ class WindowAttention(nn.Module):
         """
         channels = u.shape[1]
         qkv = F.linear(u, w[key], w[f"{key}_bias"])  # (positions, 3 C)
-        # (windows, T, 3, heads, C/heads)
+        # (windows, T, 3, heads, C/heads); the 3 are q, k and v
         qkv = qkv.view(-1, chunk.positions_per_window, 3, self.heads, channels // self.heads)
+        # The spans of a chunk say which windows have which mask.
         out = window_attention(
             qkv,
             bias,
@@ -176,10 +181,11 @@ class WindowAttention(nn.Module):
 
         tokens: T, the number of tokens in a window.
         """
-        # The index is for the full window. The windows of a smaller clip have fewer tokens, and
-        # take the first T rows and columns. For a clip with fewer frames these are the right
-        # entries. For a clip that is smaller in height or width they belong to other offsets. This
-        # must stay, because the published network takes the same entries.
+        # The index is for the window of the constructor. If a clip is smaller, its windows have
+        # fewer tokens, and take the first T rows and columns of the index. This is right for a clip
+        # with fewer frames. For a clip with less height or width, the entries are wrong, because
+        # they belong to other offsets between two tokens. They must stay all the same: the
+        # published network takes these entries, too.
         index = self.relative_position_index[:tokens, :tokens].reshape(-1)  # (T T,)
         rows = self.relative_position_bias_table.index_select(0, index)  # (T T, heads)
         bias = rows.view(tokens, tokens, -1).permute(2, 0, 1)  # (heads, T, T)
