@@ -161,6 +161,7 @@ class VRT(nn.Module):
         spike_channels: int = 0,
     ) -> None:
         super().__init__()
+        # All arguments but in_chans, spynet_path, fusion and spike_channels, which are used below.
         design = Design(
             upscale=upscale,
             out_chans=out_chans,
@@ -193,7 +194,8 @@ class VRT(nn.Module):
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         fusion_class = fusion_options.constructor
         if pa_frames == 0:
-            # The number for the trunk if the option file had no in_chans.
+            # The fusion operator is asked what the trunk would get without the option in_chans,
+            # because the check names this number in its message.
             _, own_trunk_chans = fusion_class.channels(None, spike_channels)
             refuse_fusion_for_new_frames(
                 fusion_options.type, own_trunk_chans, has_in_chans=in_chans is not None
