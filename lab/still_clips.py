@@ -139,7 +139,7 @@ def make_clips(folder: Path, rate: float) -> None:
 
 
 def in_motion(picture: np.ndarray, pixels: float) -> Scene:
-    """Return a scene in which a picture (H, W, 3) moves to the left and upwards.
+    """Return a scene (time -> light) in which a picture (H, W, 3) moves to the left and upwards.
 
     pixels: how far it moves to the left in an exposure, in RGB pixels. It moves half as far
         upwards.
@@ -149,7 +149,9 @@ def in_motion(picture: np.ndarray, pixels: float) -> Scene:
         """Return the picture as the frame shows it at a time in planes, (HEIGHT, WIDTH, 3)."""
         to_left = pixels * time / PLANES
         upwards = to_left / 2
-        # The matrix from a pixel (x, y, 1) of the picture to a pixel of the frame.
+        # This matrix takes a pixel (x, y, 1) of the picture to its pixel of the frame. The pixel
+        # (left, top) of the picture is pixel (0, 0) of the frame, so both are subtracted. The
+        # motion is subtracted, too, because x grows to the right and y downwards.
         left, top = CORNER
         to_frame = np.array([[1, 0, -left - to_left], [0, 1, -top - upwards]], np.float32)
         return cv2.warpAffine(picture, to_frame, (WIDTH, HEIGHT), borderMode=cv2.BORDER_REFLECT)
@@ -164,9 +166,10 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
 
     other: the picture that the disc shows.
     """
+    # Without motion, a scene shows the part of its picture that the frame sees, at any time.
     still_picture = in_motion(picture, pixels=0)
     still_other = in_motion(other, pixels=0)
-    background = still_picture(0)  # at time 0, and at any other time; (HEIGHT, WIDTH, 3)
+    background = still_picture(0)  # (HEIGHT, WIDTH, 3)
     texture = still_other(0)
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
 
@@ -226,7 +229,7 @@ def psnr_of(folder: Path, name: str) -> dict[str, float]:
 
     The results go to <folder>/<name>.
 
-    folder: the folder in which `make_clips` has made the clips of a key of LIGHTS.
+    folder: the folder of the clips. `make_clips` made them, with one of the lights of LIGHTS.
     name: a key of WEIGHTS.
     """
     results = folder / name

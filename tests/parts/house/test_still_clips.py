@@ -22,7 +22,8 @@ from lab.still_clips import (
 from utils.image import imread_rgb
 
 # Light that grows from 0 at the left edge to 1 at the right edge of a picture larger than a frame.
-PICTURE = np.broadcast_to(np.linspace(0, 1, 400, dtype=np.float32)[:, None], (400, 400, 3)).copy()
+LIGHT_OF_COLUMN = np.linspace(0, 1, 400, dtype=np.float32)
+PICTURE = np.broadcast_to(LIGHT_OF_COLUMN[None, :, None], (400, 400, 3)).copy()
 # A random light in each pixel, so that each motion makes it blurry.
 TEXTURE = np.random.default_rng(0).random((400, 400, 3), dtype=np.float32)
 
@@ -41,10 +42,11 @@ def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(
 
     assert np.array_equal(blurry, sharp)
     assert spikes.shape == (PLANES, HEIGHT // BINS, WIDTH // BINS)
-    # The frame begins at column 100 of 400, so its light is 1/4 at its left edge. In full light a
-    # pixel has half a spike per plane. So 60 planes have 1/4 x 1/2 x 60 = 7.5 spikes. The pixels
+    # The frame begins at column 100 of 400, so the light of its left column is 0.25. With the rate
+    # 0.5, a pixel has 0.5 spikes per plane in full light, and 0.25 * 0.5 in this light. The pixels
     # begin with a random charge, which changes a number of spikes by one at most.
-    assert spikes[:, :, 0].sum(axis=0).mean() == pytest.approx(0.25 * 0.5 * PLANES, abs=1)
+    spikes_of_left_column = spikes[:, :, 0].sum(axis=0)  # (h,)
+    assert spikes_of_left_column.mean() == pytest.approx(0.25 * 0.5 * PLANES, abs=1)
 
 
 def test_a_clip_in_motion_is_blurry(tmp_path):
@@ -62,9 +64,9 @@ def test_in_front_of_a_still_background_only_the_disc_moves(tmp_path):
     # The disc stays in the right three quarters of the frame. So the left quarter shows only the
     # background, which stands still. The blurry frame is a mean of 60 equal lights. By rounding it
     # may differ from the sharp frame by one grey level.
-    differs = (np.abs(blurry.astype(int) - sharp) > 1).any(axis=(0, 2))  # (WIDTH,), of each column
-    assert not differs[: WIDTH // 4].any()
-    assert differs[WIDTH // 4 :].any()
+    differs = np.abs(blurry.astype(int) - sharp) > 1  # (HEIGHT, WIDTH, 3)
+    assert not differs[:, : WIDTH // 4].any()
+    assert differs[:, WIDTH // 4 :].any()
     assert np.array_equal(next_sharp[:, : WIDTH // 4], sharp[:, : WIDTH // 4])
 
 
@@ -74,7 +76,9 @@ def test_the_table_has_a_row_for_each_motion_with_the_gains_of_the_photographs()
         for motion in (*MOTIONS, DISC):
             clips[f"{photo.removesuffix('.png')}, {motion}"] = 0.5
 
-    lines = table_of(dict.fromkeys(LIGHTS, clips)).splitlines()
+    clips_of_light = dict.fromkeys(LIGHTS, clips)  # each light has the same gains
+    lines = table_of(clips_of_light).splitlines()
 
     assert len(lines) == 2 + len(MOTIONS) + 1  # the header has two lines
+    # A row has a cell for each light: the gain of each of the three photographs, and their mean.
     assert lines[2].count("+0.50, +0.50, +0.50 (mean +0.50)") == len(LIGHTS)
