@@ -114,10 +114,12 @@ def test_imports_between_folders_run_down_only(folder):
 def layer_of(module: str) -> str:
     """Return the layer of a module, a name in LAYERS.
 
-    Returns "" for a module of a folder without layers, e.g. of `scripts`. For a folder with layers,
-    LAYERS has the name of the folder itself, e.g. "utils", so each module of it has a layer.
+    E.g. "utils.run.folder" is in the layer "utils.run", and "utils.image" in the layer "utils". So
+    each module of a folder with layers has a layer. Returns "" for a module of a folder without
+    layers, e.g. of `scripts`.
     """
-    # With a point at the end, so that "utils.runner" does not belong to "utils.run".
+    # Compare names with a point at the end, so that "utils.runner." does not begin with
+    # "utils.run.".
     names = [name for name in HEIGHT if f"{module}.".startswith(f"{name}.")]
     return max(names, key=len, default="")
 
@@ -126,15 +128,17 @@ def test_imports_within_a_folder_run_down_only():
     wrong = []
     for found in all_imports():
         is_within_folder = folder_of(found.module) == folder_of(found.imported)
-        # Before a module, Python runs the __init__.py of the packages around it. So these imports
-        # do not count, e.g. `utils.run.folder imports utils`.
-        is_package_around = found.module.startswith(f"{found.imported}.")
-        layer = layer_of(found.module)
         is_of_project = found.imported in MODULES
-        if is_package_around or not (is_of_project and is_within_folder and layer):
+        if not (is_within_folder and is_of_project):
             continue
-        # Both modules are in one folder, and the importing module has a layer. So the imported
-        # module has a layer, too.
+        # A module needs the packages around it: Python runs the __init__.py of `utils` before
+        # utils.run.folder. So such an import does not count.
+        if found.module.startswith(f"{found.imported}."):
+            continue
+        layer = layer_of(found.module)
+        if not layer:  # a folder without layers
+            continue
+        # Both modules are in one folder, so the imported module has a layer, too.
         if HEIGHT[layer] < HEIGHT[layer_of(found.imported)]:
             wrong.append(str(found))
     assert not wrong
@@ -160,8 +164,8 @@ def test_the_spike_library_works_as_a_copied_folder(tmp_path):
     shutil.copytree(ROOT / "data/spike", tmp_path / "copied")
     modules = [f"copied.{path.stem}" for path in (tmp_path / "copied").glob("*.py")]
 
-    # The exit code is `'data' in sys.modules`: True, which is 1, if a module has imported `data` of
-    # the project.
+    # The exit code is 1 if a module has imported `data` of the project: sys.exit(True) exits with
+    # code 1, and sys.exit(False) with code 0.
     code = f"import sys; sys.path.append({str(tmp_path)!r}); import {', '.join(modules)}; "
     code += "sys.exit('data' in sys.modules)"
     # -I: neither this folder nor PYTHONPATH is searched.
@@ -176,7 +180,8 @@ def test_the_spike_library_works_as_a_copied_folder(tmp_path):
 def test_modules_do_not_import_in_circles():
     others_of_module = {}
     for name, imported in graph().items():
-        others_of_module[name] = (imported & MODULES.keys()) - {name}
+        of_project = imported & MODULES.keys()
+        others_of_module[name] = of_project - {name}
 
     assert circle(others_of_module) == []
 
@@ -194,9 +199,9 @@ def package(tmp_path) -> Path:
     return tmp_path
 
 
-# All forms of an import of box.inner.last in box.first that `imports_of` must see. (Python would
-# refuse the form with two dots when it runs it, because there is no package around `box`.
-# `imports_of` only reads the statement, and takes the second dot as the folder around `box`.)
+# All forms of an import of box.inner.last in box.first that `imports_of` must see. Python could not
+# run one of them, "from ..box.inner": its second dot means the package around `box`, and there is
+# none. `imports_of` only reads the statement, and takes the second dot as the folder around `box`.
 @pytest.mark.parametrize(
     "statement",
     [
