@@ -376,7 +376,8 @@ def results_on_spk_gopro(noise_seed):
     Returns the mean PSNR of the blurry frames, and of each test its metrics.json.
     """
     pairs = write_spk_gopro(noise_seed)
-    # The published spikes have larger planes than these, so the size must be given.
+    # The published spikes have larger planes than these, so the size must be given: 32 pixels of a
+    # frame along a side, and 2 of them for a pixel of the spike camera.
     size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
     run_tests("Spk-GoPro", *size, "--overwrite")
     results = {
@@ -408,8 +409,8 @@ def on_spk_gopro(tmp_path_factory):
     return OnSpkGopro(results, results_with_other_noise, psnr_of_blurry)
 
 
-# The page has two tests of this data set: the method exposure, and the small network
-# weights/operator.pth.
+# docs/benchmarks/published.md has two tests of this data set: the method exposure, and the small
+# network weights/operator.pth.
 BOTH_TESTS = pytest.mark.parametrize("name", ["method", "operator"])
 
 
@@ -448,19 +449,18 @@ def test_the_results_on_spk_gopro_name_the_published_protocol(on_spk_gopro, name
 def write_s_sdm():
     """Write clips in the layout of S-SDM's GOPRO. Return the pairs (blurry, sharp) that are scored.
 
-    Names are 13 apart: 000006, 000019, ... The first exposure of a clip has no spikes, so it does
-    not count.
+    The first exposure of a clip has no spikes, so it does not count.
     """
     pairs = []
     for clip, count in CLIPS.items():
         for index in range(count + 1):
-            name = f"{13 * index + 6:06d}"
+            name = f"{13 * index + 6:06d}"  # as S-SDM's files: 000006, 000019, 000032, ...
             blurry = Path("GOPRO/test/blur_data", clip, f"{name}.png")
             sharp = Path("GOPRO/test/sharp_data", clip, f"{name}.png")
             spikes = Path("GOPRO/test/spike_data", clip, f"{name}.dat")
             S_SDM.write(
                 grey_frames(S_SDM.inside, seed=count + index),  # a frame for each plane inside
-                blurry={blurry: 1},  # gamma 1: the mean of display values
+                blurry={blurry: 1},  # path -> gamma; with gamma 1 it is the mean of display values
                 sharp=sharp,
                 spikes=spikes,
                 noise_seed=index,
@@ -476,7 +476,8 @@ def write_s_sdm():
 class OnSSdm:
     """The test of docs/benchmarks/published.md on data like S-SDM's GOPRO."""
 
-    # Threshold of the spike camera, as a factor of the threshold of the data -> metrics.json.
+    # Factor -> metrics.json. The page tests with 1, 2 and 4 times the threshold of the data: with
+    # a higher threshold, the spike camera gives fewer spikes.
     results: dict[int, Any]
     psnr_of_blurry: float  # computed by hand
 
@@ -487,12 +488,14 @@ def on_s_sdm(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("s_sdm"))
         pairs = write_s_sdm()
-        # The commands before the first test are a loop of the shell, which makes links.
-        links, _, _ = commands("S-SDM's GOPRO").partition("python ")
-        subprocess.run(["bash", "-ec", links], check=True)
+        # The section begins with a loop of the shell, which makes links. Its other commands begin
+        # with "python ".
+        loop, _, _ = commands("S-SDM's GOPRO").partition("python ")
+        subprocess.run(["bash", "-ec", loop], check=True)
 
         results = {}
         for factor in (1, 2, 4):
+            # A frame has 32 pixels along a side, and a pixel of the spike camera has 4 of them.
             size = ("datasets.test.spike.h=8", "datasets.test.spike.w=8")
             run_tests("S-SDM's GOPRO", *size, factor=factor)
             results[factor] = read_metrics(Path(f"experiments/s_sdm_{factor}"))

@@ -484,8 +484,8 @@ def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
 )
 def test_planes_of_a_bright_scene_may_begin_as_another_file_does(tmp_path, begin):
     # JPEG and gzip files begin with these bytes. The rest of their headers is missing, so the file
-    # is read as spikes: two planes of 12 bytes. In a byte 0xf7 seven of eight bits are 1: seven of
-    # eight pixels fire, as in a bright scene.
+    # is read as spikes: two planes of 12 bytes. All other bytes are 0xf7, in which seven of eight
+    # bits are 1. So seven of eight pixels fire, as in a bright scene.
     (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
 
     assert read_spikes(tmp_path / "a.dat", OF_CLIPS).shape == (2, 8, 12)
@@ -522,7 +522,7 @@ def test_an_npz_may_hold_other_files(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("readme.txt", "no array")
 
-    assert count_planes(tmp_path / "a.npz", OF_CLIPS) == 5
+    assert count_planes(tmp_path / "a.npz", OF_CLIPS) == len(SPIKES)
 
 
 # ---- Writing ----

@@ -32,7 +32,11 @@ LIMIT_S = 120
 def start_restoration(
     folder: Path, frames: list[Path], spikes: Sequence[Path] = (), **changes: Any
 ) -> Work:
-    """Start a restoration as the page does. changes: other values of fields of the page."""
+    """Start a restoration as the page of app.py does.
+
+    changes: the fields of the page that a user fills in. The other fields keep the values with
+        which the page begins, e.g. 0 for a height that is not given.
+    """
     asked: dict[str, Any] = {
         "frames": [str(path) for path in frames],
         "spikes": [str(path) for path in spikes],
