@@ -99,7 +99,7 @@ def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
         column = columns[name]
         _demand(column.dtype == dtype and column.ndim == 1, name)
         if dtype is np.uint8:
-            last_byte = bytes(column[-1:])
+            last_byte = bytes(column[-1:])  # b"" if the column is empty
             _demand(last_byte == END, name)
             # Raises UnicodeDecodeError, which is a ValueError, if the texts are not UTF-8.
             column.tobytes().decode()
@@ -110,9 +110,10 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 
     With a slash, an empty name, "." or "..", the path of a file could leave its folder.
     """
-    # A column has a zero byte after each name: the names "a" and "b" are b"a\0b\0". With a zero
-    # byte before the first name, b"\0a\0b\0", each name is between two zero bytes. So a name ".."
-    # shows as b"\0..\0", and the names need not be split.
+    # The whole column is searched at once, so the names need not be split. A column has a zero byte
+    # after each name: the names "a" and ".." are b"a\0..\0". One more zero byte in front,
+    # b"\0a\0..\0", puts each name between two zero bytes. So if the column contains b"\0..\0", a
+    # name is "..".
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
     # A slash, an empty name, ".", and "..":
@@ -122,7 +123,8 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 
 def _refuse_clips(columns: Columns, source: Source) -> None:
     """Refuse clips that are not the clips of the meta file, or have names that cannot be used."""
-    names = Texts(columns["clips"]).read(0, len(columns["frames"]))
+    number_of_clips = len(columns["frames"])
+    names = Texts(columns["clips"]).read(0, number_of_clips)
     set_of_names = set(names)
     has_each_name_once = len(set_of_names) == len(names)
     _demand(has_each_name_once, "clips")
@@ -130,14 +132,15 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
     # {clip: [number of frames, number of the first frame]}, or None without a meta file.
     meta_entries = source.meta_entries
     if meta_entries:
-        _demand(set_of_names == meta_entries.keys() - source.excluded_clips, "clips")
+        expected_names = meta_entries.keys() - source.excluded_clips
+        _demand(set_of_names == expected_names, "clips")
         for name, frame_count in zip(names, columns["frames"].tolist(), strict=True):
             listed_count = meta_entries[name][0]
             _demand(frame_count == listed_count, "frames")
     # The names become names of output files, so they must pass the test that every name passes.
     try:
         for name in names:
-            checked_name(name, "")
+            checked_name(name, where="")  # of the error only its text `what` is used
     except DataError as e:
         raise ValueError(e.what) from e
 
@@ -180,7 +183,7 @@ def _is_folder_below_root(folder: str, in_lmdb: bool) -> bool:
     The path of a file is root + folder + name. E.g. "/data" + "/a/blur/" + "0.png" for a file on
     disk, and "/data.lmdb" + "::a/" + "0" for a key in an LMDB. So three things are demanded:
 
-        demand                        a refused folder, and the path that it would give
+        demand                        refused     because its file would be
         it begins with "/" or "::"    "b/"        "/datab/0.png", outside of the root
         it ends with "/" or "::"      "/a"        "/data/a0.png", not in a folder "a"
         it has no part ".."           "/../b/"    "/data/../b/0.png", outside of the root

@@ -72,6 +72,7 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
+    # Without a header, `damage` is never "". The type checker needs the other condition.
     damage = _damage_in(encoded, header)
     if header is None or damage:
         raise _unreadable(damage, path)
@@ -94,7 +95,7 @@ def _decoded(encoded: bytes) -> tuple[np.ndarray | None, str]:
     except cv2.error as e:
         return None, str(e).splitlines()[0]  # the other lines name functions of OpenCV
     if image is None:  # OpenCV gives no reason
-        return None, _no_whole_image(encoded)
+        return None, _unknown_damage(encoded)
     return image, ""
 
 
@@ -108,7 +109,7 @@ def _unreadable(reason: str, path: str) -> DataError:
     )
 
 
-def _no_whole_image(encoded: bytes) -> str:
+def _unknown_damage(encoded: bytes) -> str:
     """Return the reason if nothing more is known of a damaged file."""
     return f"{len(encoded)} bytes that are no whole image"
 
@@ -117,7 +118,9 @@ JPEG_START = b"\xff\xd8"  # the first two bytes of every JPEG
 
 
 def _damage_in(encoded: bytes, header: Header | None) -> str:
-    """Return in words which damage of a picture can be seen without decoding it. "" for none.
+    """Describe the damage that can be seen in a file without decoding its picture.
+
+    Returns "" if no damage can be seen.
 
     encoded: the content of the file.
     header: its header. None: the file is of an unknown kind, and counts as damaged.
@@ -127,7 +130,7 @@ def _damage_in(encoded: bytes, header: Header | None) -> str:
         # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
         return f"JPEG of {len(encoded)} bytes is cut short"
     if header is None:
-        return _other_kind(encoded) or _no_whole_image(encoded)
+        return _other_kind(encoded) or _unknown_damage(encoded)
     if header.kind == "PNG" and not has_whole_chunks(encoded):
         return f"PNG of {len(encoded)} bytes is damaged or cut short"
     return ""
@@ -144,6 +147,7 @@ def _has_end(jpeg: bytes) -> bool:
     # kind, and two bytes for its length. The length includes its own two bytes. E.g. the segment
     # ff e0 00 10 has the kind e0 and the length 16, so the next one begins 2 + 16 bytes later. The
     # header ends at the segment of kind 0xda, where the scan begins.
+    # Beyond the end of the file, the slices below are b"", and the loop ends.
     position = len(JPEG_START)
     while jpeg[position : position + 1] == b"\xff":
         kind = jpeg[position + 1 : position + 2]
