@@ -177,8 +177,8 @@ class Rig(RgbCamera):
 
         lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
         """
-        # All lights have one size, so the positions of the points are computed once, from the first
-        # light.
+        # All lights have one size, so the positions of the points are computed once. Take the first
+        # light to see its size; the loop below begins with this light (`chain`).
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
@@ -203,7 +203,8 @@ class Rig(RgbCamera):
         for light in chain([first], lights):
             grey = self._integrated(light)  # (H, W)
             if self.lens_blur:
-                sigma = self.lens_blur * rgb_width / width  # in RGB pixels
+                # `lens_blur` is in spike pixels, and sigma in RGB pixels.
+                sigma = self.lens_blur * rgb_width / width
                 grey = cv2.GaussianBlur(grey, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
             if not are_rgb_pixels:
                 x, y = places  # (h n, w n) each
@@ -228,9 +229,10 @@ class Rig(RgbCamera):
 
     def spikes(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
-        # `jitter` is the relative noise of the time between two spikes. In this time, which is
-        # n = 1 / rate planes at full light, a pixel collects one threshold of charge. The charge of
-        # n planes has sqrt(n) times the noise of the charge of one plane, so
+        # The sensor needs the noise of the charge that a pixel collects in one plane. But `jitter`
+        # is the relative noise of the time between two spikes, which is n = 1 / rate planes at full
+        # light. In this time a pixel collects one threshold of charge. The charge of n planes has
+        # sqrt(n) times the noise of the charge of one plane, so
         #     jitter = sqrt(1 / rate) * noise_of_a_plane
         # E.g. with rate 0.25 and jitter 0.02, a spike takes 4 planes, and the noise of a plane is
         # 0.02 / sqrt(4) = 0.01.
@@ -242,10 +244,12 @@ class Rig(RgbCamera):
             rate=self.rate,
             rng=random_stream("sensor of a rig", self.seed),
             shot_noise=noise_of_a_plane,
-            threshold_mismatch=self.pattern,
+            threshold_mismatch=self.pattern,  # each pixel has a threshold of its own
         )
         flaws = self._flaws_of_pixels(spike_size)
-        for view in delayed_views(self.views(lights, spike_size), self.time_offset):
+        views = self.views(lights, spike_size)  # (h, w) each
+        # The planes are `time_offset` planes late.
+        for view in delayed_views(views, self.time_offset):
             plane = sensor.step(view + flaws.dark_light)
             plane[flaws.is_dead] = 0
             plane[flaws.is_hot] = 1
@@ -263,8 +267,8 @@ class Rig(RgbCamera):
         # numbers hot pixels, so no pixel is both.
         random_numbers = rng.random(spike_size)
         return FlawsOfPixels(
-            # The light that has the same effect as the dark current. The firing rate is `self.rate`
-            # times the light, so the light is the dark rate divided by `self.rate`.
+            # A pixel in the dark fires at its dark rate. A light has the same effect if
+            # rate * light = dark rate. So this light is added, in place of a dark current.
             dark_light=(np.maximum(dark_rates, 0) / self.rate).astype(np.float32),
             is_dead=random_numbers < self.dead,
             is_hot=random_numbers >= 1 - self.hot,
