@@ -117,7 +117,10 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         "recipe": recipe.record(),
         "source": _digest_of(files),
     }
-    is_to_make = not _is_made(job, record)
+    # lexists is also true for a broken link, which must not be replaced either.
+    existing = [folder for folder in job.folders if os.path.lexists(folder)]
+    _refuse_other_folders(job.name, existing, record)
+    is_to_make = len(existing) < len(job.folders)
     # This check reads the headers of all frames, so it is only done if the clip must be made.
     if is_to_make and raw:
         _refuse_other_sizes(job.name, files, size)
@@ -135,7 +138,8 @@ def _bytes_per_exposure(
 ) -> int:
     """Return the estimated bytes of the spikes and images of an exposure.
 
-    size: (height, width) of the frames. raw: the raw frames; None with a rig.
+    size: (height, width) of the frames.
+    raw: the raw frames. None with a rig, two simulated cameras that make the frames later.
     """
     height, width = size
     spike_pixels = (height // recipe.ratio) * (width // recipe.ratio)
@@ -147,9 +151,9 @@ def _bytes_per_exposure(
         _, first_png = cv2.imencode(".png", raw.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
-        # No frame exists yet. A pixel has 3 bytes in blur and 3 bytes in sharp. We assume that PNG
-        # halves these 6 bytes.
-        image_bytes = 3 * recipe.crop**2
+        # No frame exists yet. An exposure has two images, blur and sharp, with 3 bytes for a pixel.
+        # We assume that PNG halves them: 2 * 3 / 2 = 3 bytes.
+        image_bytes = 3 * height * width
     return spike_bytes + image_bytes
 
 
@@ -172,8 +176,8 @@ def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
 def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    The form of the lines below must stay: made.json stores the digits, and with other digits, older
-    data sets could not be continued.
+    What must stay: the form of the lines below, e.g. "raw/000001.png 81234 1700000000000000000".
+    made.json stores the digits, and with other digits, older data sets could not be continued.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -185,27 +189,25 @@ def _digest_of(files: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_made(job: Job, record: dict[str, Any]) -> bool:
-    """Return whether both folders of a clip exist.
+def _refuse_other_folders(clip: str, existing: list[Path], record: dict[str, Any]) -> None:
+    """Refuse folders of a clip that were not made from this source with this recipe.
 
+    Such a folder is never overwritten.
+
+    clip: name of the clip. existing: its folders that exist.
     record: the contents of made.json that the clip would get.
-    Raises DataError if a folder was not made from this source with this recipe. Such a folder is
-    never overwritten.
     """
-    # lexists is also true for a broken link, which must not be replaced either.
-    folders = [folder for folder in job.folders if os.path.lexists(folder)]
-    for folder in folders:
+    for folder in existing:
         differing = _differences(folder, record)
         if differing:
             raise DataError(
-                what=f"clip {job.name} exists already, but differs from what would be made: "
+                what=f"clip {clip} exists already, but differs from what would be made: "
                 f"{', '.join(differing)}",
                 where=str(folder),
                 expected="no such folder, or a folder that was made from these files with these "
                 f"settings ({RECORD})",
                 do="choose another --out, or move the folder away",
             )
-    return len(folders) == 2
 
 
 def _differences(folder: Path, record: dict[str, Any]) -> list[str]:
