@@ -20,7 +20,6 @@ import re
 import shutil
 import subprocess
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,11 +121,13 @@ def require_usable_gpus() -> None:
     """
     if devices.is_cpu_wanted():
         return
-    # torch warns of what is wrong, e.g. "The NVIDIA driver on your system is too old".
+    # While torch looks for GPUs, it warns of what is wrong, e.g. "The NVIDIA driver on your system
+    # is too old". The message below quotes this warning.
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
-        if devices.device_of_rank(local_rank=0).type != "cpu":
-            return
+        device = devices.device_of_rank(local_rank=0)
+    if device.type != "cpu":
+        return
     gpus = _gpus_of_machine()
     if not gpus.count:
         return  # a machine without NVIDIA GPUs trains on the CPU
@@ -159,16 +160,9 @@ class _Gpus(NamedTuple):
 
 def _gpus_of_machine() -> _Gpus:
     """Return the NVIDIA GPUs of this machine, whatever torch can see of them."""
-    program = shutil.which("nvidia-smi")
-    if program is not None:
-        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        # The program fails if the driver and its library have different versions, for example. Then
-        # the files below are counted.
-        with suppress(OSError, subprocess.SubprocessError):
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-            # One line for each GPU: the version of the driver.
-            rows = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-            return _Gpus(len(rows), rows[0] if rows else "unknown")
+    gpus = _gpus_of_nvidia_smi()
+    if gpus is not None:
+        return gpus
     # Each GPU has a file /dev/nvidia0, ... A container without GPUs still sees the host's
     # /proc/driver/nvidia, but no such files.
     count = 0
@@ -176,6 +170,25 @@ def _gpus_of_machine() -> _Gpus:
         if os.access(path, os.R_OK | os.W_OK):
             count += 1
     return _Gpus(count, "unknown")
+
+
+def _gpus_of_nvidia_smi() -> _Gpus | None:
+    """Return the GPUs that the program nvidia-smi finds.
+
+    Returns None if the program is missing or fails, e.g. because the driver and its library have
+    different versions.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # One line for each GPU: the version of the driver.
+    rows = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    return _Gpus(len(rows), rows[0] if rows else "unknown")
 
 
 def require_kernels(device: torch.device) -> None:
@@ -206,9 +219,11 @@ def torch_to_install(capability: tuple[int, int], built_for: list[str]) -> str:
 
     There is one wheel of torch for each version of CUDA. Each wheel has kernels only for some GPUs.
 
-    A binary sm_XY runs on GPUs of compute capability X.Y and of later minor versions. E.g. sm_80
-    runs on 8.0 and 8.6, and not on 9.0. compute_XY (PTX) runs on every later GPU (CUDA C++
-    programming guide, 5.8).
+    A wheel has kernels of two kinds (CUDA C++ programming guide, 5.8):
+
+        kind                  runs on GPUs of compute capability     example
+        sm_XY, binary         X.Y, and X with a later minor          sm_80: 8.0 and 8.6, not 9.0
+        compute_XY, PTX       X.Y and everything later               compute_90: 9.0, 10.0, 12.0
 
     capability: compute capability of the GPU, e.g. (8, 6).
     built_for: torch.cuda.get_arch_list(), e.g. ["sm_80", "sm_90", "compute_90"].
