@@ -38,7 +38,9 @@ from utils import system
 
 @cache
 def machine() -> str:
-    """Return the name of the host or container in which the process ids of this process are valid.
+    """Return a name of the host or container that this process runs in.
+
+    A process id means a process only within this host or container.
 
     E.g. "gpu7/1b4e28ba-.../pid:[4026531836]": the host name, an id of the last start of the host,
     and the pid namespace, of which each container has its own. The host name alone is not enough,
@@ -103,7 +105,9 @@ def descendants_of(pid: int) -> list[int]:
     this process. For another process the list is empty.
     """
     if not system.has_proc():
-        own_children = multiprocessing.active_children() if pid == os.getpid() else []
+        if pid != os.getpid():
+            return []
+        own_children = multiprocessing.active_children()
         return [child.pid for child in own_children if child.pid is not None]
     descendants: list[int] = []
     # Each thread of the process has a file with the children that it started.
@@ -139,8 +143,10 @@ def main_thread_writes() -> bool:
     It waits if stdout or stderr is a paused terminal, or a pipe that nobody empties. Returns False
     for a write to a file on a disk.
     """
-    # The file shows the system call in which the thread waits, e.g. "1 0x2 0x7f... ...": number of
-    # the call, and its arguments in hexadecimal. It is "running" if the thread does not wait.
+    # The folder /proc/self/task has a folder for each thread, by the number of the thread. The main
+    # thread has the number of the process. Its file `syscall` shows the system call in which it
+    # waits, e.g. "1 0x2 0x7f... ...": number of the call, and its arguments in hexadecimal. The
+    # file shows "running" if the thread does not wait.
     try:
         with open(f"/proc/self/task/{os.getpid()}/syscall", encoding="ascii") as file:
             text = file.read()
@@ -187,8 +193,8 @@ def leave_signals_to_parent() -> None:
     descendants of a rank. The rank handles them: it saves and then ends. If a loader process ended
     at once, the rank would fail in the middle of its step.
 
-    Only the first SIGTERM is ignored. The second one ends the process, because this is how the rank
-    itself ends its loader processes.
+    Only the first SIGTERM is ignored, and the second one ends the process, because the rank itself
+    ends its loader processes by SIGTERM.
     """
 
     def end_at_next(number: int, _: Any) -> None:
