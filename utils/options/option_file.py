@@ -156,13 +156,15 @@ def _places_of_keys(text: str, path: Path) -> dict[str, str]:
 def _values_of_text(text: str, path: Path) -> dict[str, Any]:
     """Return the JSON object that an option file holds. Raises OptionError."""
     try:
+        # An emoji may be written as two escapes, "\ud83d\ude00". They become one character.
         raw = _with_whole_characters(_parse(text))
     except (ValueError, RecursionError) as e:
-        # json5 begins its messages with "<string>:LINE". "<string>:3 Unexpected" becomes
-        # "line 3: Unexpected".
-        expected = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
         if isinstance(e, RecursionError):
             expected = "fewer brackets within one another"
+        else:
+            # json5 begins its messages with "<string>:LINE". "<string>:3 Unexpected" becomes
+            # "line 3: Unexpected".
+            expected = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
         raise OptionError(
             what="the option file is no valid JSON",
             where=str(path),
