@@ -46,7 +46,7 @@ class FileReading(Section):
     io_backend: Annotated[Any, IO_BACKENDS] = Field("disk", description="How files are read.")
     cache_data: bool = Field(False, description="Keep decoded pictures in memory.")
     checked_share: float = Field(
-        SHARE,
+        SHARE,  # 1 %; data/clips/kept.py gives the reason
         ge=0,
         le=1,
         description="The first start checks all files. While no folder changes, each later start "
@@ -87,8 +87,9 @@ class ClipFiles(FrameFiles):
 class SharpFiles(Section):
     """Requires dataroot_gt in training. In FrameFiles this key may be left out.
 
-    Put SharpFiles before ClipFiles or FrameFiles in the list of base classes. If two classes have
-    the same field, the first class counts. E.g. class TrainKeys(Crops, SharpFiles, ClipFiles).
+    Put SharpFiles before ClipFiles or FrameFiles in the list of base classes, e.g.
+    class TrainKeys(Crops, SharpFiles, ClipFiles). If two base classes have a field of the same
+    name, Python takes the field of the first one, here of SharpFiles.
     """
 
     dataroot_gt: Root = Field(description="Folder of the sharp frames.")

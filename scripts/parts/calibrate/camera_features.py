@@ -57,8 +57,8 @@ def find_rough_position(
     """
     if mirror != "auto":
         return mirror, _from_features(mirror_views(views, mirror), light)
-    # "rows" and "both" need no trial, because the matrix may have any turn. E.g. mirrored rows are
-    # mirrored columns that are turned by 180 degrees.
+    # Two trials are enough, because the matrix can also turn the image. "rows" is "columns" turned
+    # by 180 degrees, and "both" is "none" turned by 180 degrees.
     as_it_is = _from_features(mirror_views(views, "none"), light)
     mirrored = _from_features(mirror_views(views, "columns"), light)
     if mirrored.inliers > as_it_is.inliers:
