@@ -277,13 +277,13 @@ def add_command(
 def add_info(parser: argparse.ArgumentParser) -> None:
     """Add the options of `info`."""
     add_file(parser)
-    parser.add_argument("--picture", type=Path, help="the frame of the time in the middle of FILE")
+    parser.add_argument("--picture", type=Path, help="a frame that was taken in the middle of FILE")
 
 
 def add_view(parser: argparse.ArgumentParser) -> None:
     """Add the options of `view`."""
     add_file(parser)
-    add_output(parser, "view", "image")
+    add_output(parser, "view", "the image file")
 
 
 def add_recon(parser: argparse.ArgumentParser) -> None:
@@ -308,13 +308,14 @@ def add_recon(parser: argparse.ArgumentParser) -> None:
 def add_play(parser: argparse.ArgumentParser) -> None:
     """Add the options of `play`."""
     add_file(parser)
-    add_output(parser, "play", ".mp4")
+    add_output(parser, "play", "the video file (.mp4)")
     add_method(parser)
     add_range(parser)
     parser.add_argument(
         "--step",
         type=int,
-        help=f"planes per video frame; default: as few as give at most {MOST_FRAMES} frames",
+        help="planes from one video frame to the next; default: the smallest number with which "
+        f"the video has at most {MOST_FRAMES} frames",
     )
 
 
@@ -339,19 +340,19 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
     """Add --out, and the options that decide the brightness of an image.
 
-    name: name of the command. output: what the file shows, for the help.
+    name: name of the command. output: what is written, for the help.
     """
     parser.add_argument(
         "--out",
         type=Path,
         help=f"{output}; default: the name of FILE with _{name}{DEFAULT_SUFFIX[name]}, in the "
-        "current folder, or in a temporary folder if the current folder is the repository",
+        "current folder (if this is the repository, in a temporary folder)",
     )
     parser.add_argument(
         "--rate",
         type=full_rate,
-        help="spikes per plane at full light; default: the rate in dataset.json, else the "
-        "rate with which the brightest half percent of the pixels is white",
+        help="spikes per plane at full light; default: the rate in dataset.json. Without it, the "
+        "rate is chosen so that the brightest 0.5 percent of the pixels are white",
     )
     parser.add_argument(
         "--light",
@@ -366,8 +367,8 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=GREY_METHODS,
         default="tfp",
-        help=f"method of the reconstruction, as in main_test_vrt.py; tfstp sees the last {HISTORY} "
-        "planes (default: %(default)s)",
+        help="method of the reconstruction, as in main_test_vrt.py; tfstp uses the "
+        f"{HISTORY} planes before each shown plane (default: %(default)s)",
     )
     parser.add_argument("--tick-hz", type=plane_rate, help="planes per second, to show the time")
     parser.add_argument(
