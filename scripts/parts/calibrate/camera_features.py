@@ -78,6 +78,7 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
         return nothing
     in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
     in_frame = np.array([match.in_frame for match in matches], np.float64)  # (matches, 2)
+    # All frames have the size of the first one (`refuse_different_sizes` in camera_pairs.py).
     tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
