@@ -33,8 +33,13 @@ def pixels(frame: Any) -> np.ndarray:
     return frame.to_ndarray(format="rgb24")
 
 
-# TURNS[n] turns a frame by n quarter turns counter-clockwise. E.g. TURNS[1] shows the right column
-# of the stored frame as the top row.
+# TURNS[n] turns a frame by n quarter turns counter-clockwise. An `Orientation` first exchanges rows
+# and columns, and then reverses them. E.g. TURNS[1]:
+#
+#     stored    exchanged    rows reversed
+#     1 2 3     1 4          3 6
+#     4 5 6     2 5          2 5
+#               3 6          1 4
 TURNS = (
     UPRIGHT,
     Orientation(is_transposed=True, has_reversed_columns=False, has_reversed_rows=True),
@@ -52,32 +57,35 @@ def orientation(frame: Any) -> Orientation:
         column a x + c y
         row    b x + d y
 
-    E.g., with 1 for the number 65536 of the file:
+    Three examples, in which 1 stands for 65536, the number in the file:
 
-         a   b   c   d
-         1   0   0   1    upright
-         0   1  -1   0    a quarter turn: x and y are exchanged, and the columns reversed
-        -1   0   0  -1    upside down: columns and rows are reversed
+         a   b   c   d    column    row
+         1   0   0   1       x       y     upright
+         0   1  -1   0      -y       x     a quarter turn clockwise
+        -1   0   0  -1      -x      -y     upside down
 
-    So x and y are exchanged if b and c are larger than a and d, and a negative number reverses an
-    axis. Source: FFmpeg, libavutil/display.h.
+    If b and c are larger than a and d, rows and columns are exchanged. If the remaining number of
+    the column is negative, the columns are reversed, and likewise the rows. Source: FFmpeg,
+    libavutil/display.h.
     """
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
         # PyAV fails if the frame has side data that it does not know, such as Exif. The angle can
         # still be read. It counts counter-clockwise, as TURNS does. It may be negative: -90 degrees
-        # are three quarter turns.
+        # are -1 quarter turn, and -1 % 4 is 3.
         quarter_turns = round(frame.rotation / 90)
         return TURNS[quarter_turns % 4]
     if matrix is None:
         return UPRIGHT
     # The matrix is stored as nine integers: a b u, c d v, x y w.
     numbers = np.frombuffer(bytes(matrix), np.int32).tolist()
-    a, b, _, c, d = numbers[:5]
-    is_transposed = abs(a) + abs(d) < abs(b) + abs(c)
-    if is_transposed:
+    a, b = numbers[0:2]
+    c, d = numbers[3:5]
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        # Nearly: column = c y, row = b x.
         return Orientation(is_transposed=True, has_reversed_columns=c < 0, has_reversed_rows=b < 0)
+    # Nearly: column = a x, row = d y.
     return Orientation(is_transposed=False, has_reversed_columns=a < 0, has_reversed_rows=d < 0)
 
 
