@@ -13,7 +13,8 @@ and `with_standard_names` adds
 `utils_dist.ranks` passes the result to `read_launch` (platforms.py), which reads the standard names
 and the names of SLURM.
 
-What must stay: the order of the steps in `with_standard_names`
+What must stay: the order of the steps in `with_standard_names`, because several of them may fit one
+environment. E.g. a script sets NNODES, which a platform would set, and then calls srun
 (test_a_task_of_srun_is_a_rank_even_if_a_platform_counts_the_nodes). Free to change: the ports.
 
 Tests: tests/stories/test_launch.py.
@@ -40,20 +41,20 @@ DEFAULT_PORT = "29500"  # the default of torchrun as well
 def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> dict[str, str]:
     """Return a copy of `env`, with torchrun's variables added if the table has the platform.
 
-    Several platforms may have set their variables, e.g. MPI within a job of SLURM. The first line
-    that is true of `env` decides:
+    `env` may have the variables of several programs, e.g. of MPI and of SLURM if MPI runs within a
+    job of SLURM. The first line that is true of `env` decides:
 
-        1  it has WORLD_SIZE or NPROC_PER_NODE        copied unchanged
-        2  a row of PER_PROCESS reads several ranks   the variables of this rank are added
-        3  srun of SLURM has started this process     copied unchanged (platforms.py knows srun)
-        4  a row of PER_NODE reads several nodes,     the variables of this node are added
-           or one node with several GPUs
-        5  a row of COUNT_ONLY reads a count above 1  DistError
-        6  else                                       copied unchanged
+        1  WORLD_SIZE or NPROC_PER_NODE is set          nothing is added
+        2  a launcher in PER_PROCESS has several ranks  the variables of this rank are added
+        3  srun of SLURM has started this process       nothing is added: platforms.py knows srun
+        4  a platform in PER_NODE has several nodes     the variables of this node are added
+           or GPUs
+        5  a row of COUNT_ONLY has a count above 1      DistError
+        6  none of these                                nothing is added
 
-    Launchers (2) come before SLURM and platforms (3 to 5), because a job of SLURM or of a platform
-    may start its ranks by a launcher. Because of line 1, a user who sets WORLD_SIZE=1 gets a single
-    process. If NPROC_PER_NODE is set, WORLD_SIZE is the number of nodes (node_launch.py).
+    The launchers (line 2) come before SLURM and the platforms (lines 3 to 5), because a job of
+    SLURM or of a platform may call a launcher. Because of line 1, a user who sets WORLD_SIZE=1 gets
+    a single process.
 
     gpu_count: number of GPUs that this process sees.
     command: what the user typed, for the advice of an error.
@@ -61,14 +62,15 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     Raises DistError if there are several processes, but the platform does not say which of them
     this process is, or where rank 0 is.
     """
-    # 1. The variables of torchrun are set. This process is a rank, or it stands for a node.
-    # torchrun itself sets TORCHELASTIC_RUN_ID for its ranks, and PET_NPROC_PER_NODE is the variable
-    # for its flag --nproc-per-node.
-    is_rank = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
-    is_node = env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE")
-    if is_rank or is_node:
+    # 1. The standard names are set already. Two more names say so, too: torchrun sets
+    # TORCHELASTIC_RUN_ID for its ranks, and PET_NPROC_PER_NODE is the variable for its flag
+    # --nproc-per-node.
+    has_size = env.get("WORLD_SIZE") or "TORCHELASTIC_RUN_ID" in env
+    has_ranks_per_node = env.get("NPROC_PER_NODE") or env.get("PET_NPROC_PER_NODE")
+    if has_size or has_ranks_per_node:
         return dict(env)
-    # 2. A launcher that starts one process for each rank.
+    # 2. A launcher that starts one process for each rank. The fields of a row are functions:
+    # `launcher.size(env)` reads the number of ranks from `env`, as a text.
     # {**env, **variables} is a copy of `env` to which the variables are added.
     for launcher in PER_PROCESS:
         rank_count = _number(launcher.size(env))
@@ -77,7 +79,8 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
     # 3. A task of srun: `utils.dist.platforms` reads the variables of SLURM.
     if "SLURM_PROCID" in env:
         return dict(env)
-    # 4. A platform that starts one process for each node.
+    # 4. A platform that starts one process for each node, with several nodes, or with several GPUs
+    # on its only node.
     for platform in PER_NODE:
         node_count = _number(platform.nodes(env))
         gpus_per_node = _number(platform.gpus(env))
@@ -96,8 +99,10 @@ def process_count(env: Env) -> int:
 
     env: the environment of this process, without the names that `with_standard_names` adds.
 
-    utils/dist/failure.py calls this for an error that comes before the ranks have met. At this time
-    `with_standard_names` may have failed, so it cannot be used.
+    utils/dist/failure.py calls this for an error that comes before the ranks have met, to find out
+    whether other processes of this host may report the same error. `with_standard_names` cannot be
+    used for this, because the error may be its own. The platforms of PER_NODE are left out, because
+    they start a single process on each host.
     """
     sizes = [env.get("WORLD_SIZE", "")]
     for row in PER_PROCESS:
