@@ -30,13 +30,17 @@ from utils.errors import DataError
 class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
-    Usually an RGB pixel takes the value at one point, its centre. But if spike pixels are smaller
-    than RGB pixels, an RGB pixel covers several spike pixels, and one point would miss some of
-    them. Then the RGB pixel takes the mean of n x n points, spread evenly over its area. n is the
-    number of spike pixels across an RGB pixel, rounded up.
+    Each RGB pixel takes the mean of n x n points of the spike plane, which are spread evenly over
+    the RGB pixel. Usually n is 1: the only point is the centre of the RGB pixel. If an RGB pixel
+    covers several spike pixels, one point would miss some of them. So n is the number of spike
+    pixels across an RGB pixel, rounded up.
+
+        spike pixels across an RGB pixel    n
+        0.25                                1
+        1.7                                 2
     """
 
-    step = 1  # crops of the frame may start at every pixel
+    step = 1  # RGB pixels: a crop of the frame may start at every pixel
 
     def __init__(
         self, calibration: Calibration, geometry: SpikeGeometry, path: str, nearest: bool = False
@@ -54,47 +58,48 @@ class CalibratedGrid:
         height, width = calibration.rgb_size
         self.size = (height, width)  # of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
-        scale = scale_of(matrix_to_rgb)  # RGB pixels per spike pixel along a side, e.g. 3.96
-        # If spike pixels are smaller than RGB pixels, `scale` is below 1, and round() may give 0.
+        # Number of RGB pixels across a spike pixel, e.g. 3.96. It is below 1 if a spike pixel is
+        # smaller than an RGB pixel. Then round() may give 0.
+        scale = scale_of(matrix_to_rgb)
         self.rgb_per_spike_pixel = max(1, round(scale))
         self._plane = plane_size
         self._nearest = nearest
         self._path = path
         self._matrix_to_spike = np.linalg.inv(matrix_to_rgb)
-        # With "nearest", an RGB pixel has the value of a single spike pixel, e.g. 0 or 1. A mean of
-        # several points would be another value, so an RGB pixel has only one point.
+        # With "nearest", an RGB pixel has the value of a single spike pixel, e.g. 0 or 1. The mean
+        # of two spike pixels may be 0.5, so an RGB pixel has only one point.
         self._points_across = 1 if nearest else self._points_across_a_pixel()
         # The last crop and its window, for the next frame of the same sample (`window`).
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
-        # `covered` (H, W) is a mask of the pixels that the spike camera sees. `coverage` is the
-        # fraction of these pixels. `region` is a rectangle of such pixels: crops for training lie
-        # in it.
+        # `covered` (H, W) is a mask of the pixels that the spike camera sees, and `coverage` is the
+        # fraction of these pixels. Crops for training lie in `region`: the region in the
+        # calibration file, or else the largest rectangle of covered pixels.
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
         self.region = usable_region(calibration, covered, path)
 
     def _points_across_a_pixel(self) -> int:
-        """Return n: each RGB pixel takes the mean of n x n points of the spike plane.
+        """Return n, the number of points along a side of an RGB pixel (see the class).
 
-        n is the number of spike pixels across the RGB pixel in the middle of the frame, rounded up.
-        E.g. 1.7 spike pixels give n = 2, and 0.25 spike pixels give n = 1.
-
-        An excess of up to 0.05 is ignored. E.g. the measured scale of two cameras of equal
-        resolution may be 1.02. It gives n = 1, because n = 2 would make the channels smoother, and
-        need four times as many points.
+        The number of spike pixels across an RGB pixel is measured in the middle of the frame. It is
+        reduced by 0.05 before it is rounded up. E.g. the measured number of two cameras of equal
+        resolution may be 1.02. Without the reduction n would be 2, which makes the channels
+        smoother and needs four times as many points.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
-        # The positions (u, v) in the spike plane of this RGB pixel, and of its two neighbours.
-        here = np.ravel(self._centres(middle))  # (2,)
+        # The position (u, v) in the spike plane of this RGB pixel, of its neighbour on the right
+        # (dx=1), and of its neighbour below (dy=1). `_centres` returns two arrays (1, 1), which
+        # np.ravel joins to (2,).
+        here = np.ravel(self._centres(middle))
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
-        # One step of an RGB pixel to the right, and one step down, in spike pixels.
+        # One RGB pixel to the right, and one RGB pixel down, in spike pixels.
         step_right = right - here
         step_down = below - here
         longest_step = max(np.hypot(*step_right), np.hypot(*step_down))
-        return max(1, int(np.ceil(longest_step - 0.05)))
+        return max(1, int(np.ceil(longest_step - 0.05)))  # at least 1, because a step may be 0.03
 
     def check_size(self, size: tuple[int, int]) -> None:
         """Raise DataError for frames of another size (H, W) than the calibration's."""
@@ -116,8 +121,8 @@ class CalibratedGrid:
         The last window is kept, because all frames of a sample have the same crop. Making a window
         takes longer than using it.
         """
-        # `crop` may be an `Augment` (data/augment.py), i.e. a crop with flips. Remove the flips,
-        # because a window does not depend on them.
+        # `crop` may be an `Augment` (data/augment.py), a subclass of `Crop` that also has flips.
+        # Leave the flips out, because a window does not depend on them.
         unflipped_crop = Crop(crop.top, crop.left, crop.height, crop.width)
         if self._last is not None:
             last_crop, last_window = self._last
