@@ -35,7 +35,8 @@ class View:
     E.g. with before = 20 and count = 40, the planes 20 ... 59 of the stream are the exposure.
 
     A stream of one plane (before = 0, count = 1) may be a count image: the number of spikes of each
-    pixel in a whole exposure. Then only the matrix is fitted.
+    pixel in a whole exposure. There are no planes around the exposure, so the fit finds only the
+    matrix, and not the times (`Pair.has_room`).
     """
 
     frame: np.ndarray  # (H, W, 3) uint8, R, G, B
@@ -45,13 +46,16 @@ class View:
 
 
 class Features(NamedTuple):
-    """The features of a frame that are compared with the spikes, on the pixels of the frame."""
+    """The features of a frame, on the pixels of the frame.
 
-    # (H, W, 5). The channels are
-    #     0, 1, 2  the three colours
-    #     3        the square of grey. A response curve is about b grey + c grey^2
-    #     4        the Laplacian of grey. A lens that blurs a little adds a multiple of the
-    #              Laplacian to grey
+    The fit finds the weighted sum of the features that is most like the spikes.
+    """
+
+    # (H, W, 5). The channels, and what each of them can explain:
+    #     0, 1, 2  the three colours       how sensitive the spike camera is to each colour
+    #     3        the square of grey      a response curve, which is about b grey + c grey^2
+    #     4        the Laplacian of grey   a lens that blurs a little: the blurred grey is about
+    #                                      grey + c Laplacian
     values: np.ndarray
     overexposed: np.ndarray  # (H, W), the fraction of overexposed pixels around a pixel, 0 ... 1
 
@@ -59,9 +63,10 @@ class Features(NamedTuple):
 # Number of channels of `Features.values`.
 FEATURES = 5
 
-# A round measures the firing rates around the start and around the end of the exposure. The reach
-# is the number of planes on each side of start and end: MOST_REACH, or fewer near the ends of a
-# stream. With 20 planes, fast motion would blur the rates, and
+# A round of the fit measures the firing rates around the start of the exposure, and around its end.
+# E.g. with the reach 8, the 8 planes before the start and the 8 planes after it are measured. The
+# reach is MOST_REACH, or less if the stream has fewer planes before the start, or after the end.
+# With a reach of 20 planes, fast motion would blur the rates, and
 # test_a_camera_is_found_from_a_start_that_is_off would fail. With 3 planes, the rates are noisier.
 MOST_REACH = 8
 # The fit of the times needs at least this reach. The rates of fewer planes would be mostly noise.
@@ -71,9 +76,10 @@ LEAST_REACH = 3
 class Pair:
     """A frame and its spikes, prepared for the fit. A pair does not change after it was made."""
 
-    integrated: np.ndarray  # (H, W, 3) float32, the frame in the unit that the spikes integrate
-    # (H, W) float32. 1 where the frame is overexposed, and 0 elsewhere. If pixels are binned, the
-    # fraction 0 ... 1 of overexposed pixels among those that became one pixel.
+    # (H, W, 3) float32, the frame as the spike camera integrates it: light, or display values.
+    integrated: np.ndarray
+    # (H, W) float32. 1 if the pixel is overexposed, and 0 if not. If several pixels were binned to
+    # this pixel, the fraction of overexposed pixels among them.
     overexposed: np.ndarray
     sums: np.ndarray  # (T + 1, h, w). sums[p]: number of spikes in the planes 0 ... p - 1
     before: int  # number of planes of the stream before the exposure
@@ -113,7 +119,8 @@ class Pair:
         start of the exposure. The rows are the rows of the (binned) spike plane. They differ,
         because a rolling shutter exposes each row at another time.
         """
-        # The nominal start is `before` planes after the start of the stream.
+        # The nominal start is `before` planes after the start of the stream. So the time t is
+        # before + t planes after the start of the stream. The earliest and the latest row count.
         planes_of_stream = len(self.sums) - 1
         planes_before = start.min() + self.before
         planes_after = planes_of_stream - self.before - end.max()
@@ -124,9 +131,9 @@ class Pair:
         grey = self.integrated.mean(axis=2)  # (H, W)
         colours = blur(self.integrated, sigma)  # (H, W, 3)
         curve = blur(grey**2, sigma)
-        # The factor 2 stays only because without it the last bits of results may change. Otherwise
-        # it has no effect, because the fit finds the coefficient of this feature. With another
-        # factor, the product of feature and coefficient would be the same.
+        # The factor 2 has no meaning: the fit multiplies this feature by a coefficient that it
+        # finds itself, and without the factor the coefficient would be twice as large. The factor
+        # stays because without it the last bits of results may change.
         lens = 2 * cv2.Laplacian(blur(grey, sigma), cv2.CV_32F)
         curve_and_lens = np.stack((curve, lens), axis=2)  # (H, W, 2)
         values = np.concatenate((colours, curve_and_lens), axis=2)  # (H, W, 5)
