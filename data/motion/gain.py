@@ -54,21 +54,20 @@ class ExposureLight(NamedTuple):
     planes: int  # number of planes in the exposure
 
     def level(self, is_good: np.ndarray | None = None) -> float:
-        """Return the level of the frame: its spikes per plane over its light.
+        """Return the level of the frame: the sum of its spikes per plane over the sum of its light.
 
-        Pixels at full light do not count, because the RGB camera clips there. Otherwise a lamp that
-        comes into view would look like another exposure. If all pixels are at full light, all
-        pixels count.
+        Only pixels count that are good, and that the RGB camera has not clipped. Where it clips,
+        the frame shows too little light. So with clipped pixels, a lamp that comes into view would
+        look like another exposure time.
 
-        is_good: (h, w) bool, the pixels that may count. If it is None, or if no pixel is good, all
-        pixels may count.
+        is_good: (h, w) bool, or None if all pixels are good. If no pixel is good, all pixels are
+        taken as good. If all good pixels are clipped, they count.
         """
-        is_usable = np.ones(self.frame_light.shape, bool)
-        if is_good is not None and is_good.any():
-            is_usable = is_good
-        is_counted = is_usable & (self.frame_light < CLIPPED)
+        if is_good is None or not is_good.any():
+            is_good = np.ones(self.frame_light.shape, bool)
+        is_counted = is_good & (self.frame_light < CLIPPED)
         if not is_counted.any():
-            is_counted = is_usable
+            is_counted = is_good
         spikes_per_plane = float(self.spike_rates[is_counted].sum())
         light = float(self.frame_light[is_counted].sum())
         return spikes_per_plane / max(light, DARK)
@@ -83,12 +82,13 @@ PARTS = 8
 def exposure_light(recording: Recording, view: View) -> ExposureLight:
     """Return the light of an exposure, as each camera measures it."""
     rates = recording.spike_rates(recording.parts(PARTS))  # (parts, h, w)
-    # What a spike pixel sums up (light, or display values if `is_display`), from the blurry frame.
+    # The blurry frame in the unit that a spike pixel sums up: light, or display values if
+    # `is_display`. The rest of this file calls both "light".
     grey = integrated(recording.blurry, view.is_display)  # (H, W)
     frame_light = view.means(grey)  # (h, w)
     if view.is_display:
-        # This spike camera averages display values over the exposure. The blurry frame averages
-        # light, and then turns the mean into a display value. The factor corrects the difference.
+        # The spikes give the mean of the display values in the exposure. But the blurry frame gives
+        # the display value of the mean light.
         frame_light *= _display_correction(rates)
     return ExposureLight(rates.mean(axis=0), frame_light, planes=recording.length)
 
@@ -115,10 +115,11 @@ def _display_correction(rates: np.ndarray) -> np.ndarray:
 
 # ---- The gain for a clip -----------------------------------------------------------------------
 
-# The gain of each pixel is measured as if this many more spikes had been counted at the usual gain.
-# Without these spikes, the gain of a pixel with one or no spike would be noise. They hardly change
-# the gain of a pixel with many spikes. Any value from 3 to 30 gives the same PSNR within 0.02 dB,
-# on dim and on bright clips. The value 400 loses up to 0.04 dB. No test notices another value.
+# This many spikes are added to the spikes of each pixel, and as much light as gives so many spikes
+# at the usual gain. Without them, the gain of a pixel with one or no spike would be noise. They
+# hardly change the gain of a pixel with many spikes. Any value from 3 to 30 gives the same PSNR
+# within 0.02 dB, on dim and on bright clips. The value 400 loses up to 0.04 dB. No test notices
+# another value.
 USUAL_SPIKES = 3.0
 
 
@@ -129,8 +130,11 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
 
     Spikes and light are summed over the exposures. "usual" is the median of the gains of the
     pixels (`_usual_gain`). The fewer spikes a pixel has, the nearer is its gain to the usual gain.
-    E.g. with the usual gain 0.5, a pixel with 1 spike at the light 10 gets
-    (1 + 3) / (10 + 3 / 0.5) = 0.25, and not 1 / 10.
+    E.g. with the usual gain 0.5, the 3 added spikes come with the light 3 / 0.5 = 6:
+
+        spikes    light    spikes / light    gain
+        1         10       0.1               (1 + 3) / (10 + 6)     = 0.25
+        100       1000     0.1               (100 + 3) / (1000 + 6) = 0.102
 
     exposures: at least one, of the same view.
     Returns the gain (h, w) float32, and (h, w) bool. A pixel that cannot be trusted has the usual
@@ -142,11 +146,12 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
     usual = _usual_gain(spikes[~is_clipped], light[~is_clipped])
     gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
 
-    # A hot or dead pixel is not trusted. But if the RGB camera clips, the true light is brighter
-    # than the frame shows, so many spikes do not show a hot pixel.
+    # A pixel is trusted if its number of spikes is plausible. A pixel with far more spikes may be
+    # hot. But where the RGB camera clips, more spikes are right, because the true light is brighter
+    # than the frame shows. So these pixels are trusted, too.
     expected = usual * light  # number of spikes
-    is_overexposed = is_clipped & (spikes > expected)
-    is_good = is_overexposed | _is_plausible(spikes, expected)
+    has_more_true_light = is_clipped & (spikes > expected)
+    is_good = has_more_true_light | _is_plausible(spikes, expected)
     return np.where(is_good, gain, usual).astype(np.float32), is_good
 
 
