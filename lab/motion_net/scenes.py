@@ -114,25 +114,26 @@ def random_thing(
 ) -> Layer:
     """Draw a thing in front of the background, with its own motion, surface and outline.
 
-    camera: the motion of the camera. `random_scene` has enlarged its trajectory for the depth of
-    the thing, because near things move more.
+    camera: the motion of the camera, as the thing shows it: near things are shifted more than far
+    things (parallax), so each depth has a trajectory of its own.
     """
-    # The motion of the camera, plus the motion of the thing itself. Eight in ten things have their
-    # own shift, 0.3 to 10 pixels within the exposure.
+    # The thing moves with the camera, and in addition by itself. Eight in ten things have their own
+    # shift, 0.3 to 10 pixels within the exposure.
     center = rng.uniform(0, SIDE, size=2)
     trajectory = camera.trajectory
     if rng.random() >= 0.2:
         trajectory = trajectory + random_trajectory(rng, log_uniform(rng, 0.3, 10))
-    # Each thing turns and grows by itself. The numbers are standard deviations of the two
-    # coefficients of tau and tau^2 (see `Layer`), at tau = 1, the end of the exposure.
-    turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians: 0.06 is 3.4 degrees
+    # Each thing turns, grows and is sheared by itself. `turn` and `zoom` have the coefficients of
+    # tau and tau^2, as in `CameraMotion`. The numbers are standard deviations: e.g. with
+    # turn = (0.06, 0) the thing turns by 3.4 degrees until tau = 1, the end of the exposure.
+    turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians
     zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
-    shear = rng.normal(0, 0.03, size=2)  # pixels of shift per pixel of distance
+    shear = rng.normal(0, 0.03, size=2)  # at tau = 1: pixels of shift per pixel of distance
     light = random_surface(rng, textures)
     cover = random_polygon(rng, center)
 
     # Three in ten things have nearly the same light everywhere, so that only their edges show the
-    # motion: their contrast is reduced to 15 %.
+    # motion: their contrast is reduced to 15 %. The light is at most 0.15 + 0.7 = 0.85 then.
     if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
     return Layer(
@@ -153,8 +154,8 @@ def random_camera_motion(rng: np.random.Generator, stands_still: bool) -> Camera
     """Draw the motion of the camera. If it stands still, all numbers are 0."""
     length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
     trajectory = random_trajectory(rng, length)
-    # Draw turn and zoom also for a camera that stands still, because all later draws depend on
-    # these draws.
+    # Draw turn and zoom also for a camera that stands still, and set them to 0 afterwards. Without
+    # the draws, all later draws of the scene would give other numbers.
     turn = rng.normal(0, 0.03, size=2)  # radians
     zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
     if stands_still:
@@ -171,25 +172,30 @@ def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
     length: largest distance in pixels from the sharp instant within the exposure.
     """
     # Add three waves with periods of 1.5 to 9 exposures. So the speed changes within an exposure,
-    # but not often. x and y have different waves, so each draw is (2,).
+    # but not often. x and y have different waves, so each draw is (2,). The unit of the sum has no
+    # meaning, because the trajectory is scaled to `length` in the end.
+    planes = INSTANTS[:, None]  # (N, 1), planes after the sharp instant
     trajectory = np.zeros((len(INSTANTS), 2))
-    shortest = np.log(1.5 * PLANES)
-    longest = np.log(9 * PLANES)
-    for weight in (0.5, 0.3, 0.2):
-        period = np.exp(rng.uniform(shortest, longest, size=2))
-        phase = rng.uniform(0, 1, size=2)
-        wave = np.sin(2 * np.pi * (INSTANTS[:, None] / period + phase))  # (N, 2)
+    log_shortest = np.log(1.5 * PLANES)
+    log_longest = np.log(9 * PLANES)
+    for weight in (0.5, 0.3, 0.2):  # a first wave, and two weaker waves
+        # In planes. As in `log_uniform`, for x and y.
+        period = np.exp(rng.uniform(log_shortest, log_longest, size=2))
+        phase = rng.uniform(0, 1, size=2)  # in periods
+        wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)
         amplitude = np.exp(rng.normal(0, 0.7, size=2))
         trajectory += weight * wave * amplitude
-    # A constant speed in addition.
-    trajectory += rng.normal(0, 0.4, size=2) * INSTANTS[:, None] / HALF
+    # In addition a constant speed, per half of an exposure.
+    trajectory += rng.normal(0, 0.4, size=2) * planes / HALF
 
-    # Move the trajectory to 0 at the sharp instant, and scale it to `length`.
+    # Move the trajectory to 0 at the sharp instant.
     x_of_sharp = np.interp(0, INSTANTS, trajectory[:, 0])
     y_of_sharp = np.interp(0, INSTANTS, trajectory[:, 1])
     trajectory -= np.stack([x_of_sharp, y_of_sharp])
-    exposed = trajectory[np.abs(INSTANTS) <= HALF]
-    farthest = np.hypot(exposed[:, 0], exposed[:, 1]).max()
+    # Scale it, so that its largest distance from 0 within the exposure is `length`.
+    is_exposed = np.abs(INSTANTS) <= HALF  # (N,)
+    x, y = trajectory[is_exposed].T
+    farthest = np.hypot(x, y).max()
     return trajectory / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
 
 
@@ -207,14 +213,15 @@ def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
 def random_polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
     """Draw a polygon of 4 to 8 random corners: (n, n), 1 within it and 0 elsewhere.
 
-    n = SIDE + 2 * MARGIN. Seven in ten polygons are made convex.
+    n = SIDE + 2 * MARGIN, because the picture of a layer is larger than the scene by MARGIN pixels
+    on each side. Seven in ten polygons are made convex.
 
     center: x and y of its middle, in pixels of the scene.
     """
     radius = log_uniform(rng, 3, 18)  # pixels
     number_of_corners = int(rng.integers(4, 9))
     from_center = radius * rng.uniform(-1, 1, (number_of_corners, 2))
-    corners = center + MARGIN + from_center  # (corners, 2) in the picture of the layer
+    corners = center + MARGIN + from_center  # (corners, 2), in pixels of the picture of the layer
     is_convex = rng.random() < 0.7
     if is_convex:
         outline = cv2.convexHull(corners.astype(np.float32))
