@@ -11,14 +11,17 @@ Tests: tests/parts/utils/test_hostile_options.py, tests/parts/utils/test_option_
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from utils.errors import OptionError
 
 # The tokens of JSON5, as far as needed to find the keys. The named group that matches says the kind
-# of the token. The closing mark of a comment or of a text may be missing: then the comment ends at
-# the end of the file, and the text at the end of its line. If the closing mark were required, a
-# file of many opening marks would be searched to its end for each mark.
+# of the token.
+#
+# The closing mark of a comment or of a text is optional: (?: \*/ )?, "? and '?. Without it, the
+# comment ends at the end of the file, and the text at the end of its line. If the closing mark were
+# required, a file of many opening marks would be searched to its end for each mark.
 TOKEN = re.compile(
     r"""
     (?P<skip> // [^\n]*                                # a comment up to the end of the line
@@ -57,7 +60,8 @@ class _Bracket:
 
 def _dotted(section: str, key: str) -> str:
     """Return the dotted key of a key within a section, e.g. "train", "amp" -> "train.amp"."""
-    return f"{section}.{key}".lstrip(".")  # the whole file is the section "": ".train" -> "train"
+    # A key outside of any section has the section "". So remove the dot of e.g. ".train".
+    return f"{section}.{key}".lstrip(".")
 
 
 def key_lines(text: str, where: str) -> list[tuple[str, int]]:
@@ -70,35 +74,33 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
                      "writers": [{"type": "table"}]}}
 
     give ("logging", 1), ("logging.progress", 1), ("logging.writers", 2) and
-    ("logging.writers.0.type", 2). The last one is found like this:
+    ("logging.writers.0.type", 2). A colon makes the last word a key, a comma begins the next item
+    of a list, and brackets open and close objects and lists. E.g. the last of the four keys:
 
-        token       the innermost open bracket   key of this line
-        [           "logging.writers"
-        {           "logging.writers.0"
-        "type"      "logging.writers.0"
-        :           "logging.writers.0"          "logging.writers.0.type"
+        token      what happens
+        "writers"
+        :          the key is "logging.writers"
+        [          opens the list "logging.writers", which begins with item 0
+        {          opens the object "logging.writers.0"
+        "type"
+        :          the key is "logging.writers.0.type"
 
-    A colon makes the last word a key, a comma begins the next item of a list, and brackets open
-    and close objects and lists. For a text that is not valid JSON the result is meaningless, but
-    option_file.py refuses this text afterwards.
+    For a text that is not valid JSON the result is meaningless, but option_file.py refuses this
+    text afterwards.
 
     Raises OptionError if too many brackets are open at once, or if a key is too long.
 
     where: the file, for the message
     """
     lines_of_keys: list[tuple[str, int]] = []
-    # The open brackets, the innermost last. The first one is no bracket of the text: it stands
-    # around the whole file. So the outermost bracket of the text gets the name "".
+    # The open brackets, the innermost last. The first item stands for the whole file, so that each
+    # bracket of the text has an item before it. It gives the name "" to the outermost bracket.
     whole_file = _Bracket(name="", is_list=False)
     open_brackets = [whole_file]
-    word = ""  # the last text, word or number; it is a key if a colon follows
+    # The last text, word or number, and its line. It is a key if a colon follows.
+    word = ""
     word_line = 1
-    line = 1  # line of the current token
-    counted_up_to = 0  # position in the text; `line` counts the line ends before it
-    for token in TOKEN.finditer(text):
-        # Count only the line ends since the last token, so that the text is read once in all.
-        line += text.count("\n", counted_up_to, token.start())
-        counted_up_to = token.start()
+    for token, line in _tokens_with_lines(text):
         bracket = open_brackets[-1]  # the innermost open bracket
         # A token is a word, a text or a mark. Comments are tokens too, and match no case below.
         mark = token["mark"]  # None if the token is no mark
@@ -112,16 +114,29 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
             bracket.key = _dotted(bracket.name, word)
             _refuse_long_key(bracket.key, word_line, where)
             lines_of_keys.append((bracket.key, word_line))
-        elif mark == ",":
-            bracket.index += 1  # the next item of a list; in an object nobody reads the index
+        elif mark == "," and bracket.is_list:
+            bracket.index += 1
         elif mark in ("{", "["):
             _refuse_depth(len(open_brackets), line, where)
-            open_brackets.append(_Bracket(bracket.name_of_value(), is_list=mark == "["))
+            # The new object or list is the value that is read now in the bracket around it.
+            name = bracket.name_of_value()
+            open_brackets.append(_Bracket(name, is_list=mark == "["))
         elif mark in ("}", "]"):
             # A text that closes more brackets than it opens is not JSON: option_file.py refuses it.
             if bracket is not whole_file:
                 open_brackets.pop()
     return lines_of_keys
+
+
+def _tokens_with_lines(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """Yield each token of a text, and the line on which it begins, from 1."""
+    line = 1
+    counted_up_to = 0  # position in the text
+    for token in TOKEN.finditer(text):
+        # Count only the line ends since the last token, so that the text is read once in all.
+        line += text.count("\n", counted_up_to, token.start())
+        counted_up_to = token.start()
+        yield token, line
 
 
 # Number of brackets within one another. Files of this project need 6, so 64 are more than enough.
