@@ -99,18 +99,17 @@ class SetPlan:
     name: str  # e.g. "demo": the names of the clips begin with it, in capitals
     clips: Mapping[str, int]  # split -> number of clips
     frames: int  # number of frames of a clip
-    # (generator, number of planes, number of the clip in its split) -> scene
+    # (generator, number of planes, number of the clip in its split) -> scene. Only the scenes of
+    # scripts/demo.py depend on the number of the clip.
     scene: Callable[[np.random.Generator, int, int], Scene]
     version: int  # add 1 when the same seed gives other files than before
     side: int = SIZE  # side of a frame, in pixels
 
 
 def _sample_scene(rng: np.random.Generator, planes: int, _index: int) -> Scene:
-    """Return the scene of a clip of the sample set: random layers in front of one another.
-
-    The scene is a function of the number of a plane: `render` with these layers.
-    """
-    return partial(render, make_layers(rng, planes))
+    """Return the scene of a clip of the sample set: random layers in front of one another."""
+    layers = make_layers(rng, planes)
+    return partial(render, layers)  # the function plane -> render(layers, plane)
 
 
 SAMPLE = SetPlan(
@@ -125,24 +124,28 @@ SAMPLE = SetPlan(
 def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int = 0) -> bool:
     """Write the data set to `root`, complete or not at all.
 
-    Returns False if the set is there already. An unchanged set of an older version is replaced.
-    Raises DataError if `root` holds something else, or a set with changed files.
+    What happens depends on what `root` holds:
 
-    instants: number of sharp pictures NNNNNN_K.png of each exposure, 0 or odd.
+        nothing                                             the set is made, returns True
+        the set                                             nothing, returns False
+        an unchanged set of another version or instants     it is replaced, returns True
+        a set with changed files, or anything else          DataError
+
+    instants: number of sharp pictures NNNNNN_K.png of each exposure. It is 0 or odd, because the
+    middle picture is the sharp frame.
     """
     root = root.resolve()  # if root is a link to another disk, the link stays
     if root.is_file() or _has_content(root):
-        about = info_of_unchanged_set(root, plan, seed)
-        if is_up_to_date(about, plan, instants):
+        info = info_of_unchanged_set(root, plan, seed)  # DataError if it must not be replaced
+        if is_up_to_date(info, plan, instants):
             return False
         print(
             f"{root} was made by another version of this script, or without these instants: "
             "making it again"
         )
     root.parent.mkdir(parents=True, exist_ok=True)
-    # The set is made in a temporary folder and renamed when it is complete. At the end the
-    # temporary folder is removed, with the older set that was replaced, or with the incomplete set
-    # that an error left.
+    # The new set is made in a temporary folder, and moved to `root` when it is complete. An older
+    # set is moved into the temporary folder, which is removed at the end.
     with tempfile.TemporaryDirectory(
         prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True
     ) as temporary:
@@ -151,8 +154,7 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
         write_info(new_set, plan, seed, instants)
 
         if _has_content(root):
-            # Check the older set once more, because somebody may have changed it meanwhile. Then
-            # this raises DataError.
+            # Check the older set once more, because somebody may have changed it meanwhile.
             info_of_unchanged_set(root, plan, seed)
             root.rename(Path(temporary, "old"))
         new_set.rename(root)
@@ -173,10 +175,11 @@ def write_clips(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
         rng = published_stream(seed, split_number, index)
         write_clip(root, plan, split=split, index=index, rng=rng, instants=instants)
 
-    # Each thread takes one clip at a time (at_once).
+    # `map_in_threads` returns an iterator: the clips are made while the loop takes its items. Each
+    # thread takes one clip at a time (at_once). `make` returns nothing, so the loop has no work.
     made = map_in_threads(make, clips, at_once=1, threads=usable_cores())
     for _ in with_progress(made, len(clips), "making", "clips"):
-        pass  # `with_progress` shows the progress
+        pass
 
 
 def _has_content(folder: Path) -> bool:
@@ -195,11 +198,9 @@ def write_clip(
     index: number of the clip in its split.
     instants: number of sharp pictures of an exposure.
     """
-    clip = f"{split}/{plan.name.upper()}{index:02d}_{split}"
+    clip = f"{split}/{plan.name.upper()}{index:02d}_{split}"  # e.g. test/SAMPLE00_test
     spikes = root / SPIKES / clip / "spike"
     spikes.mkdir(parents=True)
-    # scene(plane) -> linear light (side, side, 3). The scenes of scripts/demo.py depend on the
-    # number of the clip.
     number_of_planes = plan.frames * PLANES
     scene = plan.scene(rng, number_of_planes, index)
     # The sensor sees the grey scene at half resolution. All frames of the clip use this one sensor,
@@ -210,10 +211,12 @@ def write_clip(
     for frame in range(plan.frames):
         stem = f"{frame:06d}"
         first_plane = frame * PLANES
-        # The linear light of each plane of the exposure, (side, side, 3).
+        # The linear light (side, side, 3) of each plane of the exposure.
         lights = [scene(first_plane + plane) for plane in range(PLANES)]
 
-        images = {}  # path below the clip, without suffix -> linear light
+        # Path below the folder of the clip, without suffix -> linear light. Planes are counted from
+        # the start of the exposure: GT_PLANE is its middle plane.
+        images = {}
         for k, plane in enumerate(instant_planes(instants)):
             images[f"instants/{stem}_{k}"] = lights[plane]
         images[f"sharp/{stem}"] = lights[GT_PLANE]
@@ -250,7 +253,7 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     describes the keys of the first half.
     """
     half = plan.side // 2
-    about = {
+    info = {
         # How to read the spikes.
         "format": 1,
         "h": half,
@@ -268,12 +271,12 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
         "made_by": MADE_BY,
     }
     if instants:
-        about["instants"] = instant_planes(instants)
+        info["instants"] = instant_planes(instants)
     # The key "size" has the name of the plan. It is not written for the plan "sample", so that the
     # same seed still gives the same file: sample sets are older than this key.
     if plan.name != "sample":
-        about["size"] = plan.name
-    (root / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        info["size"] = plan.name
+    (root / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
 
 
 def digest_of(root: Path) -> str:
@@ -302,43 +305,43 @@ def info_of_unchanged_set(root: Path, plan: SetPlan, seed: int) -> dict[str, Any
     missing or new files, or a set of another seed or plan. This check protects a user's files, so
     it must come before anything is removed.
     """
-    about = _info_of_made_set(root)
-    if about is None:
+    info = _info_of_made_set(root)
+    if info is None:
         what = "the folder holds something other than the sample set"
         raise _not_to_be_replaced(root, what, expected="no such folder")
-    if digest_of(root) != about["files"]:
+    if digest_of(root) != info["files"]:
         what = "the sample set is not as it was made: files are changed, missing or new"
         raise _not_to_be_replaced(root, what, expected="the files that were made")
-    made_seed = about["seed"]
-    made_size = about.get("size", "sample")
+    made_seed = info["seed"]
+    made_size = info.get("size", "sample")
     if made_seed != seed or made_size != plan.name:
         what = f"the sample set was made with seed {made_seed} and size {made_size}"
         raise _not_to_be_replaced(root, what, expected=f"seed {seed} and size {plan.name}")
-    return about
+    return info
 
 
-def is_up_to_date(about: dict[str, Any], plan: SetPlan, instants: int) -> bool:
+def is_up_to_date(info: dict[str, Any], plan: SetPlan, instants: int) -> bool:
     """Return whether this version made a set, with these instants. If not, it is made again.
 
-    about: the dataset.json of an unchanged set of this plan and seed.
+    info: the dataset.json of an unchanged set of this plan and seed.
     instants: number of sharp pictures of each exposure that are wanted, 0 or odd.
     """
-    is_of_version = about["version"] == plan.version
+    is_of_version = info["version"] == plan.version
     # If no instants are wanted, a set with any instants will do.
-    has_instants = not instants or about.get("instants") == instant_planes(instants)
+    has_instants = not instants or info.get("instants") == instant_planes(instants)
     return is_of_version and has_instants
 
 
 def _info_of_made_set(root: Path) -> dict[str, Any] | None:
     """Return the dataset.json of a set that this program has made, or None for another folder."""
     try:
-        about = json.loads((root / INFO).read_text(encoding="utf-8"))
+        info = json.loads((root / INFO).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no dataset.json, or a damaged file
         return None
-    if not isinstance(about, dict) or about.get("made_by") != MADE_BY:
+    if not isinstance(info, dict) or info.get("made_by") != MADE_BY:
         return None
-    has_keys = all(key in about for key in ("seed", "version", "files"))
-    return about if has_keys else None
+    has_keys = all(key in info for key in ("seed", "version", "files"))
+    return info if has_keys else None
 
 
 def _not_to_be_replaced(root: Path, what: str, expected: str) -> DataError:
