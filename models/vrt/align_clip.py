@@ -27,15 +27,17 @@ def align_clip(
     """Align the later and the earlier neighbours of each frame to the frame.
 
     x: (B, N, C, H, W).
-    backward, forward: flows of the distances 1, 2, ... (flow.FlowsOfLevel). A backward flow warps a
-        later frame to an earlier frame. A forward flow warps an earlier frame to a later frame.
+    backward, forward: flows between frames at the distances 1, 2, ..., one tensor
+        (B, N - distance, 2, H, W) for each distance. A backward flow warps a later frame to an
+        earlier frame. A forward flow warps an earlier frame to a later frame.
 
     Returns two clips of the shape of x: the aligned later neighbours, and the aligned earlier
     neighbours. A neighbour outside the clip counts as a frame of zeros with a flow of zero. The
     last frame has no later neighbour, so its result is zero in the first clip. The first frame has
     no earlier neighbour, so its result is zero in the second clip.
     """
-    frames = x.transpose(0, 1)  # (N, B, C, H, W): consecutive frames form a batch without a copy
+    # The frames come first, so that some frames of all clips can be one batch (`_align_targets`).
+    frames = x.transpose(0, 1)  # (N, B, C, H, W)
     backward = [flow.transpose(0, 1) for flow in backward]
     forward = [flow.transpose(0, 1) for flow in forward]
     # Later neighbours are warped back in time, so they need the backward flows.
@@ -50,7 +52,9 @@ def _align_side(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_lat
     flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
     is_later: whether the neighbours are later than the frame, or earlier.
     """
-    targets = frames[:-1] if is_later else frames[1:]  # all frames with a neighbour on this side
+    # The targets are the frames with a neighbour on this side. The last frame has no later
+    # neighbour, and the first frame has no earlier neighbour.
+    targets = frames[:-1] if is_later else frames[1:]
     sources, source_flows = _neighbours(frames, flows, is_later)
     aligned = _align_targets(module, targets, sources, source_flows)
     # The frame without a neighbour on this side gets zeros.
@@ -62,12 +66,14 @@ def _neighbours(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the neighbours of all targets, and the flows to them, for each distance 1, 2, ...
 
-    A neighbour outside the clip is a frame of zeros with a flow of zero. E.g. the later neighbours
-    in a clip of 4 frames:
+    A neighbour outside the clip is a frame of zeros with a flow of zero. E.g. in a clip of 4
+    frames:
 
-        targets                  0   1   2
-        sources at distance 1    1   2   3
-        sources at distance 2    2   3   zeros
+        later neighbours                       earlier neighbours
+
+        targets                  0  1  2       targets                  1      2  3
+        sources at distance 1    1  2  3       sources at distance 1    0      1  2
+        sources at distance 2    2  3  zeros   sources at distance 2    zeros  0  1
 
     frames: (N, B, C, H, W).
     flows: for the distances 1, 2, ..., each (N - distance, B, 2, H, W).
@@ -105,7 +111,7 @@ def _align_targets(
     """
     count, b, _, h, w = targets.shape
     targets_at_a_time = count
-    if in_cpu_form(targets):
+    if in_cpu_form(targets):  # on a CPU
         pixels_of_target = b * h * w
         targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // pixels_of_target)
     results = []
