@@ -5,9 +5,10 @@ probability. A dropped branch has the factor 0. A kept branch has the factor 1 /
 so that the mean over many steps does not change. E.g. probability 0.2: factors 0 and 1.25.
 
     draw_drop      draws the factors of a step
-    Drop           the factors of a step, per token for a GPU, or per sample for a CPU
-    Factors        the two factors of a chunk, by name. A chunk is a group of windows that are
-                   computed together (chunk.py)
+    Drop           the factors of a step. All tokens of a sample have the same factor. A GPU reads a
+                   factor for each token, and a CPU a number for each sample
+    Factors        the factors of both branches, for a chunk: some windows of the feature maps that
+                   are computed together (chunk.py)
     is_dropped     whether a branch is skipped
     scale_branch   multiplies a branch by its factor
 
@@ -63,8 +64,11 @@ class Drop:
     def columns(self, tokens: int) -> Tensor:
         """Return one factor per token, (2, B * tokens, 1), for a GPU.
 
-        tokens: number of tokens per sample. The factors stay on the GPU, because reading them would
+        The tokens of a sample follow one another. E.g. 2 samples of 3 tokens, with the factors a
+        and b of a branch, have a a a b b b. The factors stay on the GPU, because reading them would
         make the CPU wait for the GPU.
+
+        tokens: number of tokens per sample.
         """
         return self.factors.repeat_interleave(tokens, dim=1)
 
