@@ -38,7 +38,7 @@ def agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) 
     for value in (option, recorded, default):
         if value is not None:
             return value
-    # Only h and w come here, because all other keys have a default.
+    # Only h and w come here, because the callers below give all other keys a default.
     raise OptionError(
         what=f"spike.{key} is missing",
         where=f"spike.{key}",
@@ -54,8 +54,9 @@ def agreed_rate(
 ) -> float | Literal["match"]:
     """Return the rate: the option, else the value of dataset.json, else 1.
 
-    "match" measures the rate of each frame, so it is not compared with dataset.json. Raises
-    OptionError if a number differs from dataset.json.
+    The rate is the number of spikes per plane at full light. With "match" it is measured in each
+    frame (measured_rate.py), so it is not compared with dataset.json. Raises OptionError if a
+    number differs from dataset.json.
     """
     if rate == "match":
         return rate
@@ -87,17 +88,17 @@ def agreed_geometry(
     data/spike/geometry.py explains them).
     Raises OptionError for wrong sizes.
     """
-    # A calibration file contains the size of the spike planes. It is the default: options and
-    # dataset.json come first. If they give another size, `DatSpikes._calibrate` refuses the
-    # calibration later.
+    # The size of the planes in a calibration file is only the default. If an option or dataset.json
+    # gives another size, the calibration is refused later (`CalibratedGrid`).
     calibrated_height = calibrated_width = None
     if calibration_of_file:
         calibrated_height, calibrated_width = calibration_of_file.calibration.spike_size
-    # The default of `flip`: rows are stored bottom first, except in files of an SPS100.
-    stored_bottom_first = layout == "raster"
+    # By default, the rows of a "raster" file are stored from bottom to top, and so must be flipped.
+    # The rows of an "sps100" file are not.
+    default_flip = layout == "raster"
     height = agreed_value("h", h, info, default=calibrated_height)
     width = agreed_value("w", w, info, default=calibrated_width)
-    flipud = agreed_value("flip", flip, info, default=stored_bottom_first)
+    flipud = agreed_value("flip", flip, info, default=default_flip)
     try:
         return SpikeGeometry(
             height,
@@ -118,8 +119,7 @@ def file_calibration(option: str | None, info: DatasetInfo) -> FileCalibration |
 
         option                  returns
         None                    None: spikes and frames are taken as aligned
-        "auto"                  None: data/cameras/self_calibration.py finds a calibration later,
-                                and calls `DatSpikes.changed`
+        "auto"                  None: data/cameras/self_calibration.py finds a calibration later
         "recorded"              the calibration of dataset.json. If dataset.json has none, None:
                                 spikes and frames are taken as aligned
         a path, e.g. rig.json   the calibration of this file
