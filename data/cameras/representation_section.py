@@ -29,10 +29,11 @@ REPRESENTATIONS = Registry("spike representation", "type")
 # Files data/spike/represent_*.py of a user add representations when they are imported.
 import_parts("data.spike", "represent_*")
 # The options of a representation are the parameters of its function, without `stream` and `center`,
-# because the program itself gives these two. `register` returns a decorator. The functions are
-# defined in other modules, so the decorator is called here like any other function.
+# because the program itself gives these two.
 for _name, _representation in rp.REPRESENTATIONS.items():
-    REPRESENTATIONS.register(_name, given=("stream", "center"))(_representation.function)
+    # As @REPRESENTATIONS.register(...) above the function, which stands in another module.
+    register_function = REPRESENTATIONS.register(_name, given=("stream", "center"))
+    register_function(_representation.function)
 
 
 class ChosenRepresentation(NamedTuple):
@@ -53,6 +54,7 @@ def read_representation(section: Mapping[str, Any] | str) -> ChosenRepresentatio
     # into a dict, e.g. {"type": "voxel", "num_bins": 4}.
     options = REPRESENTATIONS.resolve(section, "spike.representation").plain()
     name = options.pop("type")
+    # `ignored` returns the keys of the section spike that have no effect, e.g. "rate".
     without_effect = frozenset(rp.REPRESENTATIONS[name].ignored(**options))
     return ChosenRepresentation(name, options, without_effect)
 
