@@ -24,13 +24,13 @@ import numpy as np
 
 from data.motion.exposure import Recording
 
-# Number of steps in which `Motion.back` inverts the shifts, and number of steps if it gets a start.
-# Each step multiplies the error by about the gradient of the shifts, i.e. by how much the shift
-# changes from one pixel to the next. Where neighbours move alike, this is far below 1. E.g. with a
-# gradient of 0.1, four steps leave 1/10,000 of the error. A start is wrong by only about 0.1
-# pixels, and two steps make 0.001 pixels of it. With 0 steps,
+# Number of steps in which `Motion.back` inverts the shifts. Each step multiplies the error by about
+# the gradient of the shifts, i.e. by how much the shift changes from one pixel to the next. E.g.
+# with a gradient of 0.1, four steps leave 1/10,000 of the error. With 0 steps,
 # test_the_way_back_is_the_inverse_of_the_way_there fails.
 INVERSION_STEPS = 4
+# The same if `Motion.back` gets a start. A start is wrong by only about 0.1 pixels. With the same
+# gradient, two steps leave 1/100 of it: 0.001 pixels.
 STEPS_FROM_START = 2
 
 
@@ -38,8 +38,8 @@ STEPS_FROM_START = 2
 class Motion:
     """The shifts of all pixels from the sharp instant to K times of the exposure."""
 
-    # (K,) planes after the sharp instant, ascending; 0 is one of them. They are the times of
-    # `motion_times` and 0, sorted by `motion_of` (flow.py).
+    # (K,) planes after the sharp instant, ascending: the times of `motion_times`, and 0 between
+    # them.
     times: np.ndarray
     shifts: np.ndarray  # (K, H, W, 2) float32, x and y in RGB pixels
     errors: np.ndarray  # (K, H, W) float32, expected length of the error of each shift, in pixels
@@ -84,8 +84,8 @@ class Motion:
             step 1    -shifts[11 - 1.1]  = -0.99
             step 2    -shifts[11 - 0.99] = -1.001
 
-        start: (H, W, 2), where the steps begin, e.g. the shifts back from a near time. Fewer steps
-        are enough with it. None: they begin at -shifts, which is right if all pixels move alike.
+        start: (H, W, 2), the first `back`, e.g. the result for a near time. Then fewer steps are
+        needed. None: the first `back` is -shifts, which is right if all pixels move alike.
         """
         shifts, errors = self.at(time)
         negative_shifts = np.negative(shifts, out=shifts)  # in place, because `at` made a new array
@@ -127,10 +127,13 @@ INSTANTS = (0.25, 0.5, 0.75, 1.0)
 def motion_times(recording: Recording) -> list[float]:
     """Return the times at which motion is measured, in planes after the sharp instant.
 
-    First come the times before the sharp instant, then the times after it. On both sides the times
-    lead away from the sharp instant. E.g. an exposure from 40 planes before the sharp instant to 48
-    planes after it has the times -10, -20, -30, -40, 12, 24, 36, 48. `motion_of` (flow.py) searches
-    in this order. Then it sorts the times and adds the sharp instant, 0: these are `Motion.times`.
+    E.g. an exposure from 40 planes before the sharp instant to 48 planes after it:
+
+        before the sharp instant    -10, -20, -30, -40
+        then after it               12, 24, 36, 48
+
+    The times are in the order of the search (`motion_of` in flow.py), which leads away from the
+    sharp instant on both sides. `motion_of` then sorts them, and adds 0, the sharp instant.
     """
     planes_before = recording.sharp - recording.begin
     planes_after = recording.end - recording.sharp
