@@ -42,18 +42,20 @@ class SharedImages:
     def reserve(self, clips: Sequence[Clip]) -> bool:
         """Reserve memory for the images of these clips. Returns whether the host has enough.
 
-        If the host has too little memory, nothing is reserved, and a warning says so. Reserved
-        memory is not in use yet: the system takes it when an image is written.
+        If the host has too little memory, nothing is reserved, and a warning says so. The memory of
+        the host is compared with the images of this rank alone. Reserving takes no memory yet: the
+        system takes the memory of an image when the image is written.
         """
         # {(clip, kind): shape of its array in `_rows`}.
         shapes = {}
         for clip in clips:
-            for kind in clip.image_kinds:
+            for kind in clip.image_kinds:  # e.g. "lq" and "gt": names of fields of the clip
                 frames = len(getattr(clip, kind))
                 height, width = clip.size_of(kind)
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
         bytes_of_clips = sum(math.prod(shape) for shape in shapes.values())
-        # `reserve` is called once for each root, so the images of earlier roots count as well.
+        # `reserve` is called once for each root (each data folder of a data set that has several),
+        # so the images of earlier roots count as well.
         bytes_of_earlier_roots = sum(images.size for images in self._rows.values())
         bytes_needed = bytes_of_clips + bytes_of_earlier_roots
         bytes_of_host = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
@@ -81,8 +83,8 @@ class SharedImages:
         is_decoded = row[0] == 1
         if not is_decoded:
             # Two workers may do this at once. They write the same bytes, so no lock is needed. The
-            # first byte is set last, so that no worker reads half an image. (An x86 processor
-            # writes in this order.)
+            # first byte is set last, so that no worker reads half an image. This needs a processor
+            # whose other cores see the writes in this order, as x86 processors do.
             row[1:] = decode().ravel()
             row[0] = 1
         return row[1:].reshape(*clip.size_of(kind), 3)

@@ -66,7 +66,8 @@ class FrameSource(UserFrames):
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
         """Open the frames. Decodes the first frame, so that damage shows at once.
 
-        go_on: called while a video is read, so that the watchdog sees progress.
+        go_on: called again and again while a video is read. Callers with a watchdog, which ends a
+        program that makes no progress, pass the function that tells it of progress.
         """
         if not path.exists():
             raise DataError(

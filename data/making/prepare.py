@@ -7,8 +7,8 @@ The steps, in the order in which the program takes them:
     plan_clip        clip_plan.py   checks a clip before anything is written
     make_clip        prepare.py     writes the pictures and the spikes of a clip
 
-recipe.py has the settings. The program runs the last three steps in several processes. So their
-arguments and results can be pickled.
+recipe.py has the settings. The program runs the last three steps in several processes, so their
+arguments and results must be objects that can be pickled.
 
 What must stay: a folder of a clip appears only when it is complete
 (test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes), and the bytes of the files.
@@ -52,7 +52,8 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     # threads would compete for the cores.
     cv2.setNumThreads(1)
     frames = FrameSource(job.source.path)
-    # Everything is written into two hidden folders beside the final folders.
+    # Everything is written into two hidden folders beside the final folders. `job.folders` has the
+    # folder of the pictures, then the folder of the spikes.
     scratch_folders = []
     for folder in job.folders:
         scratch_folders.append(scratch_folder(folder.with_name(f".{job.name}.tmp")))
@@ -61,15 +62,16 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     if job.cut:
         _record_with_rig(job, job.cut, recipe, frames, pictures=pictures, spikes=spikes / "spike")
     else:
-        make_images(recipe.raw_frames_per_exposure(job.name), recipe, frames, pictures)
+        frames_per_exposure = recipe.raw_frames_per_exposure(job.name)  # averaged to a blurry frame
+        make_images(frames_per_exposure, recipe, frames, pictures)
         make_spikes(job.name, recipe, frames, spikes / "spike")
 
     # The folders get their final names.
     text = json.dumps(record, indent=2) + "\n"
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
-        # An earlier run may have been killed after it had finished one of the two folders. This
-        # folder stays, because `plan_clip` has checked that its source and recipe are the same.
+        # One of the two folders may exist, if an earlier run was killed between them. It stays,
+        # because `plan_clip` has checked that it has the same source and recipe.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:
@@ -93,7 +95,7 @@ def _record_with_rig(
         scene = PhotoScene(
             frames.read(0),
             side=cut.side,  # the shorter side of the photograph is scaled down to this length
-            intervals=recipe.frames,
+            intervals=recipe.frames,  # from one made frame to the next
             planes=recipe.planes,
             crop=crop,
             rng=rng,
