@@ -83,8 +83,9 @@ def unpack(message: bytes, sender: int) -> Any:
 def _outline(value: Any, contents: list[bytes]) -> Any:
     """Return the outline of `value`, and append the bytes of its arrays to `contents`.
 
-    E.g. ["tensor", "uint8", [2, 3]], with the 6 bytes of the tensor in `contents`. `_value` reads
-    each kind of outline that is made here, so a new kind needs a branch in both functions.
+    E.g. a tensor of 2 x 3 numbers has the outline ["tensor", "uint8", [2, 3]], and its 6 bytes are
+    appended. `_value` reads each kind of outline that is made here, so a new kind needs a branch in
+    both functions.
     """
     if isinstance(value, np.generic):  # a single number of NumPy
         value = value.item()
@@ -103,7 +104,8 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         return ["path", str(value)]
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        if value.device.type == "meta":  # it has a type and a shape, but no numbers
+        # A tensor on the device "meta" has a type and a shape, but no numbers. So it has no bytes.
+        if value.device.type == "meta":
             return ["shape", dtype, list(value.shape)]
         # Take the numbers as bytes, because NumPy does not know bfloat16.
         flat = value.detach().cpu().contiguous().reshape(-1)
@@ -139,7 +141,7 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
     if kind in ("list", "tuple"):
         items = []
         for item in rest:
-            value, begin = _value(item, message, begin)
+            value, begin = _value(item, message, begin)  # the next item begins where this one ends
             items.append(value)
         return (items if kind == "list" else tuple(items)), begin
     if kind == "dict":
@@ -151,9 +153,8 @@ def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
         return pairs, begin
     if kind == "path":
         return Path(rest[0]), begin
-    # All other kinds are arrays and tensors, e.g. ["tensor", "uint8", [2, 3]]. `rest` is the name
-    # of the type, and the shape. If `rest` has another length, Python raises a ValueError.
-    type_name, shape = rest
+    # All other kinds are arrays and tensors, e.g. ["tensor", "uint8", [2, 3]].
+    type_name, shape = rest  # a ValueError if `rest` does not have two items
     if kind == "array":
         return _array(np.dtype(type_name), shape, message, begin)
     if kind == "shape":
