@@ -225,12 +225,14 @@ def graph(device: str) -> dict[str, Any]:
     run_clip = setup.clip
     initial_weights = copy.deepcopy(net.state_dict())
 
-    # Without a graph. No module is watched yet, so this FiniteOutputs stays empty.
+    # Without a graph. No module is watched, so `nothing_noted` stays empty.
     optimizer = _adam(net)
     step = _plain_step(net, run_clip, optimizer)
-    losses_without, _ = watched_losses(step, FiniteOutputs())
+    nothing_noted = FiniteOutputs()
+    losses_without, _ = watched_losses(step, nothing_noted)
 
-    # With a graph.
+    # With a graph. From `watch` on, each plain step appends to `outputs`. `_capture` clears it
+    # before it records a step.
     net.load_state_dict(initial_weights)
     outputs = FiniteOutputs()
     outputs.watch(net)
@@ -240,7 +242,8 @@ def graph(device: str) -> dict[str, Any]:
         step = _capture(net, step, outputs)
         # `_capture` has made some steps before the recording, which changed the weights and the
         # state of Adam. Set both back in place, because the graph holds the addresses of their
-        # memory.
+        # memory. Before its first step, Adam has 0 in all its tensors: both means and the number of
+        # steps.
         net.load_state_dict(initial_weights)
         for state_of_parameter in optimizer.state.values():
             for tensor in state_of_parameter.values():

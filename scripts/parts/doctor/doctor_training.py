@@ -220,7 +220,8 @@ def check_loader(steps: Iterator[Any], batch: dict[str, Any]) -> Finding:
         for next_batch in step:
             clips += len(next_batch["key"])  # "key" has the name of each sample
     seconds = time.perf_counter() - begin
-    rate = clips / seconds if clips else 0.0  # if the epoch has one step, no step was left
+    # 0 if `steps` is empty, because the epoch has only its first step.
+    rate = clips / seconds if clips else 0.0
     rates = utils_dist.gather_objects(rate)
     return Finding(
         OK,

@@ -91,8 +91,10 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 class Simulation:
     """The spikes that a simulated sensor fires while it sees the frames of a clip.
 
-    Plane n has the light L(t) of the time t = n / planes_per_frame, in frames. Each pixel of the
-    sensor adds rate * L(t) to its charge, and fires if the charge reaches its threshold.
+    Times are in frames: frame 0 is at time 0, and frame 1 at time 1. E.g. with 8 planes per frame,
+    plane 12 sees the light of the time 12 / 8 = 1.5, between frame 1 and frame 2. The planes after
+    the last frame see the light of the last frame. In each plane, a pixel of the sensor adds
+    rate * light to its charge, and fires if the charge reaches its threshold.
 
     height, width: size of a plane.
     count: number of planes.
@@ -110,8 +112,9 @@ class Simulation:
         self.width = frame_width // command.ratio
         refuse_part_of_a_byte(self.height, self.width, command.input)
 
-        # The light (h, w) of a frame, and at any time between two frames.
+        # A function from the number of a frame to its light on the spike pixels, (h, w).
         light_of_frame = grey_light(frames, (self.height, self.width), command.gamma)
+        # Interpolates the light between the frames.
         self.light = LightPath(light_of_frame, len(frames), command.method)
         self.sensor = simulate.IntegrateAndFire(
             self.height,
@@ -128,9 +131,8 @@ class Simulation:
     def planes(self) -> Iterator[np.ndarray]:
         """Yield each plane as (1, h, w), so that only one plane is in memory."""
         for n in with_progress(range(self.count), self.count, "simulating", "planes"):
-            # In frames. E.g. with 8 planes per frame, plane 12 has the time 12 / 8 = 1.5.
-            t = n / self.planes_per_frame
-            plane = self.sensor.step(self.light.at(t))  # (h, w)
+            time = n / self.planes_per_frame  # in frames
+            plane = self.sensor.step(self.light.at(time))  # (h, w)
             yield plane[None]
 
 
