@@ -88,13 +88,13 @@ def write_film_with_lost_packets(
     """Write a film of `count` frames without the data of frames `first` to `last`.
 
     The file is an MPEG transport stream: packets of 188 bytes. Each packet has the number of its
-    stream, and says whether a frame begins in it. These are the bits of the bytes 1 and 2 of a
-    packet, the highest bit first:
+    stream, and says whether a frame begins in it. The bytes 1 and 2 of a packet have these bits:
 
-        1 bit      error
-        1 bit      a frame begins in this packet
-        1 bit      priority
-        13 bits    number of the stream
+        E B P N NNNN NNNN NNNN    E error, P priority
+          B                       a frame begins in this packet     mask 0x4000
+              N NNNN NNNN NNNN    number of the stream              mask 0x1FFF
+
+    first, last: indices of the first and the last lost frame. At least one frame follows.
     """
     noise_film(path, count, codec)
     data = path.read_bytes()
@@ -104,11 +104,12 @@ def write_film_with_lost_packets(
     begins = []
     for number, packet in enumerate(packets):
         two_bytes = int.from_bytes(packet[1:3], "big")
-        stream_number = two_bytes & 0x1FFF  # the last 13 bits
-        is_begin = two_bytes & 0x4000  # the second bit
+        stream_number = two_bytes & 0x1FFF
+        is_begin = two_bytes & 0x4000
         if stream_number == NUMBER_OF_PICTURE_STREAM and is_begin:
             begins.append(number)
 
+    # The frame `last` ends where the next frame begins.
     before = packets[: begins[first]]
     after = packets[begins[last + 1] :]
     path.write_bytes(b"".join(before + after))
@@ -132,9 +133,8 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
     matrix: (a, b, c, d) of the display matrix, e.g. (0, 1, -1, 0) for a quarter turn.
     """
     write_film(path, [image], [Fraction(0)])
-    # The box "tkhd" (track header) of an MP4 has the matrix 40 bytes after its name: 9 integers of
-    # 32 bits, row after row. An integer stands for a fraction: 1 is stored as 2^16, but as 2^30 in
-    # the last column.
+    # The matrix is stored as 9 integers of 32 bits, row after row. Each integer stands for a
+    # fraction. In the first two columns 1 is stored as 2^16, and in the last column as 2^30.
     one = 2**16
     one_in_last_column = 2**30
     a, b, c, d = matrix
@@ -143,8 +143,10 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
     third_row = [0, 0, one_in_last_column]
     values = [*first_row, *second_row, *third_row]
     stored = np.array(values, ">i4").tobytes()
+    # In the box "tkhd" (track header) of an MP4, 40 bytes lie between the name and the matrix.
     content = path.read_bytes()
-    begin = content.index(b"tkhd") + 4 + 40
+    end_of_name = content.index(b"tkhd") + len(b"tkhd")
+    begin = end_of_name + 40
     path.write_bytes(content[:begin] + stored + content[begin + len(stored) :])
 
 
@@ -157,7 +159,7 @@ def write_film_with_cover(path: Path, cover: np.ndarray, frames: Sequence[np.nda
     with av.open(str(path), "w") as out:
         picture = out.add_stream("png", rate=1)
         picture.disposition = Disposition.attached_pic
-        streams = [(picture, "rgb24", [cover])]
+        streams = [(picture, "rgb24", [cover])]  # (stream, pixel format, RGB pictures)
         if frames:
             streams.append((out.add_stream("libx264", rate=FPS), "yuv420p", frames))
         else:
@@ -172,30 +174,32 @@ def write_film_with_cover(path: Path, cover: np.ndarray, frames: Sequence[np.nda
                 frame.pts = number
                 frame.time_base = Fraction(1, FPS)
                 out.mux(stream.encode(frame))
-            out.mux(stream.encode())
+            out.mux(stream.encode())  # the packets that the encoder still holds
     path.write_bytes(_with_cover_first(path.read_bytes()))
 
 
 def _with_cover_first(content: bytes) -> bytes:
     """Return an MP4 in which the cover stands before the other streams.
 
-    An MP4 is made of boxes: 4 bytes for the length, 4 bytes for the name, then the content. The box
-    "moov" (movie) at the end of the file holds a box for each stream, and the box "udta" with the
-    cover.
+    An MP4 is made of boxes: 4 bytes for the length of the whole box, 4 bytes for the name, then the
+    content. The content of the box "moov" (movie) is a row of boxes: one for each stream, and
+    "udta" with the cover.
+
+        moov [mvhd trak udta]    ->    moov [udta mvhd trak]
     """
-    # The box begins with its length, 4 bytes before its name.
+    # The box "moov" begins with its length, 4 bytes before its name.
     begin = content.index(b"moov") - 4
+    begin_of_boxes = begin + 8
     end = begin + int.from_bytes(content[begin : begin + 4], "big")
     boxes = []
-    # The boxes of the streams and the cover stand one after another behind the 8 bytes of "moov".
-    position = begin + 8
+    position = begin_of_boxes
     while position < end:
         length = int.from_bytes(content[position : position + 4], "big")
         boxes.append(content[position : position + length])
         position += length
-    # The cover has the key False, which comes before True. The other boxes keep their order.
-    boxes.sort(key=lambda box: box[4:8] != b"udta")
-    return content[: begin + 8] + b"".join(boxes) + content[end:]
+    covers = [box for box in boxes if box[4:8] == b"udta"]
+    others = [box for box in boxes if box[4:8] != b"udta"]
+    return content[:begin_of_boxes] + b"".join(covers + others) + content[end:]
 
 
 def write_film_of_two_sizes(path: Path, first: np.ndarray, second: np.ndarray) -> None:
