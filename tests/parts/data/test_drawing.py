@@ -17,13 +17,16 @@ def motion_of_three_kinds() -> Motion:
     rows 0 to 4         have an expected error of 6 pixels, the other rows of 0.2 pixels
     """
     shifts = np.zeros((3, 20, 30, 2), np.float32)  # (instants, H, W, xy)
-    # From 4 pixels before (instant 0) to 4 pixels after (instant 2): a displacement of 8 pixels.
-    for instant, shift in ((0, -4), (2, 4)):
-        shifts[instant, :, :10, 0] = shift
-        shifts[instant, :, 10:20, 1] = shift
+    # The shifts are -4 pixels at the first instant, 0 at the sharp instant, and 4 at the last
+    # instant: a displacement of 8 pixels.
+    first, _, last = shifts  # views: writing changes `shifts`
+    for at_instant, shift in ((first, -4), (last, 4)):
+        at_instant[:, :10, 0] = shift  # x
+        at_instant[:, 10:20, 1] = shift  # y
     errors = np.full((3, 20, 30), 0.2, np.float32)
     errors[:, :5] = 6.0
-    return Motion(np.array([-10.0, 0, 10]), shifts, errors)
+    times = np.array([-10.0, 0, 10])  # any times around the sharp instant, 0
+    return Motion(times, shifts, errors)
 
 
 def test_pixels_of_a_large_expected_error_are_not_trusted(motion_of_three_kinds):

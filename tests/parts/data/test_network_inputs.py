@@ -20,9 +20,12 @@ from tests.helpers.motion_network import constant_network
 from tests.helpers.moving_scene import Scene, reader_of
 
 # Planes at which the windows of the network begin and end, for an exposure of the planes 0 to 87.
-# The middle of the exposure is plane 44. Eleven windows of 8 planes divide the exposure. Their
-# first edge is -5.5 (plane 44 - 8 x 5.5 = 0), and their last edge is 5.5 (plane 88). More windows
-# lie before and after the exposure.
+# EDGES are elevenths of the exposure (8 planes) after its middle (44). E.g.
+#
+#     edge     -7.5    -5.5    -4.5    ...    4.5    5.5    7.5
+#     plane    -16     0       8       ...    80     88     104
+#
+# The eleven windows from -5.5 to 5.5 divide the exposure. The others lie before and after it.
 PLANES_OF_EDGES = np.array([round(44 + 8 * edge) for edge in EDGES])
 
 
@@ -30,15 +33,16 @@ PLANES_OF_EDGES = np.array([round(44 + 8 * edge) for edge in EDGES])
 def windows() -> Windows:
     """Give five windows, from 12 planes of two pixels.
 
-        window    0          1         2       3          4
-        planes    -2, -1     0 to 3    4, 5    6 to 11    12, 13
+        window     0         1         2       3          4
+        planes     -2, -1    0 to 3    4, 5    6 to 11    12, 13
+        spikes               2         5       8                     of the first pixel
 
-    The windows 0 and 4 lie outside of the planes. The first pixel fires in the planes 2, 5 and 8.
-    The second pixel never fires.
+    The windows 0 and 4 lie outside of the planes. The second pixel never fires.
     """
     stream = np.zeros((12, 1, 2), np.uint8)
     stream[[2, 5, 8], 0, 0] = 1
-    return spike_windows(stream, np.array([-2, 0, 4, 6, 12, 14]))
+    edges = np.array([-2, 0, 4, 6, 12, 14])
+    return spike_windows(stream, edges)
 
 
 def test_the_spikes_of_a_window_are_counted(windows):
@@ -47,16 +51,19 @@ def test_the_spikes_of_a_window_are_counted(windows):
 
 
 def test_the_light_of_a_window_follows_from_the_intervals_in_it(windows):
-    # A spike in plane p ends an interval at time p + 1: here at 3, 6 and 9. An interval has the
-    # light of one spike. If a third of an interval lies in a window, the window gets a third of
-    # this light:
+    # A spike in plane p ends an interval at the time p + 1. The last interval has no such spike. It
+    # is treated as if the plane after the stream, plane 12, had a spike:
+    #
+    #     spike in plane    2         5         8         12
+    #     interval          0 to 3    3 to 6    6 to 9    9 to 13
+    #
+    # An interval has the light of one spike. If a third of an interval lies in a window, the window
+    # gets a third of this light:
     #
     #     window 1, times 0 to 4     the interval 0 to 3, and 1/3 of 3 to 6        4/3
     #     window 2, times 4 to 6     the other 2/3 of 3 to 6                       2/3
     #     window 3, times 6 to 12    the interval 6 to 9, and 3/4 of 9 to 13       1.75
     #
-    # No spike ends the last interval, which begins at 9. This interval is treated as if a spike
-    # came one plane after the stream. So it ends at 13.
     assert windows.light[:, 0, 0] == pytest.approx([0, 4 / 3, 2 / 3, 1.75, 0])
 
 
@@ -70,40 +77,43 @@ def test_windows_outside_of_the_planes_are_not_recorded(windows):
 
 def test_what_the_network_sees_has_the_order_of_its_training():
     # There are three windows of 8 planes. In each window, a pixel of the left half has 4 spikes. A
-    # pixel of the right half has 1 spike. The mean is 2.5.
-    light = np.ones((3, 4, 8), np.float32)
-    light[:, :, :4] = 4
+    # pixel of the right half has 1 spike. The mean is 2.5. The light is the same: it is measured in
+    # spikes, and no interval reaches from one window into another.
+    spikes = np.ones((3, 4, 8), np.float32)
+    spikes[:, :, :4] = 4
     lengths = np.full(3, 8, np.float32)
-    windows = Windows(counts=light, light=light, lengths=lengths, are_recorded=np.ones(3, bool))
+    windows = Windows(counts=spikes, light=spikes, lengths=lengths, are_recorded=np.ones(3, bool))
     blurry = np.zeros((4, 8), np.float32)
-    blurry[0] = 0.5  # the mean is 1/8
+    blurry[0] = 0.5  # one row of four, so the mean is 1/8
 
     inputs = pictures_of(windows, blurry, inside=slice(0, 3), planes_per_eleventh=8)
 
-    # Channel 0: the light relative to its mean, sqrt(4 / 2.5) - 1 in the left half.
+    # Channel 0: sqrt(light / mean light) - 1, here in the left half.
     # Channel 1: the change of the number of spikes from window to window, which is 0.
-    assert inputs.pictures[:, 0, :, 0] == pytest.approx(0.2649, abs=1e-4)
+    assert inputs.pictures[:, 0, :, 0] == pytest.approx(np.sqrt(4 / 2.5) - 1, abs=1e-4)
     assert inputs.pictures[:, 1] == pytest.approx(0)
     # The scene has three parts: the spikes around each pixel, the mean of the spikes, and the
     # contrast of the blurry frame.
     around, mean, contrast = inputs.scene
     assert around[0, 0] > around[0, 7]
     assert mean == pytest.approx(np.log(2.5))
-    assert contrast[0] == pytest.approx(2 * (0.5 - 0.125))
+    assert contrast[0] == pytest.approx(2 * (0.5 - 0.125))  # 2 is CONTRAST (network_inputs.py)
 
 
 def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
     rng = np.random.default_rng(0)
     blurry = rng.random((16, 20)).astype(np.float32)
-    # Each pixel fires every 4 planes. If every other plane is left out, a pixel fires every 2
-    # planes. Then an eleventh of the exposure has 4 planes in place of 8.
+    # Each pixel fires every 4 planes. An eleventh of the exposure has 8 planes.
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
+    # Leave out every other plane, which has no spike. Each pixel fires every 2 planes now, and an
+    # eleventh has 4 planes. Each window begins and ends after half as many planes.
     half_as_many_planes = stream[::2]
+    half_edges = PLANES_OF_EDGES // 2
 
     usual_windows = spike_windows(stream, PLANES_OF_EDGES)
     usual = pictures_of(usual_windows, blurry, INSIDE, planes_per_eleventh=8.0)
-    short_windows = spike_windows(half_as_many_planes, PLANES_OF_EDGES // 2)
+    short_windows = spike_windows(half_as_many_planes, half_edges)
     short = pictures_of(short_windows, blurry, INSIDE, planes_per_eleventh=4.0)
 
     for of_usual, of_short in zip(usual, short, strict=True):  # the pictures, then the scene

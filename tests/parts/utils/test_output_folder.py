@@ -315,20 +315,21 @@ def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
 @pytest.mark.parametrize(
     ("names", "save", "name_of_both"),
     [
-        # The comparison of the clip "x" has the name x_comparison.mp4. The video of the other clip
-        # has the same name.
+        # The clip "x" has the comparison x_comparison.mp4. The clip "x_comparison" has the video
+        # x_comparison.mp4.
         pytest.param(
             ("x", "x_comparison"),
             ("video", "comparison"),
             "x_comparison.mp4",
             id="video of another clip",
         ),
-        # The folder "clips" has an example frame of each clip, here 000000.png of the clip
-        # "000000". The restored frames of a clip "clips" lie in this folder, too.
+        # The program writes an example frame of each clip NAME to clips/NAME.png, here to
+        # clips/000000.png. The first frame of the clip "clips" has the same name.
         pytest.param(
             ("clips", "000000"), ("frames",), "clips/000000.png", id="example of another clip"
         ),
-        # The frames of a clip "run.json" lie in a folder of this name.
+        # The program writes the file run.json. The frames of a clip "run.json" lie in a folder of
+        # this name.
         pytest.param(("run.json", "x"), ("frames",), "run.json", id="file of all clips"),
     ],
 )
@@ -359,10 +360,12 @@ def begin_test(
     save: tuple[str, ...] = VIDEOS,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Let a test take the folder, as main_test_vrt.py does first. It has one clip of one frame,
-    "0".
+    """Claim the folder for a run of main_test_vrt.py, as this program does first.
 
-    save: the kinds of results that the test saves. settings: its settings, for run.json.
+    The run has one clip, with one frame, "0". `claim_folder` writes down the names of the results,
+    and none of the results.
+
+    save: the kinds of results that the run saves. settings: its settings, for run.json.
     """
     claim_folder(
         Outputs(folder, save),
@@ -379,7 +382,7 @@ def videos_in(folder: Path) -> list[str]:
 
 
 def test_a_clip_does_not_replace_the_results_of_an_earlier_clip(tmp_path):
-    begin_test(tmp_path, "x")  # it writes x.mp4 and x_comparison.mp4
+    begin_test(tmp_path, "x")  # its results are x.mp4 and x_comparison.mp4
     begin_test(tmp_path, "y")
 
     with pytest.raises(DataError, match=r"the name x_comparison\.mp4") as error:
@@ -388,8 +391,8 @@ def test_a_clip_does_not_replace_the_results_of_an_earlier_clip(tmp_path):
     assert "clip x, which is there already" in str(error.value)
 
 
-@WITH_AND_WITHOUT_OVERWRITE
 # name: the foreign file. shown: how the error names it, as a regular expression.
+@WITH_AND_WITHOUT_OVERWRITE
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
@@ -425,8 +428,7 @@ def test_a_video_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_pa
 
 
 def test_a_frame_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
-    # By default, `begin_test` is for a test that saves only videos. So this test has not written
-    # x/0.png.
+    # This run saves only videos, and no frames. So x/0.png is not one of its results.
     begin_test(tmp_path, "x")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "0.png").write_bytes(b"theirs")
