@@ -230,8 +230,8 @@ MISSPELT = {
 WRONG_SECRETS = [
     # The value is a list in place of a text.
     'logging.writers=[{"type":"table","token":["canary-4"]}]',
-    # The value is a text in place of a list. The brace in the text is not closed on purpose, so
-    # that the text is no valid JSON, either.
+    # The value is a text in place of a list. The text looks like JSON, but is not valid JSON,
+    # because its brace is not closed.
     'logging={"writers":"{token: canary-5"}',
 ]
 
@@ -239,8 +239,8 @@ WRONG_SECRETS = [
 def arrange_clips(root: Path, split: str) -> dict[str, str]:
     """Copy the clips of a split, "train" or "test", into the folders of the new data set.
 
-    The folders are recordings, truth and streams in <root>/lab/<split>. Return the option keys of
-    the data set: key -> folder.
+    The folders are recordings, truth and streams in <root>/lab/<split>. Returns the options of the
+    data set that name these folders, e.g. "truth" -> "<root>/lab/train/truth".
     """
     rgb = root / "GOPRO_Large" / split
     spikes = root / "GOPRO_Large_spike_seq"

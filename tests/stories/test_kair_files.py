@@ -668,6 +668,8 @@ def test_a_test_clip_has_all_seven_frames(root):
 def test_folders_that_the_meta_file_does_not_list_are_not_looked_at(root):
     shutil.rmtree(root / "lq" / NOT_LISTED)
 
+    # The data set opens, although a folder is missing that the list does not have. `count_folders`
+    # returns 0 because it does not look at the folders.
     assert len(build(root)) == 2
     assert build(root, TEST, lq="gt", temporal_scale=2).count_folders() == 0
 
@@ -686,8 +688,10 @@ def test_a_missing_folder_of_a_listed_septuplet_is_named(root):
         build(root)
 
 
+# end: ending of the names of the data. missing: how the error names the septuplet without data.
+# example: the name of a frame that the error gives as an example of what is expected.
 @pytest.mark.parametrize(
-    ("end", "missing", "expected"),
+    ("end", "missing", "example"),
     [
         ("", "folder 00009/0009", "00001/0001/im1.png"),
         (".lmdb", "key 00009/0009/<frame>", "00001/0001/im1"),
@@ -695,7 +699,7 @@ def test_a_missing_folder_of_a_listed_septuplet_is_named(root):
     ids=["folders", "LMDB"],
 )
 def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_list(
-    root, end, missing, expected
+    root, end, missing, example
 ):
     with (root / "meta.txt").open("a") as file:
         file.write("00009/0009 7 (96,128,3)\n")
@@ -707,9 +711,10 @@ def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_l
     assert f"lq has no {missing}" in text
     assert f"gt has no {missing}" in text
     assert "im1 ... im7 of every listed clip, each with its lq and gt file" in text
-    assert expected in text.partition("expected")[2]
+    _, _, from_expected_on = text.partition("expected")
+    assert example in from_expected_on
     assert f"restore these files, or remove the clips from the meta list {root}/meta.txt" in text
-    # The message must have no words that only fit other data sets.
+    # The message must have no words that only fit data sets with spikes, or folders without a list.
     for word in ("blur", "sharp", "spike", "from the folders"):
         assert word not in text
 
@@ -728,7 +733,7 @@ def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_fr
     dataset = build(root_with_a_small_frame)
 
     with pytest.raises(DataError, match="frame of 12 x 16"):
-        dataset[(0, 1)]
+        dataset[(0, 1)]  # epoch 0, sample 1: the last septuplet
 
 
 def test_checking_all_files_finds_a_frame_of_another_size(root_with_a_small_frame):
@@ -750,7 +755,8 @@ def coloured_picture():
 
 def with_other_colours(picture):
     """Return three equal frames (3, 3, 8, 8) after the option color_jitter has changed them."""
-    return jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
+    frames = picture.expand(3, -1, -1, -1)  # (3, 3, 8, 8), three times the picture
+    return jitter_colors(frames, np.random.default_rng(1))
 
 
 def test_color_jitter_is_equal_in_all_frames(coloured_picture):
