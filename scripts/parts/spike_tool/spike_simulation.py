@@ -70,8 +70,8 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         "--shot-noise",
         type=float,
         default=0.0,
-        help="noise of the charge that a pixel collects in a plane at full light, as a fraction of "
-        "the charge at which it fires (default: %(default)s)",
+        help="standard deviation of the charge that a pixel collects in a plane at full light; "
+        "1 is the charge at which a pixel fires (default: %(default)s)",
     )
     parser.add_argument(
         "--dark-rate",
@@ -83,8 +83,8 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         "--threshold-mismatch",
         type=float,
         default=0.0,
-        help="relative standard deviation, over the pixels, of the charge at which they fire "
-        "(default: %(default)s)",
+        help="by how much the pixels differ in the charge at which they fire: standard deviation "
+        "over mean (default: %(default)s)",
     )
 
 
