@@ -241,8 +241,8 @@ def starts_of(lengths: Sequence[Fraction]) -> list[Fraction]:
 
 def moving_scene(planes: int, speed: float = 0.12) -> np.ndarray:
     """Return light (planes, 48, 64) in [0, 1] of stripes that move by `speed` pixels per plane."""
-    rows, columns = np.mgrid[: SIZE[0], : SIZE[1]].astype(np.float32)
-    shift = speed * np.arange(planes, dtype=np.float32)[:, None, None]
+    rows, columns = np.mgrid[: SIZE[0], : SIZE[1]].astype(np.float32)  # (48, 64) each
+    shift = speed * np.arange(planes, dtype=np.float32)[:, None, None]  # (planes, 1, 1)
     upright = 0.25 * np.sin((columns - shift) / 2.5)
     slanting = 0.15 * np.sin((columns - shift) / 5 + rows / 6)
     return 0.45 + (upright + slanting)

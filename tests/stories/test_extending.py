@@ -257,6 +257,9 @@ def arrange_clips(root: Path, split: str) -> dict[str, str]:
 def options_with_new_parts(root: Path) -> dict[str, Any]:
     """Return options that use a new part in each section that can name one.
 
+    "LabTrain" and "LabTest" are classes of DATASET. All other types, e.g. "slow", are examples of
+    the page.
+
     root: folder of the clips.
     """
     spike = {"type": "inverted", "representation": {"type": "count", "parts": 3}}

@@ -567,7 +567,8 @@ TEST = "VideoTestVimeo90KDataset"
 def section_of(root, name=SUPER_RESOLUTION, end="", lq="lq", **changes):
     """Return a section `datasets.train` or `datasets.test` on the septuplets of `root`.
 
-    name: class of the dataset. end: "" for folders, ".lmdb" for LMDBs. lq: folder of the input.
+    name: class of the dataset. end: "" for folders, ".lmdb" for LMDBs.
+    lq: folder of the input. For interpolation it is "gt", because the input are sharp frames.
     changes: additional keys.
     """
     section = {

@@ -174,7 +174,7 @@ def test_the_results_say_which_frames_were_restored(restarted_test):
 
 
 def test_pictures_in_a_folder_without_run_json_are_not_taken_over(home, clip, out, capfd):
-    # If these perfect frames were taken for restored ones, the PSNR would be infinite.
+    # If these sharp frames were taken for restored frames, the PSNR would be infinite.
     shutil.copytree(clip / "sharp", out / "clip1")
 
     text, code = refusal_message(capfd, *scoring_command(home, clip, out))
@@ -275,8 +275,8 @@ def test_results_hold_no_secret_of_a_path_and_are_continued(home, out, tmp_path)
     command = ["--opt", home / "options.json", *places, f"datasets.test.dataroot_lq={lq}"]
 
     restore(*command)
-    # An older version wrote the secret into run.json. Write run.json in this way: put the whole
-    # path in place of the shortened one, in which "***" stands for the secret and what follows.
+    # An older version wrote the secret into run.json. Make such a run.json: put the whole path in
+    # place of the shortened path, in which "***" stands for the secret and all that follows it.
     run_json = out / "run.json"
     run_json.write_text(run_json.read_text().replace(f"{tmp_path}/api_key=***", lq))
     assert "canary" in run_json.read_text()
@@ -443,7 +443,7 @@ def test_overwrite_leaves_a_file_of_the_user_that_no_test_would_write(tmp_path):
     begin_test(tmp_path, "x")
     (tmp_path / "mine.mp4").write_bytes(b"theirs")
 
-    # Give this test other settings. With the same settings, it would continue the first test, and
+    # Give this run other settings. With the same settings, it would continue the first run, and
     # overwrite nothing.
     begin_test(tmp_path, "x", overwrite=True, settings={"other": 1})
 
@@ -518,13 +518,13 @@ def test_a_training_run_whose_checkpoints_lie_beside_results_goes_on(tmp_path):
 
 # ---- What --overwrite removes -------------------------------------------------------------------
 
-# Files of the user. The last three have names that this program would use in another test.
+# Files of the user. The last three have names that main_test_vrt.py would use in another run.
 FILES_OF_USER = (
     "clip1/notes.txt",  # in the folder of the restored frames
     "clips/mine.png",  # in the folder of the scores of each clip
     "clip1.mp4",  # --save video would write it
     "clip1_slowmotion.mp4",  # --save slowmotion would write it
-    ".work/clip1/000000.png",  # a test that does not save frames would write it
+    ".work/clip1/000000.png",  # a run that does not save frames would write it
 )
 
 
@@ -542,7 +542,7 @@ def overwriting_command(home, clip, out) -> list[object]:
 
     second = clip.parent / "second"
     shutil.copytree(clip / "blur", second / "blur")
-    # Another --dtype is another setting, so this test cannot continue the first one.
+    # Another --dtype is another setting, so this run cannot continue the first run.
     saving = ["--overwrite", "--save", "video"]
     return restoring_command(home, second, out, *saving, "--dtype", "bfloat16")
 
@@ -593,8 +593,8 @@ def test_overwrite_removes_what_a_killed_test_has_written(tmp_path):
 
 
 def test_overwrite_removes_what_a_test_of_an_earlier_version_saved(tmp_path):
-    # Earlier versions did not list their files in run.json. Only the setting `save` shows that the
-    # test wrote a video, but no comparison. So x_comparison.mp4 must be a file of the user.
+    # Earlier versions did not list their files in run.json. Only the setting `save` says what they
+    # wrote: here a video, and no comparison. So x_comparison.mp4 must be a file of the user.
     begin_test(tmp_path, "x", settings={"save": ["video"]})
     about = json.loads((tmp_path / RESULTS).read_text())
     del about["files"]
