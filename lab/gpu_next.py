@@ -242,8 +242,8 @@ def graph(device: str) -> dict[str, Any]:
         step = _capture(net, step, outputs)
         # `_capture` has made some steps before the recording, which changed the weights and the
         # state of Adam. Set both back in place, because the graph holds the addresses of their
-        # memory. Before its first step, Adam has 0 in all its tensors: both means and the number of
-        # steps.
+        # memory. The state of Adam begins with zeros: its means of the gradients and of their
+        # squares, and its number of steps.
         net.load_state_dict(initial_weights)
         for state_of_parameter in optimizer.state.values():
             for tensor in state_of_parameter.values():

@@ -39,8 +39,8 @@ class UserFrames(Protocol):
     """
 
     path: Path  # path of the folder, image or video, as the user gave it
-    # The file of each frame. The images of a folder are in the order of `files_in` ("2" before
-    # "10"). The frames of a video all have the path of the video.
+    # The file of each frame. The images of a folder are sorted by the numbers in their names, e.g.
+    # "2" before "10". The frames of a video all have the path of the video.
     files: list[Path]
     stems: list[str]  # the name of each frame, without a suffix
     size: tuple[int, int]  # (H, W) of the first frame
