@@ -313,7 +313,7 @@ def test_a_capture_of_the_sps100_is_no_file_of_another_camera(sps100, geometry):
     # "truncate" accepts bytes after the last whole plane. So the size of the file is no reason to
     # refuse it.
     with pytest.raises(SpikeFileError, match="words of an SPS100 sensor"):
-        open_spikes(path, geometry, "truncate")
+        open_spikes(path, geometry, remainder="truncate")
 
 
 def write_clip_of_sps100(root, spikes):
@@ -468,7 +468,8 @@ def test_a_file_of_matlab_is_said_to_be_one(tmp_path, head, kind):
     (tmp_path / "a.dat").write_bytes(head + bytes(1000))
 
     with pytest.raises(SpikeFileError, match=f"begins with the header of an? {kind}") as error:
-        open_spikes(tmp_path / "a.dat", SpikeGeometry(8, 8), "truncate")
+        # With "truncate", the length of the file is no reason to refuse it.
+        open_spikes(tmp_path / "a.dat", SpikeGeometry(8, 8), remainder="truncate")
 
     assert ".npy" in error.value.do
 
