@@ -323,8 +323,8 @@ class Rig(RgbCamera):
             if plane == planes // 2:
                 sharp = self.develop(light)
             # `values_to_average` returns the light itself, or display values if `sum_gamma` is 2.2.
-            # The weights of a row add up to 1 over the planes. So after the last plane, `mean` is a
-            # mean. `light_of_average` turns it back into light.
+            # For each row of the frame, the weights of all planes add up to 1. So after the last
+            # plane, `mean` is a mean. `light_of_average` turns it back into light.
             mean += weights[plane] * self.values_to_average(light)
             if plane == planes - 1:
                 blurry = self.frame(self.light_of_average(mean), rng)
@@ -337,7 +337,7 @@ class Rig(RgbCamera):
         spike_size, rgb_size: (height, width) of a spike plane and of a frame.
         The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.
         """
-        # In existing records the seed comes first. In `asdict` it comes last. So put it first.
+        # The seed comes first, as in existing records. `asdict` alone would put it last.
         fields = {"seed": self.seed, **asdict(self)}
         return Calibration(
             matrix=self.matrix(spike_size, rgb_size).tolist(),

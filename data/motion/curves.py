@@ -53,7 +53,7 @@ def curves_of(
     tau = (np.array(times) / np.abs(times).max()).astype(np.float32)  # (K,), -1 to 1
     coefficients = _coefficients_of(tau, shifts, errors)
 
-    # q(tau_k) is the sum of c_d tau_k^d over the degrees d.
+    # At each time k, q(tau_k) is the sum of c_d tau_k^d over the degrees d.
     curves = np.zeros_like(shifts)
     for k, tau_k in enumerate(tau.tolist()):
         for d, c_d in enumerate(coefficients, start=1):

@@ -453,6 +453,7 @@ def write_s_sdm():
     """
     pairs = []
     for clip, count in CLIPS.items():
+        # The seeds below only give the exposures of a clip different scenes and different noise.
         for index in range(count + 1):
             name = f"{13 * index + 6:06d}"  # as S-SDM's files: 000006, 000019, 000032, ...
             blurry = Path("GOPRO/test/blur_data", clip, f"{name}.png")
