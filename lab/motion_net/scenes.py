@@ -165,29 +165,11 @@ def random_camera_motion(rng: np.random.Generator, stands_still: bool) -> Camera
 
 
 def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
-    """Draw a smooth trajectory (N, 2), x and y at INSTANTS: waves plus a constant speed.
-
-    It is 0 at the sharp instant.
+    """Draw a smooth trajectory (N, 2), x and y at INSTANTS, which is 0 at the sharp instant.
 
     length: largest distance in pixels from the sharp instant within the exposure.
     """
-    # Add three waves with periods of 1.5 to 9 exposures. So the speed changes within an exposure,
-    # but not often. x and y have different waves, so each draw is (2,). The unit of the sum has no
-    # meaning, because the trajectory is scaled to `length` in the end.
-    planes = INSTANTS[:, None]  # (N, 1), planes after the sharp instant
-    trajectory = np.zeros((len(INSTANTS), 2))
-    log_shortest = np.log(1.5 * PLANES)
-    log_longest = np.log(9 * PLANES)
-    for weight in (0.5, 0.3, 0.2):  # a first wave, and two weaker waves
-        # In planes. As in `log_uniform`, for x and y.
-        period = np.exp(rng.uniform(log_shortest, log_longest, size=2))
-        phase = rng.uniform(0, 1, size=2)  # in periods
-        wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)
-        amplitude = np.exp(rng.normal(0, 0.7, size=2))
-        trajectory += weight * wave * amplitude
-    # In addition a constant speed, per half of an exposure.
-    trajectory += rng.normal(0, 0.4, size=2) * planes / HALF
-
+    trajectory = random_waves(rng)
     # Move the trajectory to 0 at the sharp instant.
     x_of_sharp = np.interp(0, INSTANTS, trajectory[:, 0])
     y_of_sharp = np.interp(0, INSTANTS, trajectory[:, 1])
@@ -197,6 +179,29 @@ def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
     x, y = trajectory[is_exposed].T
     farthest = np.hypot(x, y).max()
     return trajectory / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
+
+
+def random_waves(rng: np.random.Generator) -> np.ndarray:
+    """Draw a sum of waves and of a constant speed, (N, 2): x and y at INSTANTS.
+
+    The unit of the result has no meaning, because `random_trajectory` scales it.
+    """
+    # Add three waves with periods of 1.5 to 9 exposures. So the speed changes within an exposure,
+    # but not often. x and y have different waves, so each draw is (2,).
+    planes = INSTANTS[:, None]  # (N, 1), planes after the sharp instant
+    waves = np.zeros((len(INSTANTS), 2))
+    log_shortest = np.log(1.5 * PLANES)
+    log_longest = np.log(9 * PLANES)
+    for weight in (0.5, 0.3, 0.2):  # a first wave, and two weaker waves
+        # In planes: two numbers as `log_uniform` draws them, for x and y.
+        period = np.exp(rng.uniform(log_shortest, log_longest, size=2))
+        phase = rng.uniform(0, 1, size=2)  # in periods
+        wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)
+        amplitude = np.exp(rng.normal(0, 0.7, size=2))
+        waves += weight * wave * amplitude
+    # In addition a constant speed, per half of an exposure.
+    waves += rng.normal(0, 0.4, size=2) * planes / HALF
+    return waves
 
 
 def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
