@@ -71,10 +71,12 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
     try:
         return rp.channel_count(name, **options)
     except ValueError as e:
+        # The parameters of the function, e.g. "(stream: ..., center: float, num_bins: int = 4)".
+        parameters = str(inspect.signature(rp.REPRESENTATIONS[name].function))
         raise OptionError(
             what=f"spike.representation {name} cannot be made: {e}",
             where="spike.representation",
-            expected=str(inspect.signature(rp.REPRESENTATIONS[name].function)),
+            expected=parameters,
             do="correct the options of spike.representation",
         ) from e
 

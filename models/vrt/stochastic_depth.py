@@ -25,9 +25,11 @@ from torch import Tensor
 
 
 class Factors(NamedTuple):
-    """Factors of the outputs of the two branches.
+    """Factors of the outputs of the two branches. Each factor has one of three forms:
 
-    A factor is a number for all tokens, a column (tokens, 1), or None for 1.
+        a number                the factor of all tokens, from `Drop.numbers`
+        a tensor (tokens, 1)    the factor of each token, from `Drop.columns`
+        None                    1 for all tokens
     """
 
     attention: Any = None
