@@ -144,9 +144,9 @@ class ClipSources:
         When main_test_vrt.py tests these weights, it compares the properties with the spikes of
         the test data. Returns None for a dataset without spikes. The keys are:
 
-            rate              spikes per plane at full light: a number, or
-                              "match" if each clip has its own rate, or
-                              None if no rate is known; then firing rates were divided by none
+            rate              spikes per plane at full light, a number. "match" if each clip has
+                              its own rate. None if no rate is known: then the network was trained
+                              with firing rates that were not divided by a rate
             light             what the spikes integrate, "linear" or "display"
             center            the plane of the sharp frame, as the option spike.center says
             planes, gt_plane  number of planes of a spike file, and the plane of the sharp frame,

@@ -100,12 +100,13 @@ class WindowAttention(nn.Module):
             False       a tape     our attention for CPUs, which keeps its results on the tape
             False       None       our kernel for GPUs; torch's operators if it rejects the windows
         """
+        # Self attention among the T tokens of each window.
         out = self._attend(
             u, "qkv_self", chunk, w, tape, is_plain, bias=w["bias"], mutual=False
         )  # (positions, C)
         if self.mutual:
-            # Add to each token the sines of its row and column in the frame. A window has two
-            # frames of T / 2 tokens.
+            # Mutual attention between the two frames of each window, with T / 2 tokens each. First
+            # add to each token the sines of its row and column in the frame.
             tokens_of_frame = chunk.positions_per_window // 2
             by_frame = u.view(-1, tokens_of_frame, u.shape[1])  # (2 x windows, T / 2, C)
             sines = w["positions"]  # (1, T / 2, C)
