@@ -362,7 +362,11 @@ def add_output(parser: argparse.ArgumentParser, name: str, output: str) -> None:
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
-    """Add the method of the reconstruction, and the options of a video."""
+    """Add the method of the reconstruction, and the options of a video.
+
+    docs/options.md explains the methods: tfp takes a mean over planes, tfi the interval between two
+    spikes, and tfstp a model of synapses.
+    """
     parser.add_argument(
         "--method",
         choices=GREY_METHODS,
