@@ -224,6 +224,7 @@ def test_every_form_of_import_closes_a_circle(package, statement):
 
     imported_by = {}
     for name, path in modules.items():
-        imported_by[name] = (imports_of(path, package, modules) & modules.keys()) - {name}
+        of_package = imports_of(path, package, modules) & modules.keys()
+        imported_by[name] = of_package - {name}
 
     assert circle(imported_by) == ["box.first", "box.inner.last", "box.first"]
