@@ -25,7 +25,9 @@ from torch import Tensor
 
 
 class Factors(NamedTuple):
-    """Factors of the outputs of the two branches. Each factor has one of three forms:
+    """Factors of the outputs of the two branches.
+
+    Each factor has one of three forms:
 
         a number                the factor of all tokens, from `Drop.numbers`
         a tensor (tokens, 1)    the factor of each token, from `Drop.columns`
