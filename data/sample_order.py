@@ -73,8 +73,8 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
                 f"{self.global_batch}",
                 where="datasets.train",
                 expected=f"at least {world_size} ranks x {samples_per_step} samples each",
-                do="add clips, lower dataloader_batch_size or the number of ranks, or raise "
-                "dataloader_epoch_repeat",
+                do="add clips, lower train.global_batch_size, train.accumulation_steps, "
+                "dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat",
             )
 
     def seek(self, epoch: int, batch: int = 0) -> None:

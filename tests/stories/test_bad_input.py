@@ -178,6 +178,13 @@ INPUTS = {
         override="datasets.train.dataloader_batch_size=9",
         exit_code=WRONG_OPTIONS,
     ),
+    # A step of 10 samples needs more than the 8 samples of an epoch.
+    "global batch": Input(
+        spoil_nothing,
+        ["8 training samples are fewer than one batch of 10", "lower train.global_batch_size"],
+        override="train.global_batch_size=10",
+        exit_code=WRONG_OPTIONS,
+    ),
     "encoding": Input(
         spoil_the_encoding,
         ["options.json", "not UTF-8", "save it as"],

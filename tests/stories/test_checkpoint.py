@@ -540,6 +540,29 @@ def test_a_checkpoint_without_a_number_of_ranks_counts_as_one_of_one_rank(tmp_pa
     assert (progress.epoch, progress.batch) == (0, 3)
 
 
+# The checkpoint below has 1 sample per step, and this start has 2.
+TWO_SAMPLES = {"accumulation_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("train", "advice"),
+    [
+        pytest.param(TWO_SAMPLES, "train.accumulation_steps = 1;", id="without global_batch_size"),
+        # With this option the program chooses accumulation_steps, so the user must not write it.
+        pytest.param(
+            TWO_SAMPLES | {"global_batch_size": 2},
+            "write train.global_batch_size=1;",
+            id="with global_batch_size",
+        ),
+    ],
+)
+def test_a_resume_with_another_batch_names_the_option_to_change(tmp_path, train, advice):
+    with pytest.raises(OptionError, match="samples a step 1 -> 2") as error:
+        resumed_position(tmp_path, {"train": train}, step=3, epoch=0, batch=3)
+
+    assert advice in error.value.do
+
+
 def test_a_run_that_was_saved_at_the_end_of_an_epoch_begins_the_next_one(tmp_path):
     # An epoch has 10 steps (ORDER), so batch 10 is the end of epoch 1.
     progress = resumed_position(tmp_path, step=20, epoch=1, batch=10)

@@ -42,12 +42,18 @@ def refuse_task(task: str) -> None:
 
 
 def refuse_static_graph(
-    use_static_graph: bool, find_unused_parameters: bool, accumulation_steps: int
+    use_static_graph: bool,
+    find_unused_parameters: bool,
+    accumulation_steps: int,
+    global_batch_size: int | None = None,
 ) -> None:
     """Raise OptionError if use_static_graph is set with an option that DDP cannot combine with it.
 
     DDP is torch's DistributedDataParallel, which adds up the gradients of the ranks. With a static
     graph, DDP assumes that every later step uses the same parameters as the first step.
+
+    global_batch_size: the option that accumulation_steps was computed from. None: the user has
+        written accumulation_steps, or its default counts.
     """
     if not use_static_graph:
         return
@@ -62,8 +68,12 @@ def refuse_static_graph(
     # gradients of the ranks. The earlier ones run within DDP's no_sync() (models/ddp.py). With a
     # static graph, no_sync() crashes, or silently leaves reductions out (pytorch issue #143580).
     if accumulation_steps > 1:
+        origin = ""
+        if global_batch_size is not None:
+            origin = f" (because of train.global_batch_size {global_batch_size})"
         raise OptionError(
-            what=f"train.accumulation_steps is {accumulation_steps} and use_static_graph is true",
+            what=f"train.accumulation_steps is {accumulation_steps}{origin} and use_static_graph "
+            "is true",
             where="use_static_graph",
             expected="false with accumulation: DDP cannot skip the reduction of a static graph",
             do="set use_static_graph to false",

@@ -224,7 +224,7 @@ class Options(Section):
         accumulation_steps = max(1, nearest)
         conflicts.refuse_other_accumulation(self.train, accumulation_steps, samples_per_batch)
         conflicts.refuse_static_graph(
-            self.use_static_graph, self.find_unused_parameters, accumulation_steps
+            self.use_static_graph, self.find_unused_parameters, accumulation_steps, wanted
         )
         train = self.train.model_copy(update={"accumulation_steps": accumulation_steps})
         return self.model_copy(update={"train": train})

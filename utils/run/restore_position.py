@@ -218,7 +218,10 @@ def _fit_position_to_data(
         is_other_data = order_then.sample_list != order.sample_list
     is_intended = resumed.is_named
     if (is_other_data or is_other_batch) and not is_intended:
-        raise _other_data_or_batch(is_other_data, changes, per_step_then, resumed.path)
+        global_batch_size = options["train"].get("global_batch_size")
+        raise _other_data_or_batch(
+            is_other_data, changes, per_step_then, resumed.path, global_batch_size
+        )
 
     # No run saves a position beyond the end of an epoch. If the position is there although nothing
     # has changed, somebody has edited the checkpoint. Count this as a change, too.
@@ -277,7 +280,11 @@ def _samples_per_step(ranks: int, options: dict[str, Any]) -> int:
 
 
 def _other_data_or_batch(
-    is_other_data: bool, changes: list[str], per_step_then: int, path: Path
+    is_other_data: bool,
+    changes: list[str],
+    per_step_then: int,
+    path: Path,
+    global_batch_size: int | None,
 ) -> DataError | OptionError:
     """Return the error of a run that would continue with other data or another batch.
 
@@ -289,14 +296,22 @@ def _other_data_or_batch(
     changes: what has changed, e.g. ["samples a step 8 -> 4"].
     per_step_then: number of samples per step of the checkpoint.
     path: the file of the checkpoint.
+    global_batch_size: the option of this start, or None. If it is set, the program computes
+        accumulation_steps from it, so the user must not write accumulation_steps.
     """
+    if global_batch_size is None:
+        old_batch = (
+            "choose ranks x datasets.train.dataloader_batch_size x train.accumulation_steps = "
+            f"{per_step_then}"
+        )
+    else:
+        old_batch = f"write train.global_batch_size={per_step_then}"
     error_class = DataError if is_other_data else OptionError
     return error_class(
         what=f"the training data or the batch differ from the checkpoint: {', '.join(changes)}",
         where=str(path),
         expected="the same clips, frames, sizes, dataset.json and calibration, and "
         f"{per_step_then} samples a step, as before",
-        do="bring the files back, and choose ranks x datasets.train.dataloader_batch_size x "
-        f"train.accumulation_steps = {per_step_then} (train.global_batch_size chooses the last "
-        f"one); or, to continue with the present ones from a new epoch: --resume {path}",
+        do=f"bring the files back, and {old_batch}; or, to continue with the present ones from a "
+        f"new epoch: --resume {path}",
     )

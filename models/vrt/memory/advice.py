@@ -84,7 +84,8 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
     """Return the options for a smaller batch and more micro-batches, or "" for a batch of one clip.
 
     The product of both numbers stays, so the step stays the same. E.g. a batch of 9 clips becomes 3
-    clips, with three times the number of micro-batches.
+    clips, with three times the number of micro-batches. With train.global_batch_size, the program
+    chooses the number of micro-batches, so that a step has this number of clips or the nearest one.
     """
     batch = 1 if data is None else data.dataloader_batch_size
     if batch <= 1:
