@@ -105,9 +105,8 @@ class ClipDataset(ClipSources, Dataset):
         # section, which errors mention.
         camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
-        # camera.known_rate: true divides the spikes by the firing rate of the simulated camera.
-        # Refuse the key if the spikes are not divided by a rate that the options give. The spike
-        # options are the same for all roots, so the first root is enough.
+        # Refuse camera.known_rate if it would have no effect. The spike options are the same for
+        # all roots, so the first root is enough.
         _refuse_known_rate_without_effect(self.camera, self.sources[0].spikes)
 
         # The reader of frames and spike files: from files, from an LMDB or from a clip cache.
@@ -142,7 +141,7 @@ class ClipDataset(ClipSources, Dataset):
             if clip.spikes and clip.size not in warned_sizes:
                 warned_sizes.add(clip.size)
                 name = f"clip {clip.name} and all others of its size"
-                first_frame = clip.lq[0]  # the file that the warning names
+                first_frame = clip.lq[0]  # a file name, which the warning shows
                 spike_grid.warn_uncovered(clip.grid, what=name, where=first_frame)
 
     def read(self, draw: Draw) -> dict[str, torch.Tensor]:
@@ -151,22 +150,24 @@ class ClipDataset(ClipSources, Dataset):
         Returns {kind: tensor}. The head of this file lists the kinds and their shapes. Each result
         has lq, and has the other kinds only if the clip has them.
         """
-        # draw.aug is both the crop, with which the pictures are read, and the flips, which
-        # `_to_tensor` makes.
+        # draw.aug holds the crop and the flips. `_read_images` reads only the pixels of the crop,
+        # and `_to_tensor` makes the flips.
         images = self._read_images(draw)
         item = {}
         for kind, pixels in images.items():
             item[kind] = self._to_tensor(pixels, draw.aug)
         instants = draw.clip.instants  # K
         if instants:
-            # The shape (T K, 3, s h, s w) becomes (T, K, 3, s h, s w), and then (T, 3 K, s h, s w).
+            # The K instants of a frame become its channels. In two steps, the shape
+            # (T K, 3, s h, s w) becomes (T, K, 3, s h, s w), and then (T, 3 K, s h, s w).
             by_frame = item["gt_instants"].unflatten(0, (len(draw.frames), instants))
-            stacked = by_frame.flatten(1, 2)  # the instants of a frame become channels
+            stacked = by_frame.flatten(1, 2)
             item["gt_instants"] = stacked
             # `_read_images` has read no gt, because gt is the middle instant.
             item["gt"] = contract.middle_instant(stacked, instants)
         if draw.clip.spikes:
-            # `_read_spikes` needs the blurry frames if spike.rate is "match".
+            # `_read_spikes` needs the pictures of the blurry frames if spike.rate is "match": then
+            # the firing rate is measured by comparing their brightness with the spikes.
             item["spike"] = self._read_spikes(draw, images["lq"])
         return item
 
@@ -230,8 +231,8 @@ class ClipDataset(ClipSources, Dataset):
     def _read_spikes(self, draw: Draw, lq: np.ndarray) -> torch.Tensor:
         """Read the spike channels (T, S, h, w).
 
-        lq: the blurry frames as read, (T, h, w, 3). With spike.rate "match", the spikes are scaled
-        to the brightness of these frames.
+        lq: pictures of the blurry frames as read, (T, h, w, 3). With spike.rate "match", the spikes
+        are scaled to the brightness of these pictures.
         """
         spikes = draw.clip.spikes
         channels_of_frames = []  # (S, h, w) each

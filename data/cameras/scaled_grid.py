@@ -51,7 +51,10 @@ class ScaledWindow:
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean firing rate and the mean colour (3,) of the pixels that both cameras see.
 
-        stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
+        Both cameras have the same view, so these are all pixels of the arguments.
+
+        stream: spikes (T, h, w) of `crop`, i.e. also of its border.
+        image: (H, W, 3), the crop of the frame, which has no border.
         """
         return float(stream.mean()), image.mean(axis=(0, 1))
 
@@ -74,14 +77,16 @@ class ScaledGrid:
         interpolation: a constant of OpenCV.
         may_be_stretched: whether a frame may have any size. True for a user's own clips. If the
         size of the frame is not a whole multiple of the size of the plane, the plane is stretched
-        to the frame. Such a frame is restored as a whole, so its window reads the whole plane.
+        to the frame. Then each window reads the whole plane.
         """
         height, width = size
+        # n, the number of RGB pixels along a side of a spike pixel. It is computed from the
+        # heights, and the next line checks that the widths fit, too.
         self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
         if not is_multiple and not may_be_stretched:
             _refuse_frame_of_no_multiple(geometry, size)
-        self.rgb_per_spike_pixel = self.step
+        self.rgb_per_spike_pixel = self.step  # the same number, by the name that all grids have
         self.region = Crop(0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple
         self._geometry = geometry
@@ -95,13 +100,16 @@ class ScaledGrid:
         plane and stretches it.
         """
         if self._is_stretched:
+            # The whole plane is enlarged to the whole frame. So the place of the crop in the
+            # enlarged channels is its place in the frame, `crop.slices`.
             whole_plane = Crop(0, 0, self._geometry.height, self._geometry.width)
             size_of_frame = (self.region.height, self.region.width)
             return ScaledWindow(whole_plane, size_of_frame, crop.slices, self._interpolation)
 
-        ratio = self.step
+        ratio = self.step  # n
         spike_crop = self._with_border(crop)
-        # The crop of the frame, counted from the upper left corner of `spike_crop`, in RGB pixels.
+        # Here the enlarged channels begin at the upper left corner of `spike_crop`. `inner` is the
+        # crop of the frame, counted from this corner, in RGB pixels.
         # E.g. with 2 RGB pixels per spike pixel, the crop begins at RGB row 10, and `spike_crop` at
         # spike row 4, which is RGB row 8. So the crop begins at row 2 of the enlarged channels.
         inner = Crop(
@@ -122,7 +130,7 @@ class ScaledGrid:
         the spike rows 4 ... 10. Without it,
         test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
         """
-        ratio = self.step  # the sides of a crop are at multiples of it
+        ratio = self.step  # n. The sides of a crop are at multiples of it
         top = max(crop.top // ratio - 1, 0)
         left = max(crop.left // ratio - 1, 0)
         bottom = min(crop.bottom // ratio + 1, self._geometry.height)

@@ -1,8 +1,9 @@
 """Hold the motion within an exposure: the shifts of all pixels to nine times.
 
-The sharp instant is the time of the wanted sharp frame. Times are planes after the sharp instant,
-where a plane is one binary picture of the spike camera. A shift moves a point by x and y, in RGB
-pixels. A frame has H x W pixels.
+The sharp instant is the time of the wanted sharp frame. A plane is one binary picture of the spike
+camera, and time is counted in planes from the sharp instant: the time 12 is 12 planes after it, and
+-10 is 10 planes before it. A shift moves a point by x and y, in RGB pixels. A frame has H x W
+pixels.
 
     Motion              shifts and their expected errors. What is at p at the sharp instant is at
                         p + shifts[k][p] at the time times[k]
@@ -10,9 +11,10 @@ pixels. A frame has H x W pixels.
     values_at_shifts    the values of a picture at p + shifts[p]
     lengths_of          lengths of shifts
 
-What must stay: the times of `motion_times`. The mean of two motions (finder.py) needs both motions
-at the same times, and the weights of the fusion "motion" were trained with motions at these times.
-The tests notice a wrong interpolation and wrong shifts back.
+What must stay: the times of `motion_times`. In dim light, finder.py takes the mean of two motions,
+which needs both at the same times. And the weights of the fusion operator "motion"
+(models/fusion/fusion_motion.py) were trained with motions at these times. The tests notice a wrong
+interpolation and wrong shifts back.
 
 Tests: tests/parts/data/test_shifts.py, tests/parts/data/test_flow.py
 """
@@ -38,8 +40,7 @@ STEPS_FROM_START = 2
 class Motion:
     """The shifts of all pixels from the sharp instant to K times of the exposure."""
 
-    # (K,) planes after the sharp instant, ascending: the times of `motion_times`, and 0 between
-    # them.
+    # (K,) ascending, in planes after the sharp instant: the times of `motion_times`, and 0.
     times: np.ndarray
     shifts: np.ndarray  # (K, H, W, 2) float32, x and y in RGB pixels
     errors: np.ndarray  # (K, H, W) float32, expected length of the error of each shift, in pixels
@@ -50,12 +51,14 @@ class Motion:
         Both are interpolated linearly between the two nearest measured times. Before the first and
         after the last measured time, they are extrapolated from the two nearest measured times.
         """
-        # `left` and `right`: the indices of the two measured times. E.g. with the times -10, 0, 10:
+        # Find the indices `left` and `right` of the two measured times. `right` is the first
+        # measured time that is not before `time`. It is limited to 1 ... K - 1, so that it exists
+        # and has a left neighbour. E.g. with the measured times -10, 0, 10:
         #
-        #     time     left    right
-        #     4        1       2
-        #     -15      0       1        right is at least 1
-        #     15       1       2        right is at most 2
+        #     time    first_not_before    left    right
+        #     4       2                   1       2
+        #     -15     0                   0       1
+        #     15      3                   1       2
         first_not_before = int(np.searchsorted(self.times, time))
         right = int(np.clip(first_not_before, 1, len(self.times) - 1))
         left = right - 1
@@ -71,18 +74,21 @@ class Motion:
     def back(self, time: float, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the shifts from the pixels of another time back to the sharp instant.
 
-        Returns the shifts (H, W, 2) and their errors (H, W). What is at the pixel p at this time
-        is at q = p + back[p] at the sharp instant. The shift of q leads to p again, so
+        Returns the shifts (H, W, 2) and their errors (H, W).
+
+        `at` says where a point of the sharp instant moves. This method is the inverse: a point that
+        is at p at the other time was at q = p + back[p] at the sharp instant. The shift of q leads
+        from q to p, which is the opposite way:
 
             back[p] = -shifts[q] = -shifts[p + back[p]]
 
-        `back` is on both sides, so it is found step by step: each step puts the last `back` into
-        the right side (a fixed-point iteration). E.g. in one direction, with shifts[p] = 0.1 p, the
-        point 10 moves to 11, so back[11] is -1:
+        `back` is on both sides, so it is found by a fixed-point iteration: each step puts the last
+        `back` into the right side. E.g. on a line, with shifts[q] = 0.1 q, the point 10 moves by 1
+        to 11. So back[11] must become -1:
 
-            begin     -shifts[11]        = -1.1
-            step 1    -shifts[11 - 1.1]  = -0.99
-            step 2    -shifts[11 - 0.99] = -1.001
+            begin     back[11] = -shifts[11]        = -0.1 x 11    = -1.1
+            step 1    back[11] = -shifts[11 - 1.1]  = -0.1 x 9.9   = -0.99
+            step 2    back[11] = -shifts[11 - 0.99] = -0.1 x 10.01 = -1.001
 
         start: (H, W, 2), the first `back`, e.g. the result for a near time. Then fewer steps are
         needed. None: the first `back` is -shifts, which is right if all pixels move alike.

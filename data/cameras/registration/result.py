@@ -6,9 +6,12 @@ A fit finds three values, each with a standard error:
     offset    by how many planes the exposure is later than the files say
     share     the fraction of the planes during which the frame was exposed
 
-A value is "sure" if its error is small, and "applied" if it also differs enough from the value at
-the start. data/cameras/self_calibration.py applies values to a clip. scripts/calibrate.py writes
-values to a file, and refuses large errors.
+The fit starts from the values with which the clip would be read without it (the start values): a
+given matrix, the offset 0, and all planes.
+
+A found value is "sure" if its error is small. It is "applied", i.e. it replaces the start value, if
+it also differs enough from the start value. data/cameras/self_calibration.py applies values to a
+clip. scripts/calibrate.py writes values to a file, and refuses large errors.
 
 What must stay: the fields of `FitResult`, because they are kept in a file beside the run. If a
 field is added or changed, raise FORMAT in data/cameras/self_calibration.py. The words of the log
@@ -28,19 +31,23 @@ from data.cameras.calibration import scale_of, share_to_read
 # The matrix counts as found if the frames explain the spikes, and its error is not large. If it is
 # not found, no value is sure, and none is applied.
 
-# Least fraction of the variance of the spikes' details (details.py) that the frames must explain.
-# For frames of another scene, the fraction is about 0.
+# Least fraction of the variance of the spikes' details that the frames must explain. For frames of
+# another scene, the fraction is about 0. Details are what a band-pass filter keeps of an image
+# (details.py).
 LEAST_EXPLAINED = 0.25
 FOUND_WITHIN_PX = 0.5  # largest error of the matrix, in RGB pixels
 
-# A value is sure if its error is at most its limit. On 100 random rigs (pairs of simulated
-# cameras), 95 % of the sure matrices were within 0.2 RGB pixels of the true matrix.
-SURE_WITHIN_PX = 0.15  # error of the matrix, in RGB pixels
+# A value is sure if its error is at most its limit. docs/benchmarks/calibration.md quotes the three
+# limits.
+
+# Error of the matrix, in RGB pixels. On 100 random rigs (pairs of simulated cameras), 95 % of the
+# sure matrices were within 0.2 RGB pixels of the true matrix.
+SURE_WITHIN_PX = 0.15
 SURE_WITHIN_PLANES = 0.7  # error of the offset, in planes
 SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
 
-# A value is applied if it differs from the start by at least its limit. With 0, the noise of the
-# fit would change a clip although its cameras are aligned.
+# A value is applied only if it differs from the start value by at least its limit. With a limit of
+# 0, the noise of the fit would change a clip although its cameras are aligned.
 LEAST_CHANGE_PX = 0.15  # change of the matrix, in RGB pixels
 LEAST_CHANGE_PLANES = 0.75  # change of the offset, in planes
 LEAST_CHANGE_SHARE = 0.04  # change of the share
@@ -76,9 +83,9 @@ class FitResult:
     # How far the fit moved the spike pixels on the frame, in RGB pixels, the mean over the plane.
     # The starting matrix maps a spike pixel to one point, and `matrix` maps it to another one.
     moved: float
-    # The parts of the plane were also matched separately (parts.py). For each part, the distance in
-    # RGB pixels from its best position to the position that the matrix gives it. These are not the
-    # residuals r of fit.py. The name must stay, because it is a key of kept results.
+    # The parts of the plane were also matched separately (parts.py), each at its best position. For
+    # each part, how far this position is from the position by the matrix, in RGB pixels. The name
+    # must stay, because it is a key of kept results. fit.py calls other values residuals (r).
     residuals: tuple[float, ...] = ()
 
     @property
@@ -100,8 +107,8 @@ class FitResult:
     def share_to_read(self) -> float:
         """The fraction of the planes to read: 1.12 times the exposure share, and at most 1.
 
-        Channels are made of a few more planes than were exposed. PLANES_FACTOR in
-        data/cameras/calibration.py says why.
+        The channels are made of a few more planes than were exposed. The factor is PLANES_FACTOR in
+        data/cameras/calibration.py, which gives the reason.
         """
         return share_to_read(self.share)
 
