@@ -1,5 +1,9 @@
 """Make the sets of clips on which methods are trained and tested.
 
+There are two suites, i.e. collections of such sets. The suite `real` is made from videos and
+photographs. The suite `sample` has a single small set, which is called "made" and is the set of
+`make sample`. The set "made" is also one of the training sets of the suite `real`.
+
 A rig is a pair of simulated cameras. A condition is the rig of a set of test clips.
 
 A finished run holds the digest of its data. If the digest changes, all finished runs are invalid.
@@ -70,8 +74,8 @@ class Data:
     # condition, "recorded": the clips as they are.
     tests: Mapping[str, Path]
     split: str  # "train" or "test": the folder within a set that has the test clips
-    # A digest of what the sets are made from. It contains no folder, so that results hold on other
-    # machines.
+    # 8 hex digits that change with what the sets are made from (`digest_of`). The folders do not
+    # count, so that results hold on other machines. For the suite `sample`, the word "sample".
     digest: str
 
     @property
@@ -86,7 +90,10 @@ class Data:
 
 
 def make_made(out: Path) -> Data:
-    """Make the sample set, as `make sample` does. It is for training and testing."""
+    """Make the set "made", as `make sample` does. It is for training and testing.
+
+    Returns the data of the suite `sample`.
+    """
     folder = out / "data/made"
     programs.call("scripts/make_sample_data.py", "--root", str(folder), out=out, name="made")
     return Data(
@@ -119,7 +126,8 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
         )
     sample_weights = {out / "data" / name: weight for name, weight in SAMPLE_WEIGHTS.items()}
 
-    # The test clips of all conditions. `conditions` says which of them are tested.
+    # Make the test clips of all conditions, and keep those of `conditions` for the test. The clips
+    # of the other conditions stay on the disk, so a later call with them need not make them.
     folder_of_condition = {}
     for condition in CONDITIONS:
         folder_of_condition[condition] = make_clips(
@@ -131,6 +139,8 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
             frames=FRAMES,
         )
     tests = {condition: folder_of_condition[condition] for condition in conditions}
+    # VIDEOS and PHOTOS (sources.py) are the names of the videos and photographs. CONDITIONS is not
+    # in the digest, because a new condition changes no training.
     digest = digest_of([VIDEOS, CLIPS, SAMPLE_WEIGHTS, FRAMES, PHOTOS])
     # split: `make_clips` puts all clips of a set into its folder "train", also the test clips.
     return Data(sample_weights, tests, split="train", digest=digest)

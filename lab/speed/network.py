@@ -121,8 +121,8 @@ def _add_share_of_speed(
 ) -> None:
     """Add the model FLOPs utilization (MFU) of each network to `numbers`, in place.
 
-    model_flops: floating-point operations of a restoration or a training step. The operations that
-        --checkpoint repeats in the backward pass are counted once.
+    model_flops: floating-point operations of a restoration or a training step. With --checkpoint,
+        the backward pass repeats operations of the forward pass. The repetitions do not count.
     matmul_flops_per_s: speed of the device in a large matrix product.
     """
     numbers["model_flops"] = model_flops
@@ -178,15 +178,15 @@ def networks(
     if is_checkpointed:
         ours_options |= CHECKPOINTED
     ours = VRT(**ours_options)
-    # The last layer begins with zero weights, which would hide every difference of the networks. No
-    # test notices if they stay zero.
+    # The last layer begins with zero weights. With them, both networks would return the input
+    # frames, and a difference of their other layers could not be seen. So give it small random
+    # weights. No test notices if this line is missing.
     nn.init.normal_(ours.conv_last.weight, std=0.01)
 
     nets: dict[str, nn.Module] = {"ours": ours}
     if with_naive:
-        # The naive network has neither stochastic depth nor activation checkpointing. It takes
-        # `drop_path_rate` and the keys of CHECKPOINTED as arguments and ignores them. So it gets
-        # the options as they are.
+        # It gets `options` and not `ours_options`, because it has neither stochastic depth nor
+        # activation checkpointing. If `options` has arguments for them, it ignores these.
         naive = NaiveVRT(**options)
         naive.load_state_dict(ours.state_dict())
         nets["naive"] = naive
@@ -221,7 +221,8 @@ class Clip:
         self.amp = DTYPES[dtype]  # dtype of autocast
 
         # With a fusion the frames are RGB, and `in_chans` is the number of channels after the
-        # fusion. Without one, `in_chans` is the number of channels of a frame.
+        # fusion. Without a fusion, `in_chans` is the number of channels of a frame, and None means
+        # 3.
         has_fusion = options.get("fusion", "none") != "none"
         frame_channels = 3
         if not has_fusion:
