@@ -36,24 +36,29 @@ class MemberNames(NamedTuple):
 def count_of_members(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
     """Return the variable `name`, which is the number of ranks or nodes.
 
-    A missing variable means 1. But if RANK and MASTER_ADDR are set, there are other ranks, so a
-    missing variable is a fault. A fault is appended to `faults`, and 1 is returned.
+    A missing variable means 1, except in one case: if RANK and MASTER_ADDR are set, there are other
+    ranks, so a required variable must be set, too.
 
-    is_required: False if a missing variable is never a fault.
+    Returns 1 for a wrong or missing variable. A fault is appended to `faults`.
+
+    is_required: whether a missing variable is a fault if there are other ranks.
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
-    # With None, a missing variable is a fault. With 1, it means 1.
+    # For `number_in`, None makes a missing variable a fault, and 1 makes it mean 1.
     default = None if is_required and has_others else 1
     return number_in(env, name, faults, default=default, low=1)
 
 
 def member_of(env: Env, names: MemberNames, faults: list[str]) -> Member:
-    """Return the number of a rank or node, and where all meet. Appends wrong variables to `faults`.
+    """Return the number of a rank or node, and the address and port where all ranks meet.
+
+    Wrong variables are appended to `faults`.
 
     Call this only if `count_of_members` has returned more than 1. Then the variable of the count is
     set, and is a valid number.
 
-    names: the names of the variables of this rank or node, e.g. "WORLD_SIZE", "RANK", ...
+    names: the names of the variables of this rank or node, e.g. for a rank "WORLD_SIZE", "RANK",
+        "MASTER_ADDR" and "MASTER_PORT".
     """
     last = int(env[names.count]) - 1
     number = number_in(env, names.number, faults, low=0, high=last, below=names.count)
@@ -136,6 +141,7 @@ def seconds_in(env: Env, name: str, default: float) -> float:
     text = env.get(name)
     if not text:
         return default
+    # A text that is no number, and a number outside of the limits, both lead to the error below.
     with suppress(ValueError):
         seconds = float(text)
         if 0 < seconds < 10**6:

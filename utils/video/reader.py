@@ -114,11 +114,13 @@ class VideoReader:
     def _frames_to_keep_before(self) -> int:
         """Return how many frames before the wanted frame are kept when decoding begins again.
 
-        If frames were read before, the caller reads backwards, and will ask for the frames before
-        the wanted frame next. E.g. 48 frames of 720p fit into MOST_KEPT_BYTES.
+        Decoding begins again at the first `read`, or after a step back. After a step back, the
+        caller probably reads the clip backwards, and asks for the frames before the wanted frame
+        next. So as many frames are kept as fit into MOST_KEPT_BYTES, e.g. 48 frames of 720p.
         """
         if not self._kept:  # nothing was read yet, or the last `read` failed
             return 0
+        # All kept frames have the same size, so any of them would do.
         frame_bytes = max(frame.nbytes for frame in self._kept.values())
         return max(1, MOST_KEPT_BYTES // frame_bytes)
 
@@ -129,8 +131,9 @@ class VideoReader:
         ):
             frame = next(frames, None)  # None at the end of the film
             if frame is None:
-                raise OSError(0, "the video ends there")  # `_as_data_error` makes it a DataError
-        self._go_on()
+                # An OSError, because `_as_data_error` turns it into a DataError with this text.
+                raise OSError(0, "the video ends there")
+        self._go_on()  # e.g. tells a watchdog that one more frame is decoded
         return frame
 
     @contextmanager
@@ -204,12 +207,11 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
     The caller does not need the frames before number `first_kept`, so they are not converted to
     RGB. Each is replaced by an empty array, because the caller counts the frames that it gets.
 
-    This is a function and not a method of the reader, because a method could hang a loader process:
-
-    1. The generator of a method would refer to the reader, and the reader refers to the generator.
-       Python frees such a cycle late, perhaps in a loader process that was forked meanwhile.
-    2. Freeing the generator closes the film, and closing waits for the threads of the decoder.
-    3. A fork does not copy threads, so the loader process would wait forever.
+    This must be a function and not a method of the reader, because with a method a loader process
+    could wait forever. The reader keeps the generator, and the generator of a method would keep the
+    reader. Python frees such a cycle late, perhaps in a loader process that was forked meanwhile.
+    When the generator is freed, the film is closed, and closing waits for the threads of the
+    decoder. These threads do not exist in the loader process, because a fork does not copy threads.
     """
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
