@@ -225,7 +225,9 @@ def test_source_files_that_differ_between_ranks_are_refused(tmp_path):
     with (copy / "models/losses.py").open("a") as file:
         file.write("# a later version\n")
 
-    # A program outside of the repository imports the code anew, so each rank imports its own code.
+    # Rank 0 runs the code of ROOT, and rank 1 the changed copy, because `args_of` gives it other
+    # arguments. A program of the repository would run in a process that has already imported the
+    # code. But this program lies outside, so each rank imports the code that its argument names.
     result = run_ranks(
         2,
         program,
@@ -267,16 +269,21 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
-# The rule: a user sets stall_s, the limit of a step, which is 300 s by default. The limits of slow
-# phases are multiples of stall_s, or of 300 s if stall_s is shorter. The time-out of the process
-# group is 1.2 x the longest limit, but at least 1800 s. So the watchdog acts before this time-out.
+# A user sets one number: stall_s, the limit of a step, which is 300 s by default. The other limits
+# follow from it by two rules:
+#
+# 1. The limit of a slow phase is a multiple of stall_s. A stall_s below 300 s counts as 300 s here,
+#    because a start or a validation needs its time in any case.
+# 2. The time-out of the process group is 1.2 x the longest limit, so that the watchdog acts before
+#    it. It is at least LEAST_GROUP_S.
+#
 # In seconds:
 #
-#     stall_s   300 (default)   1000
-#     start     3 x  300        3 x 1000
-#     validate  5 x  300        5 x 1000
-#     save      3 x  300        3 x 1000
-#     group     1.2 x 1500      1.2 x 5000
+#     stall_s   5              300 (default)   1000
+#     start     3 x  300       3 x  300        3 x 1000
+#     validate  5 x  300       5 x  300        5 x 1000
+#     save      3 x  300       3 x  300        3 x 1000
+#     group     1.2 x 1500     1.2 x 1500      1.2 x 5000
 
 
 @dataclass(frozen=True)
@@ -291,7 +298,8 @@ class Limits:
     group: int  # time-out of the process group
 
 
-# Least time-out of the process group by default, in seconds (dist_timeout_s).
+# Least time-out of the process group by default, in seconds (dist_timeout_s). With the default
+# stall_s, 1.2 x 1500 s is the same number.
 LEAST_GROUP_S = 1800
 
 

@@ -17,9 +17,10 @@ from tests.dist.launching import ROOT, free_port, run_ranks
 from tests.helpers.train_files import folder_of_run, write_odd_options, write_options
 
 # The launcher of KAIR's documents, for two ranks. It does the same as `python -m
-# torch.distributed.launch`, but without a new import of torch.
+# torch.distributed.launch`, but starts faster, because torch is already imported.
 LAUNCH = ("tests/dist/run_module.py", "torch.distributed.launch", "--nproc_per_node=2")
-# A test command of KAIR, and the command of this project that answers it.
+# A test command of KAIR, and the command of this project that answers it. KAIR's tiles have frames,
+# height and width. Our tiles are square, so the width, 128, is dropped.
 THEIRS = (
     "--task 008_VRT_videodenoising_DAVIS --sigma 10 --folder_lq test_lq --folder_gt test_gt "
     "--tile 12 256 128 --tile_overlap 2 20 20 --num_workers 2 --save_result"
@@ -31,8 +32,9 @@ OURS = (
 )
 # Options of a training of one step without a validation.
 SHORT = ("datasets.test={}", "train.total_iter=1")
-# A program that trains a network of one layer: it hands "train" and all later arguments to
-# main_train_vrt.py. Its own arguments are CASE RANK STEP. With the case "none" nothing goes wrong.
+# A program that trains the network "odd", a single convolution. With its first arguments (CASE RANK
+# STEP), a test chooses what goes wrong. With the case "none" nothing goes wrong, and RANK and STEP
+# have no meaning. All arguments after "train" are those of main_train_vrt.py.
 WORKER = ("tests/dist/odd_worker.py", "none", "0", "0", "train")
 # Exit codes.
 WRONG_OPTIONS = 2
@@ -86,6 +88,7 @@ def test_the_flags_of_a_launched_rank_are_taken(tmp_path, flags):
     arguments_of_rank = {}
     for rank in range(2):
         flags_of_rank = flags.format(rank=rank).split()
+        # "-opt" is another spelling of "--opt".
         arguments_of_rank[rank] = [*arguments, "-opt", str(options), *flags_of_rank, *SHORT]
 
     result = run_ranks(2, worker, args_of=arguments_of_rank, limit_s=120)

@@ -18,7 +18,7 @@ FRAME = 1
 
 def test_half_an_exposure_is_read_on_each_side_if_planes_were_recorded_there(tmp_path):
     reader = reader_of(Scene().write(tmp_path / "clip"))
-    clip = RecordedClip(reader, context=None)
+    clip = RecordedClip(reader, context=None)  # None: half as many planes as the exposure has
 
     planes = [len(clip.read(frame).stream) for frame in range(3)]
 
@@ -34,7 +34,7 @@ def test_without_context_an_exposure_is_read_alone(tmp_path):
 
     assert alone.begin == 0
     assert alone.end == 60
-    assert alone.sharp == 30.5  # the middle of plane 30
+    assert alone.sharp == 30.5  # the middle of plane 30, which lasts from 30 to 31
 
 
 def test_a_clip_without_spikes_is_refused(tmp_path):

@@ -128,6 +128,8 @@ LIGHTS = [
 
 def picture_of_even_spikes(spikes):
     """Return the picture (2, 2) that the channels of the even spikes show."""
+    # A clip of one frame, whose spikes are all planes of one file. `center` is the number of the
+    # plane of the sharp moment.
     (exposure,) = exposures_of(spikes, "clip", [("file", PLANES)], frames=1)
     channels = spikes.represent(even_spikes(), exposure.center, rate=1.0)
     return sharp_image(spikes, channels, exposure)
@@ -140,8 +142,10 @@ def test_ratios_are_shown_as_the_light_of_the_scene(light, power, gamma):
 
     found = picture_of_even_spikes(source(light=light, gamma=gamma, representation=relative))
 
-    # Ratios have no scale: the brightest pixel, with 160 spikes, is white. The number of spikes in
-    # the exposure follows from the confidence, nearly: here the largest error is 0.2 %.
+    # The channels are ratios to the light of the exposure, and a confidence. The picture computes
+    # the number of spikes in the exposure from the confidence, which is not quite exact: here the
+    # largest error is 0.2 %. Ratios have no scale, so the brightest pixel, with 160 spikes, becomes
+    # white.
     assert found == pytest.approx((COUNTS / 160) ** power, rel=0.08)
 
 
@@ -193,6 +197,9 @@ def user_source(trained, **options):
     ],
 )
 def test_a_rate_that_nobody_gives_is_as_in_training(caplog, trained, rate, message):
+    # "As in training" means: divided by a rate if the spikes of the training were divided by one.
+    # The number itself, 0.5, is the rate of another camera. So the rate of the user's spikes is
+    # measured from the frames ("match"). Rate 1 means that they are not divided.
     found = user_source(trained)
 
     assert found.rate == rate
@@ -234,8 +241,9 @@ def test_light_is_linear_if_the_training_is_unknown():
 def test_spikes_for_a_network_of_two_cameras_are_said_to_be_taken_as_aligned(
     caplog, options, is_warned
 ):
-    # The spikes of the training had a calibration, and the user gives none. With "auto", a
-    # calibration is found from the clip.
+    # The spikes of the training were those of a second camera: they had a calibration. If the user
+    # gives none, the spikes are read as if both cameras had the same view, with a warning. With
+    # "auto", a calibration is found from the clip, so there is no warning.
     user_source(TRAINED | {"calibration": {"format": 1}}, rate=1.0, **options)
 
     assert ("taken as aligned with the frames" in caplog.text) == is_warned

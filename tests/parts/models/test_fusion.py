@@ -39,7 +39,10 @@ def small_exposure(spike_channels=SPIKE_CHANNELS, **options):
 
 
 def small_network(**options):
-    """Return a small VRT with spikes. Untrained, it returns its base exactly."""
+    """Return a small VRT with spikes. Untrained, it returns its base exactly.
+
+    The base is the image to which the network adds its result.
+    """
     return VRT(**SMALL, spike_channels=SPIKE_CHANNELS, **options)
 
 
@@ -55,6 +58,7 @@ def random_clip(size=32):
 def test_concat_shows_the_network_every_channel():
     rgb, spike = random_clip()
 
+    # `on_input` is the method of an operator that acts on the input of the network.
     seen = build_operator("concat").on_input(rgb, spike)
 
     assert torch.equal(seen, torch.cat((rgb, spike), 2))
@@ -71,9 +75,9 @@ def test_gated_starts_almost_closed():
     change = build_operator("gated").on_input(rgb, spike) - rgb
 
     # At the start the gate is sigmoid(-4) = 0.018, because -4 is the default of the option
-    # `gate_bias`. It multiplies the correction, which depends on
-    # random weights in an untrained network. The largest product here is 0.011. If the gate was
-    # open, the product would be far above the limit.
+    # `gate_bias`. It multiplies the correction, which depends on random weights in an untrained
+    # network. The largest product here is 0.011. If the gate was open, the product would be far
+    # above the limit.
     assert 0 < change.abs().max() < 0.05
 
 
@@ -88,9 +92,10 @@ def test_gated_starts_open_if_told():
     assert opened.abs().max() > 5 * closed.abs().max()
 
 
-# A case: the operator, and the option netG.in_chans. This option is the number of channels that the
-# network sees. If it is None, the operator counts the channels. "gated" uses the spikes to change
-# the frames, so its network sees 3 channels.
+# A case: the operator, and the option netG.in_chans, the number of channels that the network sees.
+# If it is None, the operator counts the channels. With "concat", the network sees the 3 channels of
+# the frames and all spike channels. "gated" uses the spikes to change the frames, so the network
+# sees only the 3 channels of the changed frames.
 WITH_SPIKES = [
     pytest.param("concat", 3 + SPIKE_CHANNELS, id="concat, channels given"),
     pytest.param("concat", None, id="concat"),

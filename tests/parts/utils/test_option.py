@@ -123,12 +123,15 @@ def error_text(path: Path, *overrides: str) -> str:
 def test_a_url_is_no_comment(option_file):
     opt = load(option_file)
 
+    # "//" begins a comment, but not within a text, even if it comes twice.
     assert opt.path.root == "http://host//runs"
 
 
 def test_keys_that_the_file_leaves_out_have_their_defaults(option_file):
     opt = load(option_file)
 
+    # The class of this section is made when the file is read, so the type checker does not know its
+    # keys. `options_of_part` returns the same section with the type Any.
     data = options_of_part(opt.datasets.train)
     assert opt.path.resume == "auto"
     assert data.gt_size == 16
@@ -176,6 +179,8 @@ def test_an_override_may_name_a_part(option_file, override):
 
 
 def test_an_override_may_set_a_key_of_a_part_that_another_override_names(option_file):
+    # The first override names the fusion operator "gated", and the second one sets its key
+    # "features".
     net = load(option_file, "netG.fusion=gated", "netG.fusion.features=3").netG
 
     assert net.plain()["fusion"]["features"] == 3
@@ -188,6 +193,8 @@ def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(option_f
 
 
 def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_dropped(option_file):
+    # The file chooses "clips", whose keys are dataroot_gt, gt_size and spike. The override chooses
+    # "rgb", which has no key "spike".
     train = options_of_part(load(option_file, "datasets.train.dataset_type=rgb").datasets.train)
 
     assert not hasattr(train, "spike")
@@ -196,6 +203,8 @@ def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_d
 
 
 def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(option_file):
+    # A key "spike" of the file is dropped, because the new data set "rgb" has no such key. But this
+    # key "spike" comes from the command line, so it is a mistake of the user.
     message = error_text(option_file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}")
 
     assert "datasets.train.spike" in message
@@ -203,7 +212,8 @@ def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(optio
 
 # ---- Refusals ----
 
-# A case: its name, a text of the file, the text that replaces it, and words of the error.
+# A case: its name, a text of TEXT, the text that replaces it, and words of the error. Most cases
+# change "checkpoint_print", which is in line 18 of TEXT.
 WRONG_FILES = [
     (
         "an unknown key",
