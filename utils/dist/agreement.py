@@ -5,8 +5,8 @@
 
 Both are collective: every rank calls them, in the same order.
 
-If another rank has failed, `PeerFailed` ends this rank, and utils/dist/failure.py reports nothing
-for it.
+The rank that failed reports its error. The other ranks end by the exception `PeerFailed`, for which
+utils/dist/failure.py reports nothing, so a user reads one error and not one of each rank.
 
 What must stay: every rank arrives exactly once in each round (utils/dist/round.py), also a rank
 that failed. All ranks end with one exit code.
@@ -89,7 +89,8 @@ def all_ranks_or_none() -> Generator[None]:
         return
     # A Round is one meeting of all ranks in the store: each rank arrives, with its exit code if it
     # has failed, and can wait until all ranks have arrived. All ranks make the same calls, so the
-    # number of the call gives the round the same name on all ranks.
+    # number of the call gives the round the same name on all ranks. RUN (state.py) holds the store,
+    # and the number of calls so far.
     RUN.rounds += 1
     meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
     try:
@@ -101,8 +102,8 @@ def all_ranks_or_none() -> Generator[None]:
         # ranks have arrived, but at most WAIT_FOR_LOWER_RANKS_S. Rank 0 has no lower rank, so it
         # does not wait.
         if get_rank() > 0:
-            # `wait` returns the lowest rank that failed so far, with its exit code. It may be this
-            # rank itself.
+            # The lowest rank that failed so far, with its exit code. If it is another rank, this
+            # rank ends by PeerFailed. If it is this rank itself, its own error is raised below.
             lowest_failure = meeting.wait(WAIT_FOR_LOWER_RANKS_S)
             own_failure = FailedRank(get_rank(), code)
             if lowest_failure is not None and lowest_failure != own_failure:
@@ -110,7 +111,8 @@ def all_ranks_or_none() -> Generator[None]:
         raise
     meeting.arrive()
     with watchdog.collective("the other ranks"):
-        # If another rank fails outside of its block, the watchdog ends this rank here.
+        # This waits without a limit of its own. If a rank never arrives, because it has failed
+        # outside of the block, the watchdog ends this rank.
         lowest_failure = meeting.wait()
     if lowest_failure is not None:
         raise PeerFailed(lowest_failure.code)

@@ -57,8 +57,11 @@ class HistoryWriter:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
         self.is_report_old = True
-        with best_effort(str(self.file)):  # logs an error of the disk, and goes on
-            # Before the first new entry, remove the entries that will be written again.
+        # If the disk fails within the block, `best_effort` logs a warning, and the run goes on
+        # without this entry.
+        with best_effort(str(self.file)):
+            # Before the first new entry, remove the entries that will be written again. The flag is
+            # set last, so if this fails, the next call tries it again.
             if not self.has_removed_repeated:
                 earlier_lines = [_line(entry) for entry in self._entries_that_stay(values, step)]
                 write_whole(self.file, b"".join(earlier_lines))
@@ -75,8 +78,8 @@ class HistoryWriter:
         """Return the entries in the file that this start of the run does not write again.
 
         A start resumes from a checkpoint, so it repeats all later steps and writes their entries
-        again. It may also repeat the validation at the step of the checkpoint, because the earlier
-        start may have been killed before it saved the score. E.g. the checkpoint has step 200, and
+        again. It may also repeat the validation at the step of the checkpoint: it does so if the
+        earlier start was killed before it saved the score. E.g. the checkpoint has step 200, and
         the first new entry is the validation of step 200. Then the entries of the file are handled
         like this:
 
@@ -97,7 +100,7 @@ class HistoryWriter:
         earlier_file = self.file if self.file.is_file() else self.folder / HISTORY_NAME
         if not earlier_file.is_file():
             return []
-        entries = entries_of(earlier_file)
+        entries = entries_of(earlier_file)  # None in place of a broken line
         broken_count = entries.count(None)
         if broken_count:
             text = "%s: %d lines are no entries and are left out"
@@ -106,8 +109,8 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # Here `entry` is at resumed_step or earlier, and the new entry is at resumed_step or
-            # later. So if they have the same step, it is resumed_step.
+            # No entry after resumed_step gets here, and the new entry is not before it. So both can
+            # only have the same step if it is resumed_step.
             is_same_step = entry["step"] == step
             # A step may have two entries: a log line and a validation. The earlier entry is written
             # again only if the new entry has a scalar of the same name.
