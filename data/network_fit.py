@@ -26,9 +26,9 @@ from utils.errors import DataError, OptionError
 def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> None:
     """Refuse clips if their scale or number of sharp instants does not fit the network.
 
-    dataset: a dataset. If it has `clips` (`ClipDataset`), they are checked. A test set that a user
-        adds (docs/extending.md, test set) has no `clips`, but a method `readers`, which returns
-        an object for each clip, with the members of `Reader`. These objects are checked.
+    dataset: a dataset of this project (`ClipDataset`), whose attribute `clips` is checked. Or a
+        test set that a user adds (docs/extending.md, test set). Then the objects that its method
+        `readers` returns are checked: one for each clip, with the members of `Reader`.
     split: "train" or "test", for the message. scale: scale of the network.
     instants: number of sharp frames that the network gives for each blurry frame. None accepts any
         number.
@@ -86,15 +86,16 @@ def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
 
     clips: the result of `readers` of the test set. split: "train" or "test", for the message.
     """
-    # vars(Reader) has all that the class gives a value: methods, properties and defaults. `stems`
-    # and `name` have only a type there, because each subclass sets them.
+    # vars(Reader) has the methods, the properties, and the attributes with a default. It lacks
+    # `stems` and `name`, because the class gives them a type but no value.
     names_of_members = (*vars(Reader), "stems", "name")
     needed = [name for name in names_of_members if not name.startswith("_")]
     absent = object()  # `getattr_static` returns it for a member that is not there
     for clip in clips:
         missing = []
         for name in needed:
-            # `getattr` would compute a property, which may read a frame.
+            # Only find out whether the member exists. `hasattr` would compute a property, and so
+            # might read a frame.
             if inspect.getattr_static(clip, name, absent) is absent:
                 missing.append(name)
         if missing:

@@ -6,8 +6,9 @@
 The learned steps of motion.pth move light along the motion that the spikes show. If nothing moves,
 noise may look like a motion, and the steps would only do harm. data/motion/stillness/ prevents
 this harm, and this program measures how well. It makes clips of three photographs, in three lights,
-with four kinds of motion. It restores each clip with motion.pth and with operator.pth, the network
-whose frames the steps improve. It prints the gain of motion.pth over operator.pth, in dB.
+with four kinds of motion. It restores each clip with motion.pth and with operator.pth. (motion.pth
+is the network of operator.pth, followed by the learned steps.) It prints the gain of motion.pth
+over operator.pth, in dB.
 
     photographs   of the package scikit-image, crops of 160 x 128 pixels (width x height)
     cameras       both ideal. A spike pixel covers 2 x 2 RGB pixels. An exposure has 60 planes, the
@@ -59,14 +60,15 @@ BINS = 2  # a spike pixel covers BINS x BINS RGB pixels
 SEED = 3
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")
-# Name -> spikes per plane at full light. In an exposure, a pixel of median light has 5 to 14 spikes
-# in the light "good", and about one spike in the light "a twelfth".
+# Name -> spikes per plane at full light. E.g. in the light "good", a white pixel has 60 x 0.6 = 36
+# spikes in an exposure. Photographs are darker: a pixel of median light has 5 to 14 spikes in the
+# light "good", and about one spike in the light "a twelfth".
 LIGHTS = {"good": 0.6, "a third": 0.2, "a twelfth": 0.05}
 # Radius in pixels of the disc that moves in front of a still background.
 DISC_RADIUS = 24
-# Motion -> RGB pixels by which the picture moves to the left in an exposure. The names say the
-# whole distance. It is sqrt(1 + 1/4) = 1.12 times as long, because the picture also moves half as
-# far upwards: 1.8 pixels to the left make 2.0 pixels, and 3.6 make 4.0.
+# Motion -> RGB pixels by which the picture moves to the left in an exposure. It also moves half as
+# far upwards. The names say the length of both together: for 1.8 pixels to the left and 0.9 pixels
+# upwards, it is sqrt(1.8^2 + 0.9^2) = 2.0 pixels.
 MOTIONS = {"still": 0.0, "2 pixels": 1.8, "4 pixels": 3.6}
 DISC = "a disc moves by 12 pixels"
 DISC_SHIFT = 12  # RGB pixels by which the disc moves to the right in an exposure

@@ -3,8 +3,9 @@
 What must stay: the names of the fields, because they are keys of the files in <out>/samples. Old
 files cannot be read after a field is renamed or removed. Free to add: a field with a default.
 
-The control of lab/train_motion.py (--plain) is a training without the motion. `is_plain` marks its
-samples. Test: test_the_control_sees_neither_the_motion_nor_its_equations.
+To measure what the motion is worth, lab/train_motion.py can also train without it (--plain). This
+training is called the control, and `is_plain` marks its samples. Test:
+test_the_control_sees_neither_the_motion_nor_its_equations.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class Sample:
     recording: Recording  # the blurry frame and its spikes
     view: View  # where the spike pixels lie on the frame
     motion: Motion  # the measured motion
-    gain: np.ndarray  # (h, w) spikes per plane of each spike pixel at full light
+    gain: np.ndarray  # (h, w) firing rate of each spike pixel at full light, in spikes per plane
     is_good: np.ndarray  # (h, w) whether the gain can be trusted
     # (3, H, W) in [0, 1], the first estimate: the frame that the operator restores, the network of
     # weights/operator.pth
@@ -54,6 +55,7 @@ class Sample:
             solver=solver,
             device=CPU,
         )
+        # HiddenEquations answers as `Equations` does, but shows nothing of the motion.
         return HiddenEquations(equations) if self.is_plain else equations
 
     def measured_equations(self, solver: Solver) -> JointEquations:
@@ -72,7 +74,8 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
     Two parts of a sample that `train` uses depend on the motion. Each is hidden in its own way:
 
         equations   `train` makes them later by `Sample.equations_along`. If `is_plain` is set, this
-                    method returns `HiddenEquations`.
+                    method returns `HiddenEquations`. Equations that are already kept in a sample
+                    stay as they are.
         proposal    It is already in the sample, so the first estimate replaces it here.
     """
     for samples_of_set in samples.values():
