@@ -142,22 +142,24 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     if log:
         setup_logging(launch.rank)
     RUN.launch = launch
-    # `pop` takes the key out of the environment, so that no child process and no report has it. So
-    # a second run in this process finds no key there, and keeps RUN.job_key of the first run.
+    # Take the secret of this start out of the environment, so that no child process and no report
+    # has it. A second run in this process, e.g. in a notebook, then finds no secret there: `pop`
+    # returns "", and RUN.job_key keeps the secret of the first run.
     RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
     if launch.mode == "torchrun":
         # If somebody kills torchrun, no rank is left over.
         process.die_with_parent()
     if launch.world_size == 1:
         return
-    # The watchdog writes its first beat (its record in the store) when it is made. So make it
-    # before the meeting: then every rank that has arrived has a beat.
+    # A beat is the record of a rank in the store. It says that the rank lives, and where.
+    # `Watchdog()` writes the first beat of this rank. It comes before `meet`, so that every rank
+    # has a beat when it arrives at the meeting.
     RUN.store = open_store(launch)
     RUN.watchdog = Watchdog()
     meet(RUN.store, launch)
-    # Rank 0 and its store may be lost before the watchdog of this rank has read a beat of rank 0.
-    # So read a beat here. From its host and process id, the watchdog can report the end of rank 0.
-    # `setdefault`: if the watchdog thread has read a beat of rank 0 meanwhile, its beat stays.
+    # Give the watchdog a beat of rank 0 now, because rank 0 and its store may be lost before the
+    # thread of the watchdog reads one. To report the end of rank 0, it needs the host and process
+    # id in the beat. If the thread has already read a newer beat, `setdefault` keeps the newer one.
     first_state = read_state(rank=0, value=RUN.store.get("beat/0"))
     RUN.watchdog.beats.states.setdefault(0, first_state)
 
@@ -178,15 +180,17 @@ def _end_without_error(is_group_of_others: bool) -> None:
 def _end_after_error(error: BaseException) -> NoReturn:
     """Report the error, unless another rank reports, and end this process with its exit code."""
     code = report_error(error)
-    # RUN.reported holds the error, and its traceback holds the tensors of the run. Free them.
+    # Free the tensors of the run: RUN.reported keeps the error, and so the tensors in the functions
+    # of its traceback.
     RUN.reported = None
     if get_world_size() > 1:
         leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
-    # If several ranks of this host fail with the same error, only the first rank reports, because
-    # it has a claim (utils/dist/claims.py). The claim ends with the process. So the rank with the
-    # claim waits here until the others have ended. Otherwise a later rank would report again.
+    # The siblings are the other ranks of this host, which may fail with the same error. Only the
+    # first of them to claim the error reports it (utils/dist/claims.py). A claim ends with its
+    # process, so this rank waits here until its siblings have ended. Otherwise a later sibling
+    # could claim the error again, and report it again.
     outlast_siblings()
     process.kill_trees()  # loader processes, for which Python's exit handlers could wait forever
     _forget_run()
@@ -203,8 +207,8 @@ def _read_own_launch() -> LaunchInfo:
     # What the user typed, for the advice in errors, which must show no secret.
     command = shlex.join(["python", "-u", *map(argument_without_secrets, sys.argv)])
     env = with_standard_names(os.environ, gpu_count, command)
-    # If this process stands for a node, torchrun has to start the ranks of the node. execve
-    # replaces this program by torchrun, in the same process, so it does not return.
+    # If this process stands for a node, torchrun has to start the ranks of the node. `os.execve`
+    # makes this process run torchrun in place of this program, so no line after it runs.
     variables_for_torchrun = node_variables(env, gpu_count)
     if variables_for_torchrun:
         torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
@@ -221,8 +225,9 @@ def _read_own_launch() -> LaunchInfo:
 def _forget_run() -> None:
     """Forget a run that has ended, and stop its watchdog.
 
-    The process may live on, e.g. in a notebook, and a watchdog that still runs would end it. A new
-    field of RUN that belongs to one run needs a line here.
+    The process may live on, e.g. in a notebook, and a watchdog that still runs would end it. The
+    lines below give the fields of RUN that belong to one run their first values again
+    (utils/dist/state.py explains the fields). A new field of this kind needs a line here.
     """
     if RUN.watchdog is not None:
         RUN.watchdog.stop()
@@ -253,8 +258,8 @@ def begin(
     """
     RUN.checks_folder = checks_folder
     is_single = get_world_size() == 1
-    # Without an option file the user has set no limits, and in a single process no other rank
-    # waits. Then there is no watchdog.
+    # The watchdog keeps the limits of the option file (`budgets`), and it ends ranks that would
+    # wait for one another. A single process without an option file needs neither.
     needs_watchdog = budgets is not None or not is_single
     if budgets is None:
         budgets = WatchdogOptions()  # the default limits
