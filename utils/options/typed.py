@@ -63,13 +63,14 @@ def read_options(
         sources = Sources(main_file="")
     # Work on a copy, because the steps below remove keys and replace sections.
     raw = copy.deepcopy(dict(values))
-    dropped_keys = drop_without_effect(raw, parts)
+    dropped_keys = drop_without_effect(raw, parts)  # keys that only KAIR has
     # Every rank reads the options, but only rank 0 warns. The ranks are not connected yet, so the
     # number of this rank comes from the environment: torchrun sets RANK, Slurm sets SLURM_PROCID.
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if dropped_keys and rank == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped_keys))
 
+    # Keys such as the batch size: in a file of KAIR they are totals of all GPUs.
     totals = _totals_of_kair(raw, dropped_keys, sources)
 
     # First the sections that name a part. The registry of the part checks the section and gives a
@@ -96,13 +97,14 @@ def _resolve_part(
 ) -> None:
     """Replace the section `where` of `raw` by the typed section of the part that it names.
 
-        the section in `raw`     its replacement
-        valid                    the typed section
-        wrong                    unchecked defaults; an OptionError is raised
-        a missing network, loss  treated as {}, so the OptionError names the missing keys
-        a missing data set       none: a run may have no such data set
-        an empty data set        null, as if the run had no such data set
-        no section, e.g. 3       none; `read_section` refuses it later
+        the value in `raw`               what becomes of it
+        a valid section                  replaced by the typed section
+        a wrong section                  replaced by unchecked defaults; an OptionError is raised
+        a network or loss is missing     treated as {}, so the OptionError names the missing keys
+        a data set is missing            stays missing: a run may have no such data set
+        an empty data set, e.g. {}       replaced by null: the run has no such data set
+        a value that is no dict, e.g. 3  stays, and `read_section` refuses it later
+        such a value is empty, e.g. []   replaced by null
 
     The unchecked defaults let the caller go on, and check the other sections as well.
 
@@ -115,14 +117,14 @@ def _resolve_part(
     is_dataset = outer != ""
     outer_section = _section_of(raw, outer)  # the dict that holds the section
     if outer_section is None:
-        return  # `datasets` is missing, or no section: `read_section` decides later
+        return  # `datasets` is missing, or no dict: `read_section` decides later
     if is_dataset and not outer_section.get(name):  # a missing or an empty data set
         if name in outer_section:
             outer_section[name] = None
         return
     section = outer_section.pop(name, {})
-    if not isinstance(section, dict):  # no section
-        outer_section[name] = section or None  # an empty value, e.g. [], counts as null
+    if not isinstance(section, dict):
+        outer_section[name] = section or None  # an empty value, e.g. [], becomes null
         return
 
     registry = parts[kind]
@@ -141,9 +143,13 @@ def _without_keys_of_other_part(
 ) -> Mapping[str, Any]:
     """Return the section without inherited keys that its part does not have.
 
-    E.g. the base names the network "vrt" with depths, and the file names "tiny": then depths is
-    left out. A section of an unknown part is returned as it is, because `Registry.resolve`
-    refuses the part later.
+    A file may build on another option file, its base. An inherited key was meant for the part that
+    the base names (sources.py). E.g. the base has the network "vrt" with the key `depths`, and the
+    file names the network "tiny": then `depths` is inherited, and is left out, because "tiny" does
+    not know it. Any other unknown key stays, and is refused later.
+
+    A section of an unknown part is returned as it is, because `Registry.resolve` refuses the part
+    later.
 
     where: dotted key of the section
     """
@@ -169,11 +175,13 @@ def _totals_of_kair(
 ) -> list[str]:
     """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
-    The values of TOTALS are totals if the file comes from KAIR. A file comes from KAIR if it has
-    keys that only KAIR has. Tests: test_kair_files.py, e.g.
-    test_a_number_from_the_command_line_is_no_total.
+    These are the keys TOTALS of a file of KAIR, e.g. ["dataloader_batch_size"]. For any other file
+    the list is empty. A file with a key that only KAIR has is taken for a file of KAIR.
 
-    dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
+    Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
+
+    dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type".
+        These are the keys that only KAIR has.
     """
     names = [key.rpartition(".")[2] for key in dropped_keys]  # "netG.init_type" -> "init_type"
     # FORMERLY_OURS: keys that former versions of this project had, too. So they do not show that
@@ -181,7 +189,7 @@ def _totals_of_kair(
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []
-    # A user who types a number on the command line means the number per GPU.
+    # A number of the command line is no total, because the user means the number per GPU.
     loader = _section_of(raw, "datasets.train") or {}  # None if the section is missing
     totals = []
     for key in TOTALS:
