@@ -198,7 +198,7 @@ class Timing:
             return times.plane_ranges(first, count)
         # Two clocks tell the length of the clip in seconds. One is the time stamps of the film. The
         # other is the spike camera: e.g. 2000 planes at 20,000 Hz are 0.1 s. If the two lengths do
-        # not agree, the result of `until` has a doubt.
+        # not agree, `until` returns times with a `doubt`, which says so in words.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -219,12 +219,14 @@ class Timing:
         Raises DataError if `spike.exposure` does not list the frame, if the file has no plane of
         the frame, or if it lacks planes whose numbers the user gave.
         """
-        # Step 1 and 2 of the head of this file: the planes first ... end - 1, as the file counts.
+        # Steps 1 and 2 (the top of this page lists the steps): the planes of the frame, and the
+        # fraction `share` in their middle. These are the planes first ... end - 1 of the file.
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
-        # Step 3. The offset may have moved planes out of the file. Leave such planes out, unless
-        # the user gave the numbers of the planes: then the numbers may be wrong, and the frame is
-        # refused below.
+        # Step 3. Some of these planes may lie outside of the file. If the user gave the numbers of
+        # the planes, by spike.exposure or spike.count, the numbers may be wrong, so the frame is
+        # refused below. Otherwise the offset has moved these planes out of the file, so they are
+        # left out here.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
@@ -233,9 +235,12 @@ class Timing:
         # negative offset gives.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
-        # From here on, planes are numbered as the options count.
+        # Number the planes as the options count. E.g. the frame has the planes 100 ... 155 of the
+        # file, and plane 100 has the number 0. Plane 114, the first that is read, has the number
+        # 0 + (114 - 100) = 14.
         number_of_first = of_frame.number_of_start + (first - of_frame.start)
-        # The middle of all planes of the frame. Neither the share nor the ends of the file move it.
+        # The middle of all planes of the frame: the numbers 0 ... 55 have the middle 27.5. It does
+        # not depend on which of these planes are read.
         middle = of_frame.number_of_start + (of_frame.count - 1) / 2
         return Span(
             first=first,
@@ -265,9 +270,9 @@ class Timing:
             start = of_frame.first + nearest_plane(self.offset)
             count = of_frame.end - of_frame.first
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
-        # One file for each frame. The offset changes which planes are read, but their numbers stay.
-        # E.g. with offset 3, plane 3 of the file gets the number 0, because it shows what plane 0
-        # would show without the offset.
+        # One file for each frame. With offset 3, plane 3 of the file is read in place of plane 0,
+        # and also gets its number, 0, because it shows what plane 0 would show without the offset.
+        # So the offset is added to `start`, but not to `number_of_start`.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
@@ -313,7 +318,8 @@ class Timing:
 def _unlisted_frame(does: str, clip: str, frame: int) -> DataError:
     """Return the refusal of a frame that `spike.exposure` does not list.
 
-    does: what spike.exposure does, "does not list" or, e.g., "lists 2 frames of". The error says
+    does: words of the error between "spike.exposure" and "clip". E.g. with "lists 2 frames of" the
+        error says
 
         spike.exposure lists 2 frames of clip clip_07, which has a frame 3
     """
