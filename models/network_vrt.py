@@ -219,9 +219,11 @@ class VRT(nn.Module):
         # The order of the following lines decides the random initial weights. Build a new module
         # after them: in between, it would change the initial weights of all later modules.
         if pa_frames:
-            # The channels of the frame, and of the four nearest pixels in each of its two
-            # neighbours: 1 + 4 + 4 = 9 times trunk_chans. `aligned_input` in flow.py makes them. A
-            # noise map is one more channel.
+            # The network sees each frame together with the frame before and the next frame, aligned
+            # along the flow. The flow of a pixel points between four pixels of the other frame, and
+            # the network sees all four. So an aligned frame has 4 * trunk_chans channels, and all
+            # three frames have (1 + 4 + 4) * trunk_chans (`aligned_input` in flow.py). A noise map
+            # is one more channel.
             inputs = 9 * trunk_chans + int(nonblind_denoising)
         else:
             inputs = trunk_chans
@@ -236,6 +238,8 @@ class VRT(nn.Module):
         self._build_output(design)
         # Channels of the first features, then of stages 1 to 7.
         widths = [embed_dims[0], *embed_dims[:7]]
+        # The fusion operator that the options name. An error names the section "netG.fusion". The
+        # two arguments at the end come from this program, and are no options of a file.
         self.fusion = FUSIONS.build(
             fusion_options, "netG.fusion", spike_channels=spike_channels, feature_channels=widths
         )
@@ -264,11 +268,12 @@ class VRT(nn.Module):
             self.conv_last = FrameConv(64, self.out_chans)
 
     def _init_for_scratch(self, spynet_path: str | None) -> None:
-        """Initialise the network so that it returns its input before training.
+        """Initialise the network so that its last convolution gives zero before training.
 
-        The last convolution is zero, so the network adds zero to its input
-        (test_a_fresh_network_returns_its_input_at_every_instant). With pa_frames 0, the network
-        adds zero to the mean colour of the clip.
+        A network that restores frames adds the output of this convolution to its input, so it
+        returns its input (test_a_fresh_network_returns_its_input_at_every_instant). A network that
+        interpolates (pa_frames 0) adds the output to the mean colour of the clip, so it returns
+        the mean colour.
 
         spynet_path: file with the weights of the flow network. If it is None, the flow is zero.
         """
@@ -292,12 +297,15 @@ class VRT(nn.Module):
         """
         import torch._dynamo  # the import takes seconds, so it waits until somebody compiles
 
+        # A compiled block runs as a whole (`Block.forward_plain`), but on a CPU it may still run in
+        # chunks of windows, which keep less memory for backward (models/vrt/block.py).
+        # `in_cpu_form` says whether the network is on a CPU.
         if not in_cpu_form(self.conv_first.weight) and utils_dist.is_main_process():
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
             )
-        # torch counts the compilations of `forward_plain` over all blocks together. Without a
-        # higher limit, it would run the later blocks uncompiled.
+        # torch counts the compilations of `forward_plain` over all blocks together. With its own
+        # limit it would run the later blocks uncompiled, see COMPILATIONS_OF_BLOCK.
         config: Any = torch._dynamo.config  # Any: the type checker takes the limit for a constant
         config.recompile_limit = max(COMPILATIONS_OF_BLOCK, config.recompile_limit)
         for block in self.modules():
@@ -316,8 +324,10 @@ class VRT(nn.Module):
         lq: (B, N, C, H, W) in [0, 1]. C: image channels, then the noise map if there is one.
         spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
 
-        Returns the restored frames, (B, N, out_instants * out_chans, upscale * H, upscale * W), or
-        the new frames, (B, out_chans / 3, 3, H, W). E.g. out_chans 6 gives two new frames.
+        Returns the restored frames, (B, N, out_instants * out_chans, upscale * H, upscale * W).
+        Each frame has the channels of all its sharp instants: out_chans channels for each of them.
+        If pa_frames is 0, returns the new frames, (B, out_chans / 3, 3, H, W). Each new frame has 3
+        of the out_chans channels, e.g. out_chans 6 gives two new frames.
         """
         check_input(lq, self.input_spec)
         image = lq[:, :, : self.image_chans]
