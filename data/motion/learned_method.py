@@ -7,13 +7,15 @@ Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these ste
     find       what the weights say: optical flow, a network, or both (finder.py)
     improve    `after_steps`: the learned steps, which begin at z_0
 
-A network may have two sets of learned steps, for good light and for few spikes. Both see the
-equations of joint/. "A pixel of median light" is a spike pixel: half of the spike pixels have less
-light. If even bright pixels have hardly any spikes, a frame is not improved at all (LEAST_SPIKES,
-restorer.py).
+The equations say what the blurry frame and the spikes must show if an estimate is right
+(data/motion/joint/). A network may have two sets of learned steps on them, for good light and for
+few spikes. The set is chosen for each frame, by the spikes of its pixel of median light: the spike
+pixel that is in the middle if all spike pixels are sorted by their light. If even bright pixels
+have hardly any spikes, a frame is not improved at all (LEAST_SPIKES, restorer.py).
 
 What must stay: the keys of `settings`, because an interrupted test continues only if its settings
-are equal. Another limit below needs no new training, because it only chooses between trained steps.
+are equal. The limits FEW_SPIKES and LEAST_AREA may be changed without a new training, because they
+only say when each set of trained steps is used.
 
 Tests: tests/stories/test_motion_weights.py
 """
@@ -62,8 +64,8 @@ class LearnedMotion:
     start: the method that makes the first estimates z_0 with the network.
     parts: function that puts the learned parts on a device and returns them.
     solver: settings of the equations.
-    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". The value is
-    only used for the report, because `parts` returns the function that finds the motion.
+    motion_by: what finds the motion: "dis" (an optical flow), "network" or "both". Here it only
+    gives words to the report (`protocol`). The function that finds the motion comes from `parts`.
     """
 
     is_grey = False  # the frames have colours
@@ -81,11 +83,10 @@ class LearnedMotion:
         self.parts = parts
         self.solver = solver
         self.motion_by = motion_by
-        # can_cut: whether ranks may share the frames of a clip. center_frame_only: whether only the
-        # middle frame of a clip is restored. A frame is improved without the other frames of its
-        # clip, so both values are the same as for `start`.
-        self.can_cut = start.can_cut
-        self.center_frame_only = start.center_frame_only
+        # A frame is improved without the other frames of its clip. So two values of `start` hold
+        # for this method too.
+        self.can_cut = start.can_cut  # whether ranks may share the frames of a clip
+        self.center_frame_only = start.center_frame_only  # whether only the middle one is restored
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the frames depend on, as plain JSON.
@@ -118,8 +119,8 @@ class LearnedMotion:
             find=parts.find,
             solver=self.solver,
             improve=after_steps,
-            # Half an exposure, as in the training. A user cannot choose it: the option
-            # `method.context` belongs to `--method joint`.
+            # None means half an exposure, as in the training. A user cannot choose another value,
+            # because the option `method.context` belongs to `--method joint`.
             context=None,
             device=device,
             least_area=LEAST_AREA,
