@@ -126,13 +126,13 @@ def network_for_test_set(
     section: the section datasets.test.
     """
     tile_options = val.plain()  # a dict with the keys of the section `val`
-    # Only some kinds of datasets have the keys `pad_sequence` and `sigma`. `pad_sequence` means the
-    # same as val.pad_seq: repeat the last frame.
+    # Only some kinds of datasets have the keys `pad_sequence` and `sigma`, hence `getattr`.
+    # `pad_sequence` means the same as the key `pad_seq` of `val`: repeat the last frame.
     if getattr(section, "pad_sequence", False):
         tile_options["pad_seq"] = True
     if flags.tiles.tile == "auto":
         tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
-    # Only a non-blind denoiser takes a noise level.
+    # `sigma` is the noise level, which only a non-blind denoiser takes.
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
     tiling = _tiling(saved, tile_options, flags.tiles)
     return NetworkMethod(saved, tiling, flags.dtype, sigma)
@@ -151,7 +151,9 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
     # and "size_patch" is its side in pixels.
     tile_options = ValOptions().plain()
     if saved.released and tile is None:
-        number = saved.released[:3]  # e.g. "006" of "006_VRT_videodeblurring_GoPro"
+        # `released` is the name of the published weights, e.g. "006_VRT_videodeblurring_GoPro". Its
+        # first three characters are their number, e.g. "006".
+        number = saved.released[:3]
         frames, side = RELEASED_TILES[number]
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
@@ -160,8 +162,8 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
         tile_options["size_patch_testing"] = WHOLE
     # Tiles that the user chose are not halved when the memory is full.
     may_halve = tile is None or tile == "auto"
-    # "smooth" leaves no visible seams. (A test set whose section `val` gives the sizes of the tiles
-    # has the blend "kair", with which the published scores were made.)
+    # "smooth" leaves no visible seams between the tiles. The default "kair" would fit only a test
+    # set, because the published scores were made with it.
     tiling = _tiling(saved, tile_options, flags.tiles, blend="smooth", may_halve=may_halve)
     return NetworkMethod(saved, tiling, flags.dtype, flags.sigma)
 
@@ -171,17 +173,22 @@ def _tiling(
 ) -> Tiling:
     """Return the tiles that follow from options and flags.
 
-    A field of `Tiling` may have a value in several places. The first of these places that has a
-    value counts: a flag of the command line, `fields`, `tile_options`, the default of the field.
+    A field of `Tiling` gets its value from the first of these places that has one:
 
-    `Tiling.of` then changes some values:
+        1. a flag of the command line
+        2. `fields`
+        3. `tile_options`
+        4. the default of the field
+
+    At the end, `Tiling.of` changes some values:
 
     * A size "auto" becomes a number. If a size is "auto", the default of `blend` is "smooth" in
       place of "kair", and the default of `may_halve` is True in place of False.
     * A network that interpolates new frames always gets tiles of the number of frames that it takes
       at once.
 
-    tile_options: keys and values of the section `val`. This dict is changed in place.
+    tile_options: keys and values of the section `val`. The values of the flags are written into
+        this dict.
     flags: the flags of the command line.
     fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".
     """
@@ -201,9 +208,10 @@ def _tiling(
     if flags.blend:
         fields["blend"] = flags.blend
     val = read_section(ValOptions, tile_options, "val")
-    # A network that interpolates gets the frames around each gap, one gap after the other. E.g. it
-    # gets the clip 0 1 2 3 4 as 0 1 2 3 1 2 3 4: four frames for each of two gaps. --flip-seq would
-    # reverse this sequence in place of the clip, and --pad-seq would repeat its last frame.
+    # A network that interpolates gets the frames around each gap, one gap after the other. E.g. of
+    # the clip 0 1 2 3 4, it gets 0 1 2 3 for the gap after frame 1, then 1 2 3 4 for the gap after
+    # frame 2. All this is one sequence, 0 1 2 3 1 2 3 4. --flip-seq would reverse this sequence in
+    # place of the clip, and --pad-seq would repeat its last frame.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",
