@@ -79,14 +79,16 @@ class InterpolatedClip:
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return what pictures and videos show beside the restored frame `index`.
 
-        It is the given frame, or for a new frame the given frame before it. E.g. the frames 4 and 5
-        of this clip both have frame 2 of the user's clip.
+        A given frame of this clip has twice its index in the user's clip. Beside a new frame, the
+        given frame before it is shown. E.g. the index 4 (a given frame) and the index 5 (the new
+        frame after it) both give frame 2 of the user's clip.
 
         reverse: has no effect, because only spikes depend on the direction of time.
         """
         return {"lq": self.clip.frame(index // 2)["lq"]}
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        """Return the picture of the spikes beside frame `index`, from the same frame as `frame`."""
         return self.clip.spike_light(index // 2, spike)
 
     def digest(self) -> str:
@@ -122,8 +124,8 @@ class LeftOutFrames:
     given_frames: indices of the given frames in `clip`, e.g. 0, 2, 4, 6.
     """
 
-    # The times of the input do not fit the left-out frames. A video of the results has the frame
-    # rate of --fps.
+    # The results are only the left-out frames that are scored, so the frame rate and the times of
+    # the whole clip do not fit them. A video of the results has the frame rate of --fps.
     fps = None
     times = None
 
@@ -139,12 +141,14 @@ class LeftOutFrames:
         self.given_frames = range(0, len(clip.stems), 2)
         # A scored gap lies in the middle of `length` successive given frames. E.g. the given frames
         # 0 1 2 3 4 and length 4: there are 5 - 4 + 1 = 2 such groups, 0 1 | 2 3 around gap 1, and
-        # 1 2 | 3 4 around gap 2.
+        # 1 2 | 3 4 around gap 2. The first group has the given frames 0 ... length // 2 - 1 before
+        # its gap, and a gap has the number of the given frame before it.
         first_gap = length // 2 - 1
         gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
         if not self.gaps:
-            left_out_between = length - 1  # one frame is left out between two given frames
+            # One frame is left out between two given frames: 4 given frames have 3 between them.
+            left_out_between = length - 1
             raise DataError(
                 what=f"clip {clip.name} has {len(clip.stems)} frames",
                 where=clip.name,
@@ -152,8 +156,9 @@ class LeftOutFrames:
                 "frames between them",
                 do="leave the clip out",
             )
-        # For each gap, the index of its left-out frame in the clip: the frame after the given frame
-        # before the gap. E.g. for gap 1 it is frame 3, because the given frame 1 is frame 2.
+        # For each gap, the index of its left-out frame in the clip: one more than the index of the
+        # given frame before the gap. E.g. before gap 1 lies the given frame 1, which is frame 2 of
+        # the clip, so the left-out frame is frame 3.
         self._left_out = [self.given_frames[gap] + 1 for gap in self.gaps]
         self.stems = [clip.stems[left_out] for left_out in self._left_out]
 
