@@ -53,7 +53,8 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
     # Parallax: if the camera moves, a thing at depth d moves 1 + parallax * d times as far as the
-    # background. E.g. with 0.5, a thing at the largest depth, 5, moves 3.5 times as far.
+    # background. E.g. with parallax 0.5, the nearest of five things, at depth 5, moves
+    # 1 + 0.5 * 5 = 3.5 times as far.
     parallax = rng.uniform(0, 0.5)
 
     # From the back to the front: each layer covers what is behind it, in the light and in the
@@ -80,7 +81,7 @@ def draw_over(light: np.ndarray, layer: Layer) -> None:
 
 
 def set_shifts(shifts: np.ndarray, layer: Layer) -> None:
-    """Set the shifts (15, SIDE, SIDE, 2) of the pixels that show a layer. Changes `shifts`.
+    """Set the shifts of the pixels that show a layer. Changes `shifts`, (WINDOWS, SIDE, SIDE, 2).
 
     A pixel shows the layer if the layer covers more than half of it at the sharp instant.
     """
@@ -94,8 +95,8 @@ def random_background(
     rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
 ) -> Layer:
     """Draw the background. It moves as the camera does."""
-    # The background has no shear. Its shear is drawn and then set to 0, because without this draw
-    # all later draws would give other numbers than in the shipped training.
+    # The background has no shear. Its shear is drawn, as in `random_thing`, and then set to 0:
+    # without this draw, all later draws would give other numbers than in the shipped training.
     drawn_shear = rng.normal(0, 0.03, size=2)
     light = random_surface(rng, textures)
     return Layer(
@@ -117,15 +118,16 @@ def random_thing(
     camera: the motion of the camera, as the thing shows it: near things are shifted more than far
     things (parallax), so each depth has a trajectory of its own.
     """
-    # The thing moves with the camera, and in addition by itself. Eight in ten things have their own
-    # shift, 0.3 to 10 pixels within the exposure.
+    # Every thing moves with the camera. Eight in ten things (a draw in 0 ... 1 is at least 0.2)
+    # also shift by themselves, 0.3 to 10 pixels within the exposure.
     center = rng.uniform(0, SIDE, size=2)
     trajectory = camera.trajectory
     if rng.random() >= 0.2:
         trajectory = trajectory + random_trajectory(rng, log_uniform(rng, 0.3, 10))
-    # Each thing turns, grows and is sheared by itself. `turn` and `zoom` have the coefficients of
-    # tau and tau^2, as in `CameraMotion`. The numbers are standard deviations: e.g. with
-    # turn = (0.06, 0) the thing turns by 3.4 degrees until tau = 1, the end of the exposure.
+    # Each thing turns, grows and is sheared by itself. `turn` and `zoom` have a coefficient of tau
+    # and one of tau^2, as in `CameraMotion`. E.g. turn = (0.06, 0) means an angle of 0.06 * tau: at
+    # the end of the exposure, tau = 1, it is 0.06 radians or 3.4 degrees. The numbers below are
+    # standard deviations of the coefficients.
     turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians
     zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
     shear = rng.normal(0, 0.03, size=2)  # at tau = 1: pixels of shift per pixel of distance
@@ -133,7 +135,8 @@ def random_thing(
     cover = random_polygon(rng, center)
 
     # Three in ten things have nearly the same light everywhere, so that only their edges show the
-    # motion: their contrast is reduced to 15 %. The light is at most 0.15 + 0.7 = 0.85 then.
+    # motion. Their light, 0 to 1, gets 15 % of its contrast, and an even light of 0.01 to 0.7 is
+    # added. So it stays below 1.
     if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
     return Layer(
@@ -152,7 +155,8 @@ def random_thing(
 
 def random_camera_motion(rng: np.random.Generator, stands_still: bool) -> CameraMotion:
     """Draw the motion of the camera. If it stands still, all numbers are 0."""
-    length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)  # pixels
+    # Pixels within the exposure. The range was chosen by judgement, as all ranges of this page.
+    length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)
     trajectory = random_trajectory(rng, length)
     # Draw turn and zoom also for a camera that stands still, and set them to 0 afterwards. Without
     # the draws, all later draws of the scene would give other numbers.
@@ -176,7 +180,7 @@ def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
     trajectory -= np.stack([x_of_sharp, y_of_sharp])
     # Scale it, so that its largest distance from 0 within the exposure is `length`.
     is_exposed = np.abs(INSTANTS) <= HALF  # (N,)
-    x, y = trajectory[is_exposed].T
+    x, y = trajectory[is_exposed].T  # (instants of the exposure, 2) -> two columns
     farthest = np.hypot(x, y).max()
     return trajectory / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
 
