@@ -35,7 +35,8 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
     recipe: the settings of this run. None accepts an earlier run with any settings.
     """
     path = out / INFO
-    table: dict[str, Any] = {"recipe": None, "clips": {}}
+    table: dict[str, Any] = {"recipe": None, "clips": {}}  # the table without an earlier run
+    # `try` holds all that fails if the file is not ours: it is unreadable, or a key is missing.
     try:
         if path.exists():
             table = json.loads(path.read_text(encoding="utf-8"))
@@ -59,7 +60,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
 
     Clips of an earlier run stay in the file. Raises DataError if their planes have another size.
 
-    table: what `read_info` returns. Its "clips" are changed in place.
+    table: what `read_info` returns. The new clips are added to its dict "clips", in place.
     plans: for each job (a clip to make), its plan with the size of its frames.
     """
     # `plan_all` (clip_checks.py) has checked that the frames of all jobs have one size.
@@ -76,17 +77,17 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     # The planes of the set as a whole.
     usual = usual_clip(list(clips.values()))
     # With --rig random, each clip has other cameras, so only the clips have a rate. Any other rig
-    # gives all clips the same rate and light. So the rig is asked for without the name of a clip.
+    # gives all clips the same rate and light. So `rig_of` may get any name of a clip, here "".
     rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT,
         "h": height,
         "w": width,
-        "flip": True,  # within a plane, the rows are stored from bottom to top
+        "flip": True,  # the rows of a plane are stored from bottom to top, as usual for .dat files
         "planes": usual["planes"],
         "gt_plane": usual["gt_plane"],
         "rate": rig.rate if rig else None,
-        # With --rig random, the light of each clip in "clips" counts instead.
+        # With --rig random, each clip in "clips" has its own light, which takes precedence.
         "light": rig.light if rig else "linear",
         "clips": clips,
         "recipe": recipe.record(),
@@ -116,11 +117,14 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
     # Without --rig, a job has no cut: it is a whole video, whose frames are averaged. With --rig,
     # the job is the part of a video or photograph that the cut says.
     if job.cut is None:
-        # The sharp frame is the middle one of the averaged frames, and a frame has `interpolate`
-        # planes. E.g. of 7 frames with 8 planes each: frame 3, so plane 24.
+        # The sharp frame is the middle one of the averaged frames. Plane p shows the light at the
+        # time p / interpolate, counted in frames. So the planes from interpolate * f on lead from
+        # frame f to frame f + 1, and the first of them shows frame f itself. E.g. of 7 frames with
+        # 8 planes each, the sharp frame is frame 3, which plane 24 shows.
         middle_frame = recipe.raw_frames_per_exposure(job.name) // 2
         gt_plane = recipe.interpolate * middle_frame
         return {"split": job.split, "planes": planes, "gt_plane": gt_plane}
+    # With --rig, the sharp frame is the light in the middle of the exposure.
     rig = recipe.rig_of(job.name)
     return {
         "split": job.split,
