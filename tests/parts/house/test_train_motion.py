@@ -172,6 +172,7 @@ def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_bett
 # ---- Files of weights ----
 
 
+# The fixture `operator` gives the network of weights/operator.pth, to which the steps are added.
 def test_the_written_weights_keep_all_of_the_operator_but_its_fusion(tmp_path, operator):
     saved, net = motion_network(operator)
 
@@ -212,12 +213,14 @@ def test_a_network_that_finds_the_motion_is_taken_over_with_the_weights_of_the_s
 
 @pytest.fixture
 def begun(tmp_path, operator, finder):
-    """Give a new network, and the network of a file of weights at which it was begun.
+    """Give a new network, and the old network from whose weights file its steps were copied.
 
-    The file has steps for all light. The new network has steps for many and for few spikes.
+    `begin_at` copies the steps. The old network has one set of steps, for all light. The new
+    network has two sets: one for good light and one for few spikes.
     """
     saved, old = motion_network(operator)
-    # The last layer begins with zeros, which any other new network has too.
+    # The last layer of each new network begins with zeros. Other weights show whether they are
+    # copied.
     torch.nn.init.normal_(old.steps.tail.weight)
     write_weights(tmp_path / "motion.pth", saved, old, updates=3)
     _, new = motion_network(operator, finder)
@@ -245,7 +248,8 @@ def test_few_spikes_and_good_light_have_different_steps(begun):
 @pytest.fixture(params=range(22), ids=lambda seed: f"seed {seed}")
 def false_motion(request, sample):
     """Give a wrong motion."""
-    # The motion of another frame, here of a scene that moves the other way.
+    # One of the ways takes the motion of another frame. There is no other frame here, so give it
+    # the motion of a scene that moves the other way.
     other = replace(sample.motion, shifts=-sample.motion.shifts)
     return wrong_motion(sample.motion, other, np.random.default_rng(request.param))
 
@@ -263,6 +267,8 @@ def test_a_wrong_motion_keeps_its_expected_error(sample, false_motion):
     assert false_motion.errors is sample.motion.errors
 
 
+# The control is a training without the motion, for comparison. Its samples have `is_plain`, so
+# their equations hide the motion.
 def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
     plain = replace(sample, is_plain=True)
     still = replace(sample.motion, shifts=np.zeros_like(sample.motion.shifts))
@@ -274,7 +280,8 @@ def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
 
     assert torch.equal(hidden.proposal(z_0), z_0)
     assert not torch.equal(known.pulls(z_0), hidden.pulls(z_0))
-    # The control sees the same along the motion and without motion.
+    # The control gets the same inputs, whether its equations are made along the right motion or
+    # along no motion.
     assert torch.equal(hidden.evidence(), hidden_still.evidence())
     assert torch.equal(hidden.pulls(z_0), hidden_still.pulls(z_0))
     # The last channel stays: the spikes of the sharp instant, which need no motion.
