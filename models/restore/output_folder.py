@@ -50,14 +50,15 @@ def claim_folder(
     What the folder holds, and what happens:
 
         nothing, or there is no folder       the folder is taken
-        results of this test                 the test continues: the results stay
-        results of another test              refused; with `overwrite`, these results are removed
+        results of this test                 the results stay, and the test continues
+        results of another test              refused
+        any of these results, `overwrite`    the results are removed, and the test begins anew
         files that no test wrote             refused
         a training run                       refused
 
     The file run.json shows that a test of this program made the folder. It holds the settings, the
-    inputs and the names of all results. It is written after all checks, so a refused test changes
-    nothing. Put a new check next to `_refuse_occupied`, before the first change.
+    inputs and the names of all results. All checks come before the first change of the folder, so a
+    refused test changes nothing. Put a new check next to `_refuse_occupied`.
 
     settings: everything that the results depend on.
     inputs: name of a clip -> digest of its files.
@@ -98,11 +99,14 @@ def claim_folder(
     elif earlier_run is not None:
         # Continue: the clips of the earlier test stay in run.json.
         refuse_another_test(earlier_run, settings, inputs, folder)
-        # Clips of the earlier test that this test does not restore. Their files stay.
+        # Clips of the earlier test that this test does not restore. Their files stay, so no file of
+        # this test may have the same name.
         kept_clips = sorted(earlier_run["inputs"].keys() - stems)
         _refuse_names_of_kept_clips(owners, kept_clips, outputs)
         all_inputs = earlier_run["inputs"] | inputs
-        files_of_clips = earlier_run.get("files", {})  # older versions did not write "files"
+        # The files of the earlier test, to which step 3 adds the files of this test. Older versions
+        # did not write "files".
+        files_of_clips = earlier_run.get("files", {})
 
     # 3. Write run.json. From here on nothing is refused.
     for name, files in planned_files.items():
