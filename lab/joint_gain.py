@@ -216,11 +216,13 @@ def link_sources_of_part(videos: Path, folder: Path, part: str) -> Path:
 def make_clips_of_condition(out: Path, part: str, condition: str, sources: Path) -> Path:
     """Make the clips of a condition, as lab/quality.py makes its clips. Return their folder.
 
+    A condition says which cameras record the clips (the rig), e.g. a spike camera in dim light.
     Clips that are already there are kept.
 
     sources: folder of `link_sources_of_part`.
     """
-    rig = FALSE_FRAMES.get(condition, condition)  # most conditions have the name of a rig
+    # Most conditions have the name of a rig. FALSE_FRAMES has the rigs of the others.
+    rig = FALSE_FRAMES.get(condition, condition)
     what_to_make = PARTS[part]
     return make_clips(
         out,
@@ -229,12 +231,12 @@ def make_clips_of_condition(out: Path, part: str, condition: str, sources: Path)
         rig=rig,
         clips=what_to_make.clips,
         frames=what_to_make.frames,
-        average=what_to_make.average,
+        average=what_to_make.average,  # number of real frames in an exposure
     )
 
 
 def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> dict[str, Scores]:
-    """Restore the clips of a folder in one way. Return clip -> its scores.
+    """Restore the clips of a folder in one of the WAYS. Return clip -> its scores.
 
     folder: folder of the clips.
     flags: flags of main_test_vrt.py for this way.
@@ -283,7 +285,7 @@ def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> d
 def table_of(scores_of_conditions: Mapping[str, ScoresOfWays]) -> str:
     """Return the table in Markdown, one row for each condition.
 
-    The table shows how much better the last way is than the operator, in dB.
+    The table shows how much better the last way is than the way "operator" (BASE), in dB.
 
     scores_of_conditions: condition -> scores of its ways. All conditions have the same ways.
     """
@@ -295,7 +297,7 @@ def table_of(scores_of_conditions: Mapping[str, ScoresOfWays]) -> str:
 def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     """Return the row of a condition: name of a column -> cell.
 
-    The gains are the gains of the last way over the operator.
+    The gains are the gains of the last way over the way "operator" (BASE).
 
     E.g. {"": "dim", "blurry": "20.00", "operator": "25.00", ..., "motion": "26.17",
     "gain over operator": "+1.17 ± 4.36", ..., "worst clip": "-0.50 (park_00)", ...}
@@ -310,7 +312,8 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
         psnr = statistics.fmean(of_clip.psnr for of_clip in clips.values())
         row[way] = f"{psnr:.2f}"
 
-    # The mean gain with its confidence interval, and the mean gain at moving pixels.
+    # The mean gain with its confidence interval, e.g. "+1.17 ± 4.36", and the mean gain at moving
+    # pixels.
     psnr_of_measured = {clip: of_clip.psnr for clip, of_clip in measured.items()}
     psnr_of_base = {clip: of_clip.psnr for clip, of_clip in base.items()}
     row["gain over operator"] = table_cell(difference(psnr_of_measured, psnr_of_base), sign="+")

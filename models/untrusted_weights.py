@@ -34,11 +34,12 @@ def refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
             )
 
 
-# The largest allowed size of all tensors together, divided by the size of the file. A real file may
-# have a few tensors that share an array, e.g. a weight that two layers use. A hostile file repeats
-# one number millions of times, and would fill the memory.
+# All tensors together may be at most this many times as large as the file. They may be larger than
+# the file, because a real file may have a few tensors that share an array, e.g. a weight that two
+# layers use. A hostile file repeats one number millions of times, and would fill the memory.
 MOST_TIMES_FILE_SIZE = 4
-# Tensors of at most this many bytes (537 MB) in all are allowed, whatever the size of the file is.
+# If all tensors together have at most this many bytes (537 MB), the file is accepted, however small
+# it is.
 ALWAYS_ALLOWED_BYTES = 2**29
 
 
@@ -71,8 +72,10 @@ def refuse_larger(
 ) -> None:
     """Raise CheckpointError if the options of one of our networks ask for more than `weights` hold.
 
-    Call this before the network is built, because building it may take all memory or time. Four
-    simple rules give the least that the weights must hold:
+    Call this before the network is built, because building it may take all memory or time. Each of
+    four simple rules says how many tensors the file must have at least, or how many numbers in all
+    tensors together. E.g. depths [8, 8] needs a file of at least 8 + 8 = 16 tensors. The last rule
+    covers all options, also the ones that no other rule knows.
 
         key           rule                                          least that the file must have
         depths        a block has at least one tensor               sum(depths) tensors
@@ -85,14 +88,14 @@ def refuse_larger(
     """
     tensor_count = len(weights)
     number_count = sum(tensor.numel() for tensor in weights.values())
-    # Each option may have a wrong type, as the file is not trusted. So take all numbers in it, e.g.
-    # [8, 8] -> 8, 8; "8" -> nothing.
+    # Each option may have a wrong type, as the file is not trusted. So take all numbers in it: 8, 8
+    # from [8, 8], and none from the text "8".
     depths = list(_numbers_in(netG.get("depths")))
     embed_dims = list(_numbers_in(netG.get("embed_dims")))
     window_size = list(_numbers_in(netG.get("window_size")))
     all_options = list(_numbers_in([netG, spike_channels]))
     rules = (
-        # key, least that the file must have, what the file has, and of what
+        # Each row: key, least count that the file must have, count in the file, what is counted.
         ("depths", sum(depths), tensor_count, "tensors"),
         ("embed_dims", max(embed_dims, default=0) ** 2, number_count, "numbers"),
         ("window_size", math.prod(window_size) ** 2, number_count, "numbers"),
@@ -110,8 +113,9 @@ def refuse_larger(
             )
 
 
-# A larger number in the options of a file counts as this number (`_numbers_in`). `refuse_larger`
-# squares some of the numbers, and the square of this number, 1e60, is still a finite float.
+# Larger numbers in the options of a file count as this number (`_numbers_in`), because
+# `refuse_larger` squares some numbers. The square of a larger number may be too large for a float,
+# but a float can hold the square of 1e30, 1e60.
 LARGEST_NUMBER = 1e30
 
 

@@ -1,6 +1,7 @@
 """The fusion operator "motion": the operator "exposure", then learned steps along the motion.
 
-A frame of one exposure goes through these parts:
+The operator "exposure" makes a first estimate of the sharp frame, z_0. Then learned steps improve
+the estimate. A frame of one exposure goes through these parts:
 
     on_input of "exposure"      blurry frame and spikes -> first estimate z_0
     data.motion.finder          finds the motion; with `motion_by` "network" or "both" by MotionNet
@@ -46,16 +47,16 @@ from utils.options.section import Positive
 
 # Channels that a step sees at full size, in the order of `_channels_at_full_size`:
 #
-#     12  z, z - z_0, proposal - z and the blurry frame, 3 colours each
-#      3  the pulls of the RGB equations
+#     12  four pictures of 3 colours: the frame z, z - z_0, proposal - z, and the blurry frame
+#      3  the pulls of the RGB equations, one for each colour
 #      1  the pull of the spike equations
 CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 # Channels that a step sees at half size, in the order of `_channels_at_half_size`:
 #
 #      6  the evidence
 #      2  the residuals of the RGB equations and of the spike equations
-#      3  the spikes of the sharp instant: compared with z, compared with z_0, and whether z or z_0
-#         fits them better
+#      3  comparisons with the spikes of the sharp instant: of z, of z_0, and which of the two fits
+#         the spikes better
 #      1  the number of the step
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
 # The conv net sees differences of display values times this number, because a conv net learns best
@@ -64,11 +65,13 @@ DIFFERENCE_SCALE = 5.0
 # Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, because
 # a quarter of the pixels takes less time.
 HALF = 2
-# Number of gates: for the pull of the RGB equations, for the pull of the spike equations, and for
-# the way to the proposal. A gate is a number for each pixel, by which a change is multiplied.
+# A step adds four changes to the frame (`MotionSteps` has the formula). Three of them have a gate,
+# a number for each pixel by which the change is multiplied: the pull of the RGB equations, the pull
+# of the spike equations, and the way to the proposal.
 GATES = 3
-# The change c, which the conv net adds to the frame without a gate, is multiplied by this number.
-# It is small, so that most of a step comes from the equations. The trained weights fit this value.
+# The fourth change, c, comes from the conv net itself and has no gate. It is multiplied by this
+# number, which is small, so that most of a step comes from the equations. The trained weights fit
+# this value.
 CHANGE_SCALE = 0.1
 
 
@@ -111,7 +114,8 @@ UNTURNED = Turn()
 class MotionSteps(nn.Module):
     """Improves a first estimate by steps on the equations of data/motion/joint/.
 
-    The proposal is one solution of the equations. Each step changes the frame z by
+    The proposal is one solution of the equations. Each step adds four changes to the frame z: one
+    of the conv net, two along the equations, and one towards the proposal. Their sum is
 
         dz = 0.1 * c + a_b * g_b + a_s * g_s + a_p * (proposal - z)
 
