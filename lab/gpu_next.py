@@ -118,10 +118,11 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
 
 
 def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
-    """Return x, offset, mask, weight and bias, as a layer gets them in a step in bfloat16.
+    """Return random x, offset, mask, weight and bias, with the types that a layer gets.
 
-    On a GPU x has the type bfloat16. The offsets are float32 as in the network, because rounding
-    them to 16 bits would move the samples. Mask, weight and bias are float32.
+    The layer is one of a training step under autocast to bfloat16. On a GPU, x is bfloat16, and the
+    other four are float32. The offsets stay float32, because rounding them to 16 bits would move
+    the samples.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -134,7 +135,8 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
     # TAPS points of the 3 x 3 kernel.
     offset = 8 * (random(pairs, 2 * TAPS * GROUPS, side, side) - 0.5)
     mask = random(pairs, TAPS * GROUPS, side, side)
-    # From -1/16 to 1/16: with weights so small, the sum of 96 x 9 products is about as large as x.
+    # From -1/16 to 1/16. An output value is the sum of 96 x 9 products, for the channels and the
+    # points of the kernel. With weights so small, it is about as large as x.
     weight = (random(CHANNELS, CHANNELS, 3, 3) - 0.5) / 8
     bias = random(CHANNELS)
 

@@ -26,9 +26,10 @@ def published_stream(*key: int) -> np.random.Generator:
     """Return the generator of one of four old purposes.
 
     They are made scenes, prepared spikes, the order of an epoch, and the noise of a denoising test.
-    They are older than `random_stream`, and keep their numbers, so that data sets and scores stay
-    the same and older runs can be resumed. Do not use this function for a new purpose: NumPy
-    ignores zeros at the end of a key, so two keys may have the same numbers.
+    They are older than `random_stream`. Their numbers are "published" because users already have
+    data sets, scores and runs that were made with them. So the numbers stay: data sets and scores
+    are made as before, and older runs can be resumed. Do not use this function for a new purpose:
+    NumPy ignores zeros at the end of a key, so two keys may have the same numbers.
     """
     return np.random.default_rng(key)
 

@@ -5,7 +5,7 @@ or an array of NumPy. Only the bytes of the wanted planes and pixels are read.
 
 What must stay: the spikes of a crop are equal to the crop of the spikes of the whole plane, in each
 format.
-Free to change: how many planes `parts` reads at a time.
+Free to change: how many planes `parts` reads at a time (PART, 64).
 
 Tests: tests/parts/data/test_spike_formats.py
 """
@@ -70,9 +70,11 @@ class SpikeFile:
 
         first: number of the first plane.
         count: number of planes.
-        Raises SpikeFileError: in this call for a wrong range of planes, and during the iteration
-        for wrong content.
+        Raises SpikeFileError for a wrong range of planes, at once. Wrong content is noticed only
+        during the iteration, which then raises SpikeFileError.
         """
+        # This method is not a generator itself, because a generator would check only when the
+        # iteration begins.
         self._check_planes(first, count)
         if self.array is not None:
             return self._parts_of_array(self.array, first, count)
@@ -88,7 +90,8 @@ class SpikeFile:
         """Do the work of `parts` for an array."""
         with file_errors(self.path):
             for part in array.parts(first, count):
-                # Drop the head columns. Copy the planes, because the caller may change them.
+                # Drop the head columns, which hold no image (geometry.py). In `read`, the crop
+                # leaves them out. Copy the planes, because the caller may change them.
                 image = part[:, :, : self.geometry.width]
                 yield self._as_spikes(np.array(image))
 

@@ -131,8 +131,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             expected="a task of srun, which has SLURM_PROCID",
             do="start it with srun, or with ./submit_job.sh (docs/ddp.md)",
         )
-    # A user may ask for several processes although no launcher has started this one. This is only a
-    # warning, because one process can train, too.
+    # --launcher pytorch and --dist True ask for several processes, but only a launcher can start
+    # them. Without a launcher this is only a warning, because one process can train, too.
     asks_for_several = launcher == "pytorch" or (dist is not None and TRUTHS[dist.lower()])
     if asks_for_several and not is_launched:
         logger.warning(
@@ -165,6 +165,7 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
     """
     kair_flags = {}  # the flags that count, with their values
     for flag, values in _values_of_flags(argv).items():
+        # E.g. "--save_result=yes" has 1 value, and KAIR's flag has 0.
         if len(values) >= KAIR_TEST[flag].value_count:
             kair_flags[flag] = values
     if not kair_flags:

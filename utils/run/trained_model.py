@@ -21,8 +21,8 @@ class TrainedModel(Protocol):
     """
 
     device: torch.device
-    # The computations that run in another form on this device, because it lacks the usual form.
-    # Each in a few words, for the head of the log.
+    # A sentence for each operation that this device computes in another form than an NVIDIA GPU,
+    # for the head of the log. E.g. torch's operators stand in for our kernels.
     stand_ins: list[str]
     # The clock that measures the forward passes.
     forward_clock: DeviceClock
@@ -40,7 +40,11 @@ class TrainedModel(Protocol):
         ...
 
     def to_device(self, batch: dict[str, Any]) -> Any:
-        """Return the tensors of a batch on the device: lq, spike and targets."""
+        """Return the tensors of a batch on the device: lq, spike and targets.
+
+        The result has the attributes lq, spike (None without spikes) and targets (a dict), which
+        debug_lines.py prints.
+        """
         ...
 
     def training_state(self) -> dict[str, Any]:
