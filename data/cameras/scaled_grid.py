@@ -80,13 +80,15 @@ class ScaledGrid:
         to the frame. Then each window reads the whole plane.
         """
         height, width = size
-        # n, the number of RGB pixels along a side of a spike pixel. It is computed from the
-        # heights, and the next line checks that the widths fit, too.
+        # n, the number of RGB pixels along a side of a spike pixel. The sides of a crop are at
+        # multiples of n. It is computed from the heights, and the next line checks that the widths
+        # fit, too.
         self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
         if not is_multiple and not may_be_stretched:
             _refuse_frame_of_no_multiple(geometry, size)
-        self.rgb_per_spike_pixel = self.step  # the same number, by the name that all grids have
+        # Both are attributes of every grid (spike_grid.py). In this grid they are the same number.
+        self.rgb_per_spike_pixel = self.step
         self.region = Crop(0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple
         self._geometry = geometry

@@ -73,10 +73,12 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
 
     Two parts of a sample that `train` uses depend on the motion. Each is hidden in its own way:
 
-        equations   `train` makes them later by `Sample.equations_along`. If `is_plain` is set, this
-                    method returns `HiddenEquations`. Equations that are already kept in a sample
-                    stay as they are.
+        equations   They do not exist yet, because `train` makes them later by
+                    `Sample.equations_along`. If `is_plain` is set, this method returns
+                    `HiddenEquations`.
         proposal    It is already in the sample, so the first estimate replaces it here.
+
+    Call this before the training. Equations that a sample already keeps would not be hidden.
     """
     for samples_of_set in samples.values():
         for sample in samples_of_set:

@@ -333,7 +333,7 @@ INFO = '{"format": 1, "h": 2, "w": 4}'
 
 # In a data set, a spike file is <root>/<split>/<clip>/spike/<file>, and dataset.json is in the
 # root. The program looks for dataset.json in the folder of the spike file, and in the folders above
-# it up to the folder that contains the root.
+# it up to the folder that contains the root. `place` is the folder in which this test puts it.
 @pytest.mark.parametrize("place", [".", "root", "root/train/c"])
 @pytest.mark.parametrize("named", ["spike/0.dat", "spike"], ids=["file", "folder"])
 def test_the_dataset_json_above_a_spike_file_is_found(tmp_path, place, named):

@@ -134,7 +134,8 @@ def test_a_network_with_spikes_refuses_another_number_of_channels(section, in_ch
 def test_a_network_without_fusion_ignores_spikes():
     rgb, spike = random_clip()
     net = VRT(**SMALL).eval()
-    net.conv_last.weight.data.normal_()  # 0 in an untrained network, which returns its frames
+    # In an untrained network these weights are 0. Then it returns its frames in any case.
+    net.conv_last.weight.data.normal_()
 
     assert torch.equal(net(rgb), net(rgb, spike))
 
@@ -147,7 +148,7 @@ def test_a_network_without_fusion_ignores_spikes():
 def test_spikes_reach_the_output(name, base):
     rgb, spike = random_clip()
     net = small_network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
-    net.conv_last.weight.data.normal_()
+    net.conv_last.weight.data.normal_()  # with weights of 0, the network would have no effect
     other_spike = spike.flip(2)  # the channels in the opposite order
 
     change = net(rgb, spike) - net(rgb, other_spike)
@@ -161,7 +162,7 @@ def test_spikes_reach_the_output(name, base):
 def test_gradients_reach_the_operator(name, base):
     rgb, spike = random_clip()
     net = small_network(fusion={"type": name, **SMALL_OPERATOR, "base": base}).eval()
-    net.conv_last.weight.data.normal_()
+    net.conv_last.weight.data.normal_()  # with weights of 0, no gradient would pass this layer
 
     net(rgb, spike).square().mean().backward()
 
