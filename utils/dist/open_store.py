@@ -166,7 +166,8 @@ def _listener(name: str, port: int) -> socket.socket | None:
         listener.listen(socket.SOMAXCONN)
     except OSError as e:
         listener.close()
-        if e.errno == errno.EADDRNOTAVAIL:  # no address of this host: a cloud forwards it
+        # The address is not of this host: a cloud forwards connections from it to this host.
+        if e.errno == errno.EADDRNOTAVAIL:
             return None
         raise
     return listener
@@ -187,7 +188,7 @@ def _connect(launch: LaunchInfo) -> TCPStore:
     _wait_until_open(launch)
     host = launch.master_addr
     port = launch.master_port
-    check_s = min(CHECK_S, launch.join_s)
+    check_s = min(CHECK_S, launch.join_s)  # the user's SPIKEVRT_JOIN_TIMEOUT may be the shorter
     try:
         # Another program may listen at the port, accept the connection and never answer. In this
         # case torch ignores its own time-out. So `within` raises TimeoutError after check_s.
@@ -243,7 +244,8 @@ def _refuse_run_under_way(store: Store, launch: LaunchInfo) -> None:
 
     A second run may have the same MASTER_PORT by mistake. Its rank 0 finds the port in use, but its
     other ranks reach the store of the first run. If they wrote into this store, the first run would
-    end by a ForeignValueError. So this check comes before a rank writes anything
+    read values that no rank of it can have written, and would end by a ForeignValueError. So this
+    check comes before a rank writes anything
     (test_a_second_run_at_the_same_port_leaves_the_first_run_alone).
     """
     if not store.check([MET]):
