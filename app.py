@@ -290,7 +290,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
         sharp, method, ...
     """
     without_result = partial(page_without_result, gr)
-    forget(former)
+    forget(former)  # ends the former restoration and removes its files
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
     yield without_result(None, state_html("looking at the files", done=0, total=1), messages="")
 
@@ -338,7 +338,7 @@ def page_with_result(gr: Any, work: Work, archive: str) -> PageState:
     gr: the package gradio. archive: path of the results as one file.
     """
     count = len(work.restored())
-    middle = count // 2 + 1  # number of the middle frame, from 1: e.g. 2 of 3 frames
+    middle = count // 2 + 1  # the middle frame, counted from 1: number 2 of 3 frames
     return PageState(
         work=work,
         state=state_html(scores_of(work.results)),

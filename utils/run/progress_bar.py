@@ -26,10 +26,10 @@ BAR_FORMAT = (
 )
 
 # By default, tqdm has a thread, and a lock that all processes share. If a process were killed or
-# forked while the lock is held, all others would wait forever. So tqdm gets no thread and a lock
-# for threads only, and each forked process gets a new lock, which nobody holds.
-tqdm.monitor_interval = 0
-tqdm.set_lock(threading.RLock())
+# forked while the lock is held, all others would wait forever.
+tqdm.monitor_interval = 0  # no thread
+tqdm.set_lock(threading.RLock())  # a lock only for the threads of this process
+# A forked process gets a new lock, which nobody holds.
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 
 
@@ -56,6 +56,7 @@ class Bar(ExitStack):
             # the other bar, on the real stderr.
             terminal = terminal.stream
         else:
+            # Text to stderr and to stdout now goes above the bar, which is on stderr (`terminal`).
             self._write_above(redirect_stderr, terminal, terminal)
             self._write_above(redirect_stdout, sys.stdout, terminal)
         self._bar: Any = tqdm(
@@ -77,8 +78,8 @@ class Bar(ExitStack):
         terminal: the stream that shows the bars.
         """
         above = AboveBars(stream, terminal)
-        # An ExitStack calls its callbacks in reverse order. So first the original stream is put
-        # back, and then `finish` writes the rest of the text to it.
+        # At its end, an ExitStack undoes the last line first. So these two lines first put the
+        # original stream back, and then `finish` writes the rest of the text to it.
         self.callback(above.finish)
         self.enter_context(redirect(above))
 
@@ -129,7 +130,8 @@ class AboveBars:
 
         E.g. after write("a") and write("b\\nc"), the line "ab" is written and "c" is held back.
         """
-        # The last item of the split is the text after the last end of line.
+        # "ab\nc" is split into "ab" and "c". The last part has no end of line yet, so it is held
+        # back.
         all_text = self._unfinished + text
         *lines, self._unfinished = all_text.split("\n")
         if lines:

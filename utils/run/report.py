@@ -60,7 +60,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
 
     # The rows of the table: the best validation and the newest validations, the newest first. If no
-    # validation has a finite PSNR, best_step is None, and there is no row for it.
+    # validation has a finite PSNR, best_step is None. `steps` has no None, so it makes no row.
     shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *own_metrics))
@@ -137,7 +137,7 @@ def _state_in_words(
 ) -> str:
     """Return the state of the run, e.g. "iteration 4,000; loss 0.0213; PSNR 31.20 dB, best ...".
 
-    psnr_at: step -> PSNR of its validation. All values are finite.
+    psnr_at: step -> PSNR of its validation, the newest last. All values are finite.
     best_step: the step with the best PSNR, or None if there is none.
     """
     if history:
