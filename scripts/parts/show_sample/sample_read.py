@@ -39,8 +39,10 @@ class Sample(NamedTuple):
 
     title: str  # e.g. "Sample 3 of datasets.train, epoch 0"
     draw: Any  # data.clip_reading.Draw: clip, frames, crop and flips that were chosen
-    # "lq", "gt", "spike" -> (frames, channels, H, W). "key" -> clip and first frame, e.g.
-    # "clip0/00000", or only the clip for a test clip.
+    # What the data set returns for the sample:
+    #
+    #     "lq", "gt", "spike"   tensors (frames, channels, H, W)
+    #     "key"                 clip and first frame, e.g. "clip0/00000"; for a test clip "clip0"
     item: dict[str, Any]
 
 
@@ -57,8 +59,8 @@ def read_sample(dataset: Any, wanted: Wanted) -> Sample:
     split, index, epoch = wanted
     title = f"Sample {index} of datasets.{split}"
     if dataset.is_training:
-        # A training set draws a sample by (epoch, index). The same pair gives the same draw each
-        # time, so both calls have the same crop.
+        # A training set draws a sample by (epoch, index). The same pair always gives the same draw.
+        # So `dataset.draw` describes the crop of the tensors that `dataset[...]` returns.
         sample_id = (epoch, index)
         return Sample(f"{title}, epoch {epoch}", dataset.draw(sample_id), dataset[sample_id])
     count = min(SHOWN_FRAMES, dataset.frame_count(index))
@@ -99,7 +101,8 @@ def stack_frames(frames: list[dict[str, Any]]) -> dict[str, Any]:
 def refuse_missing_sample(dataset: Any, wanted: Wanted) -> None:
     """Raise OptionError if the data set has no sample of this index and epoch."""
     split, index, epoch = wanted
-    # A test set of another kind need not have a length. Count its readers, one for each clip.
+    # Count the readers of a test set, one for each clip, because a user's test set may have no
+    # `__len__`.
     count = len(dataset.readers() if split == "test" else dataset)
     if 0 <= index < count and epoch >= 0:
         return

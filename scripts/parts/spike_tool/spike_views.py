@@ -27,8 +27,9 @@ from utils.output_folder import publish_folder, scratch_folder
 from utils.video.container import WRITABLE_SUFFIXES
 from utils.video.writer import VideoWriter
 
-# Small images are enlarged by a whole factor, so that single pixels can be seen. The height is then
-# at most this number of pixels. E.g. 128 pixels become 256, because 3 * 128 is too much.
+# Small images are enlarged by a whole factor, so that single pixels can be seen. The factor is the
+# largest with which the height is at most this number of pixels. E.g. a height of 128 becomes 256,
+# because 3 * 128 = 384 is too much.
 MOST_ENLARGED_HEIGHT = 320
 # Without --step, `play` makes at most this number of video frames: 20 s at 25 frames per second.
 MOST_FRAMES = 500
@@ -37,7 +38,7 @@ MOST_FRAMES = 500
 
 
 def planes_to_show(chosen: Iterable[int] | None, rendering: Rendering) -> list[int]:
-    """Return the planes of --planes, rising. Without --planes, return the plane in the middle.
+    """Return the planes of --planes in rising order, or without --planes the plane in the middle.
 
     Raises OptionError if a chosen plane has no image.
     """
