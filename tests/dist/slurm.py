@@ -56,6 +56,8 @@ class Cluster:
         try:
             self._start()
         except BaseException:
+            # `with` calls `__exit__` only after `__enter__` has returned. So end the daemons that
+            # have started here.
             self.__exit__()
             raise
         return self
@@ -88,8 +90,8 @@ class Cluster:
         for path in (key, key.parent):
             os.chown(path, munge.pw_uid, munge.pw_gid)
         key.parent.chmod(0o755)
-        # The user munge must be able to reach its folder. So allow everybody to enter all folders
-        # above it that belong to the user of the tests.
+        # The user munge must be able to reach its folder. So let everybody enter and read the
+        # folders above it that belong to the user of the tests (0o755).
         own_name = pwd.getpwuid(os.geteuid()).pw_name
         for path in (self.folder, *self.folder.parents):
             if path.owner() == own_name and path != Path("/"):
@@ -116,6 +118,11 @@ class Cluster:
 
         The partition "urgent" has the higher PriorityTier. So its jobs may stop jobs of "main", for
         which PreemptMode is REQUEUE: a stopped job is queued again. GraceTime gives it 60 s to end.
+
+        cred_expire=5           a job that is queued again waits for 5 s, by default for 120 s
+        config_overrides        the node may have fewer cores than CPUs says
+        ReturnToService=2       a node that was down is used again when slurmd reports it
+        TaskPlugin=task/none    jobs are not bound to cores
         """
         host = socket.gethostname()
         here = self.folder
