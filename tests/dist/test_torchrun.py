@@ -162,7 +162,7 @@ class Hopeless(NamedTuple):
     "run",
     [
         pytest.param(
-            # A wrong option is found before the first step, so no step goes wrong.
+            # A wrong option ends the run before its first step. In the case "none", no step is odd.
             Hopeless("none", ("train.totl_iter=2",), exit_code=2, starts=0, errors=1),
             id="unknown option",
             marks=pytest.mark.slow,
@@ -173,7 +173,8 @@ class Hopeless(NamedTuple):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            # "term" is SIGTERM, after which a run saves and may be started again. This is no error.
+            # The case "term" sends SIGTERM, after which a run saves, so that a user can start it
+            # again. This is no error.
             Hopeless("term", (), exit_code=75, starts=1, errors=0),
             id="stopped by a signal",
         ),
@@ -215,8 +216,8 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     """Check that a run was stopped by one signal, and that it has saved a checkpoint."""
     text = log.read_text()
     assert text.count("stopped by a signal at iter") == 1
-    # The launcher passes SIGUSR1 on to its ranks, unlike torchrun. So no rank may warn that this
-    # signal would kill torchrun.
+    # Under plain torchrun a run warns that SIGUSR1 would kill torchrun. The launcher passes this
+    # signal on to its ranks, so there must be no warning.
     assert "SIGUSR1 would kill" not in text
     assert "Traceback" not in text
     assert latest_checkpoint(options)["step"] >= 1
@@ -259,9 +260,9 @@ def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
     with start_command(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         log_out(process)
-        # The log has a line for each step. At the logout the run may have done more steps than the
-        # log has lines, but not four more. So a run that reaches step `steps + 4` has gone on after
-        # the logout.
+        # The text, read before the logout, has a line for each of `steps` steps. Until the logout
+        # the run may have done up to three further steps. So if it reaches step `steps + 4`, it has
+        # gone on after the logout.
         steps = len(re.findall("Iter: ", text))
         wait_for(log, rf"Iter: {steps + 4},")
         process.send_signal(signal.SIGINT)
@@ -273,7 +274,9 @@ def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
 
 # ---- Platforms that start one process on each node ----------------------------------------------
 
-# Environment variables of two platforms, for two nodes of two GPUs. "{node}" is 0 or 1.
+# Environment variables of two platforms, for two nodes of two GPUs. "{node}" is 0 or 1. On both
+# platforms, RANK is the number of the node. WORLD_SIZE counts the nodes on PAI DLC, and the GPUs on
+# Kubeflow.
 PAI_DLC = {"RANK": "{node}", "WORLD_SIZE": "2", "NPROC_PER_NODE": "2"}
 KUBEFLOW = {
     "RANK": "{node}",

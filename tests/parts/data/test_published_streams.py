@@ -65,8 +65,8 @@ def home(tmp_path_factory) -> Path:
 
 # ---- Restoring ----
 
-# Each case has a method, a score, and the least score that each stream must reach, in dB. The least
-# score is 0.3 dB less than the measured score in the comment beside it. The blurry frames have
+# Each case: the method, the name of its score, and the least score of stream 200 and of stream 203,
+# in dB. The comment beside it has the two measured scores, 0.3 dB more. The blurry frames have
 # psnr_y 23.57 and 24.51, and psnr 22.25 and 23.19.
 LEAST = [
     pytest.param("tfp", "psnr_y", 29.5, 26.9, id="tfp"),  # 29.83 and 27.18
@@ -82,7 +82,8 @@ def test_every_method_reconstructs_the_streams(
     home, tmp_path, method, metric, least_of_200, least_of_203
 ):
     files = ["--input", home / "blur", "--spike", home / "spike", "--gt", home / "sharp"]
-    # The simulator integrated display values, so spike.light is "display".
+    # In the simulator the charge of a pixel grows with the display value of the picture, not with
+    # its light. So spike.light is "display".
     camera = [f"spike.rate={RATE}", "spike.light=display", "spike.center=file"]
 
     restore("--method", method, *files, *camera, "--spike-size", 250, 400, "--output", tmp_path)
@@ -108,6 +109,7 @@ def test_the_tool_says_what_a_stream_is(home, capsys, clip, planes, rate):
 
     output = capsys.readouterr().out
     assert code == 0
+    # A row of a table: the size of a plane, and the number of planes in a column of 7 characters.
     assert f"250 x 400 {planes:7}" in output, output
     assert f'"light": "display", "rate": {rate}' in output, output
 
@@ -128,6 +130,7 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
     )
     imwrite_rgb(tmp_path / "rgb.png", seen)
     pair = ["--pair", home / "spike" / f"{clip}.dat", tmp_path / "rgb.png", "--size", 250, 400]
+    # The 15 planes around the true picture.
     planes = ["--planes", stream.first_plane, 15, "--light", "display"]
     out = tmp_path / "calibration.json"
 
@@ -181,13 +184,14 @@ class GoldenMeans(NamedTuple):
     first_plane: int  # of the 41 planes
     tfp: float
     tfi: float
-    # Percent of the pixels without a spike on each side of the middle.
+    # Percent of the pixels that lack a spike before or after the middle. They have no interval
+    # between two spikes, from which tfi is computed.
     without_interval: float
 
 
 GOLDEN = [
     GoldenMeans("200", first_plane=130, tfp=0.352987, tfi=0.353169, without_interval=0.18),
-    # The file has plane 0, then planes 130 to 170.
+    # The file has plane 0 of the stream, then the planes 130 to 170, from index 1.
     GoldenMeans("203", first_plane=1, tfp=0.217085, tfi=0.217102, without_interval=3.17),
 ]
 

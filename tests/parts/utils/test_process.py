@@ -17,7 +17,7 @@ from tests.dist.launching import RankResult, run_command, run_into, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import MAIN, folder_of_run, write_options
 
-# Exit code of the small programs. Any number would do that nothing else ends with.
+# Exit code of the small programs. Nothing else in these tests ends with this number.
 CODE = 7
 # Exit code of a rank that the watchdog ends.
 STALLED = 70
@@ -25,8 +25,8 @@ STALLED = 70
 # 128 + SIGPIPE.
 UNREAD = 141
 
-# A prefix for `run_ranks`. With any prefix, a rank is a new Python. Without, it is a fork of a
-# process that has imported torch.
+# A prefix for `run_ranks`, which puts it before the command of a rank. The command "env python ..."
+# starts a new Python. Without a prefix, a rank is a fork of a process that has imported torch.
 NEW_PYTHON = ("env",)
 
 
@@ -112,7 +112,7 @@ process.end({CODE})
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """Give the end of a new Python that loads the programs, and ends with threads in torch."""
+    """Give the end of a new Python that runs the two programs above, one after the other."""
     folder = tmp_path_factory.mktemp("fresh")
     return run_program(folder, PRINT_HEAVY_LIBRARIES + END_WITH_THREADS, prefix=NEW_PYTHON)
 
