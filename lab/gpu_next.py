@@ -113,6 +113,7 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
         "present": lambda: _forward_and_backward(by_torchvision, inputs),
         "triton": lambda: _forward_and_backward(by_triton, inputs),
     }
+    # The two forms take turns (a, b, a, b, ...), so that both have the same load.
     figures = measure_in_turn(forms, torch.device(device), repeats=REPEATS, warmup=WARMUP)
     return {"side": side, "errors": errors, **figures}
 

@@ -62,8 +62,9 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
             clip.restore(nets["ours"]), clip.restore(nets["naive"])
         )
     jobs = {name: _job(net, clip, is_training) for name, net in nets.items()}
-    # The figures of each network, e.g. {"ours": {"median_s": 1.2, "min_s": 1.1, "process_mb": 800,
-    # ...}, "naive": {...}}.
+    # The networks take turns, so that both have the same load. The result has the figures of each
+    # network, e.g. {"ours": {"median_s": 1.2, "min_s": 1.1, "process_mb": 800, ...}, "naive":
+    # {...}}.
     numbers["runs"] = measure_in_turn(jobs, clip.device, args.repeats, warmup)
 
     model_flops = flops(options, clip.size)
