@@ -307,9 +307,9 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
         yield without_result(work, state_html("refused"), as_uploaded(str(e), folder))
         return
     except GeneratorExit:
-        # Gradio has closed this generator before the process ended, because the visitor has closed
-        # the page or pressed "Cancel" (see `build_page`). Nobody sees the result any more, so the
-        # files are removed.
+        # Gradio has closed this generator before the process ended: the visitor has closed the
+        # page, or has pressed "Cancel" and the process was not yet killed (see `build_page`).
+        # Nobody sees the result any more, so the files are removed.
         if work is not None:
             work.remove()
         raise

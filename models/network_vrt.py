@@ -429,7 +429,10 @@ class VRT(nn.Module):
             return estimate_flows(self.spynet, frames, distance)
 
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
-        """Compute shallow plus deep features: (B, N, channels of x, H, W) -> (B, N, E, H, W).
+        """Compute the features of the frames: (B, N, channels of x, H, W) -> (B, N, E, H, W).
+
+        The first convolution makes shallow features. The stages make deep features of them, which
+        are added to the shallow ones.
 
         The arithmetic must stay, because released weights fit it
         (test_the_plain_transcription_gives_the_reference_output).

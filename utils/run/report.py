@@ -106,7 +106,7 @@ class _Score(NamedTuple):
 class _ValidationRow(NamedTuple):
     """A row of the table of validations. The page templates/run.html reads these names."""
 
-    step: float
+    step: float  # a whole number; a float, as all numbers of a `History`
     scores: dict[str, _Score]  # name of a metric -> its values, e.g. "psnr" -> (31.2, 25.0)
 
 
