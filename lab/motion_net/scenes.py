@@ -197,13 +197,13 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
     log_shortest = np.log(1.5 * PLANES)
     log_longest = np.log(9 * PLANES)
     for weight in (0.5, 0.3, 0.2):  # a first wave, and two weaker waves
-        # In planes: two numbers as `log_uniform` draws them, for x and y.
+        # In planes. `log_uniform` draws one such number; here two are drawn, for x and y.
         period = np.exp(rng.uniform(log_shortest, log_longest, size=2))
         phase = rng.uniform(0, 1, size=2)  # in periods
         wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)
         amplitude = np.exp(rng.normal(0, 0.7, size=2))
         waves += weight * wave * amplitude
-    # In addition a constant speed, per half of an exposure.
+    # Add a constant speed, drawn for x and y, in shift per half of an exposure (HALF planes).
     waves += rng.normal(0, 0.4, size=2) * planes / HALF
     return waves
 

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow
 SOLVER = Solver(groups=6, linearisations=1, steps=4)
 # Updates of a training: enough for the frame to become better.
 UPDATES = 12
-# Two parts of the learned steps, for many and for few spikes.
+# The two parts of the learned steps: for good light, which has many spikes, and for few spikes.
 GOOD_LIGHT = "good"
 FEW_SPIKES = "few"
 
@@ -148,8 +148,8 @@ def mean_square(difference):
 
 
 def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better():
-    # The loss compares squares of 12 x 12 pixels. These frames have four of them. The first
-    # estimate is wrong by 0.1 everywhere.
+    # The loss compares squares of 12 x 12 pixels. A frame of 24 x 24 pixels has four squares. The
+    # first estimate is wrong by 0.1 everywhere.
     sharp = torch.full((3, 24, 24), 0.5)
     z_0 = sharp + 0.1
     # Half as wrong everywhere: a mean square of 0.05^2 = 0.0025.
@@ -299,13 +299,14 @@ def with_a_spike_every(planes, sample):
     ("part", "sets"), [(FEW_SPIKES, ["seven_dim"]), (GOOD_LIGHT, ["seven_ideal"])]
 )
 def test_each_part_is_trained_on_the_light_in_which_it_is_used(sample, part, sets):
-    # An exposure has 60 planes: 30 spikes are good light, 2 spikes are few. The names are sets of
-    # SETS: in "seven_dim", the exposure is the mean of seven real frames, and the rig is "dim".
+    # An exposure has 60 planes. A spike in every second plane makes 30 spikes, which is good light.
+    # A spike in every 30th plane makes 2 spikes, which are few. The names of sets are keys of SETS.
+    # In "seven_dim", the exposure is the mean of seven real frames, and the rig is "dim".
     bright = with_a_spike_every(2, sample)
     dim = with_a_spike_every(30, sample)
     samples = {
         "seven_ideal": LEAST_SAMPLES * [bright],
-        "seven_rig": (LEAST_SAMPLES - 1) * [bright],  # too few: this set is left out
+        "seven_rig": (LEAST_SAMPLES - 1) * [bright],  # one sample too few: this set is left out
         "seven_dim": LEAST_SAMPLES * [dim],
     }
 
