@@ -178,6 +178,7 @@ class LeftOutFrames:
         return {"lq": mean, "gt": left_out["gt"]}
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        """Return the picture of the spikes of a left-out frame."""
         return self.clip.spike_light(self._left_out[index], spike)
 
     def digest(self) -> str:
