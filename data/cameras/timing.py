@@ -116,7 +116,7 @@ class Timing:
 
     # The window of a file: its planes first ... first + count - 1.
     first: int | Literal["central"] = 0  # "central": the window is in the middle of the file
-    count: int | None = None  # None: all planes to the end of the file
+    count: int | None = None  # None means all planes to the end of the file
     # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
     # is for every clip without a key of its own. None if the option is not given. Then each frame
     # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.

@@ -60,7 +60,7 @@ def list_clip_or_clips(
     clips = {}
     for inner in sorted(listed_folder.inner_clips, key=natural_key):
         inner_listed = _list_files(os.path.join(path, inner), folder, suffixes)
-        if inner_listed is not None:  # None: the folder was removed a moment ago
+        if inner_listed is not None:  # it is None if the folder was removed a moment ago
             clips[f"{name}/{inner}"] = inner_listed.files
             states[inner_listed.path] = inner_listed.state
     return clips, states

@@ -114,7 +114,8 @@ class Source:
     # user's files do not say which plane is the sharp frame, the check of the clip takes the plane
     # of the training. None: not known.
     trained: dict[str, Any] | None = None
-    # When the frames were taken. None: the names of the frames may tell it (`times_of_names`).
+    # The times at which the frames were taken. If they are None, the names of the frames may give
+    # them (`times_of_names`).
     times: FrameTimes | None = None
 
     # ---- Files ------------------------------------------------------------------------------

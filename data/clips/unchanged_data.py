@@ -131,8 +131,8 @@ def _has_all_clips(table: ClipTable) -> bool:
     # An LMDB has no folders. If its clips change, the state of its files changes.
     if is_lmdb(root):
         return True
-    # With a meta file, the clips are those that it lists. `refuse_columns` (column_check.py) has
-    # compared them already.
+    # A meta file lists the clips, and `refuse_columns` (column_check.py) has compared this list
+    # already.
     if table.source.meta_entries is not None:
         return True
     # A clip "a/b" lies in the folder "a" of the root.

@@ -86,7 +86,10 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
         S[n] = np.tensordot(tau**n, w, axes=1)
     degrees = range(1, DEGREE + 1)
     # Equation d has the coefficient S_(d + e) before the unknown c_e.
-    matrix = [[S[d + e] for e in degrees] for d in degrees]
+    matrix = []
+    for d in degrees:
+        row = [S[d + e] for e in degrees]
+        matrix.append(row)
     T = [np.tensordot(tau**d, weighted_shifts, axes=1) for d in degrees]  # (H, W, 2) each
 
     sum_of_diagonal = sum(matrix[index][index] for index in range(DEGREE))

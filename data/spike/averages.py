@@ -78,8 +78,8 @@ def tfp(
 
     channels = []
     for m in middles:
-        # The window has those of the planes start ... stop - 1 that exist. max(..., 0), because a
-        # negative number in a slice would count from the end of the stream.
+        # The window has the planes start ... stop - 1, as far as they exist. A negative number in a
+        # slice would count from the end of the stream, so it becomes 0.
         start = m - half_window
         stop = m + half_window + 1
         window = stream[max(start, 0) : max(stop, 0)]

@@ -130,7 +130,7 @@ class AreaMeans:
 
 
 class _Places(NamedTuple):
-    """Where the places lie, and the points over which a mean is taken. x and y in RGB pixels."""
+    """The places, and the points over which the mean of a place is taken, in RGB pixels."""
 
     # (2,), in [0, 1): by how much the places lie to the right of RGB pixels and below them.
     shift: np.ndarray

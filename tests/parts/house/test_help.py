@@ -263,6 +263,11 @@ def test_a_job_asks_for_a_gpu_for_each_task(help_texts, where):
     for job in jobs_with_tasks:
         # The number of tasks, or a letter that stands for it.
         [tasks] = re.findall(r"--ntasks-per-node=(\w+)", job)
-        # Without one of these flags, a job gets the number of GPUs in submit_job.sh, even if it has
-        # another number of tasks. Some clusters know only --gres.
-        assert f"--gpus-per-node={tasks} " in job or f"--gres=gpu:{tasks} " in job
+        # Without such a flag, a job gets the number of GPUs in submit_job.sh, even if it has
+        # another number of tasks.
+        if "--gres=" in job:
+            # Some clusters know only --gres. There the line of submit_job.sh must change, too.
+            assert f"--gres=gpu:{tasks} " in job
+            assert "`#SBATCH --gres=gpu:8`" in text
+        else:
+            assert f"--gpus-per-node={tasks} " in job
