@@ -52,7 +52,8 @@ def build_cache(
 ) -> list[Clip]:
     """Write the clips of `source` to the folder `path`. Returns the clips.
 
-    track: a function that yields the clips that it gets, and shows the progress.
+    track: a function that yields the given clips one after the other, and shows the progress. By
+    default, no progress is shown.
     Raises DataError for wrong data, and for a disk without enough room.
 
     Test: test_an_interrupted_build_goes_on_where_it_stopped
@@ -74,6 +75,7 @@ def build_cache(
     if not _has_begun(partial, index):
         scratch_folder(partial)
         write_whole(partial / INDEX, index.encode())
+    # A clip has a folder only if all its arrays were written (`_write_clip`).
     clips_to_write = [clip for clip in clips if not (partial / clip.name).exists()]
     _refuse_full_disk(clips_to_write, partial)
     for clip in track(clips_to_write):
@@ -123,13 +125,15 @@ def _has_begun(partial: Path, index: str) -> bool:
 
 
 def _refuse_cache_of_others(cached_names: set[str], clips: Sequence[Clip], target: Path) -> None:
-    """Refuse to replace a cache that has no clip in common with the new one.
+    """Refuse to replace a cache that has no clip in common with the new cache.
 
     Such a cache is probably for another split, e.g. "test", and the user has named its folder by
     mistake.
 
-    cached_names: names of the clips in the cache.
+    cached_names: names of the clips in the old cache. It is empty if there is no old cache.
     clips: the clips of the new cache.
+
+    Test: test_a_cache_is_not_replaced_by_one_of_another_split
     """
     names = {clip.name for clip in clips}
     if cached_names and cached_names.isdisjoint(names):
@@ -167,6 +171,8 @@ def _cached_clips(target: Path) -> set[str]:
 
     Raises DataError if the folder holds anything but a clip cache, because the folder is going to
     be replaced.
+
+    Test: test_a_cache_replaces_no_foreign_file
     """
     # `lexists` is also true for a broken link, which must not be replaced.
     if not os.path.lexists(target):
@@ -190,7 +196,11 @@ def _cached_clips(target: Path) -> set[str]:
 
 
 def _write_clip(clip: Clip, folder: Path) -> None:
-    """Write the arrays of a clip to <folder>/<clip>, which appears complete or not at all."""
+    """Write the arrays of a clip to <folder>/<clip>. The folder appears complete or not at all.
+
+    The images are in the order of `Clip.lq` (or gt, gt_instants), because `CacheReader.images`
+    finds an image by its number in this order.
+    """
     temporary = folder / ".clip.tmp"
     # An interrupted build may have left this folder.
     shutil.rmtree(temporary, ignore_errors=True)
@@ -208,7 +218,11 @@ def _write_clip(clip: Clip, folder: Path) -> None:
 
 
 def _write_planes(clip: Clip, target: Path) -> None:
-    """Write the planes of all spike files of a clip to one file, packed row by row."""
+    """Write the planes of all spike files of a clip to one file, packed row by row.
+
+    The files follow one another in the order of `Clip.planes_of_spike_files`, because
+    `CacheReader.stream` counts the planes of earlier files in this order.
+    """
     geometry = clip.spikes.geometry
     raster = geometry.as_raster()  # the geometry of the cache: row by row
     with open(target, "wb") as file, spike_errors_as_data_errors():

@@ -7,7 +7,7 @@ it, and data/clips/clip_cache.py reads it:
                                    fields `STORED_FIELDS_OF_CLIP` of every clip
     <path>/<clip>/lq.u8            (frames, H, W, 3) uint8 in the order B, G, R
     <path>/<clip>/gt.u8            the sharp frames, in the same form
-    <path>/<clip>/gt_instants.u8   the K sharp instants of each frame: (frames K, H, W, 3)
+    <path>/<clip>/gt_instants.u8   the K sharp instants of each frame: (frames * K, H, W, 3)
     <path>/<clip>/spike.u8         (planes, bytes of a plane) uint8: the planes of all spike files
                                    of the clip one after the other, packed as in a .dat
 
@@ -46,7 +46,8 @@ STORED_FIELDS_OF_CLIP = (
 def selection_of(source: Source) -> list[Any]:
     """Return which clips of the folders belong to the data set, in the form of the index.
 
-    The two entries are the clips that the meta file lists, and the clips that are left out.
+    The two entries are the clips that the meta file lists, and the clips that are left out. The
+    index of a cache has the same two entries, and another form would make every cache unfit.
     """
     return [source.meta_entries or {}, sorted(source.excluded_clips)]
 
@@ -78,10 +79,12 @@ BUILD_COMMAND = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 def load_index(
     path: str, do: str = f"move it away, if there is one, and build it: {BUILD_COMMAND}"
 ) -> dict[str, Any]:
-    """Read the index of a cache. Raises DataError.
+    """Return the content of index.json. Its keys are shown by `_index_of` (cache_builder.py).
 
     path: folder of the cache.
     do: advice in the error if the index cannot be read.
+    Raises DataError if there is no index, if it has another FORMAT, or if the name of a clip cannot
+    be the name of a folder.
     """
     where = Path(path, INDEX)
     try:

@@ -81,13 +81,17 @@ class CacheReader:
         """Refuse a cache that was built with other options than the data set has now.
 
         index: content of index.json (`_index_of` in data/clips/cache_builder.py makes it).
+
+        Test: test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused
         """
         # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
         missing_kinds = sorted(source.kinds().keys() - index["source"].keys())
         if missing_kinds:
             raise self._does_not_fit(f"it holds no {', '.join(missing_kinds)}")
         if source.spikes:
-            # A cache stores planes row by row ("raster"), even if the spike files do not.
+            # A cache stores planes row by row ("raster"), even if the spike files do not. An older
+            # index lacks some fields of `SpikeGeometry`, which then get their defaults
+            # (test_a_cache_of_an_earlier_version_is_read).
             stored_geometry = SpikeGeometry(**index["spike"])
             if stored_geometry != source.spikes.geometry.as_raster():
                 raise self._does_not_fit(f"its spikes are {index['spike']}")
@@ -102,6 +106,8 @@ class CacheReader:
         A kind of files is not compared if its root is not on this machine. The log says so.
 
         index: the content of index.json, whose "source" has a digest for each kind.
+
+        Test: test_a_cache_can_be_read_without_its_source
         """
         kinds = source.kinds()  # {name of the kind, e.g. "lq": its root and form}
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
@@ -124,6 +130,8 @@ class CacheReader:
 
         record: the entry of the clip in the index. The name of the clip has no prefix yet
         (`Source.name_prefix`); `clips` adds it.
+
+        Test: test_a_cache_with_spikes_serves_a_training_without_spikes
         """
         kinds = source.kinds()
         values: dict[str, Any] = {}
@@ -157,6 +165,8 @@ class CacheReader:
         """Return the clip with its exposures: for each frame, the spike planes that it needs.
 
         The cache does not store them, because they follow from the spike options.
+
+        Test: test_a_cache_of_one_file_per_clip_is_refused_for_files_per_frame
         """
         # The cache and the options must agree whether a clip has one spike file for all frames, or
         # a spike file for each frame. For a clip of one frame, both forms are the same.
@@ -173,7 +183,8 @@ class CacheReader:
 
         kind: "lq", "gt" or "gt_instants".
         frames: numbers of the images within the clip.
-        augment: the crop, in pixels of lq.
+        augment: the crop, in pixels of lq. Its flips are not made here, but by the caller
+        (data/clip_reading.py).
         """
         stored_images = self._map_array(clip, kind)  # (frames, H, W, 3)
         # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale.
@@ -219,6 +230,8 @@ class CacheReader:
         """Map an array of the cache into memory. Raises DataError.
 
         clip: a clip that `clips` returned.
+
+        Test: test_an_array_that_is_removed_during_the_run_is_named
         """
         path = self._path_of(clip.name, kind)
         shape = shapes_of_arrays(clip)[kind]

@@ -66,9 +66,9 @@ class ClipCheck:
     def run(self, meta_entry: Sequence[Any] | None) -> Clip | None:
         """Check the clip. Returns the clip, or None if no frame is complete.
 
-        meta_entry: [number of frames, number of the first frame] of the meta file, e.g. [100, "0"].
-        The second value is a text, as it is written in the file, e.g. "00000047".
-        None: there is no meta file, so all frames of the folder belong to the clip.
+        meta_entry: [number of frames, number of the first frame] of the meta file, e.g.
+        [100, "00000047"]. The second value is a text, as it is written in the file. None: there is
+        no meta file, so all frames of the folder belong to the clip.
 
         If `problems` is not empty, the returned clip may lack frames, so it must not be used. The
         order of the steps is the order of the problems, which tests compare.
@@ -166,7 +166,8 @@ def _report_numbers_of_instants(
     paths_of_instants: {frame: {number of the instant: path}}.
     stems: the name of each frame.
     """
-    # K is the number that most frames have. Every frame must have the instants 0 ... K - 1.
+    # K is the number of sharp frames that most frames have. Every frame must have the instants
+    # 0 ... K - 1.
     K = most_frequent(len(paths) for paths in paths_of_instants.values())
     incomplete_frames = []  # their names
     for key, paths in paths_of_instants.items():
@@ -198,7 +199,7 @@ def _find_sizes(
     size_of: path -> size.
     spikes: how the spikes are read.
     """
-    lq = (0, 0)  # stays if the picture cannot be read, which is reported
+    lq = (0, 0)  # stays (0, 0) if the picture cannot be read. This is reported
     gt = (0, 0)
     try:
         lq = size_of(paths["lq"][0])

@@ -30,7 +30,7 @@ def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> F
     """Return the files of the clip `name`, or None if it has no folder.
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: of the files, e.g. (".png", ".jpg").
+    suffixes: the suffixes of the files, e.g. (".png", ".jpg"), the preferred suffix first.
     """
     clips, _ = list_clip_or_clips(root, folder, suffixes, name)
     return clips.get(name)
@@ -46,7 +46,7 @@ def list_clip_or_clips(
     Returns {clip: its files}, and {path: state} of the folders that were listed.
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: of the files, e.g. (".png", ".jpg").
+    suffixes: the suffixes of the files, e.g. (".png", ".jpg"), the preferred suffix first.
     name: name of a folder in the root, e.g. "clip_a".
     """
     path = os.path.join(root, name)
@@ -84,7 +84,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
 
     clip: path of the folder, which may be a clip.
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: of the files, e.g. (".png", ".jpg").
+    suffixes: the suffixes of the files, e.g. (".png", ".jpg"), the preferred suffix first.
 
     Tests: test_clips_in_nested_folders_have_both_names, test_a_folder_of_files_is_a_clip
     """
@@ -120,7 +120,8 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
 class _SortedOut(NamedTuple):
     """The entries of a folder, without hidden ones."""
 
-    names_by_suffix: dict[str, list[str]]  # {suffix: names of the files that end with it}
+    # {suffix: names of the files that end with it}, the preferred suffix first.
+    names_by_suffix: dict[str, list[str]]
     folders: list[str]  # names of the folders
     has_other_files: bool  # whether there is a file with another suffix
 

@@ -66,6 +66,9 @@ def names_in_short(names: Iterable[str], limit: int = MOST_NAMES) -> str:
 
 
 def most_frequent(values: Iterable[int]) -> int:
-    """Return the most frequent value. If several values are equally frequent, the first counts."""
+    """Return the most frequent value. If several values are equally frequent, return the first.
+
+    values: at least one value.
+    """
     [(value, _)] = Counter(values).most_common(1)
     return value

@@ -74,7 +74,9 @@ def user_clips(
     scale: int = 1,
     trained: dict[str, Any] | None = None,
 ) -> list[DatasetClip]:
-    """Return a reader for each clip at `path`: a film, a folder of frames, or a folder of either.
+    """Return a reader for each clip at `path`.
+
+    `path` is a film, a folder of frames, or a folder with several films or folders of frames.
 
     spike, gt: paths of the spikes and the sharp frames. If `path` has a folder for each clip, these
     paths need a folder for each clip, too.
@@ -195,10 +197,13 @@ def _clips_below(folder: Path, spike: Path | None, gt: Path | None) -> dict[str,
     """Return {name of a clip: its paths} of a folder that has a folder or a film for each clip.
 
     spike: folder with the spikes of each clip, in <spike>/<clip>.dat, <spike>/<clip>/spike or
-    <spike>/<clip>.
+    <spike>/<clip>. None: the clips have no spikes.
     gt: folder with the sharp frames of each clip, in <gt>/<clip>.mp4, <gt>/<clip>/sharp or
-    <gt>/<clip>. None, for spike or gt: the clips have none.
+    <gt>/<clip>. None: the clips have no sharp frames.
     Raises DataError if two clips have one name.
+
+    Tests: test_sharp_films_are_found_by_the_names_of_the_blurry_films,
+    test_two_films_of_one_name_are_refused
     """
     paths_of_clips: dict[str, ClipPaths] = {}
     for name, frames in clips_in(folder, "blur"):

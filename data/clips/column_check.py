@@ -140,7 +140,7 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
     # The names become names of output files, so they must pass the test that every name passes.
     try:
         for name in names:
-            checked_name(name, where="")  # of the error only its text `what` is used
+            checked_name(name, where="")  # only the text `what` of its error is used below
     except DataError as e:
         raise ValueError(e.what) from e
 
@@ -247,11 +247,11 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     has_row = (row_of_frame >= 0) & (row_of_frame < len(columns["centers"]))
     _demand_all(has_row, "exposures")
 
-    # From here on, each array has one value for each frame of all clips, (frames,).
+    # Give each frame its row. Then each field of `rows` has a value for each frame of all clips.
     different_rows = by_row(columns["rows"])  # (different rows, 11)
     rows = rows_in(different_rows[row_of_frame])  # each field is (frames,)
     own = _own_files(frame_counts, file_counts)
-    # The own file has all planes of the frame.
+    # The own file of a frame must have all planes of the frame's exposure.
     _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
     # A frame may also read planes of the file before its own file (step -1) and of the file after
     # it (step 1). The planes first ... first + count - 1 must be in this file, unless none is read.

@@ -100,8 +100,9 @@ class Texts:
 
     def __init__(self, column: np.ndarray) -> None:
         self.column = column
-        # Where each text ends. int32 is enough, because a record has less than 2^31 bytes
-        # (LARGEST_RECORD_BYTES in data/clips/stored_arrays.py).
+        # Where each text ends: the index of its zero byte, e.g. 2 and 4 in b"ab\0c\0". int32 is
+        # enough, because a record has less than 2^31 bytes (LARGEST_RECORD_BYTES in
+        # data/clips/stored_arrays.py).
         self.ends = np.flatnonzero(column == 0).astype(np.int32)
 
     def __len__(self) -> int:
@@ -144,7 +145,7 @@ class Row(NamedTuple):
     first_plane: int  # first plane of the frame in its own file: 0
     plane_count: int  # number of planes of the frame: 40
     before: int  # `Exposure.before`, number of planes that are read before the frame's planes: 8
-    origin: int  # `Exposure.origin`, number of `first_plane` as the options count planes: 0
+    origin: int  # `Exposure.origin`, the number that spike.center gives to `first_plane`: 0
     # Whether `Exposure.center` is an int: 1, or 0 for a float. Messages show the difference, "plane
     # 20" or "plane 20.0".
     has_whole_center: int

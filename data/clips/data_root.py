@@ -52,8 +52,8 @@ def list_root(
     folder. If a folder <root>/<a> holds folders and no files, the clips are "<a>/<clip>".
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: of the files, e.g. (".png", ".jpg"). If a clip has files with several of these
-    suffixes, only the files with the earliest suffix are listed.
+    suffixes: the suffixes of the files, e.g. (".png", ".jpg"). If a clip has files with several of
+    these suffixes, only the files with the earliest suffix are listed.
     single_files: whether a file directly in the root is a clip, too, e.g. <root>/clip_a.dat. If
     there is also a folder <root>/clip_a with files, the folder is the clip.
     names: names of the clips to list, e.g. "a" or "a/b". None: every clip.
@@ -73,7 +73,10 @@ def list_root(
 
 
 def _refuse_names(listing: Listing, root: str) -> None:
-    """Refuse names that cannot be used. Results are written to files with these names."""
+    """Refuse names that cannot be used. Results are written to files with these names.
+
+    Test: test_a_listed_name_that_leads_out_of_the_results_is_refused
+    """
     for clip, files in listing.items():
         checked_name(clip, root)
         # `checked_name` refuses names that lead to another folder, e.g. "../b", and names with an
@@ -96,9 +99,9 @@ def _list_folders(
     """List a root on disk.
 
     folder: name of the folder within a clip, e.g. "blur".
-    suffixes: of the files, e.g. (".png", ".jpg").
+    suffixes: the suffixes of the files, e.g. (".png", ".jpg"), the preferred suffix first.
     single_files: whether a file directly in the root is a clip, too.
-    names: list only these clips. None: every clip.
+    names: names of the clips to list. None: every clip.
     Raises DataError if the root cannot be read or holds no clip.
     """
     listing = Listing()
@@ -163,6 +166,8 @@ def _no_clip(root: str, folder: str, names_in_root: Sequence[str]) -> DataError:
 
     folder: name of the folder within a clip, e.g. "blur".
     names_in_root: names of the files that lie directly in the root.
+
+    Test: test_the_error_of_a_root_with_one_spike_file_per_clip_says_what_to_do
     """
     what = "the data folder holds no clip"
     do = "correct the dataroot"

@@ -74,7 +74,8 @@ class DiskFiles:
 
         kind: "lq", "gt" or "gt_instants".
         frames: numbers of the images within the clip.
-        augment: the crop, in pixels of lq, and its flips.
+        augment: the crop, in pixels of lq. Its flips are not made here, but by the caller
+        (data/clip_reading.py).
         """
         # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale. E.g.
         # with scale 4, gt has 4 times the height of lq.

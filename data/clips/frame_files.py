@@ -73,6 +73,7 @@ class FrameFiles:
             else:
                 self.problems.report(f"{name} holds no {' or '.join(kind.suffixes)} file", name)
         needs_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
+        # If there is a problem already, `by_kind` may lack "lq", which the next check reads.
         if needs_file_per_frame and not self.problems.found:
             self._report_unexpected_single_spike_file()
 
@@ -176,7 +177,7 @@ class FrameFiles:
         frame is its stem in lq. If lq lacks the file, it is the stem in the first kind that has it.
         """
         name_of: dict[FrameKey, str] = {}
-        for stems in self.stems.values():
+        for stems in self.stems.values():  # "lq" comes first, as in `Source.kinds`
             for key, stem in stems.items():
                 name_of.setdefault(key, stem)  # changes nothing if the frame has a name
         return name_of
@@ -200,7 +201,7 @@ class FrameFiles:
         before = ""
         after = ""
         if len(texts_around_number) == 1:
-            [(before, after)] = texts_around_number
+            [(before, after)] = texts_around_number  # the only pair of the set
         numbers = range(first_number, first_number + count)
         return {FrameKey(before, number, after) for number in numbers}
 

@@ -81,6 +81,7 @@ def _lines_of_meta_info(root: str) -> list[str]:
         with open_plain(Path(root, "meta_info.txt")) as file:
             return file.read().decode("utf-8").splitlines()
     except UnicodeDecodeError as e:
+        # The caller turns an OSError into a DataError, so make this error an OSError, too.
         raise OSError(f"meta_info.txt: {e}") from e
 
 

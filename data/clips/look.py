@@ -82,6 +82,7 @@ def look_at_picture(path: str, decode: bool = False, lmdb_entry: FileEntry | Non
         # LMDB gives a value as a whole, so reading only its head would save nothing.
         content = read_bytes(path)
         head = content[:HEAD_BYTES]
+        # The content is read already, so `read_all` only returns it.
         return _with_shape(look, head, read_all=lambda: content, decode=decode)
     except DataError as e:
         return look._replace(flaw=e.what)

@@ -58,7 +58,8 @@ def preflight(
     reports: list[Report] = []
     unreadable = []  # errors of whole roots
     for split, section in datasets:
-        # A split may be left out. A dataset without the method `check` reads no clips.
+        # A split may be left out. `section.constructor` is the class of the dataset. A class
+        # without the method `check` reads no clips.
         if section is None or not hasattr(section.constructor, "check"):
             continue
         try:

@@ -92,6 +92,8 @@ class Reader:
 
         Only the shapes are kept, because the tensors of all clips would fill the memory. Raises
         DataError if the frame is not a dict of tensors.
+
+        Test: test_sizes_follow_from_the_first_frame
         """
         frame = self.frame(0)
         refuse_wrong_frame(frame, f"clip {self.name}, frame {self.stems[0]}")

@@ -35,6 +35,7 @@ class Clips(Sequence[Clip]):
     @overload
     def __getitem__(self, number: slice) -> list[Clip]: ...
     def __getitem__(self, number: int | slice) -> Clip | list[Clip]:
+        """Return a clip, or the list of the clips of a slice."""
         if isinstance(number, slice):
             start, stop, step = number.indices(len(self))
             return [self[each] for each in range(start, stop, step)]
@@ -120,6 +121,10 @@ class ClipTable(Clips):
         return len(self.frame_counts)
 
     def _clip(self, number: int) -> Clip:
+        """Make clip `number` from the columns.
+
+        It must equal the clip that `TableBuilder.add` got, except for the prefix of its name.
+        """
         # The name as dataset.json has it, without the prefix. `read` returns a list of one text.
         [name] = self.clip_names.read(number, number + 1)
         first, end = first_and_end(self.first_frames, number)

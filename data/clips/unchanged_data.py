@@ -171,6 +171,7 @@ class _Comparison:
     """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:
+        """Prepare the comparison. table, columns: clips and arrays of the record."""
         self.table = table
         self.columns = columns
         # The sizes of all clips of Vimeo-90K, from the first clip of the record. Else None.

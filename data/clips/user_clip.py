@@ -196,9 +196,10 @@ def _listing_of_spikes(
     """
     paths = spike_files(spike)
     # Spike files beside a film are matched with its frames by their order. If the decoder has left
-    # out damaged frames, file i may belong to another frame than decoded frame i, so the files are
-    # refused, with two exceptions: a single file holds the planes of all frames, which are divided
-    # by the times, and with as many files as decoded frames, file i belongs to decoded frame i.
+    # out damaged frames, file i may belong to another frame than decoded frame i. So the files are
+    # refused, except for two numbers of files:
+    #     1                              the planes of the file are divided by the times of frames
+    #     number of decoded frames       file i belongs to decoded frame i
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))

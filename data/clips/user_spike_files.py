@@ -36,6 +36,8 @@ def spike_files(path: Path) -> list[Path]:
     """Return the spike files of a folder in natural order. Returns [path] for a file.
 
     If a folder holds several formats, only files of the first format in `FORMATS` are returned.
+
+    Test: test_spike_files_of_a_film_are_sorted_by_the_numbers_in_their_names
     """
     if not path.is_dir():
         return [path]
