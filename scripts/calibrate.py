@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     # The region is the rectangle of the frame that is used for training: in words e.g. "rows 0 to
     # 719, columns 30 to 1249". The spike camera sees all of it. The grid finds the region from the
-    # matrix, so it can be added only now.
+    # matrix, so the region can be added only now.
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": grid.region.as_list()})
     save_calibration(command.out, calibration)
@@ -152,6 +153,8 @@ def with_position(
                            the fields of `Quality` (scripts/parts/calibrate/camera_position.py)
 
     Raises DataError if the images do not show the same, or give too little to judge by.
+
+    Test: test_the_file_says_how_well_the_pictures_fit
     """
     where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)  # for errors
     model = command.model  # e.g. "homography": which matrices are allowed
@@ -195,6 +198,8 @@ def with_time(
     Raises DataError if the views do not show the time offset.
 
     earlier: the calibration of --geometry.
+
+    Test: test_the_time_offset_is_found_if_the_scene_moves
     """
     CalibratedGrid(earlier, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     where = ", ".join(str(frame) for _, frame in command.pairs)  # for errors
@@ -213,7 +218,7 @@ def with_time(
     changes = {
         "time_offset_planes": round(timing.offset, 3),
         "exposure_share": share,
-        "tick_hz": command.tick_hz or earlier.tick_hz,
+        "tick_hz": command.tick_hz or earlier.tick_hz,  # the earlier value if --tick-hz is missing
     }
     return earlier.model_copy(update=changes)
 

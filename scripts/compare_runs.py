@@ -29,6 +29,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.compare_runs.table_of_tests import METRICS_FILE, tests_table
@@ -172,7 +173,7 @@ def write_report(
             do="correct the path",
         )
     scalars = next(iter(histories.values()))  # the history of the only run
-    # A run without a name, because the curves of one run need no legend.
+    # The name of the run is "", because the curves of one run need no legend.
     curves = figures.encode(figures.draw_panels({"": scalars}))
     write_whole(out, report.build_report(paths[0], scalars, curves).encode())
 

@@ -21,6 +21,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.convert_options.dotted_keys import flatten, nest
@@ -254,7 +255,10 @@ def process_count(values: dict[str, Any]) -> int:
 
 
 def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> str:
-    """Return the new file as text: the options as JSON, under a comment that says its origin."""
+    """Return the new file as text: the options as JSON, under a comment that says its origin.
+
+    Test: test_the_new_file_says_in_its_comments_what_it_cannot_express
+    """
     text = with_short_lists(json.dumps(values, indent=2, ensure_ascii=False))
 
     paragraphs = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
@@ -278,6 +282,8 @@ def with_short_lists(text: str) -> str:
     """Return JSON with each plain list in one line: "[\\n    6,\\n    224\\n  ]" -> "[6, 224]".
 
     json.dumps writes each value of a list on a line of its own.
+
+    Test: test_lists_stay_in_one_line
     """
     return PLAIN_LIST.sub(_in_one_line, text)
 
@@ -314,6 +320,8 @@ def refuse_unless_kair(values: dict[str, Any], source: Path) -> None:
     of an unknown kind.
 
     values: the sections of the file.
+
+    Test: test_what_is_no_option_file_is_refused
     """
     has_network = isinstance(values.get("netG"), dict)
     has_data = isinstance(values.get("datasets"), dict)

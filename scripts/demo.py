@@ -36,6 +36,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
@@ -85,7 +86,7 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
         sheet = np.concatenate((light, opacity), axis=2)  # (H, W, 4)
         background = replace(layers[0], sheet=sheet)  # a copy, with another sheet
         layers = [background]
-    return partial(render, layers)
+    return partial(render, layers)  # the function plane -> render(layers, plane)
 
 
 # The data set of both clips. A `SetPlan` of scripts/make_sample_data.py says which set to make: its

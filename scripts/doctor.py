@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.doctor.doctor_failures import FAIL, Finding, read_log, table

@@ -28,6 +28,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.threads import map_in_threads, usable_cores
@@ -251,6 +252,8 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
 
     The clips must be written before, because the file holds their digest. docs/data_reference.md
     describes the keys of the first half.
+
+    Test: test_the_set_describes_its_spikes
     """
     half = plan.side // 2
     info = {
@@ -304,6 +307,8 @@ def info_of_unchanged_set(root: Path, plan: SetPlan, seed: int) -> dict[str, Any
     Raises DataError if the folder must not be replaced: it holds other data, a set with changed,
     missing or new files, or a set of another seed or plan. This check protects a user's files, so
     it must come before anything is removed.
+
+    Tests: test_a_changed_set_is_refused, test_a_set_of_another_seed_is_refused
     """
     info = _info_of_made_set(root)
     if info is None:
@@ -325,6 +330,8 @@ def is_up_to_date(info: dict[str, Any], plan: SetPlan, instants: int) -> bool:
 
     info: the dataset.json of an unchanged set of this plan and seed.
     instants: number of sharp pictures of each exposure that are wanted, 0 or odd.
+
+    Test: test_existing_instants_are_not_made_again
     """
     is_of_version = info["version"] == plan.version
     # If no instants are wanted, a set with any instants will do.

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clips.threads import usable_cores
@@ -177,7 +178,9 @@ def cut_jobs(jobs: list[Job], command: argparse.Namespace) -> list[Job]:
     Prints which sources the rig cannot record, and leaves them out. Raises DataError if no source
     is left.
 
-    jobs: a job for each source, without a cut
+    jobs: a job for each source, without a cut.
+
+    Test: test_a_source_that_is_too_small_is_left_out
     """
     # Each result is the list of the cuts of a source, or the DataError that says why it has none.
     results = run_in_parallel(
@@ -310,6 +313,8 @@ def refuse_numbers(command: argparse.Namespace) -> None:
     """Raise OptionError for a number that is out of range, or does not fit another number.
 
     command: the command line, with its settings as `command.recipe`.
+
+    Test: test_wrong_input_is_refused_before_anything_is_written
     """
     # Without a rig, the sharp frame is the middle one of the averaged frames, so their number must
     # be odd. Without --average (None), the recipe chooses an odd number. With a rig, any number of

@@ -30,6 +30,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -210,7 +211,12 @@ def read_command(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def refuse_other_frames(frames: list[int], count: int) -> None:
-    """Raise OptionError if a frame is not in the clip. count: number of frames of the clip."""
+    """Raise OptionError if a frame is not in the clip.
+
+    frames: the numbers after --frames. count: number of frames of the clip.
+
+    Test: test_other_frames_and_weights_are_refused
+    """
     for frame in frames:
         if not 0 <= frame < count:
             raise OptionError(

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.default_output import default_output
@@ -150,6 +151,8 @@ def verdict_of(dataset: Any, draw: Any) -> Verdict:
     The edges of both are compared (`compare` in data/alignment.py).
 
     draw: data.clip_reading.Draw, the clip and its frames.
+
+    Tests: test_spikes_upside_down_are_named, test_spikes_that_are_shifted_are_named
     """
     if not draw.clip.spikes:
         return Verdict("This data set has no spikes.", style="none", numbers="", comparison=None)
@@ -226,6 +229,8 @@ def refuse_motion_without_spikes(draw: Any) -> None:
     """Raise OptionError for --motion if the clips of a data set have no spikes.
 
     draw: data.clip_reading.Draw.
+
+    Test: test_no_motion_can_be_shown_without_spikes
     """
     if not draw.clip.spikes:
         raise OptionError(

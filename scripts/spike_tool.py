@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.cameras.spike_errors import spike_errors_as_data_errors

@@ -33,6 +33,7 @@ from argparse import Namespace
 from pathlib import Path
 from types import FrameType
 
+# Python finds the packages of the repository, e.g. `utils`, by this path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # What must stay: the names of the three environment variables (`main`), because the ranks read
@@ -136,6 +137,8 @@ def handle_signals_in_torch_2_8(handled: str, is_nohup: bool) -> None:
     the environment of this process.
 
     handled: names of the signals, e.g. "SIGTERM,SIGUSR1".
+
+    Test: test_a_run_under_nohup_continues_after_a_logout
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 

@@ -2,7 +2,8 @@
 
 A column is an array with one property of all clips, frames or files, e.g. the names of all files.
 data/clips/columns.py shows the columns. data/clips/kept.py reads them from a record, the file of a
-checked data set. Anybody may have written this file, so nothing in it is trusted:
+checked data set. Anybody may have written this file, so nothing in it is trusted. An exposure is
+the planes of a frame.
 
     function                           what it demands
     _refuse_types                      the columns have the right types
@@ -265,8 +266,8 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
 class _OwnFiles(NamedTuple):
     """The own spike file of each frame. Each array is (frames of all clips,).
 
-    For example two clips of 2 and 3 frames. Clip 0 has a spike file for each frame, and clip 1 has
-    one file for all frames:
+    The own file of a frame has the planes of its exposure. For example two clips of 2 and 3 frames.
+    Clip 0 has a spike file for each frame, and clip 1 has one file for all frames:
 
         clip            0  0  1  1  1
         file_in_clip    0  1  0  0  0

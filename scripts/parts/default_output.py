@@ -1,4 +1,10 @@
-"""Choose where a program writes a picture, page or video that the user has given no name."""
+"""Choose where a program writes a picture, page or video that the user has given no name.
+
+What must stay: no such file is written into the repository
+(test_nothing_is_written_into_the_repository_by_default).
+
+Test: tests/parts/scripts/test_spike_tool.py
+"""
 
 import tempfile
 from pathlib import Path

@@ -94,7 +94,10 @@ class Work:
         return as_uploaded(text, self.folder)
 
     def cancel(self) -> None:
-        """End the process, and wait until it has ended. It may have ended before."""
+        """End the process, and wait until it has ended. It may have ended before.
+
+        Test: test_a_clip_that_is_cancelled_leaves_no_process
+        """
         self.is_cancelled = True
         self.process.kill()
         self.process.wait()
@@ -204,6 +207,8 @@ def copy_to(files: Sequence[str], folder: Path) -> Path:
     dataset.json does not count, because it only describes the spikes. E.g. a spike file and a
     dataset.json are copied, and the path of the spike file is returned. Raises DataError for two
     files of the same name.
+
+    Test: test_two_files_of_one_name_are_refused
     """
     folder.mkdir(parents=True)
     for file in files:
@@ -249,6 +254,8 @@ def checked_option(option: str) -> str:
 
     OPTION says what may be set. The check keeps strangers from naming files of this machine. So
     before a change of OPTION, look at what a new value could name.
+
+    Test: test_an_option_names_no_file_of_the_machine_and_no_flag
     """
     if OPTION.fullmatch(option) is None:
         raise OptionError(
@@ -261,7 +268,10 @@ def checked_option(option: str) -> str:
 
 
 def refuse_size(files: Sequence[str]) -> None:
-    """Raise DataError if all files together have more than MOST_BYTES."""
+    """Raise DataError if all files together have more than MOST_BYTES.
+
+    Test: test_more_bytes_than_allowed_are_refused_before_they_are_read
+    """
     size = sum(os.stat(file).st_size for file in files)
     if size > MOST_BYTES:
         raise DataError(
@@ -273,7 +283,11 @@ def refuse_size(files: Sequence[str]) -> None:
 
 
 def refuse_long(source: FrameSource, size: tuple[int, int]) -> None:
-    """Raise DataError for too many frames, or for too large frames. size: (height, width)."""
+    """Raise DataError for too many frames, or for too large frames. size: (height, width).
+
+    Tests: test_more_frames_than_allowed_are_refused,
+    test_a_larger_frame_than_allowed_is_refused
+    """
     height, width = size
     if len(source) > MOST_FRAMES or height * width > MOST_PIXELS:
         raise DataError(

@@ -77,6 +77,8 @@ def read_log(text: str) -> list[Finding]:
 
     Each kind of failure is returned once. A log may hold several starts of a run. Only the last
     start is read.
+
+    Test: test_only_the_failure_of_the_last_start_is_explained
     """
     # Each start logs one line such as "[2025-11-06 10:00:00] rank 0 of 8 on host7, ..."
     # (`status_line` in utils/dist/status.py). The last start begins with the last such line.
@@ -94,6 +96,9 @@ def end_of_start(text: str) -> Finding:
     """Return how a start ended that has no known failure: with an error, finished, or unclear.
 
     text: the log of the start.
+
+    Tests: test_a_log_is_a_success_if_its_last_start_ended_well,
+    test_a_log_without_an_end_is_no_success
     """
     # Only the first error counts, because later errors often follow from it. An error is a line
     # that begins e.g. with "Traceback", "KeyError: " or "[rank 3] ValueError: ". The run may have
@@ -128,6 +133,9 @@ def without_consequences(findings: list[Finding]) -> list[Finding]:
                            The kill is a consequence, so its finding is left out.
         DEAD               something else had killed the rank before the watchdog noticed it. The
                            kill is the cause, so its finding stays.
+
+    Tests: test_a_rank_that_the_watchdog_ended_is_not_said_to_lack_memory,
+    test_a_rank_whose_process_was_gone_counts_as_killed
     """
     by_name = {finding.check: finding for finding in findings}
     by_watchdog = by_name.get("watchdog")
@@ -141,7 +149,9 @@ def without_consequences(findings: list[Finding]) -> list[Finding]:
 def known_failures(text: str, first_line: int) -> list[Finding]:
     """Return a finding for each kind of failure in a text, about the first line of this kind.
 
-    first_line: number of the first line of the text in its file
+    first_line: number of the first line of the text in its file.
+
+    Test: test_a_known_failure_is_explained
     """
     rows = json.loads(KNOWN_FAILURES.read_text(encoding="utf-8"))
     findings: dict[str, Finding] = {}  # name of the failure -> finding

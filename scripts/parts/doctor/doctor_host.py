@@ -6,6 +6,8 @@ is wrong, why it matters and the cure.
 Free to change: limits and words, unless docs/troubleshooting.md quotes the words
 (test_the_doctor_prints_the_findings_that_the_page_quotes). Free to add: a finding, by `yield` in
 one of these functions.
+
+Tests: tests/parts/scripts/test_doctor.py
 """
 
 import os
@@ -160,6 +162,7 @@ def check_room() -> Iterator[Finding]:
             cure="docker run --shm-size=8g, or fewer dataloader_num_workers",
         )
 
+    # The limit in force, and the highest limit that could be set, which does not matter here.
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         yield Finding(

@@ -6,6 +6,8 @@ ranks. So every rank must call it, in the same order.
 What must stay: the order of the checks, which is the same on all ranks
 (test_two_ranks_are_examined_together).
 Free to change: the words, unless docs/troubleshooting.md quotes them.
+
+Tests: tests/parts/scripts/test_doctor.py
 """
 
 import os

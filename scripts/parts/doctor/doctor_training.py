@@ -7,6 +7,8 @@ What must stay: the order of the checks, which is the same on all ranks
 (test_two_ranks_are_examined_together). `check_gradients` comes last, because it changes the
 network.
 Free to change: limits and words, unless docs/troubleshooting.md quotes the words.
+
+Tests: tests/parts/scripts/test_doctor.py
 """
 
 import itertools

@@ -11,6 +11,8 @@ What must stay: every constant, every range and the order of the random numbers,
 the files of the data set. Whoever changes one raises `version` of the `SetPlan` in
 scripts/make_sample_data.py, so that old files are made again. No test notices a changed constant:
 test_the_same_seed_gives_the_same_bytes_and_another_seed_others compares files of one version only.
+
+Tests: tests/parts/scripts/test_sample_data.py
 """
 
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ What must stay, and which test notices:
 
 Free to add: a check that compares several clips, beside `errors_of_size`. A check of a single clip
 belongs to data/making/clip_plan.py.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 from collections import Counter
@@ -46,6 +48,8 @@ def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
     """Return an error for each clip that has another frame size than most clips.
 
     All clips of a data set must have frames of one size.
+
+    Test: test_a_clip_with_a_frame_of_another_size_is_not_made
     """
     if not plans:  # there is no most common size
         return {}

@@ -4,6 +4,8 @@ What must stay: the same source gives the same clips, and a clip keeps its split
 of a test clip is ever trained on
 (test_the_share_for_testing_takes_neither_all_clips_nor_none,
 test_clips_that_are_made_keep_their_split_if_more_clips_come).
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 from collections.abc import Sequence
@@ -79,6 +81,9 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
     dataset.json tells which. A folder that belongs to another source does not count.
 
     names: the sources that have no split by their folder. out: --out.
+
+    Tests: test_clips_that_are_made_keep_their_split_if_more_clips_come,
+    test_a_clip_of_another_source_decides_no_split
     """
     source_of_clip = {}
     recorded = {}  # source name -> split, as dataset.json says

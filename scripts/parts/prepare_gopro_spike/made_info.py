@@ -8,6 +8,8 @@ What must stay: the keys, because every reader of spikes depends on them
 test_the_rig_in_dataset_json_has_the_calibration_beside_it,
 test_clips_of_a_rig_are_read_with_the_brightness_that_was_simulated).
 Free to add: keys of a clip.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 import json
@@ -33,6 +35,8 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
     two recipes in one data set would be mixed in the training without a message.
 
     recipe: the settings of this run. None accepts an earlier run with any settings.
+
+    Test: test_a_folder_made_with_instants_is_refused_without_them
     """
     path = out / INFO
     table: dict[str, Any] = {"recipe": None, "clips": {}}  # the table without an earlier run

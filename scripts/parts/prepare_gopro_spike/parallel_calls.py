@@ -9,6 +9,8 @@ What must stay: no process outlives the program
 once, not after all other calls (test_an_error_in_a_process_ends_the_other_processes_at_once takes
 ten minutes if the other calls go on).
 Free to change: how many processes work at a time.
+
+Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
 import multiprocessing

@@ -1,6 +1,8 @@
 """Paint the edges of the spikes over a frame, so that a person sees whether both agree.
 
 Free to change: all of it, because only people look at the image.
+
+Tests: tests/parts/scripts/test_show_sample.py
 """
 
 import cv2

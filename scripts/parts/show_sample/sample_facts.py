@@ -4,6 +4,8 @@ What must stay: the crop and the flips are named
 (test_the_page_names_the_crop_and_the_flips), and the page has no repr of an object, e.g.
 "CameraDraw(...)" (test_the_first_sample_is_shown_by_default).
 Free to change: the words, and new rows.
+
+Tests: tests/parts/scripts/test_show_sample.py
 """
 
 from typing import Any

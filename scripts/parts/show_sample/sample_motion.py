@@ -8,6 +8,8 @@ torch. `dataset` is a data set of clips from files, a `ClipDataset` (data/clip_r
 
 What must stay: the page shows the motion of the whole frame, as `--method joint` finds it
 (test_the_motion_within_the_exposure_is_shown_if_asked_for).
+
+Tests: tests/parts/scripts/test_show_sample.py
 """
 
 from typing import Any, NamedTuple

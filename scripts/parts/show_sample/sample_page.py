@@ -8,6 +8,8 @@
 What must stay: the names of the fields, because the template uses them. So rename a field in both
 places (test_the_page_is_whole_in_a_browser).
 Free to change: LEAST_WIDTH. Free to add: a field. The page shows it only if the template uses it.
+
+Tests: tests/parts/scripts/test_show_sample.py
 """
 
 import math

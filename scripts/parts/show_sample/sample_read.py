@@ -15,6 +15,8 @@ functions it may be any data set of docs/extending.md.
 What must stay: the sample is the one that training gets
 (test_the_page_shows_the_frames_of_the_sample).
 Free to change: SHOWN_FRAMES.
+
+Tests: tests/parts/scripts/test_show_sample.py
 """
 
 from typing import Any, NamedTuple
@@ -99,7 +101,10 @@ def stack_frames(frames: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_missing_sample(dataset: Any, wanted: Wanted) -> None:
-    """Raise OptionError if the data set has no sample of this index and epoch."""
+    """Raise OptionError if the data set has no sample of this index and epoch.
+
+    Test: test_wrong_indices_are_named
+    """
     split, index, epoch = wanted
     # Count the readers of a test set, one for each clip, because a user's test set may have no
     # `__len__`.

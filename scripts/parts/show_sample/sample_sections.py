@@ -13,6 +13,8 @@ Free to change: all else. A new section is an entry in the list of `sections`.
 Some values have the type Any, because their modules import torch, and --help must not wait for
 torch. `dataset` is a data set of clips from files, a `ClipDataset` (data/clip_reading.py). It is
 the data set of `sample`. `sample.draw` says which clip, frames, crop and flips were chosen.
+
+Tests: tests/parts/scripts/test_show_sample.py
 """
 
 from typing import Any

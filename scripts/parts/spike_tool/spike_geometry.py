@@ -26,6 +26,8 @@ What must stay: the order above (test_info_takes_the_size_from_dataset_json), an
 SPS100 is known by its pattern
 (test_info_knows_the_format_of_a_camera_with_words_between_the_pixels).
 Free to change: the words, except where tests/parts/scripts/test_spike_tool.py quotes them.
+
+Tests: tests/parts/scripts/test_spike_tool.py
 """
 
 import argparse
@@ -278,6 +280,8 @@ def no_geometry(path: Path) -> DataError:
     """Return the error for a file that none of the known geometries fits.
 
     Raises SpikeFileError if the file begins as a file of another format.
+
+    Test: test_info_refuses_a_file_without_spikes
     """
     with open(path, "rb") as file:
         refuse_other_format(file.read(HEAD_BYTES), path)

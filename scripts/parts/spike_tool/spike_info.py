@@ -132,6 +132,8 @@ def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
 
     A wrong bit order mirrors each group of 8 pixels in a row. So neighbouring columns resemble one
     another less. The file is read with both bit orders, and the smoother image has the right one.
+
+    Test: test_info_finds_the_bit_order
     """
     # The correlation of each column with the next column, which is the smoothness along the rows.
     little = Candidate(path, replace(geometry, bit_order="little")).smooth["columns"]
@@ -184,6 +186,9 @@ def fit_in_words(rates: np.ndarray, grey: np.ndarray) -> str:
     The light is what the sensor integrates: "linear" light, or "display" values, as a screen shows.
 
     rates: (h, w), spikes per plane. grey: the picture in the same size, in [0, 1].
+
+    Tests: test_info_tells_which_light_the_spikes_integrate,
+    test_info_proposes_no_light_by_the_picture_of_another_scene
     """
     upright = correlation(grey, rates)
     flipped = correlation(grey, rates[::-1])  # the rows in reversed order

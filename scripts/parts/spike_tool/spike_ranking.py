@@ -92,6 +92,8 @@ class Candidate:
         more files unclear.
 
         best: the candidate with the smoothest image. It may be this candidate.
+
+        Test: test_an_array_with_its_planes_last_is_named
         """
         planes = self.file.planes
         height, width = self.file.size

@@ -11,6 +11,8 @@ What must stay: an image shows what data/spike/represent.py makes of its planes
 (test_recon_is_the_registered_representation), and only some planes are in memory at a time
 (test_a_long_stream_is_never_whole_in_memory).
 Free to change: HISTORY, and the guess for the rate at full light.
+
+Tests: tests/parts/scripts/test_spike_tool.py
 """
 
 from collections.abc import Iterator, Sequence

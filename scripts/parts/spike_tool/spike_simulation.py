@@ -7,7 +7,9 @@ Between two frames, the light of the first frame changes into the light of the s
 What must stay: the mean of simulated spikes is the image
 (test_simulated_spikes_give_the_picture_back), and one plane is in memory at a time
 (test_a_long_stream_is_never_whole_in_memory).
-Free to change: options of the sensor may be added, with defaults that change nothing.
+Free to add: options of the sensor, with defaults that change nothing.
+
+Tests: tests/parts/scripts/test_spike_tool.py
 """
 
 import argparse

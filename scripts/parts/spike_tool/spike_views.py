@@ -10,6 +10,8 @@ of the spike camera: a bit for each pixel, 1 if the pixel fired.
 What must stay: each image is made only when it is written, so a video of many planes needs the
 memory of one image (test_a_long_stream_is_never_whole_in_memory).
 Free to change: the limits below, and the titles of the images.
+
+Tests: tests/parts/scripts/test_spike_tool.py
 """
 
 import math
@@ -61,6 +63,9 @@ def write_images(
 
     fps: frames per second of a video.
     tick_hz: planes per second, for the titles; None: the titles have no time.
+
+    Tests: test_recon_writes_a_folder_with_a_picture_of_each_plane,
+    test_recon_writes_a_strip_of_the_planes, test_recon_writes_a_video_of_the_planes
     """
     # Each image is made only when it is written. So a video or a folder of many planes needs the
     # memory of one image.
@@ -99,6 +104,9 @@ def planes_to_play(first: int, count: int | None, step: int | None, last: int) -
     Raises OptionError if a chosen plane does not exist, or if the step is negative.
 
     last: number of the last plane that has an image.
+
+    Tests: test_play_makes_a_frame_of_every_third_plane,
+    test_play_ends_with_the_last_plane_of_the_method
     """
     stop = last + 1
     if count is not None:

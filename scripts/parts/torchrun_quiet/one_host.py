@@ -12,6 +12,8 @@ scripts/torchrun_quiet.py calls `use` if all ranks are on one host.
 
 What must stay: the loopback (test_ranks_of_one_host_listen_on_the_loopback_alone), and the names of
 the methods of `OneHost`, which are torch's.
+
+Tests: tests/dist/test_trust.py, tests/dist/test_torchrun.py
 """
 
 import socket

@@ -7,6 +7,8 @@ queue of the cluster does that.
 scripts/torchrun_quiet.py calls `never_restart_after_final_codes` before it starts torchrun's agent,
 the process that starts and watches the ranks of a host.
 
+What must stay: no run is restarted after a final code
+(test_torchrun_restarts_no_run_that_a_restart_does_not_mend).
 Free to change: FINAL_CODES, if docs/troubleshooting.md says the same of the code.
 """
 
@@ -47,6 +49,8 @@ def never_restart_after_final_codes(exit_file: Path) -> None:
     """
 
     class Agent(LocalElasticAgent):
+        """torchrun's agent, which calls `_restart_workers` after each fault of a rank."""
+
         def _restart_workers(self, worker_group: Any) -> None:
             """Restart the ranks, as the base class does, unless the run's exit code is final."""
             # The file has no code if the ranks were killed before one of them could write.
