@@ -90,17 +90,19 @@ def main(arguments: list[str] | None = None) -> int:
     with spike_errors_as_data_errors():
         earlier = load_calibration(command.geometry) if command.geometry else None
         geometry = geometry_of(command, earlier)
-        views = [
-            read_view(
+        views = []
+        frames = []  # paths of the frames, for errors
+        for spikes, frame in command.pairs:
+            view = read_view(
                 spikes,
                 frame,
                 geometry=geometry,
                 planes=command.planes,
                 search_planes=command.search_planes,
             )
-            for spikes, frame in command.pairs
-        ]
-        refuse_different_sizes(views, [frame for _, frame in command.pairs])
+            views.append(view)
+            frames.append(frame)
+        refuse_different_sizes(views, frames)
         if earlier:
             calibration = with_time(earlier, geometry, views, command)
         else:

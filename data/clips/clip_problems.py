@@ -70,5 +70,5 @@ def most_frequent(values: Iterable[int]) -> int:
 
     values: at least one value.
     """
-    [(value, _)] = Counter(values).most_common(1)
+    value, _ = Counter(values).most_common(1)[0]  # the value, and how often it occurs
     return value

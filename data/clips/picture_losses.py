@@ -33,7 +33,9 @@ def what_is_lost(path: str) -> str:
     if header is None or header.is_too_large or has_other_numbers(header):
         return ""
     if header.bits > 8:
-        return _loss_of_16_bits(content or read_bytes(path))
+        if not content:  # of a PNG, only the header was read
+            content = read_bytes(path)
+        return _loss_of_16_bits(content)
     if header.is_grey:
         return "is a grey image: its value is used for R, G and B"
     return ""

@@ -260,7 +260,9 @@ class RootCheck:
                 sizes=manifest.usual_sizes(self.source, earlier_clips),
                 size_of=partial(_seen_size, looks),
             )
-            clip = check.run(meta_entries[name] if meta_entries else None)
+            # [number of frames, number of the first frame], or None without a meta file.
+            meta_entry = meta_entries[name] if meta_entries else None
+            clip = check.run(meta_entry)
             self.clip_problems += check.problems
             if clip and not check.problems:
                 if self.first_clip is None:

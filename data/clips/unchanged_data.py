@@ -201,7 +201,8 @@ class _Comparison:
         sizes = self.usual_sizes if number > 0 else None
         meta_entry = source.meta_entries[clip.name] if source.meta_entries else None
         check = ClipCheck(clip.name, source, files_of_clip, sizes=sizes)
-        return check.run(meta_entry) == clip and not check.problems
+        clip_now = check.run(meta_entry)
+        return clip_now == clip and not check.problems
 
     def _recorded_files(self, kind: str, number: int) -> list[FileEntry]:
         """Return the files of one kind of clip `number` as they were at the check."""

@@ -14,6 +14,7 @@ Tests: tests/parts/scripts/test_doctor.py
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,18 +84,23 @@ def make_parts(argv: list[str], findings: list[Finding]) -> tuple[Any, ModelVRT]
     argv: arguments of main_train_vrt.py.
     findings: gets a finding of each part that was tried.
     """
-    # `for_ranks` sets the number of batches in a step, which depends on the number of ranks.
+
+    def read_options() -> Any:
+        opt = main_train_vrt.read_options(argv)
+        # `for_ranks` sets the number of batches in a step, which depends on the number of ranks.
+        return opt.for_ranks(utils_dist.get_world_size())
+
     opt = made_on_all_ranks(
         "options",
-        make=lambda: main_train_vrt.read_options(argv).for_ranks(utils_dist.get_world_size()),
-        in_words=lambda opt: f"{opt.opt_path} is valid",
+        make=read_options,
+        in_words=options_in_words,
         findings=findings,
     )
     if opt is None:
         return None
     data = made_on_all_ranks(
         "data",
-        make=lambda: main_train_vrt.build_data(opt),
+        make=partial(main_train_vrt.build_data, opt),
         in_words=data_in_words,
         findings=findings,
     )
@@ -103,7 +109,7 @@ def make_parts(argv: list[str], findings: list[Finding]) -> tuple[Any, ModelVRT]
     loader, _ = data  # the test set is not needed
     model = made_on_all_ranks(
         "network",
-        make=lambda: make_model(opt),
+        make=partial(make_model, opt),
         in_words=ModelVRT.describe,
         findings=findings,
     )
@@ -140,6 +146,11 @@ def made_on_all_ranks(
     findings += findings_of_ranks
     has_failed = any(finding.status == FAIL for finding in findings_of_ranks)
     return None if has_failed else part
+
+
+def options_in_words(opt: Any) -> str:
+    """Return that the options are valid, with the path of their file."""
+    return f"{opt.opt_path} is valid"
 
 
 def data_in_words(data: Any) -> str:

@@ -97,6 +97,9 @@ def in_short(values: dict[str, Any]) -> str:
             continue
         words = [key]
         for number in np.ravel(value).tolist():  # `ravel` makes a list of a single value, too
-            words.append(f"{number:.3g}" if isinstance(number, float) else str(number))
+            if isinstance(number, float):
+                words.append(f"{number:.3g}")
+            else:
+                words.append(str(number))
         texts.append(" ".join(words))
     return ", ".join(texts)

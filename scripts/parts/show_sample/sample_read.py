@@ -106,9 +106,11 @@ def refuse_missing_sample(dataset: Any, wanted: Wanted) -> None:
     Test: test_wrong_indices_are_named
     """
     split, index, epoch = wanted
-    # Count the readers of a test set, one for each clip, because a user's test set may have no
-    # `__len__`.
-    count = len(dataset.readers() if split == "test" else dataset)
+    if split == "test":
+        # A test set has a reader for each clip. A user's test set may have no `__len__`.
+        count = len(dataset.readers())
+    else:
+        count = len(dataset)
     if 0 <= index < count and epoch >= 0:
         return
     raise OptionError(

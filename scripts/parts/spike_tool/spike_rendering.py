@@ -178,12 +178,12 @@ def _brightness(
     # guess must be above 0 also for a file without spikes, because the rates are divided by it.
     brightest_rate = float(np.percentile(rates, 99.5))
     white = max(brightest_rate, 1e-6)
-    # `or`: a rate of None or 0 counts as not given.
-    return {
-        "rate": rate or info.rate or white,
-        "light": light or info.light or "linear",
-        "gamma": DISPLAY_GAMMA,
-    }
+    # A rate of None or 0 counts as not given.
+    if not rate:
+        rate = info.rate or white
+    if not light:
+        light = info.light or "linear"
+    return {"rate": rate, "light": light, "gamma": DISPLAY_GAMMA}
 
 
 class PlaneReader:
