@@ -3,9 +3,9 @@
 scripts/build_clip_cache.py calls `build_cache`. data/clips/cache_format.py has the form of the
 files, and data/clips/clip_cache.py reads them.
 
-The cache appears complete or not at all: its files are written to a folder with another name, which
-gets the name of the cache at the end. After an interruption, a second call writes only the missing
-clips.
+The cache appears complete or not at all. Its files are written to a folder with another name, and
+the folder gets the name of the cache at the end. After an interruption, a second call writes only
+the missing clips.
 
 What must stay:
 

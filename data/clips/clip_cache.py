@@ -64,7 +64,7 @@ class CacheReader:
         check here (test_clip_cache.py).
         """
         # With several data roots, each root has a prefix "0/", "1/", ... for the names of its
-        # clips, and its cache is in a folder with the name of the prefix.
+        # clips. Its cache is in a folder with the name of the prefix.
         index = load_index(os.path.join(self.path, source.name_prefix))
         self._refuse_other_options(index, source)
         self._refuse_changed_source(index, source)
@@ -200,7 +200,7 @@ class CacheReader:
         crop: in spike pixels.
         """
         # The array has the planes of all files of the clip, so read it like one large packed file.
-        # cache_builder.py has written the planes row by row ("raster").
+        # Its planes are stored row by row ("raster"), by cache_builder.py.
         stored_planes = self._map_array(clip, "spike")  # (planes, bytes of a plane)
         geometry = clip.spikes.geometry.as_raster()
         all_planes = SpikeFile(

@@ -192,8 +192,10 @@ def _find_sizes(
 ) -> tuple[Size, Size]:
     """Return (height, width) of the first lq frame and of the first gt frame.
 
-    Without gt, both results are the size of lq. Two problems are reported: the sides of gt are not
-    the sides of lq times one whole number, or the spike planes do not fit on lq.
+    Without gt, both results are the size of lq. Two problems are reported:
+
+        the sides of gt are not the sides of lq times one whole number
+        the spike planes do not fit on lq
 
     paths: {kind: path of each frame}.
     size_of: path -> size.

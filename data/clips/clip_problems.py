@@ -3,8 +3,9 @@
 data/clips/clip_check.py and the modules that it calls report to a `ClipProblems`. Its list is the
 output of the check.
 
-What must stay: the order of the problems, which tests compare, and the names of clips and folders
-in them, by which the user finds the files. Free to change: the number of names in a message.
+What must stay: the order of the problems, because tests compare it, and the names of clips and
+folders in them, because they lead the user to the files. Free to change: the number of names in a
+message.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """

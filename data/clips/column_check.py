@@ -16,10 +16,10 @@ the planes of a frame.
 If the columns pass, their table names only files below the roots, and only planes that these files
 have. Every refusal is a ValueError, after which the data are checked anew.
 
-What must stay: every demand, and their order, because a later demand indexes arrays with values
-that an earlier demand has accepted. test_wrong_columns_are_refused_without_a_look_at_the_files
-forges one column after the other. The test does not notice a missing demand if another demand
-refuses the same columns.
+What must stay: every demand, and the order of the demands. A later demand indexes arrays with
+values that an earlier demand has accepted.
+test_wrong_columns_are_refused_without_a_look_at_the_files forges one column after the other. The
+test does not notice a missing demand if another demand refuses the same columns.
 Free to add: a demand.
 
 Tests: tests/parts/data/test_kept.py
@@ -300,8 +300,8 @@ def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
 def _planes_of_file_beside(own: _OwnFiles, step: int, planes: np.ndarray) -> np.ndarray:
     """Return how many planes the file before or after each frame's own file has, (frames,).
 
-    The result is 0 if there is no such file: the first frame of a clip has no file before its own,
-    and the last frame has no file after it.
+    The result is 0 if there is no such file. E.g. the first frame of a clip has no file before its
+    own file, and the last frame has no file after its own file.
 
     step: -1 is the file before the own file, 0 the own file, and 1 the file after.
     planes: number of planes of each file of all clips.

@@ -113,7 +113,7 @@ class Texts:
         if end <= first:
             return []
         # A text begins after the zero byte of the text before it. E.g. in b"ab\0c\0", text 1 is
-        # "c": byte 2 is the zero byte before it, so it begins at byte 3 and ends before byte 4.
+        # "c". Byte 2 is the zero byte of text 0, so text 1 begins at byte 3. It ends before byte 4.
         begin = 0
         if first > 0:
             begin = int(self.ends[first - 1]) + 1
@@ -131,15 +131,15 @@ class Row(NamedTuple):
 
     Most frames have equal rows, and equal rows are stored once. With names of files, no two rows
     would be equal. So a row only says which planes are read of three files: the frame's own file,
-    which has its exposure, the file before it, and the file after it.
+    the file before it, and the file after it. The own file has the exposure of the frame.
 
     The center of the exposure may lie between two planes, so it is a float, in the column
     "centers". For many rows at once, each field may be an array with a number for each row
     (`rows_in`). The order of the fields is part of the format of a stored record.
 
-    The comments show an example. Each file has 40 planes, and the frame reads 8 planes of context
-    before its exposure: the last 8 planes of the file before, all planes of its own file, and
-    nothing of the file after.
+    The comments show an example. Each file has 40 planes, and the frame needs 8 planes of context
+    before its exposure. So the last 8 planes of the file before are read, all planes of the own
+    file, and nothing of the file after.
     """
 
     first_plane: int  # first plane of the frame in its own file: 0

@@ -104,8 +104,8 @@ class DiskFiles:
 
         piece: the file and its planes.
         crop: in spike pixels.
-        Raises DataError if the number of planes of the file has changed since the check of the
-        data, because other planes could then belong to its frames.
+        Raises DataError if the file has another number of planes than at the check of the data.
+        Otherwise a frame could get planes of another frame.
         """
         geometry = clip.spikes.geometry
         file = open_spike_file(piece.file, geometry, clip.spikes.remainder)

@@ -2,8 +2,9 @@
 
 A decoder leaves out frames of a damaged film without an error. But a container (.mp4, .mkv, ...)
 stores each encoded frame as a packet with a time, and packets can be read without decoding. So
-`film_times` compares the times of the packets with the times of the decoded frames: where a packet
-has no frame, a frame is missing. data/clips/user_clip.py calls it for a user's film.
+`film_times` compares the times of the packets with the times of the decoded frames. If no frame has
+the time of a packet, a frame is missing. data/clips/user_clip.py calls `film_times` for a user's
+film.
 
 What must stay:
 
@@ -70,9 +71,9 @@ def film_times(
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:
-        # No stream has packets at these times, because the reader could not use the time stamps of
-        # the film, and has computed the times from the frame rate. `doubt` tells this to the user.
-        # The time of a single frame does not matter.
+        # No stream has packets at these times. The reader could not use the time stamps of the
+        # film, so it has computed the times from the frame rate. `doubt` tells this to the user,
+        # except for a single frame, whose time does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:

@@ -102,8 +102,8 @@ class FrameFiles:
     def find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
-        # 000047.dat. The names must be equal for a user's own files, and for names that are times,
-        # e.g. 432.033333, whose last digits are not a frame number.
+        # 000047.dat. A user's own files must have equal names. So must files whose names are times,
+        # e.g. 432.033333, because the last digits of a time are not a frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
         for kind, files in self.by_kind.items():
             # Two kinds are not matched: instants, whose names are <frame>_0, <frame>_1, ..., and
@@ -150,9 +150,9 @@ class FrameFiles:
             wanted_frames = self._listed_frames(meta_entry)
         names = self._names_of_frames(wanted_frames, names_of_files)
 
-        # All files of a kind may have other numbers or other names than in lq, e.g. lq has 0, 1, 2
-        # and gt has 1, 2, 3. Then only this is reported, because a report of missing files would
-        # mislead.
+        # All files of a kind may have other numbers or other names than in lq. E.g. lq has 0, 1, 2
+        # and gt has 1, 2, 3. Then only the other numbers are reported, because a report of missing
+        # files would mislead.
         if not all(self.is_complete(key) for key in wanted_frames):
             kinds = self._kinds_with_other_numbers()
             for kind in kinds:

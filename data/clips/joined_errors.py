@@ -28,8 +28,8 @@ def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
 def joined_texts(texts: Iterable[str]) -> str:
     """Join the first lines of texts into one line, and put the other lines of the texts below it.
 
-    First lines are split at semicolons. A piece that occurs again is left out, and so is a text
-    that occurs again below the first lines: "a; b" and "b; c\\nd" -> "a; b; c\\nd".
+    First lines are split at semicolons into pieces. Equal pieces appear once, and equal texts below
+    the first lines appear once. E.g. "a; b" and "b; c\\nd" -> "a; b; c\\nd".
     """
     # Dicts are used as ordered sets: the keys are the pieces, and the values mean nothing.
     pieces: dict[str, None] = {}

@@ -137,8 +137,9 @@ class Listing(dict[str, Folder]):
     """{clip: its files}.
 
     states: {path: state} of every folder that was listed, and of the files of an LMDB. While no
-    state changes, a new listing would find the same names. data/clips/kept.py relies on this: it
-    stores the states, and skips the listing at a later start if they are the same.
+    state changes, a new listing would find the same names. data/clips/kept.py relies on this. It
+    stores the states. If all states are the same at a later start, the folders are not listed
+    again.
     """
 
     def __init__(self) -> None:

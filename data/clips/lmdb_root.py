@@ -108,8 +108,8 @@ _LMDB_SHAPE = re.compile(r" \(\d+(?:, ?\d+)+\)(?: \d+)?$")
 def _lmdb_key(line: str) -> str:
     """Return the key in a line of meta_info.txt.
 
-    "clip_a/000000.png (720,1280,3) 1" -> "clip_a/000000". A name may hold blanks and brackets, so
-    only a shape at the end of the line is cut off: "clip (a)/0 (old)" stays as it is.
+    "clip_a/000000.png (720,1280,3) 1" -> "clip_a/000000". A name may hold blanks and brackets. So
+    only a shape at the end of the line is cut off, and "clip (a)/0 (old)" stays as it is.
 
     Test: test_keys_may_have_spaces
     """

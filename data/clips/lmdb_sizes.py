@@ -11,8 +11,8 @@ process, and damage ends only this process:
 
 data/clips/lmdb_root.py calls `sizes` when it lists an LMDB.
 
-What must stay: this file imports nothing of the project, so that the process starts fast, and it
-writes one line for each key, in the order of the keys.
+What must stay: this file imports nothing of the project, so that the process starts fast. It writes
+one line for each key, in the order of the keys.
 
 Tests: tests/parts/data/test_any_bytes.py, tests/parts/data/test_io_backend.py
 """

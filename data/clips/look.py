@@ -119,9 +119,8 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
     """Return the look with `shape` and `is_reduced`, and with `flaw` if pixels are damaged.
 
     A PNG with damaged pixels gets a `flaw`, and also the `shape` that its header states. Any other
-    picture that cannot be read raises DataError: if it is too large, if its values are of another
-    kind (`refuse_header`), or if it cannot be decoded. The callers turn this error into a look with
-    a `flaw` and without a `shape`.
+    picture that cannot be read raises DataError, e.g. if it is too large (`refuse_header`) or
+    cannot be decoded. The callers turn this error into a look with a `flaw` and without a `shape`.
 
     head: the beginning of the file.
     read_all: a function that returns the content of the file. It is called at most once, because

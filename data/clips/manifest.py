@@ -146,8 +146,8 @@ def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | No
     """Return the sizes (height, width) of lq and gt that the next clip has, without reading it.
 
     Returns None if the sizes are not known and must be read. They are known only for Vimeo-90K
-    (septuplets). Its 64,612 clips all have one size, so the sizes of the first clip are taken,
-    because reading a header of each clip would take minutes.
+    (septuplets), because its 64,612 clips all have one size. So the sizes of the first clip are
+    taken. Reading a header of each clip would take minutes.
 
     clips: the clips without problems so far.
     """

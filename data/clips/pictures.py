@@ -159,9 +159,9 @@ def _has_end(jpeg: bytes) -> bool:
     return jpeg.find(end_of_image, position) >= 0
 
 
-# Kinds of files that may have the suffix of a picture but cannot be read: a pattern for the first
-# bytes of the content, and the name of the kind for the error message. "...." stands for four bytes
-# of any value; in HEIC and AVIF they are a length. A new kind is one line here.
+# Kinds of files that may have the suffix of a picture but cannot be read. {pattern for the first
+# bytes of the content: name of the kind for the error message}. "...." stands for four bytes of any
+# value, which are a length in HEIC and AVIF. A new kind is one line here.
 OTHER_KINDS = {
     rb"GIF8": "GIF",
     rb"....ftyp(hei[cx]|hev[cx]|mif1|msf1)": "HEIC",

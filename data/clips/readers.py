@@ -216,7 +216,7 @@ class DatasetClip(Reader):
         """Return sizes and stems of the clip, and how its spikes are read, in one line.
 
         The values and their order must stay. The line is hashed for a digest that is stored with
-        scores (data/clips/content.py), so with another line, stored scores would count as scores of
+        scores (data/clips/content.py). With another line, stored scores would count as scores of
         other clips (test_the_digest_that_is_stored_with_a_score_stays).
         """
         clip = self.clip
@@ -234,8 +234,8 @@ class DatasetClip(Reader):
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        If a clip cache is read and its source files are on another machine, the result is the files
-        of the cache that hold the clip.
+        A clip cache may be read without its source files, which are on another machine. Then the
+        result is the files of the cache that hold the clip.
         """
         clip = self.clip
         count = len(self.stems)  # number of tested frames

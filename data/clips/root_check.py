@@ -68,8 +68,9 @@ class Report:
     # "22 cached clips". "" if the files were checked.
     note: str = ""
     seconds: float = 0.0  # how long the check of the files took
-    # If the result is stored, a later start finds it by the digest of the options that were
-    # checked, and the other ranks of this start find it by (name, checksum). Otherwise "" and None.
+    # Where the result is stored. A later start finds it by the digest of the options that were
+    # checked. The other ranks of this start find it by (name, checksum). "" and None if the result
+    # is not stored.
     options_digest: str = ""
     record_id: RecordId | None = None
 

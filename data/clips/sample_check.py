@@ -1,7 +1,7 @@
 """Refuse what a data set of a user returns if it is not a sample or a frame of a test clip.
 
-Without these checks, a wrong type would end in an error of torch far from its cause, and pictures
-of 0 to 255 would be compared with pictures of 0 to 1. The data sets of this project need no check.
+Without these checks, a wrong type would end in an error of torch far from its cause. Pictures of 0
+to 255 would be compared with pictures of 0 to 1. The data sets of this project need no check.
 
 What must stay: what the data sets in docs/extending.md return is accepted.
 

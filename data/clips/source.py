@@ -4,8 +4,8 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
 makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
 
-A meta file is a list of the clips that belong to the data set. KAIR, the program in which VRT was
-published, comes with a few meta files, and option files of KAIR name them by paths within KAIR
+A meta file is a list of the clips that belong to the data set. KAIR is the program in which VRT was
+published. It comes with a few meta files, and its option files name them by paths within KAIR
 (KAIR_LISTS in data/clips/meta_file.py). Here, such a file is often missing.
 
 What must stay: the order of `Source.kinds`, because names of stored results depend on it.
@@ -189,8 +189,8 @@ class Source:
         file, and "0" if the file leaves it out. Returns None if there is no meta file.
         Raises DataError, which names the line.
 
-        The values are lists and not tuples, because the index of a clip cache stores them as JSON,
-        which has only lists, and a later start compares the two.
+        The values are lists and not tuples. The index of a clip cache stores them as JSON, which
+        has only lists, and a later start compares them with the index.
         """
         if self.meta_file is None:
             return None

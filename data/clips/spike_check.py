@@ -14,7 +14,8 @@ blurry frame shows the same scene during the same exposure, so the two must corr
 The data check (data/clips/root_check.py) calls `check_spikes` for each clip.
 
 What must stay: every finding is a warning and stops no run, because right data can look like these
-errors, e.g. a wall with a regular texture. A finding that is lost is noticed by
+errors. E.g. a wall with a regular texture looks as if it were upside down. These tests notice a
+finding that is lost:
 
     test_spikes_that_look_upside_down_are_a_warning
     test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light

@@ -8,9 +8,9 @@ two forms of clips:
     one file for all frames             spike.exposure or the times of the frames divide its planes
 
 What must stay: a frame never gets planes of another frame. If it is not certain which planes belong
-to which frame, a problem is reported, e.g. for a file with fewer planes than the other files
-(test_another_number_of_planes_within_a_clip_is_refused). Free to change: the texts of the problems,
-together with the tests that compare them.
+to which frame, a problem is reported. E.g. a file with fewer planes than the other files is a
+problem (test_another_number_of_planes_within_a_clip_is_refused). Free to change: the texts of the
+problems, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_frame_times.py,
 tests/parts/data/test_timing.py
@@ -296,8 +296,9 @@ class SpikePlanes:
         """Return the option `center` for a user's spikes without a center, and words for a warning.
 
         If the exposures have as many planes as in training, the center is the plane of the sharp
-        frame in training, e.g. (20, "plane 20 is used, as in training"). In an exposure of another
-        length, this plane would be another instant, so the center is "file", the middle plane.
+        frame in training. The result is e.g. (20, "plane 20 is used, as in training"). In an
+        exposure of another length, this plane would be another instant. Then the center is "file",
+        the middle plane.
 
         length: number of planes of an exposure.
         """

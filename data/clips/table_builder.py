@@ -116,9 +116,9 @@ class TableBuilder:
         index_of_file = {file: index for index, file in enumerate(clip.planes_of_spike_files)}
         for exposure in clip.exposures:
             own_file = index_of_file[exposure.own.file]
-            # Which planes are read of three files: the frame's own file (step 0), and the files
-            # before it (-1) and after it (1), which have the planes around the exposure. The values
-            # are (first plane, number of planes).
+            # Which planes are read of the frame's own file (step 0), of the file before it (-1) and
+            # of the file after it (1): (first plane, number of planes). The files before and after
+            # have planes of context around the exposure.
             planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
             for piece in exposure.pieces:
                 step = index_of_file[piece.file] - own_file

@@ -150,7 +150,8 @@ def _clips_to_look_at(table: ClipTable, share: float) -> range:
 
     The numbers are evenly spaced. At least LEAST_FILES = 4096 files are looked at. E.g. a share of
     0.01 of 100,000 files is 1000, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th
-    clip is looked at: the clips 5, 29, 53, ... at one start, and 17, 41, 65, ... at another start.
+    clip is looked at. One start looks at the clips 5, 29, 53, ..., and another start at the clips
+    17, 41, 65, ...
 
     share: fraction of the files to look at, 0 to 1.
     """

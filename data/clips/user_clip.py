@@ -229,8 +229,9 @@ def _matched_stems(
     """Return the names by which files are matched with the frames.
 
     By default these are the names of the files. If files are matched in order, they get the names
-    of the frames: with frames "000000", "000001" and files "a", "b", "c", the result is "000000",
-    "000001", "c". Files beyond the last frame keep their names, so that the check reports them.
+    of the frames. Files beyond the last frame keep their names, so that the check reports them.
+    E.g. with the frames "000000", "000001" and the files "a", "b", "c", the result is "000000",
+    "000001", "c".
 
     frame_stems: names of the frames.
     stems: names of the files.

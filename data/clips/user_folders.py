@@ -6,8 +6,8 @@
                 "clip_a.dat", or the folder "clip_a/spike"
 
 What must stay: the order of `files_in`, because it is the order of the frames
-(test_images_are_sorted_by_the_numbers_in_their_names), and the names of the clips, because results
-have these names. Free to change: the texts of warnings.
+(test_images_are_sorted_by_the_numbers_in_their_names). The names of the clips must stay, too,
+because results have these names. Free to change: the texts of warnings.
 
 Tests: tests/parts/data/test_user_folders.py, tests/parts/data/test_frame_times.py,
 tests/stories/test_foreign_files.py

@@ -9,7 +9,8 @@ A plane is one binary picture of the spike camera. A clip has a spike file for e
 file with the planes of all frames.
 
 What must stay: the order of the files, because beside a film the order decides which file belongs
-to which frame, and the refusal of another shape. Free to change: the texts of the warnings.
+to which frame. The refusal of another shape must stay, too. Free to change: the texts of the
+warnings.
 
 Tests: tests/parts/data/test_frame_times.py, tests/parts/data/test_timing.py,
 tests/stories/test_main_test.py
@@ -112,8 +113,8 @@ def warn_of_one_spike_file(clip: Clip, spikes: DatSpikes, times: FrameTimes) -> 
 
 
 # Largest relative difference between the ratio height / width of a frame and the ratio of a spike
-# plane. The ratios may differ because the sides of a small plane are rounded to whole pixels: a
-# plane of 50 rows may be one row too high, which is 2 %. A larger value would accept planes that
+# plane. The ratios may differ because the sides of a small plane are rounded to whole pixels. E.g.
+# a plane of 50 rows may be one row too high, which is 2 %. A larger value would accept planes that
 # were read with a wrong size.
 _RATIO_TOLERANCE = 0.02
 
@@ -128,8 +129,8 @@ def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str)
     """
     H, W = frame
     h, w = spikes
-    # The ratios are equal if H / W = h / w, or W h = H w without a division. E.g. for frames of
-    # 720 x 1280 and planes of 250 x 400, W h = 320,000 and H w = 288,000: they differ by 10 %.
+    # The ratios are equal if H / W = h / w, or W h = H w without a division. E.g. frames of
+    # 720 x 1280 and planes of 250 x 400 have W h = 320,000 and H w = 288,000, which differ by 10 %.
     difference = abs(W * h - H * w)
     if difference > _RATIO_TOLERANCE * W * h:
         raise DataError(

@@ -18,10 +18,11 @@ from utils.errors import printable
 from utils.secrets import without_secrets
 
 # Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
-# {0} in a meaning is replaced by the first group of the pattern, {1} by the second.
+# {0} in a meaning is replaced by the text that the first group of the pattern matched, and {1} by
+# the text of the second group.
 KNOWN_FAILURES = Path(__file__).with_name("known_failures.json")
-# The state of a rank as the watchdog logs it -> the word that stands in a meaning ({1} of the row
-# "watchdog": "rank 3 was stuck and stopped the run").
+# The state of a rank as the watchdog logs it -> the word for {1} in the meaning of the row
+# "watchdog", e.g. "rank 3 was stuck and stopped the run".
 STATE_WORDS = {"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}
 # The statuses of a finding, the best first.
 OK = "ok"

@@ -1,8 +1,7 @@
 """Choose which sources of prepare_gopro_spike.py become test clips.
 
-What must stay: the same source gives the same clips, and a clip keeps its split, so that no frame
-of a test clip is ever trained on
-(test_the_share_for_testing_takes_neither_all_clips_nor_none,
+What must stay: a source gets the same split at each start, so that no frame of a test clip is ever
+trained on (test_the_share_for_testing_takes_neither_all_clips_nor_none,
 test_clips_that_are_made_keep_their_split_if_more_clips_come).
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py

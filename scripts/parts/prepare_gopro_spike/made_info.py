@@ -121,10 +121,10 @@ def clip_info(job: Job, plan: Plan, recipe: Recipe, spike_size: tuple[int, int])
     # Without --rig, a job has no cut: it is a whole video, whose frames are averaged. With --rig,
     # the job is the part of a video or photograph that the cut says.
     if job.cut is None:
-        # The sharp frame is the middle one of the averaged frames. Plane p shows the light at the
-        # time p / interpolate, counted in frames. So the planes from interpolate * f on lead from
-        # frame f to frame f + 1, and the first of them shows frame f itself. E.g. of 7 frames with
-        # 8 planes each, the sharp frame is frame 3, which plane 24 shows.
+        # The sharp frame is the middle frame of the averaged frames. Plane p shows the light at the
+        # time p / interpolate, counted in frames. So plane interpolate * f shows frame f itself,
+        # and the planes after it lead to frame f + 1. E.g. of 7 frames with 8 planes each, the
+        # sharp frame is frame 3, which plane 24 shows.
         middle_frame = recipe.raw_frames_per_exposure(job.name) // 2
         gt_plane = recipe.interpolate * middle_frame
         return {"split": job.split, "planes": planes, "gt_plane": gt_plane}

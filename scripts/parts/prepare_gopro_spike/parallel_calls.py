@@ -4,10 +4,14 @@
 
 scripts/prepare_gopro_spike.py cuts, checks and makes clips with it.
 
-What must stay: no process outlives the program
-(test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes), and an error is raised at
-once, not after all other calls (test_an_error_in_a_process_ends_the_other_processes_at_once takes
-ten minutes if the other calls go on).
+What must stay:
+
+* No process outlives the program
+  (test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes).
+* An error is raised at once, not after all other calls
+  (test_an_error_in_a_process_ends_the_other_processes_at_once takes ten minutes if the other calls
+  go on).
+
 Free to change: how many processes work at a time.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py

@@ -133,9 +133,9 @@ class Candidate:
 def _name_of(geometry: SpikeGeometry) -> str:
     """Return the name of a candidate, e.g. "250 x 400".
 
-    The name is "250 x 400 + 16" if 16 columns without image are at the end of each row, and
-    "1000 x 1000 (SPS100)" for the camera of this name. The columns without image are the
-    `head_columns` of `SpikeGeometry` (data/spike/geometry.py).
+    If 16 columns without image are at the end of each row, the name is "250 x 400 + 16". These
+    columns are the `head_columns` of `SpikeGeometry` (data/spike/geometry.py). For the camera
+    SPS100, the name is "1000 x 1000 (SPS100)".
     """
     extra = ""
     if geometry.head_columns:
