@@ -52,8 +52,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
 RESTORATION_OPTIONS = ROOT / "options/operators/motion_alone.json"  # option file of the first part
 SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
-# The exit code of a run that was stopped by a signal. The same command resumes this run. It is the
-# number utils_dist.PREEMPTED, repeated here, because utils_dist imports torch, which takes seconds.
+# The exit code of a run that was stopped by a signal. The same command resumes this run. The
+# number is a copy of utils_dist.PREEMPTED, because utils_dist imports torch, which takes seconds.
 STOPPED = 75
 # Seconds of training. They are enough to see the loss fall, and far too few for good frames.
 # With 60 seconds the demo would take more than a minute and a half on two cores.

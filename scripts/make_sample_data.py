@@ -275,8 +275,8 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     }
     if instants:
         info["instants"] = instant_planes(instants)
-    # The key "size" has the name of the plan. It is not written for the plan "sample", so that the
-    # same seed still gives the same file: sample sets are older than this key.
+    # The key "size" has the name of the plan. Sample sets are older than this key. So the key is
+    # not written for the plan "sample", and the same seed still gives the same file.
     if plan.name != "sample":
         info["size"] = plan.name
     (root / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")

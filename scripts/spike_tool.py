@@ -123,7 +123,7 @@ def view(command: argparse.Namespace) -> None:
     The user sees which of the two is upright.
     """
     # A mean over 65 planes (32 on either side of the middle) shows the shapes of a scene, also in
-    # dim light. It is sharp enough to see which image is upright.
+    # dim light. The mean is sharp enough to see which image is upright.
     rendering = rendering_of(command, {"type": "tfp", "half_window": 32})
     middle = rendering.file.planes // 2
     (shown,) = rendering.images([middle])  # one center, so one image

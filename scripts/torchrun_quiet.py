@@ -133,8 +133,8 @@ def signal_flags() -> list[str]:
 def handle_signals_in_torch_2_8(handled: str, is_nohup: bool) -> None:
     """Make the torchrun of torch 2.8 pass SIGUSR1 on, and let SIGHUP have no effect under nohup.
 
-    torch 2.8 handles all other signals of `handled` already. This changes the signal handlers and
-    the environment of this process.
+    torch 2.8 handles all other signals of `handled` already. This function changes the signal
+    handlers and the environment of this process.
 
     handled: names of the signals, e.g. "SIGTERM,SIGUSR1".
 

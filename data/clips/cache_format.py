@@ -79,7 +79,7 @@ BUILD_COMMAND = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 def load_index(
     path: str, do: str = f"move it away, if there is one, and build it: {BUILD_COMMAND}"
 ) -> dict[str, Any]:
-    """Return the content of index.json. Its keys are shown by `_index_of` (cache_builder.py).
+    """Return the content of index.json, a dict whose keys `_index_of` (cache_builder.py) shows.
 
     path: folder of the cache.
     do: advice in the error if the index cannot be read.

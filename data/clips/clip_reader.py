@@ -54,8 +54,8 @@ class ClipPaths(NamedTuple):
 class UserClips(TestClips):
     """The clips of a user's files, read as a test set.
 
-    The constructor of `TestClips` reads options and lists folders. It is not called here. So each
-    attribute that the methods of `TestClips` read needs a value in this class.
+    The constructor of `TestClips` reads options and lists folders, so this class does not call it.
+    Each attribute that the methods of `TestClips` read needs a value in this class.
     """
 
     clips: Sequence[Clip]

@@ -90,7 +90,7 @@ class DiskFiles:
 
     def _image(self, clip: Clip, kind: str, number: int) -> np.ndarray:
         """Return image `number` of one kind, (H, W, 3) uint8 in B, G, R."""
-        # `opened` is set only for a user's clip, which may be a film. Its readers return R, G, B.
+        # `opened` is set only for a user's clip, which may be a film. `read` returns R, G, B.
         if clip.opened:
             return clip.opened[kind].read(number)[..., ::-1]
         path = getattr(clip, kind)[number]

@@ -211,8 +211,8 @@ class FrameFiles:
         """Return {key of a frame: its name}, for each wanted frame.
 
         A frame without a file gets the name that its file should have: between "000046" and
-        "000048", the missing frame is "000047". It has as many digits as the longest number with
-        leading zeros.
+        "000048", the missing frame is "000047". The number in this name has as many digits as the
+        longest number with leading zeros.
 
         name_of: names of the frames that have a file.
 

@@ -1,6 +1,6 @@
 """Store the result of the data check, so that a later start need not read all files again.
 
-A stored result is called a record. It is two files in <path.root>/.preflight. Their name is a
+A stored result is called a record. A record is two files in <path.root>/.preflight. Their name is a
 digest of all options that the check depends on (`digest_of_options`), and the scale of the network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
@@ -21,9 +21,9 @@ After one "no", the record is ignored and the data check runs again. So a wrong 
 but is never used.
 
 What must stay: each of these questions, and a higher FORMAT for each change of the check.
-test_a_wrong_record_is_not_used forges records. It does not notice every missing rule, because most
-forged records break another rule, too. Free to change: how many files a repeated start looks at
-(SHARE; LEAST_FILES in unchanged_data.py).
+test_a_wrong_record_is_not_used forges records. This test does not notice every missing question,
+because most forged records fail at another question, too. Free to change: how many files a repeated
+start looks at (SHARE; LEAST_FILES in unchanged_data.py).
 
 Tests: tests/parts/data/test_kept.py, tests/parts/data/test_preflight.py
 """

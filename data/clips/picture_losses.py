@@ -3,8 +3,8 @@
 A picture of 16 bits is cut to its upper 8 bits. Cameras often use only the lower 10, 12 or 14 of
 the 16 bits, and then the picture becomes dark. The value of a grey picture is used for R, G and B.
 
-Free to change: the words, together with the tests that compare them. They become a warning and
-change no pixel.
+Free to change: the words, together with the tests that compare them. The words become a warning,
+and no pixel depends on them.
 
 Tests: tests/parts/data/test_pictures.py
 """

@@ -22,8 +22,8 @@ from utils.errors import DataError
 PICTURES = ("lq", "gt", "gt_instants")
 # Types that the values of pictures may have. float16 and bfloat16 can be used with train.amp.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# A training warns of values outside of these limits. They are far from 0 and 1, so that strong
-# noise causes no warning.
+# A training warns of values outside of these limits. The limits are far from 0 and 1, so that
+# strong noise causes no warning. Chosen by hand.
 LOWEST = -4
 HIGHEST = 5
 WHERE_DESCRIBED = "(docs/extending.md, Layers)"

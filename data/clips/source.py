@@ -123,9 +123,11 @@ class Source:
     def kinds(self) -> dict[str, Kind]:
         """Return {name of the kind: where its files are}, e.g. {"lq": Kind(...), "gt": Kind(...)}.
 
-        Kinds without a root are left out. The order is lq, gt, gt_instants, spike. It must stay for
-        two reasons: `ClipCheck` takes the names of frames from the first kind, and the names of
-        stored results depend on the order (`digest_of_options` in data/clips/kept.py).
+        Kinds without a root are left out. The order is lq, gt, gt_instants, spike. This order must
+        stay for two reasons:
+
+            `ClipCheck` takes the names of frames from the first kind
+            the names of stored results depend on the order (`digest_of_options` in kept.py)
         """
         # The suffix in the options comes first, because the first suffix is preferred.
         first_suffix = f".{self.filename_ext.lstrip('.')}".lower()

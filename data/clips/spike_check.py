@@ -108,7 +108,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         if is_at_its_place:
             warnings += _wrong_light(views, spikes)
         # The channels of some representations are ratios: light at the sharp instant divided by
-        # the mean light of the exposure. They demand more of the frames, and of the windows.
+        # the mean light of the exposure. Ratios demand more of the frames, and of the windows.
         if REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())
@@ -174,8 +174,9 @@ def _wrong_position(correlations: Correlations, is_calibrated: bool) -> list[str
     if flipped > LEAST_CORRELATION and flipped > as_read + LEAST_GAIN_OF_FLIP:
         numbers = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
         return [f"spikes look upside down: {numbers} (spike.flip)"]
-    # Strong blur also lowers the correlation, so a low correlation need not be an error. It is
-    # reported only with a calibration, because a wrong calibration is a likely cause.
+    # Strong blur also lowers the correlation, so a low correlation need not be an error. A low
+    # correlation is reported only with a calibration, because a wrong calibration is a likely
+    # cause.
     if is_calibrated and as_read < LEAST_CORRELATION:
         what = f"spikes do not resemble the frame: correlation {as_read:.2f}"
         return [f"{what} (spike.calibration)"]

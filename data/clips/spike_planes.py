@@ -169,7 +169,8 @@ class SpikePlanes:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, do)
             except (DataError, OptionError) as e:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, e.do)
-        # A file of a wrong size was reported and has no entry in `plane_counts`. It gets 0.
+        # A file of a wrong size was reported and has no entry in `plane_counts`. It counts 0
+        # planes.
         planes_of_frames = tuple(plane_counts.get(file, 0) for file in files)
         return SpikesOfFrames(files, planes_of_frames, exposures, times, settings)
 
@@ -288,7 +289,8 @@ class SpikePlanes:
         if spikes.center == "gt":
             return spikes.info.gt_plane_of(self.clip, length) is not None
         # If the user gives no center, `spikes` has the center of the training, which is in the file
-        # of the weights. It says nothing about the user's spikes, so it counts as not given.
+        # of the weights. The center of the training says nothing about the user's spikes, so it
+        # counts as not given.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 

@@ -54,7 +54,7 @@ class Clips(Sequence[Clip]):
 
 
 class _SpikesOfClip(NamedTuple):
-    """The fields of a `Clip` that describe its spikes. One entry for each frame."""
+    """The fields of a `Clip` that describe its spikes. Each field has an entry for each frame."""
 
     files: tuple[str, ...]
     planes: tuple[int, ...]  # number of planes of the file of each frame

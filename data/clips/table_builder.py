@@ -24,9 +24,9 @@ from data.clips.table import ClipTable
 # {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
 # `array`, because an `array` can grow and a numpy array cannot.
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
-# Equal rows are stored once, but a new row is only compared with this many first rows. This bounds
-# the memory for a data set in which all rows differ. A later row may be stored twice, which does no
-# harm.
+# Equal rows are stored once, but a new row is only compared with this many first rows. The limit
+# bounds the memory for a data set in which all rows differ. A later row may be stored twice, which
+# does no harm.
 MOST_ROWS_COMPARED = 65_536
 
 

@@ -40,8 +40,8 @@ from data.clips.threads import map_in_threads
 # Smallest number of files that a repeated start looks at. If a data set has fewer files, all are
 # looked at. A larger number would find more changes, but the start would take longer.
 LEAST_FILES = 4096
-# Number of folders whose states are compared at once. It bounds the memory for their paths. A much
-# smaller number would leave threads without work.
+# Number of folders whose states are compared at once. A larger number takes more memory for their
+# paths. A much smaller number would leave threads without work.
 FOLDERS_AT_ONCE = 2**14
 
 

@@ -41,8 +41,8 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     for path in folder.iterdir():
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
             paths.append(path)
-    # `order_of` returns a function: stem -> sort key. It needs all stems, because a single stem
-    # that is not a number makes the order of all stems the natural order.
+    # `order_of` returns a function: stem -> sort key. `order_of` needs all stems, because a single
+    # stem that is not a number makes the order of all stems the natural order.
     key_of_stem = order_of(path.stem for path in paths)
 
     def sort_key(path: Path) -> tuple[Any, Any]:

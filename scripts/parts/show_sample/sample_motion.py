@@ -21,8 +21,8 @@ from scripts.parts.show_sample.sample_read import Sample
 def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
     """Return the motion within the exposure of the middle frame, and its expected error.
 
-    It is the motion that `--method joint` uses. It is measured by optical flow between pictures of
-    the spikes. It is shown for the whole frame, as recorded: without crop, flips or reversed time.
+    The motion is measured by optical flow between pictures of the spikes, as for `--method joint`.
+    It is shown for the whole frame, as recorded: without crop, flips or reversed time.
     """
     # Imported here, so that --help does not wait for torch, which these modules import.
     from data.motion.drawing import LEGEND, pictures_of

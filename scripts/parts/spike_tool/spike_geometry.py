@@ -2,7 +2,7 @@
 
 A spike file is a sequence of planes. A plane has one bit per pixel: 1 if the pixel fired. A packed
 file (.dat, .bin) holds the bits without a header. So its geometry comes from the command line, from
-dataset.json, or from the length of the file. They are tried in this order:
+dataset.json, or from the length of the file. These sources are tried in this order:
 
     given_geometry      --size, else the shape of an array, else the layout "sps100" (it has one
                         size), else dataset.json, else None

@@ -108,8 +108,8 @@ class Candidate:
 
         doubts = []
         # An array may have its planes on the last axis, e.g. (250, 400, 1000) of a camera with
-        # 250 x 400 pixels. It is read as 250 planes of 400 x 1000. Then (planes, height) is the
-        # size of a camera, and (height, width) is not.
+        # 250 x 400 pixels. Such an array is read as 250 planes of 400 x 1000. Then (planes, height)
+        # is the size of a camera, and (height, width) is not.
         if (planes, height) in known_sizes and (height, width) not in known_sizes:
             doubts.append(
                 f"{planes} x {height} is the size of a camera: the axes seem to be (h, w, planes), "

@@ -42,7 +42,7 @@ def use(args: Namespace) -> None:
 
 
 class OneHost(RendezvousHandler):
-    """The rendezvous of a single agent. It is complete immediately: nobody else must join.
+    """The rendezvous of a single agent. It is complete at once, because nobody else must join.
 
     torchrun's agent calls these methods. Their names and results are torch's.
     """
