@@ -70,7 +70,7 @@ class FrameFiles:
             elif files is None:
                 missing = f"key {clip}/<frame>" if is_lmdb(kind.root) else f"folder {clip}"
                 self.problems.report(f"{name} has no {missing}", name)
-            else:
+            else:  # {}: the folder has no such file
                 self.problems.report(f"{name} holds no {' or '.join(kind.suffixes)} file", name)
         needs_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
         # If there is a problem already, `by_kind` may lack "lq", which the next check reads.

@@ -135,7 +135,8 @@ def checked_clips(source: Source) -> ClipTable | None:
     Test: test_a_rank_reads_only_the_record_and_makes_the_same_samples
     """
     # RUN is the state of the run. The start of the run has set these two values in it.
-    record_ids: Mapping[str, Sequence[str]] = RUN.record_ids  # digest of the options -> RecordId
+    # {digest of the options: RecordId, i.e. (name of the record, SHA-256 of its arrays)}
+    record_ids: Mapping[str, Sequence[str]] = RUN.record_ids
     folder = RUN.checks_folder  # the folder of the records; None if no records are kept
     if folder is None or not record_ids:
         return None
@@ -196,7 +197,8 @@ class Record:
             if not is_as_before(table, columns, share):
                 return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            # The files are not a correct record, so the check must run again.
+            # The files are not a correct record, so the check must run again. JSON that is nested
+            # too deeply raises RecursionError.
             return None
         except (DataError, OptionError, SpikeFileError):
             # The data have changed and are wrong now. The check runs again and says what is wrong.
@@ -211,7 +213,8 @@ class Record:
 
         digest: the SHA-256 of the arrays, as the .json says. If the arrays have another digest, the
         two files of the record come from different checks.
-        Raises OSError, and ValueError for any other content.
+        Raises OSError if the file cannot be read, and ValueError if its content is not a correct
+        table.
         """
         content = read_bounded(self.arrays)
         if hashlib.sha256(content).hexdigest() != digest:

@@ -166,6 +166,8 @@ class RootCheck:
         scale: scale of the network.
         """
         source = self.source
+        # The lines below add problems to the list `clip_problems` itself. This is harmless, because
+        # `run` is called once.
         report = Report(
             name,
             source,
@@ -248,7 +250,8 @@ class RootCheck:
         meta_entries = self.source.meta_entries
         passed_clips = []
         for name in names:
-            # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind.
+            # {kind: {stem: file}}, or {kind: None} if the clip has no folder of this kind. At
+            # first, each kind has None.
             files: dict[str, dict[str, FileEntry] | None] = dict.fromkeys(self.listings)
             for kind, folder in self._folders(name):
                 entries = [looks[path].entry for path in folder.paths]

@@ -60,8 +60,8 @@ class Problem(NamedTuple):
 class Kind(NamedTuple):
     """Where the files of one kind are: <root>/<clip>/[<folder>/]<frame><suffix>.
 
-    suffixes: of the files, e.g. (".png", ".jpg"). The first of them that any file of a clip has is
-    used for the whole clip.
+    suffixes: suffixes that the files may have, e.g. (".png", ".jpg"), the preferred suffix first.
+    If a clip has files with several of them, only the files with the earliest suffix are used.
     """
 
     root: str

@@ -77,7 +77,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     is_first: whether this is the first clip of a data set. The kind of light and the windows of the
     representation are the same for all clips, so only the first clip is checked for them.
 
-    Several threads call this at once, so it changes nothing outside.
+    Several threads call this function at once, so it changes no shared value.
     """
     spikes = clip.spikes  # how the spikes are read
     piece = clip.exposures[0].own  # the planes of the first exposure, without context
@@ -103,6 +103,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     views = _common_view(clip, grey, rates)
     correlations = _correlations(views)
     warnings = _wrong_position(correlations, is_calibrated=spikes.calibration is not None)
+    # The light can only be compared if both pictures show the same scene at the same place.
     is_at_its_place = not warnings and correlations.as_read >= LEAST_CORRELATION
     if is_first:
         if is_at_its_place:

@@ -127,6 +127,7 @@ class ClipTable(Clips):
         """
         # The name as dataset.json has it, without the prefix. `read` returns a list of one text.
         [name] = self.clip_names.read(number, number + 1)
+        # The clip has the frames first ... end - 1 of the frames of all clips.
         first, end = first_and_end(self.first_frames, number)
         stems = tuple(self.stems.read(first, end))
         paths = {kind: self.paths(kind, number) for kind in self.kinds}

@@ -92,8 +92,9 @@ def user_clip(
         _refuse_other_size(gt_size, frames.size, scale, str(gt))
     if spikes:
         warn_of_one_spike_file(clip, spikes, times)
-        # With a calibration, a plane may have any shape. Without one it must have the shape of the
-        # frame. This includes "auto", because its calibration is not found yet.
+        # With a calibration, a plane may have any shape. Without a calibration, it must have the
+        # shape of the frame. For spike.calibration "auto", the calibration is not found yet, so it
+        # is None here.
         if spikes.calibration is None:
             plane = (spikes.geometry.height, spikes.geometry.width)
             check_same_view(clip.size, plane, str(spike))
@@ -108,7 +109,7 @@ def _checked_clip(
     listing: dict[str, dict[str, FileEntry]],
     sizes: tuple[tuple[int, int], tuple[int, int]],
 ) -> Clip:
-    """Check the files as if they were a data set with this one clip.
+    """Check the files as if they were a data set with this one clip. Returns the clip.
 
     listing: {kind: {stem: file}}.
     sizes: (H, W) of a frame, and of a sharp frame.
