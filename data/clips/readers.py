@@ -175,7 +175,7 @@ class DatasetClip(Reader):
     # decode no frame.
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return the picture that the spikes show of frame `index`: display values (H, W).
+        """Return a picture of what the spikes of frame `index` show: display values (H, W).
 
         `DatasetClip` has the settings by which spikes became channels. So it computes the light at
         the sharp instant from the channels, and not only their mean.

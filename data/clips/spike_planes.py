@@ -153,7 +153,7 @@ class SpikePlanes:
             self._report_other_lengths(plane_counts, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
-        settings = spikes
+        settings = spikes  # for a user's clip, `_exposures` may assume a center
         if not self.problems.found:
             planes_of_paths = [(file.path, count) for file, count in plane_counts.items()]
             # An error is reported as a problem of the clip.
@@ -169,8 +169,7 @@ class SpikePlanes:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, do)
             except (DataError, OptionError) as e:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, e.do)
-        # A file of a wrong size was reported and has no entry in `plane_counts`. It counts 0
-        # planes.
+        # A file of a wrong size was reported and has no entry in `plane_counts`. Its frame gets 0.
         planes_of_frames = tuple(plane_counts.get(file, 0) for file in files)
         return SpikesOfFrames(files, planes_of_frames, exposures, times, settings)
 
