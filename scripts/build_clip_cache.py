@@ -34,17 +34,10 @@ from utils.options.load import load_options
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     """Build the cache, and print what to set. Returns 0. `with_exit_code` handles errors."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--opt", required=True, help="option file")
-    parser.add_argument("--split", choices=("train", "test"), default="train")
-    parser.add_argument(
-        "--out", required=True, help="folder of the cache; replaced when the new one is complete"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    command = parser.parse_args(arguments)
-    from main_train_vrt import PARTS  # not before --help: it brings torch
+    command = parse(arguments)
+    # PARTS has the networks, data sets and losses that options may name. Imported here, so that
+    # --help does not wait for torch.
+    from main_train_vrt import PARTS
 
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     section = getattr(opt.datasets, command.split)
@@ -60,8 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
         """Return the clips, and show on the terminal how many are done."""
         return with_progress(clips, len(clips), f"cache {command.split}", "clips")
 
-    # A source is a folder of clips. A split may have several sources. Then the cache has a folder
-    # for each source, and the names of its clips begin with this folder, e.g. "video/clip_a".
+    # A `Source` is a data root, e.g. a folder of clips. `section.constructor` is the class of the
+    # data set, which finds the sources of the split. With several sources, `name_prefix` is "0/",
+    # "1/", ... Then the cache has a folder for each source, and a clip has a name such as
+    # "0/clip_a".
     clips = []
     for source in section.constructor.sources_of(section):
         folder = Path(command.out, source.name_prefix)
@@ -75,6 +70,20 @@ def main(arguments: list[str] | None = None) -> int:
         f'"{command.out}"}}'
     )
     return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the command line as opt, split, out and overrides."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--opt", required=True, help="option file")
+    parser.add_argument("--split", choices=("train", "test"), default="train")
+    parser.add_argument(
+        "--out", required=True, help="folder of the cache; replaced when the new one is complete"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
