@@ -29,6 +29,8 @@ from utils.name_order import natural_key
 def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> Folder | None:
     """Return the files of the clip `name`, or None if it has no folder.
 
+    data/clips/unchanged_data.py looks up the files of single clips with it.
+
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: the suffixes of the files, e.g. (".png", ".jpg"), the preferred suffix first.
     """

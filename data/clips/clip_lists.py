@@ -55,7 +55,11 @@ def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
 
 
 def frame_counts(clips: Sequence[Clip]) -> list[int]:
-    """Return the number of frames of each clip."""
+    """Return the number of frames of each clip, in the order of the clips.
+
+    data/clip_dataset.py numbers the training samples by these counts. With other counts or another
+    order, a resumed run would get other samples.
+    """
     if isinstance(clips, ClipTable):
         return clips.frame_counts.tolist()
     if isinstance(clips, JoinedClips):
@@ -67,7 +71,10 @@ def frame_counts(clips: Sequence[Clip]) -> list[int]:
 
 
 def scales_of(clips: Sequence[Clip]) -> list[int]:
-    """Return the scale of each clip: height of a sharp frame over height of a blurry frame."""
+    """Return the scale of each clip: height of a sharp frame over height of a blurry frame.
+
+    `other_scales` (data/clips/manifest.py) reports the clips whose scale differs.
+    """
     if isinstance(clips, ClipTable):
         height, _, gt_height, _ = clips.sizes.T  # each (clips,)
         return (gt_height // height).tolist()
@@ -80,7 +87,10 @@ def scales_of(clips: Sequence[Clip]) -> list[int]:
 
 
 def planes_of(clips: Sequence[Clip]) -> set[int]:
-    """Return the different numbers of planes that the spike files of the clips have."""
+    """Return the different numbers of planes that the spike files of the clips have.
+
+    E.g. {49, 56} if most files have 56 planes and some have 49. The result is empty without spikes.
+    """
     if isinstance(clips, ClipTable):
         if not clips.spike_columns:
             return set()

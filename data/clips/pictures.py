@@ -217,7 +217,10 @@ def refuse_header(header: Header, path: str) -> None:
 
 
 def has_other_numbers(header: Header) -> bool:
-    """Return whether the values of a picture are not whole numbers of at most 16 bits."""
+    """Return whether the values of a picture are not whole numbers of at most 16 bits.
+
+    `refuse_header` refuses such a picture.
+    """
     return header.is_float or header.bits > 16
 
 
