@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def request_of(command: argparse.Namespace) -> "TestRequest":
-    """Return the request that main_test_vrt.py would read from the same flags.
+    """Return the request (options, weights and files) that main_test_vrt.py reads from these flags.
 
     The parser of main_test_vrt.py reads the flags, so that both programs read the spikes in the
     same way. Raises OptionError as main_test_vrt.py does.

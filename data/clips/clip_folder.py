@@ -43,8 +43,8 @@ def list_clip_or_clips(
 ) -> tuple[dict[str, Folder], dict[str, State]]:
     """List the folder <root>/<name>, which is a clip or a folder of clips.
 
-    If it is a clip, it is the only clip of the result. If it holds folders "b" and "c" and no
-    files, the clips are "<name>/b" and "<name>/c". If there is no such folder, there is no clip.
+    A clip is the only clip of the result. If the folder holds folders "b" and "c" and no files, the
+    clips are "<name>/b" and "<name>/c". If there is no such folder, the result has no clip.
     Returns {clip: its files}, and {path: state} of the folders that were listed.
 
     folder: name of the folder within a clip, e.g. "blur".
@@ -120,7 +120,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
 
 
 class _SortedOut(NamedTuple):
-    """The entries of a folder, without hidden ones."""
+    """The entries of a folder, without hidden files and folders."""
 
     # {suffix: names of the files that end with it}, the preferred suffix first.
     names_by_suffix: dict[str, list[str]]

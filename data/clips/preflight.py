@@ -52,7 +52,7 @@ def preflight(
     stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    Returns {options_digest: record_id} for the other ranks, of the reports whose result is stored.
+    Returns {options_digest: record_id} of each stored result, from which the other ranks find it.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
@@ -98,7 +98,7 @@ def check_source(
     scale: int = 1,
     share: float = SHARE,
 ) -> Report:
-    """Check clips in folders or LMDBs. Returns the report. Problems raise no error here.
+    """Check the clips of one data root, and return the report. Its problems raise no error here.
 
     `ClipDataset.check` calls this, for `preflight` and for scripts/doctor.py.
 

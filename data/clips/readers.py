@@ -84,6 +84,7 @@ class Reader:
 
     @property
     def origin(self) -> dict[str, str]:
+        """{kind: path} for the report. This class knows no paths."""
         return {}
 
     @cached_property
@@ -146,7 +147,11 @@ class DatasetClip(Reader):
     """A clip of a test dataset, frame by frame."""
 
     def __init__(self, dataset: Any, clip_index: int) -> None:
-        """dataset: a `TestClips` (data/clip_dataset.py). clip_index: number of the clip in it."""
+        """Prepare to read a clip.
+
+        dataset: a `TestClips` (data/clip_dataset.py).
+        clip_index: number of the clip in the dataset.
+        """
         clip = dataset.clips[clip_index]
         self.clip = clip
         self.dataset = dataset

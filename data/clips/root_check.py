@@ -292,7 +292,7 @@ class RootCheck:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
         # Are lq and gt the same files? `same_files` is slow, because following links takes a call
         # to the system for each folder of the path. Two names of one file always have the same file
-        # id, so most clips need no such call.
+        # id. So `same_files` is only called if the ids are equal, which is rare.
         if clip.gt:
             blurry = looks[clip.lq[0]]
             sharp = looks[clip.gt[0]]

@@ -56,6 +56,7 @@ def run_in_parallel(
     with show_progress(sum(units_of_calls), name, unit, quiet_s=0) as progress:
 
         def on_result(call_index: int, result: Any) -> None:
+            """Store the result of a call, and show the progress."""
             results[call_index] = result
             progress.update(units_of_calls[call_index])
 

@@ -17,7 +17,8 @@ from typing import Literal
 
 import numpy as np
 
-# The sizes that are tried. Larger limits would give more wrong sizes that fit by chance.
+# The sizes that are tried. Wider limits would give more wrong sizes that fit by chance. The limits
+# were chosen by hand.
 LEAST_SIDE = 32  # pixels
 MOST_SIDE = 2048  # pixels
 WIDTH_STEP = 8  # a row has whole bytes, so its width is a multiple of 8 pixels
@@ -46,7 +47,8 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     has_no_differences = min(a.shape) < 2 or a.std() == 0 or b.std() == 0
     if has_no_differences:
         return 0.0
-    return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+    matrix = np.corrcoef(a.ravel(), b.ravel())  # (2, 2): row 0 has a with a, and a with b
+    return float(matrix[0, 1])
 
 
 def smoothness(rates: np.ndarray) -> dict[str, float]:
@@ -55,6 +57,7 @@ def smoothness(rates: np.ndarray) -> dict[str, float]:
     The correlations are lower if the image was read with a wrong size.
     """
     return {
+        # Columns 1, 2, 3, ... with columns 0, 1, 2, ..., and the same for rows.
         "columns": correlation(rates[:, 1:], rates[:, :-1]),
         "rows": correlation(rates[1:], rates[:-1]),
     }
@@ -71,8 +74,8 @@ def sizes_that_fit(length: int, picture: tuple[int, int] | None = None) -> list[
     sizes = []
     for width in range(LEAST_SIDE, MOST_SIDE + 1, WIDTH_STEP):
         for height in range(LEAST_SIDE, MOST_SIDE + 1):
-            plane_bytes = height * width // 8
-            if length % plane_bytes:
+            plane_bytes = height * width // 8  # a byte holds 8 pixels
+            if length % plane_bytes:  # bytes are left over
                 continue
             if picture is None:
                 is_right_shape = WIDEST_SHAPE <= height / width <= HIGHEST_SHAPE

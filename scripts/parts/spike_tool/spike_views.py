@@ -44,7 +44,9 @@ def planes_to_show(chosen: Iterable[int] | None, rendering: Rendering) -> list[i
 
     Raises OptionError if a chosen plane has no image.
     """
-    planes = sorted(set(chosen or [rendering.file.planes // 2]))
+    if not chosen:
+        chosen = [rendering.file.planes // 2]
+    planes = sorted(set(chosen))
     outside = [plane for plane in planes if not 0 <= plane <= rendering.last]
     if outside:
         raise OptionError(
@@ -83,7 +85,7 @@ def write_images(
             _write_grey(scratch / f"{shown.number:06d}.png", shown.image)
         publish_folder(scratch, out)
     elif len(planes) == 1:
-        (shown,) = images
+        (shown,) = images  # one plane, so one image
         _write_grey(out, shown.image)
     else:  # one picture of several planes
         side_by_side = {moment(shown.number, tick_hz): shown.image for shown in images}
@@ -146,7 +148,10 @@ def write_video(
 
 
 def moment(plane: int, tick_hz: float | None) -> str:
-    """Return the title of an image, e.g. "plane 150  7.50 ms", or without the time."""
+    """Return the title of an image, e.g. "plane 150  7.50 ms", or "plane 150" without `tick_hz`.
+
+    tick_hz: planes per second.
+    """
     if not tick_hz:
         return f"plane {plane}"
     return f"plane {plane}  {1e3 * plane / tick_hz:.2f} ms"
