@@ -174,7 +174,8 @@ class FrameFiles:
         """Return {key of a frame: its name}, for each frame that has any file.
 
         Stems may differ between kinds, e.g. 47.png in "lq" and 000047.dat in "spike". The name of a
-        frame is its stem in lq. If lq lacks the file, it is the stem in the first kind that has it.
+        frame is its stem in lq. If lq lacks the file, the name is the stem in the first kind that
+        has the file.
         """
         name_of: dict[FrameKey, str] = {}
         for stems in self.stems.values():  # "lq" comes first, as in `Source.kinds`

@@ -198,7 +198,7 @@ class _Comparison:
                 return False
             files_of_clip[name] = {stem_of(entry.path): entry for entry in files_now}
         # The usual sizes are the sizes of clip 0 in the record, so they would prove nothing about
-        # clip 0 itself. With None, the check reads its sizes from its files.
+        # clip 0 itself. With None, the check reads the sizes of clip 0 from its files.
         sizes = self.usual_sizes if number > 0 else None
         meta_entry = source.meta_entries[clip.name] if source.meta_entries else None
         check = ClipCheck(clip.name, source, files_of_clip, sizes=sizes)

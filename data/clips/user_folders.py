@@ -70,27 +70,24 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
         if path.name.startswith("."):
             continue
         is_film = path.is_file() and path.suffix.lower() in READABLE_SUFFIXES
-        folder = clip_path(path, inner)  # <path>/<inner> if it exists, else `path`, maybe a file
+        frames = clip_path(path, inner)  # <path>/<inner> if this folder exists, else `path`
         is_read_by_caller = path.is_file() and path.suffix.lower() in also_read
         if is_film:
             clips.append((path.stem, path))
-        elif folder.is_dir() and files_in(folder):
-            clips.append((path.name, folder))
-        elif not is_read_by_caller and may_be_frames(folder):
+        elif frames.is_dir() and files_in(frames):
+            clips.append((path.name, frames))
+        elif not is_read_by_caller and may_be_frames(frames):
             left_out.append(path.name)
     warn_left_out(root, left_out)
     return clips
 
 
 def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
-    """Return the path of one kind of files of a clip.
+    """Return the path of one kind of files of a clip: the first of these paths that exists.
 
-    It is the first of these that exists:
-
-        * a file with one of the suffixes, e.g. "<path>.dat"
-        * the folder "<path>/<inner>", e.g. "<path>/spike"
-
-    If none of them exists, it is `path`.
+        a file with one of the suffixes       e.g. "<path>.dat"
+        the folder "<path>/<inner>"           e.g. "<path>/spike"
+        `path` itself, whether it exists or not
     """
     for suffix in suffixes:
         # Cameras and Windows write suffixes in capital letters, too.
@@ -114,8 +111,8 @@ SUFFIXES_BESIDE_FRAMES = (
 def may_be_frames(path: Path) -> bool:
     """Return whether a file that was not read may be a picture or a film, e.g. "0.heic".
 
-    A folder counts if any file directly in it may be one. Files without a suffix do not count, and
-    neither do hidden files and files with one of `SUFFIXES_BESIDE_FRAMES`.
+    For a folder, return whether any file directly in it may be a picture or a film. Files without a
+    suffix do not count, and neither do hidden files and files with one of `SUFFIXES_BESIDE_FRAMES`.
 
     Test: test_frames_of_a_kind_that_is_not_read_are_named
     """

@@ -66,8 +66,8 @@ class FrameSource(UserFrames):
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
         """Open the frames. Decodes the first frame, so that damage shows at once.
 
-        go_on: called again and again while a video is read. Callers with a watchdog, which ends a
-        program that makes no progress, pass the function that tells it of progress.
+        go_on: called again and again while a video is read. A watchdog ends a program that makes no
+        progress. Callers with a watchdog pass a function that tells the watchdog of progress.
         """
         if not path.exists():
             raise DataError(
