@@ -125,9 +125,11 @@ def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     """Return the page of a data set that has no files: its tensors, without a verdict.
 
     It is not known how the spikes of this data set became channels. So the spikes cannot be
-    compared with the frames. Test: test_samples_of_other_data_sets_are_shown
+    compared with the frames.
 
-    has_motion: whether --motion is given. It is refused for such a data set.
+    has_motion: whether --motion is given, which is refused for such a data set.
+
+    Test: test_samples_of_other_data_sets_are_shown
     """
     if has_motion:
         refuse_motion_without_files(dataset)

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
         from scripts.parts.torchrun_quiet import one_host  # needs torch
 
         # Let the ranks meet on this host without a server that other machines can reach.
-        one_host.use(args)
+        one_host.use(args)  # changes `args`
         # One launcher starts all ranks, so it can give them a secret. With this secret a rank
         # proves that a message comes from this run ("Trust" in docs/ddp_reference.md).
         os.environ.setdefault("SPIKEVRT_JOB_KEY", secrets.token_hex(32))
@@ -143,6 +143,7 @@ def handle_signals_in_torch_2_8(handled: str, is_nohup: bool) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     def on_signal(number: int, _: FrameType | None) -> None:
+        """Raise the error with which the agent learns of a signal."""
         # torchrun's own handlers raise this error as well. Then the agent passes the signal on to
         # the ranks, and waits for them.
         raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))

@@ -101,7 +101,8 @@ def _is_reader_gone() -> bool:
     """Return whether stdout is a pipe that nobody reads any more."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # 0: no other event; POLLERR is always reported
-    return any(event & select.POLLERR for _, event in poll.poll(0))  # 0: do not wait
+    events = poll.poll(0)  # [(descriptor, event), ...]; 0: do not wait
+    return any(event & select.POLLERR for _, event in events)
 
 
 def show_progress(

@@ -120,7 +120,7 @@ class Rendering:
         The file is read once, from the first to the last plane needed. Only the planes around the
         current center are in memory, because a long file does not fit.
 
-        centers: numbers of planes, rising.
+        centers: numbers of planes, at least one, in rising order.
         """
         first_needed, _ = self._window(centers[0])
         _, end_needed = self._window(centers[-1])
