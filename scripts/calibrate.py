@@ -203,7 +203,9 @@ def with_time(
 
     Test: test_the_time_offset_is_found_if_the_scene_moves
     """
-    CalibratedGrid(earlier, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
+    # Refuse frames of another size than the earlier calibration is for.
+    grid = CalibratedGrid(earlier, geometry, str(command.geometry))
+    grid.check_size(views[0].frame.shape[:2])
     where = ", ".join(str(frame) for _, frame in command.pairs)  # for errors
     timing = find_time(
         earlier, views, light=command.light, search=command.search_planes, where=where

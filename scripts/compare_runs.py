@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         return max(codes)  # 1 if any run gains too little
 
     names = history.run_names(args.runs)
-    runs = dict(zip(names, args.runs, strict=True))
+    runs = dict(zip(names, args.runs, strict=True))  # name -> path
     if args.out:
         draw(runs, args.tags, args.out)
         print(f"{args.out}: {', '.join(runs)}")

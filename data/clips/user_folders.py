@@ -83,11 +83,14 @@ def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list
 
 
 def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
-    """Return the path of one kind of files of a clip: the first of these paths that exists.
+    """Return the path of one kind of files of a clip.
 
-    a file with one of the suffixes       e.g. "<path>.dat"
-    the folder "<path>/<inner>"           e.g. "<path>/spike"
-    `path` itself, whether it exists or not
+    The result is the first of these paths that exists:
+
+        a file with one of the suffixes    e.g. "<path>.dat"
+        the folder "<path>/<inner>"        e.g. "<path>/spike"
+
+    If neither exists, the result is `path`.
     """
     for suffix in suffixes:
         # Cameras and Windows write suffixes in capital letters, too.

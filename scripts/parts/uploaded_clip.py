@@ -176,8 +176,9 @@ def spike_flags(
 ) -> list[str | int | Path]:
     """Return the flags of main_test_vrt.py for the spikes: --spike, and --spike-size if known.
 
-    spikes: file or folder. height, width: as the visitor gave them. Both are 0 if the size is to be
-    found; main_test_vrt.py refuses a size in which only one is 0.
+    spikes: file or folder.
+    height, width: as the visitor gave them. Both are 0 if the size is to be found. If only one is
+        0, main_test_vrt.py refuses the size.
     frame_size: (height, width) of a blurry frame.
     """
     if height or width:

@@ -60,7 +60,8 @@ def table(findings: list[Finding]) -> str:
     lines = []
     for finding in sorted(findings, key=lambda finding: severity.index(finding.status)):
         lines.append(f"{finding.status:<5} {finding.check:<14} {finding.what}")
-        # Below the third column: 5 + 1 + 14 characters come before it.
+        # `why` and `cure` stand below `what`: 20 blanks are as wide as the first two columns,
+        # 5 + 1 + 14 characters.
         if finding.why:
             lines.append(f"{'':<20} why  {finding.why}")
         if finding.cure:

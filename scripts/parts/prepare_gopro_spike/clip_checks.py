@@ -20,7 +20,10 @@ from utils.errors import DataError
 
 
 def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
-    """Check every clip, before anything is written. Raises one DataError for all clips."""
+    """Check every clip before anything is written. Returns the plan of each clip.
+
+    Raises one DataError that names all wrong clips.
+    """
     # For each job: its plan, or the DataError that says what is wrong with the clip. `plan_clip`
     # returns this error and does not raise it, because a raised error would end the other checks.
     results = run_in_parallel(
@@ -32,11 +35,11 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     )
     errors: dict[Job, DataError] = {}
     plans: dict[Job, Plan] = {}
-    for job, plan in zip(jobs, results, strict=True):
-        if isinstance(plan, DataError):
-            errors[job] = plan
+    for job, result in zip(jobs, results, strict=True):
+        if isinstance(result, DataError):
+            errors[job] = result
         else:
-            plans[job] = plan
+            plans[job] = result
 
     errors |= errors_of_size(plans)
     if errors:
