@@ -120,7 +120,7 @@ def check_devices() -> Iterator[Finding]:
         )
 
     if names:
-        what = f"{len(names)} x {names[0]}"
+        what = f"{len(names)} x {names[0]}"  # the GPUs of a host are usually of one kind
     else:
         what = "no GPU: ranks run on the CPU"
     yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
@@ -137,23 +137,34 @@ def check_devices() -> Iterator[Finding]:
 
 def check_room() -> Iterator[Finding]:
     """Yield the free space of the disk, of the shared memory and of the address space."""
+    yield check_disk()
+    yield from check_shared_memory()
+    yield from check_address_space()
+
+
+def check_disk() -> Finding:
+    """Return the free space of the disk of the current folder."""
     free_gb = shutil.disk_usage(".").free / 2**30
     what = f"{free_gb:.0f} GB free here"
-    if free_gb < LEAST_FREE_GB:
-        yield Finding(
-            WARN,
-            "disk",
-            what,
-            why="checkpoints need room",
-            cure="free some space, or set path.root",
-        )
-    else:
-        yield Finding(OK, "disk", what)
+    if free_gb >= LEAST_FREE_GB:
+        return Finding(OK, "disk", what)
+    return Finding(
+        WARN,
+        "disk",
+        what,
+        why="checkpoints need room",
+        cure="free some space, or set path.root",
+    )
 
+
+def check_shared_memory() -> Iterator[Finding]:
+    """Yield a warning if the shared memory is nearly full or small."""
     # Linux keeps shared memory in this folder. Other systems have no such folder.
     shared = Path("/dev/shm")
-    shared_mb = shutil.disk_usage(shared).free / 2**20 if shared.exists() else None
-    if shared_mb is not None and shared_mb < LEAST_SHARED_MB:
+    if not shared.exists():
+        return
+    shared_mb = shutil.disk_usage(shared).free / 2**20
+    if shared_mb < LEAST_SHARED_MB:
         yield Finding(
             WARN,
             "shared memory",
@@ -162,6 +173,9 @@ def check_room() -> Iterator[Finding]:
             cure="docker run --shm-size=8g, or fewer dataloader_num_workers",
         )
 
+
+def check_address_space() -> Iterator[Finding]:
+    """Yield a warning if the address space of a process is limited (ulimit -v)."""
     # The limit in force, and the highest limit that could be set, which does not matter here.
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:

@@ -57,7 +57,8 @@ def sections(dataset: Any, sample: Sample, comparison: Any) -> list[Section]:
 def tensor_sections(item: dict[str, Any], names: dict[str, list[str]]) -> list[Section]:
     """Return the sections of the tensors: the frames, and the spike channels if there are any.
 
-    names: kind of the tensor, "lq" or "gt" -> a name for each frame
+    names: kind of the tensor, "lq" or "gt" -> a name for each frame. The spike channels are shown
+        under the names of "lq".
     """
     chosen = []
     for kind, names_of_kind in names.items():
