@@ -84,12 +84,12 @@ class Reader:
 
     @property
     def origin(self) -> dict[str, str]:
-        """{kind: path} for the report. This class knows no paths."""
+        """Return {kind: path} for the report. This class knows no paths."""
         return {}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors of the first frame.
+        """Return the shapes of the tensors of the first frame, e.g. {"lq": (3, 720, 1280)}.
 
         Only the shapes are kept, because the tensors of all clips would fill the memory. Raises
         DataError if the frame is not a dict of tensors.
@@ -102,13 +102,13 @@ class Reader:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of the blurry frames."""
+        """Return (height, width) of the blurry frames."""
         height, width = self.shapes["lq"][-2:]
         return height, width
 
     @property
     def gt_size(self) -> tuple[int, int]:
-        """(height, width) of the sharp frames, or of the blurry frames if there are none."""
+        """Return (height, width) of the sharp frames, or of the blurry frames without gt."""
         kind = "gt" if self.has_gt else "lq"
         height, width = self.shapes[kind][-2:]
         return height, width
@@ -120,19 +120,22 @@ class Reader:
 
     @property
     def gt_place(self) -> str:
-        """The path of the sharp frames for messages, or the name of the clip."""
+        """Return the path of the sharp frames for messages, or else the name of the clip."""
         return self.origin.get("gt", f"clip {self.name}")
 
     @property
     def scale(self) -> int:
-        """Height of the sharp frames divided by the height of the blurry frames."""
+        """Return the height of the sharp frames divided by the height of the blurry frames."""
         gt_height, _ = self.gt_size
         height, _ = self.size
         return gt_height // height
 
     @property
     def instants(self) -> int:
-        """K, the number of sharp frames of each exposure; 0 in a clip without such frames."""
+        """Return K, the number of sharp frames of each exposure.
+
+        The result is 0 for a clip without gt_instants.
+        """
         if "gt_instants" not in self.shapes:
             return 0
         channels = self.shapes["gt_instants"][0]
@@ -189,7 +192,10 @@ class DatasetClip(Reader):
 
     @property
     def origin(self) -> dict[str, str]:
-        """{kind: the path that the user gave}, or the folders of the files of a data set."""
+        """Return {kind: path}: the path that the user gave, or the folder of the data set's files.
+
+        The kinds are "input", "gt" and "spike".
+        """
         clip = self.clip
         if clip.origin:
             return clip.origin

@@ -108,8 +108,9 @@ class RootCheck:
     """The check of the clips of one data root. Call `run` once."""
 
     def __init__(self, source: Source, decode: bool) -> None:
-        """Begin.
+        """Prepare the check.
 
+        source: the data root.
         decode: whether to decode every image, which also finds flipped bits.
         """
         self.source = source

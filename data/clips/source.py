@@ -173,7 +173,7 @@ class Source:
 
     @property
     def meta_file(self) -> str | None:
-        """Path of the meta file. None: the clips of all folders are used.
+        """Return the path of the meta file. None: the clips of all folders are used.
 
         If a meta file of KAIR is missing, the result is None, because the file would name all clips
         of a training set. Any other path is returned, and reading a missing file raises an error.
@@ -185,7 +185,7 @@ class Source:
 
     @cached_property
     def meta_entries(self) -> dict[str, list[Any]] | None:
-        """{clip: [number of frames, number of the first frame]} of the meta file, or None.
+        """Return {clip: [number of frames, number of the first frame]} of the meta file, or None.
 
         E.g. {"000": [100, "0"]}. The number of the first frame is a text, as it is written in the
         file, and "0" if the file leaves it out. Returns None if there is no meta file.

@@ -37,7 +37,7 @@ class TableBuilder:
     """
 
     def __init__(self, source: Source) -> None:
-        """Begin a table without clips. source: the data root of the clips."""
+        """Prepare an empty table. source: the data root of the clips."""
         self.source = source
         self.kinds = kinds_of(source)
         self.roots = roots_of(source)
