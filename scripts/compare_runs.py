@@ -162,7 +162,11 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
 def write_report(
     runs: Mapping[str, Path], histories: Mapping[str, history.History], out: Path
 ) -> None:
-    """Write the page about one run. Raises DataError for several runs, or without a folder."""
+    """Write the page about one run. Raises DataError for several runs, or without a folder.
+
+    runs: name of a run -> its path. histories: name of a run -> its scalars.
+    out: the new file.
+    """
     paths = list(runs.values())
     # The page shows images of the folder, so a history file without its folder is not enough.
     if len(paths) > 1 or not paths[0].is_dir():

@@ -257,6 +257,8 @@ def process_count(values: dict[str, Any]) -> int:
 def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> str:
     """Return the new file as text: the options as JSON, under a comment that says its origin.
 
+    values: the sections of the new file. source: the file that was converted.
+
     Test: test_the_new_file_says_in_its_comments_what_it_cannot_express
     """
     text = with_short_lists(json.dumps(values, indent=2, ensure_ascii=False))

@@ -130,7 +130,10 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
 
 
 def verdict(warning_count: int) -> str:
-    """Return the last line of a check without errors, e.g. "no error, 2 warnings, see above"."""
+    """Return the last line of a check without errors, e.g. "no error, 2 warnings, see above".
+
+    warning_count: number of warnings that the check has printed.
+    """
     if warning_count == 0:
         return "no problem found"
     warnings = "1 warning" if warning_count == 1 else f"{warning_count} warnings"

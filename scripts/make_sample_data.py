@@ -132,6 +132,7 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
         an unchanged set of another version or instants     it is replaced, returns True
         a set with changed files, or anything else          DataError
 
+    seed: start of all random numbers. The same seed gives the same files.
     instants: number of sharp pictures NNNNNN_K.png of each exposure. It is 0 or odd, because the
     middle picture is the sharp frame.
     """
@@ -163,13 +164,17 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
 
 
 def write_clips(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
-    """Write all clips of the set, with a progress line."""
+    """Write all clips of the set, with a progress line.
+
+    seed, instants: as in `make_sample`.
+    """
     clips = []  # (number of the split, name of the split, number of the clip in the split)
     for split_number, (split, count) in enumerate(plan.clips.items()):
         for index in range(count):
             clips.append((split_number, split, index))
 
     def make(clip: tuple[int, str, int]) -> None:
+        """Write one clip. Runs in a thread."""
         split_number, split, index = clip
         # Each clip has a generator of its own, because threads make the clips in any order. Another
         # generator would change the files.
@@ -252,6 +257,8 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
 
     The clips must be written before, because the file holds their digest. docs/data_reference.md
     describes the keys of the first half.
+
+    seed, instants: as in `make_sample`.
 
     Test: test_the_set_describes_its_spikes
     """

@@ -123,6 +123,8 @@ def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
     """Print a line for each clip: its size on the disk, or "made" if it exists already.
 
     The line also says how many frames are averaged, and how many planes a spike file has.
+
+    plans: for each clip to make, what will be written.
     """
     # E.g. "       12.3 MB  train/street: 11 frames averaged, 88 planes a file".
     for job, plan in plans.items():

@@ -108,6 +108,7 @@ def data_set_of(command: argparse.Namespace) -> Any:
 def page_of(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     """Return the page of a sample of clips from files.
 
+    dataset: a `ClipDataset` (data/clip_reading.py).
     has_motion: whether --motion is given. Then the page shows the motion within an exposure, too.
     """
     sample = read_sample(dataset, wanted)
@@ -127,6 +128,7 @@ def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     It is not known how the spikes of this data set became channels. So the spikes cannot be
     compared with the frames.
 
+    dataset: a data set of another kind, e.g. of a user's class.
     has_motion: whether --motion is given, which is refused for such a data set.
 
     Test: test_samples_of_other_data_sets_are_shown
@@ -152,6 +154,7 @@ def verdict_of(dataset: Any, draw: Any) -> Verdict:
 
     The edges of both are compared (`compare` in data/alignment.py).
 
+    dataset: the data set of the sample, a `ClipDataset`.
     draw: data.clip_reading.Draw, the clip and its frames.
 
     Tests: test_spikes_upside_down_are_named, test_spikes_that_are_shifted_are_named

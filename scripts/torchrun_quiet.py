@@ -137,6 +137,7 @@ def handle_signals_in_torch_2_8(handled: str, is_nohup: bool) -> None:
     handlers and the environment of this process.
 
     handled: names of the signals, e.g. "SIGTERM,SIGUSR1".
+    is_nohup: whether this process was started by nohup, which makes it ignore SIGHUP.
 
     Test: test_a_run_under_nohup_continues_after_a_logout
     """

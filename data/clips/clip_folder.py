@@ -133,6 +133,7 @@ def _sort_out(
 ) -> _SortedOut:
     """Sort the entries of a folder into files with a suffix, folders, and other files.
 
+    suffixes: the suffixes to look for, e.g. (".png", ".jpg"), the preferred suffix first.
     find_folders: whether to tell folders from other files. This is slow on some file systems. If
     False, the result has no folders, and a folder sets `has_other_files` like a file with another
     suffix.
@@ -154,7 +155,7 @@ def _sort_out(
 
 
 def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
-    """Return the first suffix with which a name ends, or None. "A.PNG" has the suffix ".png"."""
+    """Return the first of `suffixes` with which a name ends, or None. "A.PNG" ends with ".png"."""
     lower = name.lower()
     for suffix in suffixes:
         if lower.endswith(suffix):

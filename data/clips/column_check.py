@@ -75,7 +75,7 @@ def refuse_columns(columns: Columns, source: Source) -> None:
 
 
 def _demand(is_met: bool, what: str) -> None:
-    """Raise ValueError if a demand is not met.
+    """Raise ValueError if a demand is not met, i.e. if `is_met` is False.
 
     what: name of the wrong column, or what is wrong.
     """
@@ -84,8 +84,9 @@ def _demand(is_met: bool, what: str) -> None:
 
 
 def _demand_all(are_met: np.ndarray, what: str) -> None:
-    """Raise ValueError unless a demand is met for each entry of a column (a boolean array).
+    """Raise ValueError unless a demand is met for each entry of a column.
 
+    are_met: a bool for each entry.
     what: name of the wrong column, or what is wrong.
     """
     _demand(bool(are_met.all()), what)

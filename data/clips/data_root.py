@@ -143,6 +143,7 @@ def _add_single_files(
     E.g. "a.dat" becomes the clip "a", unless the folder "a" has files. If the root has both "a.dat"
     and "a.npy", the file with the earlier suffix is used.
 
+    suffixes: the suffixes of the files, e.g. (".dat", ".npy"), the preferred suffix first.
     names: names of the files that lie directly in the root.
 
     Test: test_a_clip_takes_the_spike_file_of_its_name

@@ -106,6 +106,8 @@ def _packets_of(
 ) -> Packets | None:
     """Return the packets of the stream to which the decoded frames belong.
 
+    times: time in seconds of each decoded frame.
+    go_on: called after each 1000 packets.
     Returns None if no stream has packets at the times of all frames.
     """
     # A film may have several video streams, e.g. a cover. The decoded frames belong to the stream
@@ -118,7 +120,10 @@ def _packets_of(
 
 
 def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets]:
-    """Read the packets of each video stream of a film, up to the point where it is damaged."""
+    """Read the packets of each video stream of a film, up to the point where it is damaged.
+
+    go_on: called after each 1000 packets.
+    """
     packets_of_stream: dict[int, Packets] = {}  # {index of the stream: its packets}
     try:
         with open_container(str(path)) as container:

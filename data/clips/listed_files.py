@@ -74,7 +74,10 @@ class Folder(Mapping[str, FileEntry]):
     def of_names(
         cls, prefix: str, names: Iterable[str], lmdb_entries: tuple[FileEntry, ...] | None = None
     ) -> "Folder":
-        """Make a folder of names. E.g. "a.png", "b.png" -> joined_names "a.png/b.png/"."""
+        """Make a folder of names. E.g. "a.png", "b.png" -> joined_names "a.png/b.png/".
+
+        lmdb_entries: the files in the order of the names, for a clip in an LMDB.
+        """
         joined_names = "".join(f"{name}/" for name in names)
         return cls(prefix, joined_names, lmdb_entries)
 

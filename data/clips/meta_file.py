@@ -88,7 +88,10 @@ def read_meta_file(path: str, needs_list: bool) -> dict[str, list[Any]]:
 
 
 def _lines_of(path: str, needs_list: bool) -> list[str]:
-    """Return the lines of the meta file. Raises DataError."""
+    """Return the lines of the meta file. Raises DataError.
+
+    needs_list: as in `read_meta_file`.
+    """
     try:
         with open_plain(path) as file:
             # "utf-8-sig" removes the byte order mark, which some editors on Windows put before the

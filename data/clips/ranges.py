@@ -28,9 +28,9 @@ def begins_of(counts: np.ndarray | Sequence[int]) -> np.ndarray:
 
 
 def first_and_end(begins: np.ndarray, index: int) -> tuple[int, int]:
-    """Return the first number of a range, and the number after its last number.
+    """Return the first number of range `index`, and the number after its last number.
 
-    begins: result of `begins_of`. [0, 2, 5] and range 1 -> (2, 5).
+    begins: result of `begins_of`. [0, 2, 5] and index 1 -> (2, 5).
     """
     return int(begins[index]), int(begins[index + 1])
 

@@ -171,7 +171,10 @@ class DatasetClip(Reader):
             self.pixel_aspect = frames.pixel_aspect
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        """Return the tensors (C, H, W) of frame `index`, as `Reader.frame` describes them."""
+        """Return the tensors (C, H, W) of frame `index`, as `Reader.frame` describes them.
+
+        reverse: whether time runs backwards within the spikes.
+        """
         item = self.dataset.read_frames(self.clip_index, first=index, count=1, reverse=reverse)
         tensors = {}
         for kind in ("lq", "spike", "gt", "gt_instants"):

@@ -243,10 +243,13 @@ class RootCheck:
     # ---- Check the clips --------------------------------------------------------------------
 
     def _check_clips(self, names: Sequence[str], looks: Mapping[str, Look]) -> list[Clip]:
-        """Check some clips and report their problems. names: names of the clips.
+        """Check some clips and report their problems.
 
         Returns the clips with right names, sizes and numbers of files. A file of these clips may
-        still be damaged. `_check_files` reports it.
+        still be damaged, which `_check_files` reports.
+
+        names: names of the clips.
+        looks: {path: what was seen of this file}, for all files of these clips.
         """
         meta_entries = self.source.meta_entries
         passed_clips = []
@@ -279,6 +282,8 @@ class RootCheck:
     def _check_files(self, clip: Clip, looks: Mapping[str, Look]) -> None:
         """Report the files of a clip that cannot be read, and pictures of another size.
 
+        looks: {path: what was seen of this file}.
+
         Test: test_a_fault_of_the_data_is_named_before_training
         """
         for kind in IMAGE_KINDS:
@@ -302,6 +307,8 @@ class RootCheck:
 
     def _warn_of_content(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
         """Warn of what reading loses, and of spikes that do not fit their frames, in threads.
+
+        looks: {path: what was seen of this file}.
 
         Test: test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits
         """
@@ -358,6 +365,7 @@ def _groups(file_counts: Mapping[str, int]) -> Iterator[list[str]]:
 def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
     """Return the size of a picture that was looked at.
 
+    looks: {path: what was seen of this file}.
     Raises DataError if the picture cannot be read, because `ClipCheck` expects this of `size_of`.
     """
     look = looks[path]

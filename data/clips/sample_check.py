@@ -89,8 +89,9 @@ def _refuse_wrong_tensors(item: Any, shape: str, where: str, do: str) -> None:
 
     Only type and number of axes of the pictures are checked (`warning_of_range` checks the values).
 
+    item: the sample or the frame.
     shape: shape of the pictures in words, e.g. "(3, H, W)".
-    where, do: for messages.
+    where, do: texts of the error.
     """
     expected = f'a dict with "lq", and "gt" to compare with: {shape}, float32 from 0 to 1'
     if not isinstance(item, dict):

@@ -146,7 +146,10 @@ class TableBuilder:
             self.numbers["exposures"].append(index)
 
     def _index_of(self, row: Row, center: float) -> int:
-        """Return the index of a stored row equal to this row. If there is none, store this row."""
+        """Return the index of a stored row equal to this row. If there is none, store this row.
+
+        center: plane of the sharp frame. Only rows with the same center count as equal.
+        """
         key = (*row, center)
         index = self.index_of_row.get(key)
         if index is not None:

@@ -94,7 +94,7 @@ class FrameSource(UserFrames):
             self._warn_of_losses()
 
     def _open_video(self, go_on: Callable[[], object]) -> None:
-        """Open the video, and name its frames by their numbers."""
+        """Open the video, and name its frames by their numbers. go_on: as in `__init__`."""
         self._video = VideoReader(self.path, go_on)
         self.fps = self._video.fps
         self.times = self._video.times

@@ -62,7 +62,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
 
 
 def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
-    """Call the `main` of a script. Prints a known error, and returns the exit code.
+    """Call the `main` of a script with its arguments. Returns the exit code, and prints an error.
 
     Raises BrokenPipeError if nobody reads stdout any more, and each error that is not known.
     """

@@ -167,6 +167,7 @@ def known_failures(text: str, first_line: int) -> list[Finding]:
 def _known_failure(line: str, line_number: int, rows: list[list[str]]) -> Finding | None:
     """Return the finding of the first row that matches a line of a log, or None if no row does.
 
+    line_number: number of the line in its file, for the finding.
     rows: the content of KNOWN_FAILURES.
     """
     if not line.strip():

@@ -175,6 +175,8 @@ def check_shards(loader: Any) -> Finding:
 
     The samples that one rank reads are its shard of the epoch. No sample may be in two shards, and
     all shards must have the same number of samples.
+
+    loader: the loader of the training samples. Its `sampler` yields the shard of this rank.
     """
     shard_of_this_rank = [index for _, index in loader.sampler]  # (epoch, index of the sample)
     shards = utils_dist.gather_objects(shard_of_this_rank)
@@ -253,6 +255,8 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 
     E.g. 1.0 s alone and 1.25 s together are an efficiency of 0.8: 8 ranks are 6.4 times as fast as
     one rank.
+
+    batch: what the loader returned for one step.
     """
     on_device = model.to_device(batch)
 

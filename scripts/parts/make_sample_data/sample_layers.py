@@ -55,6 +55,7 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
 
     A nearer layer shifts more when the camera shakes. Each object also has a motion of its own.
 
+    rng: the generator of the clip. The order of all draws must stay.
     planes: number of planes of the clip.
     side: side of the frame, in pixels.
     """
@@ -106,6 +107,8 @@ def _outline(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return the opacity (n, n, 1) of one object near the middle of the sheet.
 
     The object is a polygon with nine corners and soft edges.
+
+    n: side of the sheet, in pixels.
     """
     # The corners lie around a centre, at 14 to 34 pixels from it.
     angles = np.sort(rng.uniform(0, 2 * np.pi, 9))
@@ -162,7 +165,9 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return a random texture: (n, n, 3) display values in [0.04, 0.98].
 
     It is coloured 1/f noise with painted shapes. Its edges are as wide as one spike pixel.
-    lab/benchmark.py uses it, too.
+    lab/benchmark.py uses this function, too.
+
+    n: side of the texture, in pixels.
     """
     picture = to_uint8(_clouds(rng, n))
     # One shape for each 30 x 30 pixels, so that each part of a frame has edges.

@@ -23,6 +23,8 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     """Check every clip before anything is written. Returns the plan of each clip.
 
     Raises one DataError that names all wrong clips.
+
+    workers: number of processes.
     """
     # For each job: its plan, or the DataError that says what is wrong with the clip. `plan_clip`
     # returns this error and does not raise it, because a raised error would end the other checks.
@@ -51,6 +53,8 @@ def errors_of_size(plans: dict[Job, Plan]) -> dict[Job, DataError]:
     """Return an error for each clip that has another frame size than most clips.
 
     All clips of a data set must have frames of one size.
+
+    plans: the plans of the clips without another error.
 
     Test: test_a_clip_with_a_frame_of_another_size_is_not_made
     """

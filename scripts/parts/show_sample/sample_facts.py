@@ -55,6 +55,8 @@ def spike_facts(draw: Any) -> dict[str, str]:
 
     The row "planes" is about the first frame of the sample, e.g. "56 from plane 0 of 56; sharp
     frame at plane 28".
+
+    draw: data.clip_reading.Draw, the clip, frames, crop and flips that were chosen.
     """
     clip = draw.clip
     spikes = clip.spikes  # how this data set reads its spikes
@@ -90,6 +92,8 @@ def in_short(values: dict[str, Any]) -> str:
     """Return options as words, e.g. "half_windows 2 6 12, num_bins 8".
 
     An option that is None is left out.
+
+    values: {name of an option: a number, a text, or a list of numbers}.
     """
     texts = []
     for key, value in values.items():

@@ -23,6 +23,8 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 
     The motion is measured by optical flow between pictures of the spikes, as for `--method joint`.
     It is shown for the whole frame, as recorded: without crop, flips or reversed time.
+
+    dataset: the data set of the sample, a `ClipDataset` (data/clip_reading.py).
     """
     # Imported here, so that --help does not wait for torch, which these modules import.
     from data.motion.drawing import LEGEND, pictures_of

@@ -57,7 +57,10 @@ class BareSample(NamedTuple):
 
 
 def read_sample(dataset: Any, wanted: Wanted) -> Sample:
-    """Read a sample of training, or the first frames of a test clip."""
+    """Read a sample of training, or the first frames of a test clip.
+
+    dataset: a data set of clips from files, a `ClipDataset` (data/clip_reading.py).
+    """
     split, index, epoch = wanted
     title = f"Sample {index} of datasets.{split}"
     if dataset.is_training:
@@ -75,7 +78,9 @@ def read_sample(dataset: Any, wanted: Wanted) -> Sample:
 def sample_of_other_set(dataset: Any, wanted: Wanted) -> BareSample:
     """Read a sample of training, or the first frames of a test clip, from any kind of data set.
 
-    It uses only what every data set has (docs/extending.md), so it works without files.
+    This function uses only what every data set has (docs/extending.md), so it needs no files.
+
+    dataset: a data set of any class.
     """
     split, index, epoch = wanted
     title = f"Sample {index} of datasets.{split}"
@@ -102,6 +107,8 @@ def stack_frames(frames: list[dict[str, Any]]) -> dict[str, Any]:
 
 def refuse_missing_sample(dataset: Any, wanted: Wanted) -> None:
     """Raise OptionError if the data set has no sample of this index and epoch.
+
+    dataset: a data set of any class.
 
     Test: test_wrong_indices_are_named
     """

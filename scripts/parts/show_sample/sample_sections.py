@@ -38,6 +38,7 @@ CYAN = (0, 220, 255)  # around the region that crops are drawn from
 def sections(dataset: Any, sample: Sample, comparison: Any) -> list[Section]:
     """Return the sections of the page, from the whole frame to the single spike channels.
 
+    dataset: the data set of the sample, a `ClipDataset` (data/clip_reading.py).
     comparison: the `Comparison` of spikes and frames (data/alignment.py). None if there are no
         spikes.
     """
@@ -57,6 +58,7 @@ def sections(dataset: Any, sample: Sample, comparison: Any) -> list[Section]:
 def tensor_sections(item: dict[str, Any], names: dict[str, list[str]]) -> list[Section]:
     """Return the sections of the tensors: the frames, and the spike channels if there are any.
 
+    item: kind of the tensor -> (frames, channels, H, W), as the data set returns it.
     names: kind of the tensor, "lq" or "gt" -> a name for each frame. The spike channels are shown
         under the names of "lq".
     """
@@ -73,6 +75,8 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
 
     If the spikes do not cover the whole frame, a second rectangle shows the region from which crops
     are drawn.
+
+    dataset: the data set of the sample. name: name of the frame.
     """
     clip = sample.draw.clip
     aug = sample.draw.aug  # a `Crop` with flips
@@ -189,7 +193,10 @@ def spike_channels(spikes: Any, names: list[str]) -> Section:
 
 
 def frame_names(dataset: Any, sample: Sample, kind: str) -> list[str]:
-    """Return a name for each frame of the tensor "lq" or "gt"."""
+    """Return a name for each frame of the tensor "lq" or "gt".
+
+    dataset: the data set of the sample, a `ClipDataset`. kind: "lq" or "gt".
+    """
     clip = sample.draw.clip
     # The frames of "lq" and "gt" may differ: a set that trains interpolation reads every second
     # frame as "lq", and another frame as "gt".

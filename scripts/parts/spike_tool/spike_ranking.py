@@ -166,11 +166,15 @@ class Ranking:
     def __init__(
         self, path: Path, options: GeometryOptions, picture: tuple[int, int] | None
     ) -> None:
-        """Find the candidates. A given geometry is the only candidate. Otherwise they are:
+        """Find the candidates. A given geometry is the only candidate.
+
+        Without a given geometry, there are two kinds of candidates:
 
             known      the geometries of known cameras that fit the length of the file
             derived    the smoothest of all other sizes that fit it
 
+        options: what the user says about the geometry.
+        picture: height and width of a frame of the same view, or None.
         Raises DataError if no size fits.
         """
         self.picture = picture

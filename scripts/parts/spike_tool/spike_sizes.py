@@ -52,9 +52,11 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def smoothness(rates: np.ndarray) -> dict[str, float]:
-    """Return the correlations of neighbouring columns and rows of a mean image (h, w).
+    """Return the correlations of neighbouring columns and rows of a mean image.
 
     The correlations are lower if the image was read with a wrong size.
+
+    rates: the mean image (h, w), spikes per plane of each pixel.
     """
     return {
         # Columns 1, 2, 3, ... with columns 0, 1, 2, ..., and the same for rows.

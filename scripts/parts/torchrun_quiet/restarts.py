@@ -52,7 +52,10 @@ def never_restart_after_final_codes(exit_file: Path) -> None:
         """torchrun's agent, which calls `_restart_workers` after each fault of a rank."""
 
         def _restart_workers(self, worker_group: Any) -> None:
-            """Restart the ranks, as the base class does, unless the run's exit code is final."""
+            """Restart the ranks, as the base class does, unless the run's exit code is final.
+
+            worker_group: the ranks of this host, an object of torch.
+            """
             # The file has no code if the ranks were killed before one of them could write.
             codes = exit_file.read_text(encoding="ascii").split()
             if codes:
