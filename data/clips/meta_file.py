@@ -30,7 +30,7 @@ KAIR_LISTS = {
     "data/meta_info/meta_info_DAVIS_train_GT.txt": 90,
 }
 # A line of a meta file: clip, number of frames, shape, number of the first frame. The shape is not
-# used, because the headers of the frames tell it. A line has one of three forms:
+# used, because the headers of the frames give it. A line has one of three forms:
 #     000 100 (720, 1280, 3) 0   KAIR and BasicSR, with or without blanks in the shape
 #     000 100 (720,1280,3)       the first frame may be left out after a shape in brackets
 #     000 100 0 0                S-VRT has a number in place of the shape

@@ -72,7 +72,7 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # Without a header, `damage` is never "". The type checker needs the other condition.
+    # Without a header, `damage` is never "". So `header is None` is only for the type checker.
     damage = _damage_in(encoded, header)
     if header is None or damage:
         raise _unreadable(damage, path)

@@ -232,7 +232,7 @@ class ClipTable(Clips):
 
 
 def _exposure_of(row: Row, center: float, files: Sequence[str], own_file: int) -> Exposure:
-    """Return the exposure that a row describes. `TableBuilder._add_exposures` makes the row.
+    """Return the exposure that a row describes. `_row_of` (table_builder.py) makes the row.
 
     center: plane of the sharp frame, as a float, because the column "centers" has floats.
     files: spike files of the clip.

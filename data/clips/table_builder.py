@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from data.clip import Clip
+from data.clip import Clip, Exposure
 from data.clips.columns import Columns, Row, kinds_of, roots_of, types_of
 from data.clips.look import Look
 from data.clips.source import Source
@@ -107,7 +107,7 @@ class TableBuilder:
         self.texts[column].extend(joined_texts.encode())
 
     def _add_exposures(self, clip: Clip) -> None:
-        """Add planes and exposures of a clip. `ClipTable` turns a row back into an exposure.
+        """Add planes and exposures of a clip.
 
         Test: test_a_record_gives_the_same_clips_as_the_files
         """
@@ -115,33 +115,7 @@ class TableBuilder:
         self.numbers["planes"].extend(clip.planes_of_spike_files.values())
         index_of_file = {file: index for index, file in enumerate(clip.planes_of_spike_files)}
         for exposure in clip.exposures:
-            own_file = index_of_file[exposure.own.file]
-            # Which planes are read of the frame's own file (step 0), of the file before it (-1) and
-            # of the file after it (1): (first plane, number of planes). The files before and after
-            # have planes of context around the exposure.
-            planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
-            for piece in exposure.pieces:
-                step = index_of_file[piece.file] - own_file
-                planes_of_step[step] = (piece.first, piece.count)
-            previous_first, previous_count = planes_of_step[-1]
-            own_first, own_count = planes_of_step[0]
-            next_first, next_count = planes_of_step[1]
-            # A stored center is a float. If it was an int, it must become an int again, because
-            # messages say "plane 20" and not "plane 20.0".
-            is_whole = isinstance(exposure.center, int)
-            row = Row(
-                first_plane=exposure.own.first,
-                plane_count=exposure.own.count,
-                before=exposure.before,
-                origin=exposure.origin,
-                has_whole_center=int(is_whole),
-                previous_first=previous_first,
-                previous_count=previous_count,
-                own_first=own_first,
-                own_count=own_count,
-                next_first=next_first,
-                next_count=next_count,
-            )
+            row = _row_of(exposure, index_of_file)
             index = self._index_of(row, float(exposure.center))
             self.numbers["exposures"].append(index)
 
@@ -160,6 +134,40 @@ class TableBuilder:
         if len(self.index_of_row) < MOST_ROWS_COMPARED:
             self.index_of_row[key] = index
         return index
+
+
+def _row_of(exposure: Exposure, index_of_file: Mapping[str, int]) -> Row:
+    """Return an exposure as a row of numbers. `_exposure_of` (table.py) turns the row back.
+
+    index_of_file: {spike file: its index among the spike files of the clip}.
+    """
+    own_file = index_of_file[exposure.own.file]
+    # Which planes are read of the frame's own file (step 0), of the file before it (-1) and of the
+    # file after it (1): (first plane, number of planes). The files before and after have planes of
+    # context around the exposure.
+    planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
+    for piece in exposure.pieces:
+        step = index_of_file[piece.file] - own_file
+        planes_of_step[step] = (piece.first, piece.count)
+    previous_first, previous_count = planes_of_step[-1]
+    own_first, own_count = planes_of_step[0]
+    next_first, next_count = planes_of_step[1]
+    # A stored center is a float. If it was an int, it must become an int again, because messages
+    # say "plane 20" and not "plane 20.0".
+    is_whole = isinstance(exposure.center, int)
+    return Row(
+        first_plane=exposure.own.first,
+        plane_count=exposure.own.count,
+        before=exposure.before,
+        origin=exposure.origin,
+        has_whole_center=int(is_whole),
+        previous_first=previous_first,
+        previous_count=previous_count,
+        own_first=own_first,
+        own_count=own_count,
+        next_first=next_first,
+        next_count=next_count,
+    )
 
 
 def _folder_of(path: str, root: str) -> str:

@@ -79,7 +79,7 @@ def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
     """Return whether the record has a state of each root and of each folder of a clip.
 
     Without this question, a forged record could leave out a folder, and no later start would notice
-    a change of this folder (the lie no_states of test_a_wrong_record_is_not_used).
+    a change of this folder (test_a_wrong_record_is_not_used forges a record without states).
 
     folders: the paths in the record.
     """
