@@ -96,7 +96,7 @@ def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
     else:
         names = set()
         for listing in listings.values():
-            names.update(listing)
+            names.update(listing)  # the keys of a listing are the names of its clips
     return sorted(names - source.excluded_clips, key=natural_key)
 
 
@@ -113,6 +113,7 @@ def entries_of(
     """
 
     def entries_of_clip(name: str) -> dict[str, dict[str, FileEntry] | None]:
+        """Return {kind: {stem: file}} of one clip. Runs in a thread."""
         files: dict[str, dict[str, FileEntry] | None] = {}
         for kind, listing in listings.items():
             folder = listing.get(name)
