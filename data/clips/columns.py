@@ -100,9 +100,10 @@ class Texts:
     """
 
     def __init__(self, column: np.ndarray) -> None:
+        """Find where each text ends. No text is decoded yet."""
         self.column = column
-        # Where each text ends: the index of its zero byte, e.g. 2 and 4 in b"ab\0c\0". int32 is
-        # enough, because a record has less than 2^31 bytes (LARGEST_RECORD_BYTES in
+        # The index of the zero byte of each text, e.g. 2 and 4 in b"ab\0c\0". int32 is enough,
+        # because a record has less than 2^31 bytes (LARGEST_RECORD_BYTES in
         # data/clips/stored_arrays.py).
         self.ends = np.flatnonzero(column == 0).astype(np.int32)
 

@@ -75,6 +75,7 @@ class Candidate:
     """
 
     def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
+        """Read the planes in the middle of the file with this geometry, and judge their mean."""
         self.file = formats.open_spikes(path, geometry)
         # The planes in the middle of the file.
         count = min(self.file.planes, AVERAGED_PLANES)
