@@ -88,12 +88,14 @@ class Rendering:
         rate: float | None,
         light: Literal["linear", "display"] | None,
     ) -> None:
-        """Open the file with its geometry. If several fit, take the one with the smoothest image.
+        """Open the file with its geometry.
+
+        If several geometries fit the file, the geometry with the smoothest image is taken.
 
         method: the method and its options, from `method_of`.
         geometry: what the user says about the geometry.
-        rate: spikes per plane at full light. light: what the sensor integrates. If one of them is
-            None, dataset.json says it, or it is guessed.
+        rate: spikes per plane at full light. None: from dataset.json, else a guess.
+        light: what the sensor integrates. None: from dataset.json, else "linear".
         """
         self.options = dict(method)
         self.name = self.options.pop("type")

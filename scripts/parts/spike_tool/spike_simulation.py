@@ -116,7 +116,7 @@ class Simulation:
 
         # A function from the number of a frame to its light on the spike pixels, (h, w).
         light_of_frame = grey_light(frames, (self.height, self.width), command.gamma)
-        # Interpolates the light between the frames.
+        # `self.light.at(time)` is the light at a time in frames, between two frames, too.
         self.light = LightPath(light_of_frame, len(frames), command.method)
         self.sensor = simulate.IntegrateAndFire(
             self.height,
