@@ -5,7 +5,7 @@ Modules that choose and describe datasets:
     select_dataset.py      chooses a dataset by its name
     dataset_video.py       the datasets of clips, with and without spikes
     clip_options.py        the option keys of these datasets
-    clip_sources.py        finds and checks the data roots of a dataset
+    clip_sources.py        finds and checks the data roots (sets of folders) of a dataset
     root_spikes.py         says how the spikes of a root are read
     clip.py                `Clip`, the files of one clip
 

@@ -53,8 +53,8 @@ class Comparison:
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """Compare the spikes of a sample with its frames.
 
-    dataset: the dataset of the draw. It reads the frames and spikes.
-    draw: the sample.
+    dataset: the dataset of the sample. Its method `read` reads the frames and spikes.
+    draw: the sample: its clip, the numbers of its frames, and its crop. The clip must have spikes.
     count: approximate number of frames to measure, evenly spaced in the sample. The middle frame is
         measured even if it is not one of these frames.
     """

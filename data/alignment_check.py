@@ -42,9 +42,9 @@ class _Sample(NamedTuple):
 def warning_of(source: Any, option_file: str = "") -> str | None:
     """Return a warning if the spikes of nearly all compared samples lie at a wrong place.
 
-    Returns None if they lie at the right place, or if nothing can be compared. E.g. "spikes and
-    frames of 4 of 4 training samples do not show the same. Sample 0: They do not agree: the spikes
-    are upside down (spike.flip); ..."
+    Returns None if they lie at the right place, or if nothing can be compared. A warning is e.g.
+    "spikes and frames of 4 of 4 training samples do not show the same. Sample 0: They do not agree:
+    the spikes are upside down (spike.flip); ..."
 
     source: a training set, or the list of the readers of a user's own clips.
     option_file: the option file of the training set, for the advice.

@@ -48,7 +48,8 @@ def pairs_of_sample(
     """Read about `count` frames of a sample, evenly spaced, and the middle frame to show.
 
     dataset: reads a `Draw` by its method `read`. draw: clip, frames and crop of the sample.
-    kind: "gt" or "lq", the frames to read.
+    kind: "gt" (sharp) or "lq" (blurry), the frames to read.
+    Returns a pair of pictures for each frame, in the order of the sample, and the middle frame.
     """
     # E.g. for a sample of 6 frames and count 2, read the positions 0, 3 (the middle) and 5. The set
     # keeps the middle once if it is also one of the evenly spaced positions.

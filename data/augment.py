@@ -131,8 +131,10 @@ class CameraDraw:
     """A simulated camera, the same for all frames of a sample.
 
     The dataset and the spike source call `apply` and `photograph`, and read known_rate_factor and
-    rgb. A camera of a user may be older than a field, so read newer fields, e.g. `rgb`, with
-    `getattr` and a default.
+    rgb. A camera class that a user has written may lack fields that were added later. So read such
+    a field, e.g. `rgb`, with `getattr` and a default.
+
+    A plane is one read-out of the spike camera: one bit for each pixel, whether it fired.
     """
 
     # Seed of the random numbers of this camera, such as (seed of the dataset, epoch, index).
@@ -146,9 +148,9 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # Factor of the rate by which the channels are divided. E.g. with threshold 2, a pixel fires
-    # half as often. With the factor 0.5, the channels are as bright as before. With the factor 1,
-    # they are half as bright, and nothing tells the network why.
+    # The channels are divided by a firing rate, and this number multiplies the rate. E.g. with
+    # threshold 2, a pixel fires half as often. With the factor 0.5, the channels are as bright as
+    # before. With the factor 1, they are half as bright, and nothing tells the network why.
     known_rate_factor: float
     # Spikes per plane of a pixel without light.
     dark: float = 0.0
@@ -266,6 +268,8 @@ class CameraPerturb:
         For each change, one random number decides whether it happens, and another number decides
         how large it is. All numbers are drawn in any case, so that an option that switches one
         change on does not alter the other changes.
+
+        seed: [seed of the dataset, epoch, number of the sample], or for a test [seed, clip].
         """
         # The order of the random numbers must stay, because it fixes the samples of existing runs.
         # A "chance" decides whether a change happens, and a "size" decides how large it is.

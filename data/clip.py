@@ -116,19 +116,19 @@ class Clip:
 
     @cached_property
     def planes_of_spike_files(self) -> dict[str, int]:
-        """{spike file: number of planes in it}, each file once, in the order of the frames."""
+        """Return {spike file: number of its planes}, each file once, in the order of the frames."""
         # strict=False: without spikes in the options, `spike` is empty, but a clip of a cache still
         # has `planes`. Then the result is empty.
         return dict(zip(self.spike, self.planes, strict=False))
 
     @cached_property
     def grid(self) -> Any:
-        """How the spike planes lie on the lq frames: a `ScaledGrid` or a `CalibratedGrid`."""
+        """Return how spike planes lie on the lq frames: a `ScaledGrid` or a `CalibratedGrid`."""
         return self.spikes.grid(self.size)
 
     @property
     def croppable(self) -> Croppable:
-        """Where crops of lq frames may lie. With spikes, they lie in what both cameras see."""
+        """Return where crops of lq frames may lie. With spikes: in what both cameras see."""
         if self.spikes:
             return Croppable(self.grid.region, self.grid.step)
         height, width = self.size
@@ -138,7 +138,7 @@ class Clip:
 
     @property
     def image_kinds(self) -> list[str]:
-        """The kinds of images that the clip has."""
+        """Return the kinds of images that the clip has, e.g. ["lq", "gt"]."""
         return [kind for kind in IMAGE_KINDS if getattr(self, kind)]
 
     def size_of(self, kind: str) -> tuple[int, int]:
@@ -147,14 +147,14 @@ class Clip:
 
     @property
     def scale(self) -> int:
-        """Height of a sharp frame over height of a blurry frame, e.g. 4; 1 for deblurring."""
+        """Return the height of gt over the height of lq, e.g. 4; 1 for deblurring."""
         gt_height, _ = self.gt_size
         height, _ = self.size
         return gt_height // height
 
     @property
     def instants(self) -> int:
-        """K, the number of sharp frames of each exposure; 0 if the data set has none."""
+        """Return K, the number of sharp frames in `gt_instants` of each exposure; 0 if none."""
         return len(self.gt_instants) // len(self)
 
     @property
@@ -164,7 +164,7 @@ class Clip:
 
     @property
     def gt_place(self) -> str:
-        """A file of sharp frames, for messages. A blurry frame if there are no sharp frames."""
+        """Return a file of sharp frames, for messages. Without sharp frames: a blurry frame."""
         for paths in (self.gt_instants, self.gt, self.lq):
             if paths:
                 return paths[0]
@@ -174,8 +174,9 @@ class Clip:
 def checked_name(name: str, where: str) -> str:
     """Return `name` if it can be the name of a clip or of a frame.
 
-    Results are written under this name, so the name must not lead to another folder. Every reader
-    of names must call this, because names come from files that anybody may have written.
+    Results are written under this name, so the name must not lead to another folder. Code that
+    reads names must call this function, because names come from files that anybody may have
+    written.
 
     where: where the name was read, for the message.
     Raises DataError for names that lead out of their folder, for control characters, and for bytes

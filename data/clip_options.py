@@ -89,7 +89,7 @@ class SharpFiles(Section):
 
     Put SharpFiles before ClipFiles or FrameFiles in the list of base classes, e.g.
     class TrainKeys(Crops, SharpFiles, ClipFiles). If two base classes have a field of the same
-    name, Python takes the field of the first one, here of SharpFiles.
+    name, Python takes the field of the first class, here of SharpFiles.
     """
 
     dataroot_gt: Root = Field(description="Folder of the sharp frames.")

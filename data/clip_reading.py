@@ -136,7 +136,7 @@ class ClipDataset(ClipSources, Dataset):
         warned_sizes = set()
         # One clip of each form is enough. (A form is a combination of size, number of instants and
         # spike settings.) A loop over all clips would be slow: `self.clips` may be a table of a
-        # million clips, which makes each `Clip` when it is asked for.
+        # million clips, and such a table makes a `Clip` only when it is read.
         for clip in one_of_each_form(self.clips):
             if clip.spikes and clip.size not in warned_sizes:
                 warned_sizes.add(clip.size)

@@ -351,8 +351,8 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
     # seconds.
     from torchvision.transforms import functional as F
 
-    # What must stay: the order of these draws. Each draw takes the next numbers of rng, so another
-    # order would give other samples.
+    # What must stay: the order of these draws, and the order of `changes`, which the permutation
+    # below numbers. Another order would give other samples.
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, size=3)
     hue = rng.uniform(-JITTER, JITTER)
     changes = (

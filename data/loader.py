@@ -153,8 +153,11 @@ class TrainLoader:
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """Start the workers. Returns an iterator over the steps of `epoch`, from `batch` on.
 
-        batch: number of the global batch within the epoch, which is the number of the step.
-        Each item is the list of the micro-batches of a step.
+        Each item of the iterator is the list of the micro-batches of a step. (A micro-batch is what
+        this rank puts through the network at once.)
+
+        batch: number of the first global batch within the epoch. A global batch is the samples of
+        all ranks in one step, so this is also the number of the first step.
         """
         self.sampler.seek(epoch, batch)
         # Start the workers here and not in `_steps`. The code of a generator such as `_steps` runs
@@ -231,8 +234,8 @@ class TrainLoader:
     def _wait_for_workers(self, read: Callable[[], Any], number: int) -> Any:
         """Call `read`, which waits for the loader workers, and return its result.
 
-        The clock of the time-out also runs while the run is suspended, e.g. by Ctrl-Z, although no
-        worker can work. So a time-out after a suspension proves nothing, and `read` is called
+        The clock of torch's time-out also runs while the run is suspended, e.g. by Ctrl-Z, although
+        no worker can work. So a time-out after a suspension proves nothing, and `read` is called
         again. The watchdog limits the time of all calls together.
 
         read: a function that waits, e.g. for the next micro-batch.

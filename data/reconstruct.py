@@ -116,8 +116,9 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
 class Reconstruction:
     """A method that needs one frame and its spikes. It has the interface `utils.contract.Method`.
 
-    main_test_vrt.py calls a formula and a network in the same way. So the members of the interface
-    must stay. The keys of `settings` are stored with results and compared, so they must stay, too.
+    main_test_vrt.py calls a formula and a network in the same way, so the members of the interface
+    must stay. The keys of `settings` must stay, too, because they are stored with results, and a
+    repeated test compares them.
     """
 
     # A part of a clip can be restored on its own, because no frame needs another frame.

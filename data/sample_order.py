@@ -2,7 +2,7 @@
 
 The loader (data/loader.py) asks the sampler here for the samples of its rank. The order of the
 samples in an epoch depends only on the seed and the epoch. Each step takes the next samples of this
-order, as many as the global batch (all ranks together) has. So a run that resumes
+order, as many as a global batch (the samples of all ranks in one step) has. So a run that resumes
 within an epoch continues with the next sample. The numbers of ranks and workers may change if the
 size of the global batch stays the same.
 

@@ -1,4 +1,4 @@
-"""Open a clip of spikes for which there are no frames: its blurry frames are made of the spikes.
+"""Open a clip that has spikes but no frames. Its blurry frames are made from the spikes.
 
 data/own_clips.py calls `spike_clip` if main_test_vrt.py restores by a formula, and --spike is given
 without --input. The formula then restores from the same spikes.

@@ -57,7 +57,7 @@ class Job:
 
     @property
     def folders(self) -> tuple[Path, Path]:
-        """The folder of the frames, and the folder of the spikes.
+        """Return the folder of the frames, and the folder of the spikes, in this order.
 
         Both names must stay: the published data set has these folders, and so users' option files
         name them.
@@ -94,7 +94,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Do the work of `plan_clip`. Raises DataError if the clip cannot be made."""
-    if job.cut:  # with a rig
+    if job.cut:  # with a rig, two simulated cameras that record a part (cut) of the source
         # `cuts_of` (sources.py) has already checked the frames of the source, so they are not
         # opened here.
         raw = None
@@ -160,7 +160,7 @@ def _bytes_per_exposure(
 def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
     """Return the files of a source, each once.
 
-    path: the source. raw: its frames; None with a rig.
+    path: the source. raw: its frames; None with a rig (two simulated cameras).
     The order is part of the digest of the source (`_digest_of`), so it must stay.
     """
     if raw:

@@ -50,7 +50,8 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
     middle = average // 2
     instant_indexes = _instant_indexes(average, recipe.instants)
 
-    # Raw frames after the last whole exposure are left out.
+    # The first raw frame of each whole exposure. E.g. with average 7, 20 raw frames give 0 and 7,
+    # because an exposure that begins at raw frame 14 would need 21 raw frames.
     first_raw_frames = range(0, len(frames) - average + 1, average)
     for number, first in enumerate(first_raw_frames):
         written_indexes = {middle, *instant_indexes}

@@ -42,8 +42,9 @@ ONLY_WITH_RIG = {"rig", "side", "crop", "clips", "frames", "planes"}
 class Recipe(Section):
     """The settings of the made clips: flags of the program, which dataset.json records.
 
-    ONLY_WITHOUT_RIG and ONLY_WITH_RIG list the settings that have an effect in one case only. The
-    settings `average`, `ratio` and `seed` always have an effect.
+    ONLY_WITHOUT_RIG and ONLY_WITH_RIG list the settings that have an effect in one case only. (A
+    rig is a simulated pair of cameras.) The settings `average`, `ratio` and `seed` always have an
+    effect.
 
     What must stay: names and defaults, because users' commands and the records of made clips have
     them. `record` says what a new setting needs.
@@ -137,8 +138,8 @@ class Recipe(Section):
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
-        Without --rig, only the spike camera is simulated, and the program reads only the fields
-        `rate` and `light` of the result, for dataset.json.
+        Without --rig, only the spike camera is simulated. Then the program reads only the fields
+        `rate` and `light` of the result, which it writes to dataset.json.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:
@@ -152,7 +153,7 @@ class Recipe(Section):
 
             the setting `average`    if it is given
             the number in the name   for a clip of GoPro, e.g. 7 for GOPR0372_07_00
-            7                        for other names. It is the least number in GoPro
+            7                        for other names, because 7 is the least number in GoPro
         """
         if self.average:
             return self.average

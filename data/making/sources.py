@@ -105,7 +105,9 @@ def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
 
 
 def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
-    """Return the parts of a source that a rig records. Raises DataError if there are none.
+    """Return the parts of a source that a rig (two simulated cameras) records.
+
+    Raises DataError if there are none.
 
     The same source and recipe give the same parts on every machine, because `random_stream` gives
     the same numbers everywhere. Another order of the draws would give other data sets, and would

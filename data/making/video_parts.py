@@ -79,7 +79,8 @@ def find_cuts(
     side = min(most_side, *frames.size)
     steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
     # The longest step that is allowed here: it becomes MOST_STEP if frames are scaled to
-    # `least_side`, because motion in pixels is proportional to the side.
+    # `least_side`, because motion in pixels is proportional to the side. E.g. with the sides 288
+    # and 144, steps of up to 8 * 288 / 144 = 16 pixels are allowed.
     most_step = MOST_STEP * side / least_side
     cuts = []
     first = 0
@@ -107,9 +108,10 @@ def find_cuts(
 def _side_of_part(longest_step: float, side: int, least_side: int) -> int:
     """Return the side to which the frames of a part are scaled, so that no step is too long.
 
-    The side is chosen so that the longest step becomes MOST_STEP pixels: a longest step of 16
-    pixels at side 288 gives the side 144 (test_frames_of_a_fast_motion_are_scaled_down). If the
-    longest step is below MOST_STEP, the side stays.
+    A step is the motion from one frame of the video to the next, in pixels. The side is chosen so
+    that the longest step becomes MOST_STEP pixels. E.g. a longest step of 16 pixels at side 288
+    gives the side 144 (test_frames_of_a_fast_motion_are_scaled_down). If the longest step is below
+    MOST_STEP, the side stays.
 
     longest_step: longest step of the part, in pixels of frames of `side`.
     least_side: smallest allowed result.

@@ -67,7 +67,11 @@ LEAST_ROWS = 3 * OVERLAP
 
 @dataclass(frozen=True)
 class Band:
-    """Rows of a frame, and the spike pixels that see them."""
+    """Rows of a frame, and the spike pixels that see them.
+
+    The equations treat a band as a small frame. Its methods `of_...` cut the part of the band out
+    of what belongs to the whole frame.
+    """
 
     # Rows of the frame, e.g. slice(320, 640).
     rows: slice
@@ -151,7 +155,8 @@ def _rows_of_bands(height: int, most_rows: int) -> list[tuple[int, int]]:
 def _rows_of_spike_pixels(view: View) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and the largest y on the frame of the points of each spike pixel.
 
-    A spike pixel is the mean of m x n points. Returns two arrays (h, w), in RGB pixels.
+    A spike pixel is the mean of m x n points of the frame (`View.points_on_frame`). Returns two
+    arrays (h, w), in RGB pixels.
     """
     height, width = view.plane
     down, across = view.points_in_pixel  # m, n
@@ -161,7 +166,7 @@ def _rows_of_spike_pixels(view: View) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
-    """Make the band of the rows begin to end - 1 of the frames of a view.
+    """Make the band of the rows begin to end - 1 of the frames of a view (where spike pixels lie).
 
     sees_band: (h, w) bool, whether each spike pixel sees a point of these rows.
     """

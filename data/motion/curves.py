@@ -45,7 +45,8 @@ def curves_of(
 
         sum_k w_k |q(tau_k) - shift_k|^2                w_k = 1 / error_k^2
 
-    shifts: (K, H, W, 2).
+    times: K times in planes after the sharp instant. One of them is 0, the sharp instant.
+    shifts: (K, H, W, 2), x and y in RGB pixels, from the sharp instant to each time.
     errors: (K, H, W), expected errors of the shifts in pixels. The error of the sharp instant is
     not used.
     with_shake: whether the shake of the camera is added.

@@ -58,7 +58,7 @@ def motion_of(
 
     gain: (h, w), spikes per plane of each spike pixel at full light.
     start_motion: a motion at which the search of each time begins, e.g. the motion of a network.
-    None: each search begins where a nearer time leads (`_first_search`).
+    None: each search begins at the shifts of a nearer time (`_first_search`).
     """
     spikes = median_spikes(recording)  # of a pixel of median light, in the exposure
     is_noisy = spikes < NOISY_SPIKES
@@ -138,6 +138,9 @@ def _second_search(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search the shifts from the mean picture to each picture, and their expected errors.
 
+    The mean picture is the mean of all pictures, moved back to the sharp instant. It has less noise
+    than the picture of the sharp instant, from which the first search began.
+
     pictures: K pictures (H, W) uint8, in the order of `times`.
     curves: (K, H, W, 2), shifts from the sharp instant to each time, where the search begins.
     Returns the shifts (K, H, W, 2) and the errors (K, H, W), both 0 at the sharp instant.
@@ -169,11 +172,11 @@ def _second_search(
 
 
 def _has_search_back(index: int, sharp: int) -> bool:
-    """Return whether a search leads back from the picture of a time: at every second time.
+    """Return whether a search leads back from the picture of a time to the mean picture.
 
-    E.g. of the nine times 0 to 8 with the sharp instant 4, the times 0, 2, 6 and 8 have it. There
-    are four times on each side of the sharp instant (INSTANTS in shifts.py), so the first and the
-    last time always have it.
+    Every second time has such a search. E.g. of the nine times 0 to 8 with the sharp instant 4, the
+    times 0, 2, 6 and 8 have it. There are four times on each side of the sharp instant (INSTANTS in
+    shifts.py), so the first and the last time always have it.
 
     With a search back at all times, the motion takes a sixth more time, and the PSNR changes by
     -0.02 to +0.01 dB.
@@ -256,7 +259,7 @@ LEAST_SIDE = 2 * PATCH
 def _search_shifts(
     dis: cv2.DenseOpticalFlow, from_picture: np.ndarray, to_picture: np.ndarray, start: np.ndarray
 ) -> np.ndarray:
-    """Search the shifts (H, W, 2) from one picture to another, both (H, W) uint8.
+    """Search the shifts (H, W, 2) from one picture to another, both (H, W) uint8, by DIS.
 
     What is at p in `from_picture` is at p + shifts[p] in `to_picture`.
 

@@ -174,9 +174,9 @@ def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
 def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums of spikes and of light over all planes of some exposures, (h, w) each.
 
-    The light of each exposure is brought to the median level first. (The head of this file says
-    what a level is.) E.g. a frame of twice the median level shows half of the light, so its light
-    is multiplied by 2.
+    The light of each exposure is brought to the median level first. The level of a frame is the sum
+    of its spikes per plane over the sum of its light. E.g. a frame of twice the median level shows
+    half of the light, so its light is multiplied by 2.
     """
     levels = np.array([exposure.level() for exposure in exposures])
     usual_level = float(np.median(levels))
@@ -196,9 +196,9 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
 def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
     """Return at which pixels the RGB camera clips, e.g. in the sky: (h, w) bool.
 
-    The true light of these pixels is brighter than the frame shows, so the usual gain cannot be
-    measured there. If all pixels are clipped, the result is False everywhere, because the usual
-    gain needs some pixels.
+    The true light of these pixels is brighter than the frame shows, so the gain (spikes per plane
+    over light) cannot be measured there. If all pixels are clipped, the result is False everywhere,
+    because the usual gain needs some pixels.
     """
     is_clipped = np.mean([exposure.frame_light for exposure in exposures], axis=0) >= CLIPPED
     if is_clipped.all():
@@ -265,8 +265,9 @@ def _is_plausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
     """Return the gain (h, w) float32 for one exposure.
 
-    It is the gain of the clip, times the level of this frame over the level that the frame would
-    have with the gain of the clip. Both levels are of the same pixels.
+    It is the gain of the clip, times the level of this frame, divided by the level that the frame
+    would have with the gain of the clip. (A level is the sum of the spikes per plane over the sum
+    of the light.) Both levels are measured at the same pixels.
 
     gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count,
     because the spikes of hot pixels would look like a change of the exposure time.
@@ -286,8 +287,9 @@ SAME_LEVEL = 1.1
 def _level_change(level: float, usual_level: float) -> float:
     """Return level / usual_level, or 1 if both differ by less than the factor `SAME_LEVEL`.
 
-    Callers multiply by the result, and 1 changes nothing. So a clip without automatic exposure has
-    the same gain in all its frames.
+    A level is the sum of the spikes per plane of a frame over the sum of its light. Callers
+    multiply by the result, and 1 changes nothing. So a clip without automatic exposure has the same
+    gain in all its frames.
     """
     # At least LEAST_GAIN, because the level of a clip without any spike is 0.
     change = level / max(usual_level, LEAST_GAIN)

@@ -40,7 +40,10 @@ LOG_ERRORS = (-5.0, 4.0)
 def motion_by_network(
     recording: Recording, view: View, network: MotionNetwork, device: torch.device
 ) -> Motion:
-    """Find the motion within an exposure by the network. device: where the network computes."""
+    """Find the motion within an exposure by the network, as shifts of the RGB pixels.
+
+    device: where the network computes. The rest is computed on the CPU.
+    """
     inputs = network_inputs(recording, view, network)
     curves = _run(network, inputs, device)
     # The only exposure of the batch, without the padding.

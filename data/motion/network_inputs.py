@@ -147,7 +147,7 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
 # ---- The pictures and the scene ----------------------------------------------------------------
 
 # Limits of both pictures, so that the values of a hot pixel are not huge. All numbers of this
-# section are the numbers of the training.
+# section are the numbers of the training, so another number needs a new training.
 MOST_LIGHT = 9.0  # of light, in multiples of the mean light
 MOST_DEVIATIONS = 4.0  # of the change of a count, in standard deviations
 

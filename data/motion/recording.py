@@ -131,7 +131,9 @@ class RecordedClip:
     def gain_in(self, recording: Recording, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
         """Return the gain (h, w) float32 for one exposure.
 
-        gain, is_good: (h, w) each, of the clip, from `gain`.
+        It equals the gain of the clip, unless the RGB camera has changed its exposure time.
+
+        gain, is_good: (h, w) each, of the clip: the result of the method `gain`.
         """
         return gain_in_exposure(exposure_light(recording, self.view), gain, is_good)
 

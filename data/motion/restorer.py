@@ -157,7 +157,10 @@ class MotionRestorer:
 
     @torch.no_grad()
     def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
-        """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1].
+        """Yield the frames `wanted` of a clip, (3, H, W) float32 in [0, 1], on the CPU.
+
+        Each frame begins as the first estimate z_0 of `start`. `used_motion` is set before a frame
+        is yielded, because the caller then asks for its `pictures`.
 
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
         call, in frames. For each frame its calls sum up to 1.
@@ -180,8 +183,8 @@ class MotionRestorer:
             # A frame may take long on a CPU: tell the watchdog that the process still works.
             watchdog.go_on()
             z_0 = estimate.to(self.device).clamp(0, 1)
-            # Forget the motion of the last frame before the next frame is read, and its recording
-            # below (`del`). For a large frame, both take a tenth of the memory.
+            # Free the memory of the last frame before the next frame is read: its motion here, and
+            # its recording by `del` below. For a large frame, both take a tenth of the memory.
             self.used_motion = None
             whole = self._whole_frame(clip, index, gain_of_clip, is_good)
             if whole is None:
@@ -195,6 +198,8 @@ class MotionRestorer:
 
     def _areas_of(self, view: View, is_good: np.ndarray) -> list[Area]:
         """Divide the frames of a clip into areas, from the top to the bottom.
+
+        An area is a band of rows with its spike pixels. A frame that is not large is one area.
 
         is_good: (h, w) bool, whether each spike pixel of the whole plane can be trusted.
         """

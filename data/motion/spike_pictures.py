@@ -86,9 +86,9 @@ LEAST_DIVISOR = 1e-6
 def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[np.ndarray]:
     """Return the spikes per plane (h, w) around each time, each pixel in a window of its own.
 
-    A pixel needs a window with the share SPIKES_OF_PICTURE / (its spikes) of the exposure. To save
-    time, rates are measured only in the shortest and in the longest window that a pixel needs, and
-    each pixel mixes the two:
+    A window is the planes around a time. A pixel needs a window with the share SPIKES_OF_PICTURE /
+    (its spikes) of the exposure. To save time, rates are measured only in two windows: the shortest
+    and the longest window that any pixel needs. Each pixel mixes the two rates:
 
         weight of the longest window = log(share / shortest) / log(longest / shortest)
 
