@@ -228,6 +228,15 @@ def test_slurm_with_one_task_on_each_node_of_several_gpus_is_refused():
     assert job in error.value.do
 
 
+@pytest.mark.parametrize("name", ["SLURM_STEP_NODELIST", "SLURM_NODELIST"])
+def test_the_idle_gpus_are_found_by_each_list_of_hosts(name):
+    # SLURM_STEP_NODELIST has the hosts of one srun. Older versions of SLURM set SLURM_NODELIST.
+    env = {**TASK_OF_NODE, "SLURM_JOB_NODELIST": "", name: "n[1-2]"}
+
+    with pytest.raises(DistError, match="3 of them would idle"):
+        read_launch(env, gpu_count=4)
+
+
 @pytest.mark.parametrize(
     ("local_rank", "gpu_count", "index"),
     [

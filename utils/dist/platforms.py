@@ -166,15 +166,8 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     """
     last = task_count - 1
     rank = number_in(env, "SLURM_PROCID", faults, low=0, high=last, below="SLURM_NTASKS")
-    # All tasks meet at task 0, which runs on the first host of its step. (A step is one call of
-    # srun.) With `srun --nodelist` this need not be the first host of the job. So take the first of
-    # these lists that is set:
-    hosts = (
-        env.get("SLURM_STEP_NODELIST")  # the hosts of the step
-        or env.get("SLURM_JOB_NODELIST")  # the hosts of the job
-        or env.get("SLURM_NODELIST", "")  # the hosts of the job, in older versions of SLURM
-    )
-    addr = env.get("MASTER_ADDR", "").strip() or first_host(hosts)
+    # All tasks meet at task 0, which runs on the first host of its step.
+    addr = env.get("MASTER_ADDR", "").strip() or first_host(_hosts_of_step(env))
     if not addr:
         faults.append("SLURM_JOB_NODELIST is missing (first host of the job)")
     if env.get("MASTER_PORT"):
@@ -208,6 +201,19 @@ def _unknown_local_rank(world_size: int, rank: int, gpu_count: int, command: str
     )
 
 
+def _hosts_of_step(env: Env) -> str:
+    """Return SLURM's list of the hosts of this step, e.g. "n[1-2]". Returns "" if none is set.
+
+    A step is one call of srun. With `srun --nodelist` its first host need not be the first host of
+    the job. So the list of the step comes before the list of the job.
+    """
+    return (
+        env.get("SLURM_STEP_NODELIST")
+        or env.get("SLURM_JOB_NODELIST")
+        or env.get("SLURM_NODELIST", "")  # the hosts of the job, in older versions of SLURM
+    )
+
+
 def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -> None:
     """Raise DistError if each node has several GPUs, but SLURM started only one task on each node.
 
@@ -216,8 +222,7 @@ def _refuse_idle_gpus(env: Env, task_count: int, gpu_count: int, command: str) -
     gpu_count: number of visible GPUs.
     command: what the user typed, for the advice.
     """
-    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-    node_count = host_count(hosts)
+    node_count = host_count(_hosts_of_step(env))
     if gpu_count > 1 and node_count == task_count:
         raise DistError(
             what=f"SLURM started one task on each of {node_count} nodes, and each sees {gpu_count} "
