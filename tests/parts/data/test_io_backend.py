@@ -188,12 +188,17 @@ def test_keys_may_have_spaces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "share", [pytest.param(0.999, id="a little"), pytest.param(0.33, id="two thirds")]
+    ("share", "bytes_less"),
+    [
+        pytest.param(1, 1, id="one byte"),
+        pytest.param(0.999, 0, id="a little"),
+        pytest.param(0.33, 0, id="two thirds"),
+    ],
 )
-def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, share):
+def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, share, bytes_less):
     path = root / "lq.lmdb/data.mdb"
     whole = path.stat().st_size
-    left = int(whole * share)
+    left = int(whole * share) - bytes_less
     os.truncate(path, left)
 
     # A process that reads a missing page dies of SIGBUS. So the LMDB is read in another process.
