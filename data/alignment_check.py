@@ -60,7 +60,9 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
         comparison = compare(sample.dataset, sample.draw, count=FRAMES)
         if not comparison.is_right:
             wrong_samples.append((sample, comparison.sentence))
-    if len(samples) < LEAST_SAMPLES or len(wrong_samples) < LEAST_WRONG_SHARE * len(samples):
+    has_few_samples = len(samples) < LEAST_SAMPLES
+    has_few_wrong = len(wrong_samples) < LEAST_WRONG_SHARE * len(samples)
+    if has_few_samples or has_few_wrong:
         return None
 
     # The warning describes the first wrong sample.

@@ -56,13 +56,17 @@ def pairs_of_sample(
     frame_count = len(draw.frames)
     middle_position = frame_count // 2
     positions = {middle_position, *evenly_spaced(frame_count, wanted=count)}
-    frames_and_pairs = {}  # {position: (frame, pair of pictures)}
+    images = {}  # {position: the frame, (3, sH, sW)}
+    pairs = {}  # {position: the two pictures to compare}
     for position in sorted(positions):
-        frames_and_pairs[position] = _read_pair(dataset, draw, position, kind)
-    middle_image, middle_pair = frames_and_pairs[middle_position]
+        images[position], pairs[position] = _read_pair(dataset, draw, position, kind)
     stem = draw.clip.stems[draw.frames[middle_position]]
-    middle = MiddleFrame(f"{kind} {stem}", tensor_to_uint8(middle_image), middle_pair.spikes)
-    return [pair for _, pair in frames_and_pairs.values()], middle
+    middle = MiddleFrame(
+        name=f"{kind} {stem}",
+        frame=tensor_to_uint8(images[middle_position]),
+        spikes=pairs[middle_position].spikes,
+    )
+    return list(pairs.values()), middle
 
 
 def evenly_spaced(count: int, wanted: int) -> list[int]:

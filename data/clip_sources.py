@@ -23,6 +23,7 @@ tests/stories/test_extending.py (a user's own folders), tests/stories/test_bad_i
 """
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from data.cameras.dataset_info import load_info
@@ -169,54 +170,60 @@ class ClipSources:
         return common_properties(properties_of_roots)
 
     @classmethod
-    def check(cls, section: Any, split: str, **check_arguments: Any) -> list[root_check.Report]:
-        """Check the data, and return one report for each root.
+    def check(
+        cls,
+        section: Any,
+        split: str,
+        *,
+        stored: Path | None = None,
+        decode: bool = False,
+        show: root_check.OpenProgress = preflight.NO_PROGRESS_BAR,
+        scale: int = 1,
+    ) -> list[root_check.Report]:
+        """Check the data, and return one report for each root, in the order of the roots.
 
-        split: "train" or "test".
-        check_arguments: arguments of data.clips.preflight.check_source, e.g. `scale`, the scale of
-        the network.
+        A problem of a clip is listed in a report and raises no error here.
+
+        split: "train" or "test", for the names of the reports.
+        stored: folder of the results of earlier checks. If the data of a root have not changed, its
+        stored result is returned. None: all files are checked, and nothing is stored.
+        decode: whether to decode every image, which takes longer and also finds flipped bits.
+        show: opens a progress bar over the number of files.
+        scale: scale of the network, the side of gt over the side of lq.
 
         Raises DataError if a root cannot be read, e.g. because a folder is missing. The error also
         names the problems of the other roots.
         """
+        is_cached = section.io_backend.type == "cache"
         reports = []
         unreadable = []  # errors of whole roots
         for source in cls.sources_of(section):
+            name = _name_of_report(split, source)
             try:
-                reports.append(cls._report_of(section, source, split, **check_arguments))
+                if is_cached:
+                    # The files were checked when the cache was built. So `stored`, `decode` and
+                    # `show` have no effect.
+                    report = cls._report_of_cache(section, source, name, scale)
+                else:
+                    report = preflight.check_source(
+                        source,
+                        name,
+                        stored=stored,
+                        decode=decode,
+                        show=show,
+                        scale=scale,
+                        share=section.checked_share,
+                    )
             except DataError as e:
                 unreadable.append(e)  # go on with the next root
+                continue
+            if is_rate_assumed(source):
+                report.warnings.append(_warning_of_assumed_rate(source))
+            reports.append(report)
         if unreadable:
             problems = [(report.source, report.problems) for report in reports]
             raise_problems(problems, unreadable=unreadable)
         return reports
-
-    @classmethod
-    def _report_of(
-        cls, section: Any, source: Source, split: str, **check_arguments: Any
-    ) -> root_check.Report:
-        """Check one root, and return its report.
-
-        source: the root. section, split and check_arguments: as `check` gets them.
-        """
-        # The report is named "train", or with several roots "train 0", "train 1", ..., like the
-        # prefixes "0/", "1/" of the clips.
-        root_number = source.name_prefix.removesuffix("/")  # "" for a single root
-        name = f"{split} {root_number}" if root_number else split
-        if section.io_backend.type == "cache":
-            # A cache was checked when it was built. Of the arguments only the scale counts.
-            scale = check_arguments.get("scale", 1)
-            report = cls._report_of_cache(section, source, name, scale)
-        else:
-            arguments = {**check_arguments, "share": section.checked_share}
-            report = preflight.check_source(source, name, **arguments)
-        if is_rate_assumed(source):
-            what = (
-                "neither dataset.json nor spike.rate gives the firing rate at full light; "
-                "1 is assumed"
-            )
-            report.warnings.append(Problem("spikes", what, str(source.dataroot_spike)))
-        return report
 
     @classmethod
     def _report_of_cache(
@@ -237,6 +244,19 @@ class ClipSources:
         return root_check.Report(
             name, source, clips=clips, problems=problems, note=f"{len(clips)} cached clips"
         )
+
+
+def _name_of_report(split: str, source: Source) -> str:
+    """Return the name of the report on a root: "train", or with several roots "train 0", ..."""
+    # The numbers are the prefixes of the names of the clips: "0/", "1/", ..., or "" for one root.
+    root_number = source.name_prefix.removesuffix("/")
+    return f"{split} {root_number}" if root_number else split
+
+
+def _warning_of_assumed_rate(source: Source) -> Problem:
+    """Return the warning that the firing rate of the spikes of a root is not known."""
+    what = "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed"
+    return Problem("spikes", what, str(source.dataroot_spike))
 
 
 def _refuse_instants_without_gt(places: dict[str, Any]) -> None:

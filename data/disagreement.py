@@ -93,9 +93,11 @@ def _shift_in_words(shift: tuple[float, float]) -> str:
     Returns "" if the shift is smaller than `SMALLEST_NAMED_SHIFT` along both axes.
     """
     right, down = shift
+    to_the_side = "to the left" if right < 0 else "to the right"
+    up_or_down = "up" if down < 0 else "down"
     words = []
     if abs(right) >= SMALLEST_NAMED_SHIFT:
-        words.append(f"{abs(right):.1f} px {'to the left' if right < 0 else 'to the right'}")
+        words.append(f"{abs(right):.1f} px {to_the_side}")
     if abs(down) >= SMALLEST_NAMED_SHIFT:
-        words.append(f"{abs(down):.1f} px {'up' if down < 0 else 'down'}")
+        words.append(f"{abs(down):.1f} px {up_or_down}")
     return " and ".join(words)

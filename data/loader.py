@@ -159,12 +159,17 @@ class TrainLoader:
         batch: number of the first global batch within the epoch. A global batch is the samples of
         all ranks in one step, so this is also the number of the first step.
         """
+
+        def micro_batches() -> Iterator[Any]:
+            """Return an iterator over the micro-batches. torch starts the workers for it."""
+            return iter(self.loader)
+
         self.sampler.seek(epoch, batch)
         # Start the workers here and not in `_steps`. The code of a generator such as `_steps` runs
         # only when the first step is asked for. Hold back signals until all workers have started,
         # because a signal at this moment would leave only a part of the workers started.
         with process.signals_held():
-            iterator = self._wait_for_workers(lambda: iter(self.loader), number=0)
+            iterator = self._wait_for_workers(micro_batches, number=0)
         return self._steps(iterator)
 
     def _steps(self, iterator: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
@@ -172,9 +177,14 @@ class TrainLoader:
 
         iterator: an iterator over the micro-batches.
         """
+
+        def next_micro_batch() -> Any:
+            """Return the next micro-batch, None at the end of the epoch."""
+            return next(iterator, None)
+
         step = []
         for number in itertools.count():
-            micro_batch = self._wait_for_workers(lambda: next(iterator, None), number)
+            micro_batch = self._wait_for_workers(next_micro_batch, number)
             # None marks the end of the epoch. `step` is empty here, because the sampler drops an
             # incomplete global batch.
             if micro_batch is None:

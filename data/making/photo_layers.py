@@ -19,7 +19,6 @@ Tests: tests/parts/data/test_seeds.py, tests/parts/scripts/test_prepare_gopro_sp
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import cv2
 import numpy as np
@@ -59,29 +58,34 @@ class Camera:
 def draw_camera(
     number_of_planes: int, planes_of_interval: int, crop: int, rng: np.random.Generator
 ) -> Camera:
-    """Draw the motion of the camera.
+    """Draw the motion of the camera. The ranges of the draws were chosen by hand.
 
     number_of_planes: number of planes P of the whole clip.
     planes_of_interval: number of planes in a frame interval. crop: side of a made frame in pixels.
     rng: generator of the motion. The order of its draws must stay, because it decides which scene a
     seed gives.
     """
-    view_side = FINE * crop
-    # walk(amplitude) is a random motion (P,) between -amplitude and amplitude. Its periods are 2 to
-    # 8 frame intervals.
-    periods = (2.0 * planes_of_interval, 8.0 * planes_of_interval)
-    walk = partial(smooth_walk, rng, number_of_planes, periods=periods)
-    # The amplitude is at most a sixth of the made frame.
+    view_side = FINE * crop  # in pixels of the view
+    periods = (2.0 * planes_of_interval, 8.0 * planes_of_interval)  # 2 to 8 frame intervals
+
+    def walk(amplitude: float) -> np.ndarray:
+        """Draw a random motion (P,) between -amplitude and amplitude."""
+        return smooth_walk(rng, number_of_planes, amplitude, periods)
+
+    # Each amplitude is drawn just before its walk: 2 pixels to a sixth of the side of a made frame.
     shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
-    # The camera turns by up to 0.1 radians (6 degrees). The zoom is a constant factor of 1 to 1.3,
-    # times a factor that varies by up to 8 %, because a person who films hardly changes the zoom.
-    angles = walk(0.1)
-    zooms = rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
+    angles = walk(0.1)  # up to 0.1 radians, 6 degrees
+    # The zoom is a constant factor of 1 to 1.3, times a factor that varies by up to 8 %, because a
+    # person who films hardly changes the zoom.
+    zoom_of_clip = rng.uniform(1.0, 1.3)
+    zooms = zoom_of_clip * np.exp(walk(0.08))
     # A tilt is at most 0.1 / view_side in x and y. An edge is view_side / 2 away from the middle of
     # the view. So the tilt changes the scale at the edge by at most 0.1 / 2 = 5 %.
-    tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / view_side
+    tilt_x = walk(0.1)
+    tilt_y = walk(0.1)
+    tilts = np.stack([tilt_x, tilt_y], axis=1) / view_side
     return Camera(shake, angles, zooms, tilts)
 
 
@@ -110,6 +114,9 @@ def draw_piece(
 ) -> Layer:
     """Draw a piece of the photograph that is nearer than the rest.
 
+    The piece is a random polygon of the photograph. It moves with the shake of the camera, and at a
+    constant speed of its own. The ranges of the draws were chosen by hand.
+
     light: light of the photograph, (H, W, 3). depth: 1 or 2, where 2 is the nearest.
     shake: (P, 2), motion of the camera in pixels of the view.
     time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
@@ -118,10 +125,11 @@ def draw_piece(
     """
     height, width = light.shape[:2]
     size = np.array((width, height))
-    # The piece is cut from the photograph around the point `middle`. At the time 0, the view shows
-    # it at a random distance from its middle. It moves with a constant speed.
+    # All points are (x, y) in pixels of the photograph. The piece is cut out around `middle`.
     middle = rng.uniform(0.3, 0.7, 2) * size
     speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
+    # The point that lies in the middle of the view at the time 0, without the shake. It differs
+    # from the middle of the piece, so the piece is seen at any place of the view.
     center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
     # The shape of the piece is the convex hull of eight random points. Its edge is blurred (sigma
     # 0.8 pixels), so that no steps of whole pixels are visible.

@@ -77,7 +77,8 @@ class PhotoScene:
         self.number_of_planes = intervals * planes  # P, of the whole clip
         view_side = FINE * crop
 
-        # All random numbers are drawn here, before the first plane is painted.
+        # All random numbers are drawn here, before the first plane is painted. So `lights` and
+        # `shifts` may be called in any order.
         self._camera = draw_camera(self.number_of_planes, planes, crop, rng)
         # The time of each plane in frame intervals: (P, 1). 0 is the middle of the clip. E.g. 8
         # intervals last from -4 to 4.
@@ -97,13 +98,15 @@ class PhotoScene:
             yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
 
     def shifts(self, plane: int, other: int) -> np.ndarray:
-        """Return how far the scene of each pixel moves from one plane to another.
+        """Return the true motion of each pixel from one plane to another.
 
+        What is at the pixel p of the made frame in `plane` is at p + shifts[p] in `other`. The
+        pixel shows the nearest layer whose opacity is above 1/2 there, and the result is the shift
+        of this layer. In `other`, a nearer layer may hide this layer, which does not change the
+        shift.
+
+        plane, other: numbers of two planes, from 0.
         Returns (crop, crop, 2) float32: x and y in pixels of the made frame.
-
-        In `plane`, a pixel shows the nearest layer whose opacity is above 1/2 at this pixel. The
-        result is the shift of this layer.
-        In `other`, a nearer layer may hide this layer, which does not change the shift.
 
         Benchmarks and tests compare with these true motions. With a wrong scale,
         test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in_another fails.
@@ -119,9 +122,11 @@ class PhotoScene:
 
         shifts = np.zeros((self.crop, self.crop, 2), np.float32)
         for layer in self._layers:  # a nearer layer replaces the shifts of the layers behind it
-            # View in `plane` -> sheet -> view in `other`.
-            on_sheet = cv2.perspectiveTransform(points, self._view_to_sheet(layer, plane))
+            # Points of the view in `plane` -> points of the sheet -> points of the view in `other`,
+            # (crop, crop, 2) each. A sheet is the image of a layer, which moves under the view.
+            plane_to_sheet = self._view_to_sheet(layer, plane)
             sheet_to_other = np.linalg.inv(self._view_to_sheet(layer, other))
+            on_sheet = cv2.perspectiveTransform(points, plane_to_sheet)
             in_other = cv2.perspectiveTransform(on_sheet, sheet_to_other)
             shifts_of_layer = (in_other - points) / FINE  # in pixels of the made frame
             is_shown = opacity_at(layer, on_sheet) > 0.5  # (crop, crop)
@@ -155,9 +160,12 @@ class PhotoScene:
         return canvas
 
     def _view_to_sheet(self, layer: Layer, plane: int) -> np.ndarray:
-        """Return the homography (3, 3) from a point of the view to a point of the sheet.
+        """Return the homography (3, 3) from a point of the view to a point of a layer's sheet.
 
-        The head of this file has the product of matrices.
+            sheet point = T(center) C(turn, zoom, tilt) T(-middle) view point
+
+        T(p) adds p. C turns, zooms and tilts around the point (0, 0), so the middle of the view is
+        moved there first. `center` is the point of the sheet in the middle of the view.
         """
         camera = self._camera
         view_side = FINE * self.crop
