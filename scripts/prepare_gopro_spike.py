@@ -97,9 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
         print_plans(plans, recipe)
         return 0
 
+    refuse_full_disk(out, bytes_to_write)
     # Make the clips. dataset.json is written first, so that an interrupted run can be continued.
     out.mkdir(parents=True, exist_ok=True)
-    refuse_full_disk(out, bytes_to_write)
     write_info(out, info, recipe, plans)
     # Begin with the longest clips, so that all processes end at about the same time.
     jobs_to_do.sort(key=lambda job: -plans[job].frames)

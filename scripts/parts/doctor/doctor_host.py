@@ -54,8 +54,9 @@ def check_timeout() -> Iterator[Finding]:
     if not timeout:
         return
     what = f"{timeout} s for every collective"
-    # 10**5 s are more than a day, so a value of 10**5 or more is probably in milliseconds.
-    if timeout.isdigit() and int(timeout) < 10**5:
+    # 10**5 s are more than a day, so a value of 10**5 or more is probably in milliseconds. The
+    # launch has already refused a value that is no number (`seconds_in`).
+    if float(timeout) < 10**5:
         yield Finding(OK, "NCCL_TIMEOUT", what)
     else:
         yield Finding(

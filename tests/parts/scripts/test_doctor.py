@@ -169,6 +169,23 @@ def test_two_ranks_are_examined_together(doctor_output, check):
     assert f"ok    {check}" in doctor_output.stdout[0]
 
 
+@pytest.mark.parametrize(
+    ("timeout", "line"),
+    [
+        pytest.param("30.5", "ok    NCCL_TIMEOUT   30.5 s for every collective", id="a fraction"),
+        pytest.param(
+            "600000",
+            "warn  NCCL_TIMEOUT   600000 s for every collective; that looks like milliseconds",
+            id="milliseconds",
+        ),
+    ],
+)
+def test_the_timeout_of_the_environment_is_examined(timeout, line):
+    result = run_ranks(1, DOCTOR, limit_s=100, env={"NCCL_TIMEOUT": timeout})
+
+    assert line in result.stdout[0]
+
+
 def test_a_wrong_option_is_a_finding(options):
     result = run_ranks(1, DOCTOR, "--opt", str(options), "train.total_itre=3")
 

@@ -59,6 +59,7 @@ from tests.helpers.gopro_files import (
     write_raw,
     write_tree,
 )
+from tests.helpers.small_disk import disk
 from utils.errors import DataError
 from utils.files import MARK
 from utils.image import imread_rgb
@@ -519,6 +520,17 @@ def test_wrong_input_is_refused_before_anything_is_written(
 
     assert words in capsys.readouterr().err
     assert read_files(tmp_path) == before
+
+
+def test_clips_that_do_not_fit_on_the_disk_are_refused_before_anything_is_written(
+    raw_once, tmp_path, capsys
+):
+    with disk(tmp_path / "disk", "16k") as small_disk:
+        code = prepare("--source", raw_once, "--out", small_disk / "out")
+
+        assert code == 3
+        assert "GB are needed, 0.0 GB are free" in capsys.readouterr().err
+        assert list(small_disk.iterdir()) == []
 
 
 # ---- The split into clips for training and for testing ----
