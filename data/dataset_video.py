@@ -195,7 +195,10 @@ class VideoRecurrentTestDataset(TestClips):
 
     @classmethod
     def may_share_frames(cls, section: RecurrentTestKeys) -> bool:
-        # In a denoising test, noise is added to the frames of dataroot_lq, so they differ from gt.
+        """Return whether dataroot_lq and dataroot_gt may have the same files.
+
+        They may in a denoising test, in which noise is added to the frames of dataroot_lq.
+        """
         return section.sigma is not None
 
     def read_frames(
@@ -318,7 +321,7 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
 
     @classmethod
     def may_share_frames(cls, section: VFIKeys) -> bool:
-        # lq and gt come from the same files, but are different frames of the clip.
+        """Return True: lq and gt come from the same files, but are different frames of a clip."""
         return True
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
@@ -389,5 +392,8 @@ class VideoTestVimeo90KDataset(TestClips):
 
     @classmethod
     def may_share_frames(cls, section: VimeoTestKeys) -> bool:
-        # In interpolation, a restored frame is compared with a frame that the network did not get.
+        """Return whether lq and gt may be the same files.
+
+        They may in interpolation, which is scored on a frame that the network does not get.
+        """
         return section.temporal_scale == 2

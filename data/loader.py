@@ -258,10 +258,10 @@ class TrainLoader:
             try:
                 return read()
             except RuntimeError as e:
-                # torch keeps the iterator of persistent workers for the next epoch. Forget it,
-                # because it cannot be started again after a time-out in its start. torch then
-                # starts new workers. Within an epoch, `read` holds the iterator itself, so the next
-                # call goes on with the same workers.
+                # torch keeps the iterator of persistent workers in `_iterator`, for the next epoch.
+                # An iterator that timed out while it started cannot be started again. So forget it
+                # here, and the next call of `iter` starts new workers. Within an epoch, `read` has
+                # its own reference to the iterator, so the next call waits for the same workers.
                 self.loader._iterator = None
                 is_late = "timed out" in str(e)
                 is_out_of_shm = OUT_OF_SHM.search(str(e)) is not None

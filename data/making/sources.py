@@ -14,6 +14,7 @@ Free to change: the texts, together with the tests that quote them.
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +78,8 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
             sources.append(ClipSource(name, file_or_folder, split))
     if photos:
         for root, split in roots:
-            for file in sorted(root.iterdir(), key=lambda file: natural_key(file.name)):
+            for file_name in sorted(os.listdir(root), key=natural_key):  # "2.jpg" before "10.jpg"
+                file = root / file_name
                 source = ClipSource(file.stem, file, split)
                 if source.is_photo:
                     sources.append(source)

@@ -85,7 +85,8 @@ def _corners_of_crop(
     for axis, most in enumerate(largest_corner):
         # A walk between `middle - amplitude` and `middle + amplitude`, with periods of 2 to 8 frame
         # intervals. The corner may lie from 0 to `most` along this axis. So the amplitude is at
-        # most half of the smaller `most`, and the middle is at least `amplitude` away from both.
+        # most half of the smaller `most`, and the middle is at least one amplitude away from 0 and
+        # from `most`.
         amplitude = rng.uniform(0.1, 1.0) * min(largest_corner) / 2
         periods = (2.0 * planes, 8.0 * planes)
         walk = smooth_walk(rng, number_of_planes, amplitude, periods)
@@ -97,5 +98,6 @@ def _corners_of_crop(
         to_whole_pixel = np.round(walk) - walk
         shift_at_sharp = to_whole_pixel[sharp_planes]
         walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)
+        # The shift, of up to half a pixel, may have led out of the range.
         corners[:, axis] = np.clip(walk, 0, most)
     return corners

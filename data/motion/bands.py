@@ -112,8 +112,9 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
     """Divide the frames of a view. A frame of at most `most_pixels` pixels is one band."""
     height, width = view.size
     if height * width <= most_pixels:
+        plane_height, plane_width = view.plane
         whole_frame = slice(0, height)
-        whole_plane = (slice(0, view.plane[0]), slice(0, view.plane[1]))
+        whole_plane = (slice(0, plane_height), slice(0, plane_width))
         return [Band(whole_frame, whole_plane, view)]
 
     # A spike pixel belongs to a band if one of its points lies on the rows of the band. It may
@@ -187,10 +188,11 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     frame_to_band[1, 2] = -begin  # added to y
     # `View.all_rows` is None if the view shows the whole frame. It is set if the view is a band
     # itself. The new band then has the same whole frame.
-    rows_of_frame = view.size[0] if view.all_rows is None else view.all_rows
+    height, width = view.size
+    rows_of_frame = height if view.all_rows is None else view.all_rows
     view_of_band = replace(
         view,
-        size=(end - begin, view.size[1]),
+        size=(end - begin, width),
         plane=(rows.stop - rows.start, columns.stop - columns.start),
         to_rgb=frame_to_band @ view.to_rgb @ band_to_plane,
         first_row=view.first_row + begin,

@@ -41,7 +41,7 @@ from data.spike.pictures import DISPLAY_GAMMA
 # The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
 # edge of a lamp only some of them are clipped, so the limit is below 1. The value is a judgement.
 # With a larger value, edges of lamps would not count as clipped. With a smaller value, bright
-# pixels would, although they are not. Without the limit,
+# pixels would count as clipped, although they are not. Without the limit,
 # test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails.
 CLIPPED = 0.9
 

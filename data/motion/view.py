@@ -85,9 +85,10 @@ class View:
     @cached_property
     def _points_on_frame(self) -> np.ndarray:
         """Compute what `points_on_frame` returns."""
+        height, width = self.plane  # h, w
         down, across = self.points_in_pixel  # m, n
-        y = (np.arange(self.plane[0] * down) + 0.5) / down - 0.5  # on the plane, (h m,)
-        x = (np.arange(self.plane[1] * across) + 0.5) / across - 0.5  # (w n,)
+        y = (np.arange(height * down) + 0.5) / down - 0.5  # on the plane, (h m,)
+        x = (np.arange(width * across) + 0.5) / across - 0.5  # (w n,)
         return mapped(self.to_rgb, _grid(x, y))
 
     def pixels_on_plane(self) -> np.ndarray:
@@ -171,8 +172,9 @@ def view_of(clip: Clip) -> View:
     # Without a calibration, the plane fills the whole frame. A spike pixel then has `down` x
     # `across` RGB pixels. E.g. with 3 RGB pixels across, spike pixel 0 has the RGB pixels 0, 1 and
     # 2, so its middle is at X = 1 = (3 - 1) / 2, and spike pixel x has its middle at X = 3 x + 1.
-    down = clip.size[0] / plane[0]
-    across = clip.size[1] / plane[1]
+    height, width = clip.size
+    down = height / geometry.height
+    across = width / geometry.width
     matrix = np.array([[across, 0, (across - 1) / 2], [0, down, (down - 1) / 2], [0, 0, 1]])
     return View(clip.size, plane, to_rgb=matrix, is_display=is_display)
 
