@@ -4,7 +4,7 @@ model_state.py calls `keep_compiled_code_at_home` before it compiles a network (
 train.compile).
 
 What must stay: no other user can write to the folder, because its code is run. Free to change: the
-folder, to another such folder of the user.
+folder, if only the user can write to the new one.
 """
 
 import os

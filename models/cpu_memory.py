@@ -70,9 +70,10 @@ def check_memory(
     has_average: bool,
     changes: Callable[[], list[str]],
 ) -> None:
-    """Warn if a step on clips like `lq` does not fit into the free memory of this host. Collective.
+    """Warn if a step on clips like `lq` does not fit into the free memory of this host.
 
-    Only VRT is checked, because the numbers SAVED_OF_... are for its layers.
+    Only VRT is checked, because the numbers SAVED_OF_... are for its layers. Every rank must call
+    this function, because the ranks wait for each other in it.
 
     lq: (B, T, C, H, W).
     is_half: whether autocast computes in 16 bits.
@@ -82,8 +83,8 @@ def check_memory(
     Raises OptionError if the whole memory of the host and its swap are too small, even if no other
     program used them.
     """
-    # The number of ranks on this host. Every rank must call `gather_objects`, so it comes before
-    # the early returns.
+    # The number of ranks on this host. `gather_objects` waits for all ranks, so the call comes
+    # before the early returns.
     hosts = utils_dist.gather_objects(platform.node())
     ranks = hosts.count(platform.node())
     used_and_size = host_memory()  # in GB, or None if they are unknown
@@ -135,7 +136,7 @@ def _in_words(need: Need, lq: Tensor) -> str:
     """Return what a step needs, for the warning and the error. lq: (B, T, C, H, W)."""
     clips, frames, _, height, width = lq.shape
     processes = f"; {need.ranks} processes" if need.ranks > 1 else ""
-    # The two parts in brackets add up to less than the total, which also has MARGIN.
+    # The two parts in brackets add up to less than the total, because MARGIN raises only the total.
     return (
         f"a step on {clips} clips of {frames} x {height} x {width} needs about "
         f"{need.total:.1f} GB on the CPU ({need.ranks * need.saved / GB:.1f} GB of activations, "
@@ -182,8 +183,7 @@ def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: 
 # the frame. So its numbers are divided by scale^2.
 #
 # The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts in small
-# networks. Fit them again if test_cpu_memory.py fails, because a network saves 25 % more or less
-# than the estimate.
+# networks. Fit them again if test_cpu_memory.py finds an estimate that is wrong by more than 25 %.
 SAVED_OF_FLOW = 870.0  # for the optical flow
 SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
 SAVED_OF_BLOCK = 1.05  # for the input of a block
@@ -199,7 +199,8 @@ def saved_per_pixel(net: VRT) -> float:
     # pa_frames is the number of neighbouring frames that are aligned along the optical flow. If it
     # is 0, there is no flow, and the network has a convolution over all frames instead.
     has_flow = net.pa_frames > 0
-    values = SAVED_OF_FLOW if has_flow else SAVED_OF_ALL_FRAMES  # per pixel, so far
+    # Saved values per pixel of an input frame. The lines below add the values of the layers.
+    values = SAVED_OF_FLOW if has_flow else SAVED_OF_ALL_FRAMES
     scales = (*STAGE_SCALES, 1)  # stage 8 works at full resolution
     for number, scale in enumerate(scales, start=1):
         stage = getattr(net, f"stage{number}")

@@ -21,14 +21,17 @@ from utils.errors import PUBLISHED_ADDRESS, OptionError
 
 logger = logging.getLogger(__name__)
 
-# KAIR's scripts download the file PUBLISHED_FLOW. If it is missing, OWN_FLOW is used, the flow
-# weights that this project ships.
+# PUBLISHED_FLOW is where the scripts of KAIR, the program of VRT's authors, put the published file.
+# If it is missing, OWN_FLOW is used, the flow weights that this project ships.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 
 
 def start_with_zero_flow(spynet: SpyNet) -> None:
-    """Set the last layer of each level of SpyNet to zero. A random flow would misalign."""
+    """Set the last layer of each level of SpyNet to zero, so that the flow is zero at first.
+
+    A random flow would align pixels that do not belong together.
+    """
     levels: Any = spynet.basic_module
     for level in levels:
         last_layer = level.basic_module[-1]

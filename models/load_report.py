@@ -19,6 +19,9 @@ SHOWN_NAMES = 6
 class LoadReport:
     """What happened to each tensor when a weights file was loaded: five lists of names.
 
+    In `widened` and `mismatched`, both shapes follow the name, e.g. "conv_last.weight (3, 120, 1,
+    3, 3), network (1, 120, 1, 3, 3)".
+
     `loaded_share` decides whether the file is refused. The log shows the report as a text.
     """
 
@@ -42,6 +45,7 @@ class LoadReport:
         return any(not _is_of_fusion(name) for name in self._names_in_file())
 
     def _names_in_file(self) -> tuple[str, ...]:
+        """Return the entries for the tensors in the file. Each begins with the tensor's name."""
         return (*self.matched, *self.widened, *self.mismatched, *self.unexpected)
 
     @property
@@ -86,5 +90,8 @@ class LoadReport:
 
 
 def _is_of_fusion(name: str) -> bool:
-    """Return whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight"."""
+    """Return whether a tensor belongs to the fusion operator, e.g. "fusion.gate.weight".
+
+    name: the name, or an entry of `LoadReport` that begins with the name.
+    """
     return name.startswith("fusion.")

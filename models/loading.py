@@ -30,7 +30,7 @@ def load_weights(
         match (`LEAST_MATCHED`).
 
     Raises CheckpointError if the weights do not fit, and SpoiltWeightsError if they hold NaN or
-    integers. After an error the network is unchanged: callers rely on this.
+    integers. After an error the network is unchanged, and callers rely on this.
     """
     report, fitting = compare_weights(net, weights, where, strict)
     _refuse_integers(net, fitting, where)
