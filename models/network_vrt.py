@@ -218,23 +218,8 @@ class VRT(nn.Module):
 
         # The order of the following lines decides the random initial weights. Build a new module
         # after them: in between, it would change the initial weights of all later modules.
-        if pa_frames:
-            # The network sees each frame together with the frame before and the next frame, aligned
-            # along the flow. The flow of a pixel points between four pixels of the other frame, and
-            # the network sees all four. So an aligned frame has 4 * trunk_chans channels, and all
-            # three frames have (1 + 4 + 4) * trunk_chans (`aligned_input` in flow.py). A noise map
-            # is one more channel.
-            inputs = 9 * trunk_chans + int(nonblind_denoising)
-        else:
-            inputs = trunk_chans
-        self.conv_first = FrameConv(inputs, embed_dims[0])
-        if pa_frames:
-            self.spynet = SpyNet()
-        drop_rates = design.drop_rates()
-        for entry in range(7):  # entry 0 of the lists is stage 1
-            stage = build_stage(design, entry, drop_rates[entry])
-            self.add_module(f"stage{entry + 1}", stage)
-        self.stage8 = build_stage_8(design, drop_rates)
+        self._build_input(design)
+        self._build_stages(design)
         self._build_output(design)
         # Channels of the first features, then of stages 1 to 7.
         widths = [embed_dims[0], *embed_dims[:7]]
@@ -246,6 +231,29 @@ class VRT(nn.Module):
         self._init_for_scratch(spynet_path)
 
     # ---- Construction ------------------------------------------------------------------------
+
+    def _build_input(self, design: Design) -> None:
+        """Add the first convolution, and the network of the optical flow if frames are aligned."""
+        if self.pa_frames:
+            # The network sees each frame together with the frame before and the next frame, aligned
+            # along the flow. The flow of a pixel points between four pixels of the other frame, and
+            # the network sees all four. So an aligned frame has 4 * in_chans channels, and all
+            # three frames have (1 + 4 + 4) * in_chans (`aligned_input` in flow.py). A noise map is
+            # one more channel.
+            inputs = 9 * self.in_chans + int(self.nonblind)
+        else:
+            inputs = self.in_chans
+        self.conv_first = FrameConv(inputs, design.embed_dims[0])
+        if self.pa_frames:
+            self.spynet = SpyNet()
+
+    def _build_stages(self, design: Design) -> None:
+        """Add the stages 1 to 8. The drop rates rise from block to block over all stages."""
+        drop_rates = design.drop_rates()
+        for entry in range(7):  # entry 0 of the lists is stage 1
+            stage = build_stage(design, entry, drop_rates[entry])
+            self.add_module(f"stage{entry + 1}", stage)
+        self.stage8 = build_stage_8(design, drop_rates)
 
     def _build_output(self, design: Design) -> None:
         """Add the layers after the stages. They turn the features into frames.

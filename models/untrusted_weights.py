@@ -13,7 +13,7 @@ Tests: tests/parts/models/test_hostile_weights.py, test_any_weights.py
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,15 +67,24 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+class Rule(NamedTuple):
+    """One rule of `refuse_larger`: how much the weights file of a network must have at least."""
+
+    key: str  # the option that asks for this much, for the error
+    least_count: float  # the least number of tensors, or of numbers in all tensors together
+    count_in_file: int  # the number in the file
+    things: str  # what is counted, "tensors" or "numbers", for the error
+
+
 def refuse_larger(
     netG: dict[str, Any], spike_channels: int, weights: dict[str, Tensor], where: str
 ) -> None:
     """Raise CheckpointError if the options of one of our networks ask for more than `weights` hold.
 
-    Call this before the network is built, because building it may take all memory or time. Each of
-    four simple rules says how many tensors the file must have at least, or how many numbers in all
-    tensors together. E.g. depths [8, 8] needs a file of at least 8 + 8 = 16 tensors. The last rule
-    covers all options, also the ones that no other rule knows.
+    Call this before the network is built, because building it may take all memory, or hours. Each
+    of four simple rules says how many tensors the file must have at least, or how many numbers in
+    all tensors together. E.g. depths [8, 8] needs a file of at least 8 + 8 = 16 tensors. The last
+    rule covers all options, also the options that no other rule knows.
 
         key           rule                                          least that the file must have
         depths        a block has at least one tensor               sum(depths) tensors
@@ -84,6 +93,8 @@ def refuse_larger(
         a number      no number in the options is larger than the   max(all options) numbers
                       number of weights
 
+    netG: the options of the network, from the file.
+    spike_channels: the number of spike channels, also from the file.
     where: the file, for the error.
     """
     tensor_count = len(weights)
@@ -94,18 +105,22 @@ def refuse_larger(
     embed_dims = list(_numbers_in(netG.get("embed_dims")))
     window_size = list(_numbers_in(netG.get("window_size")))
     all_options = list(_numbers_in([netG, spike_channels]))
+    # A key that the options lack counts 0. Without window_size it counts 1, the empty product.
+    widest = max(embed_dims, default=0)
+    window_tokens = math.prod(window_size)
+    largest = max(all_options, default=0)
     rules = (
-        # Each row: key, least count that the file must have, count in the file, what is counted.
-        ("depths", sum(depths), tensor_count, "tensors"),
-        ("embed_dims", max(embed_dims, default=0) ** 2, number_count, "numbers"),
-        ("window_size", math.prod(window_size) ** 2, number_count, "numbers"),
-        ("a number", max(all_options, default=0), number_count, "numbers"),
+        Rule("depths", sum(depths), tensor_count, "tensors"),
+        Rule("embed_dims", widest**2, number_count, "numbers"),
+        Rule("window_size", window_tokens**2, number_count, "numbers"),
+        Rule("a number", largest, number_count, "numbers"),
     )
-    for key, least_count, count_in_file, things in rules:
-        if least_count > count_in_file:
+    for rule in rules:
+        if rule.least_count > rule.count_in_file:
             raise CheckpointError(
-                what=f"the options in it make a larger network than its weights: {key} asks for "
-                f"at least {least_count:.3g} {things}, and the file has {count_in_file}",
+                what="the options in it make a larger network than its weights: "
+                f"{rule.key} asks for at least {rule.least_count:.3g} {rule.things}, "
+                f"and the file has {rule.count_in_file}",
                 where=where,
                 expected=f"options of a network of {tensor_count} tensors with {number_count} "
                 "numbers",
@@ -114,15 +129,16 @@ def refuse_larger(
 
 
 # Larger numbers in the options of a file count as this number (`_numbers_in`), because
-# `refuse_larger` squares some numbers. The square of a larger number may be too large for a float,
-# but a float can hold the square of 1e30, 1e60.
+# `refuse_larger` squares some numbers. The square of 1e30 is 1e60, which a float can hold. The
+# square of a much larger number, e.g. of 1e200, would raise OverflowError.
 LARGEST_NUMBER = 1e30
 
 
 def _numbers_in(value: Any) -> Iterator[float]:
     """Yield the absolute values of all numbers in `value`, e.g. {"a": [1, -2], "b": "x"} -> 1, 2.
 
-    Numbers above LARGEST_NUMBER, and NaN, count as LARGEST_NUMBER.
+    Numbers above LARGEST_NUMBER, and NaN, count as LARGEST_NUMBER. True counts as 1, and texts are
+    skipped.
     """
     if isinstance(value, dict):
         value = list(value.values())

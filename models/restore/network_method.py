@@ -134,7 +134,7 @@ def network_for_test_set(
         tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
     # `sigma` is the noise level, which only a non-blind denoiser takes.
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-    tiling = _tiling(saved, tile_options, flags.tiles)
+    tiling = _tiling(saved, tile_options, flags.tiles, changes={})
     return NetworkMethod(saved, tiling, flags.dtype, sigma)
 
 
@@ -145,7 +145,7 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
     a GPU, and of the default side of the section `val` on a CPU.
     """
     # The value of --tile: (frames, side), "auto", or None if the flag is not given. If it is
-    # (frames, side), `_tiling` replaces the sizes that are chosen here.
+    # (frames, side), it replaces the sizes that are chosen here (`_options_of_flags`).
     tile = flags.tiles.tile
     # The defaults of the section `val`. In its keys, "num_frame" is the length of a tile in frames,
     # and "size_patch" is its side in pixels.
@@ -162,21 +162,25 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
         tile_options["size_patch_testing"] = WHOLE
     # Tiles that the user chose are not halved when the memory is full.
     may_halve = tile is None or tile == "auto"
-    # "smooth" leaves no visible seams between the tiles. The default "kair" would fit only a test
-    # set, because the published scores were made with it.
-    tiling = _tiling(saved, tile_options, flags.tiles, blend="smooth", may_halve=may_halve)
+    # "smooth" leaves no visible seams between the tiles. The default "kair" is for test sets,
+    # because the published scores were made with it.
+    changes = {"blend": "smooth", "may_halve": may_halve}
+    tiling = _tiling(saved, tile_options, flags.tiles, changes)
     return NetworkMethod(saved, tiling, flags.dtype, flags.sigma)
 
 
 def _tiling(
-    saved: SavedNetwork, tile_options: dict[str, Any], flags: TileFlags, **fields: Any
+    saved: SavedNetwork,
+    tile_options: dict[str, Any],
+    flags: TileFlags,
+    changes: dict[str, Any],
 ) -> Tiling:
     """Return the tiles that follow from options and flags.
 
     A field of `Tiling` gets its value from the first of these places that has one:
 
-        1. a flag of the command line
-        2. `fields`
+        1. `flags`
+        2. `changes`
         3. `tile_options`
         4. the default of the field
 
@@ -187,27 +191,13 @@ def _tiling(
     * A network that interpolates new frames always gets tiles of the number of frames that it takes
       at once.
 
-    tile_options: keys and values of the section `val`. The values of the flags are written into
-        this dict.
+    tile_options: keys and values of the section `val`.
     flags: the flags of the command line.
-    fields: fields of `Tiling` that `val` does not have, e.g. blend="smooth".
+    changes: the fields `blend` and `may_halve` of `Tiling`, or {}. The section `val` lacks both.
     """
-    if isinstance(flags.tile, tuple):
-        frames, side = flags.tile
-        tile_options["num_frame_testing"] = frames
-        tile_options["size_patch_testing"] = side
-    if flags.overlap is not None:
-        frames, pixels = flags.overlap
-        tile_options["num_frame_overlapping"] = frames
-        tile_options["size_patch_overlapping"] = pixels
-    if flags.batch_tiles is not None:
-        tile_options["batch_tiles"] = flags.batch_tiles
-    for key in ("flip_seq", "pad_seq", "center_frame_only"):
-        if getattr(flags, key):
-            tile_options[key] = True
+    val = read_section(ValOptions, tile_options | _options_of_flags(flags), "val")
     if flags.blend:
-        fields["blend"] = flags.blend
-    val = read_section(ValOptions, tile_options, "val")
+        changes = changes | {"blend": flags.blend}
     # A network that interpolates gets the frames around each gap, one gap after the other. E.g. of
     # the clip 0 1 2 3 4, it gets 0 1 2 3 for the gap after frame 1, then 1 2 3 4 for the gap after
     # frame 2. All this is one sequence, 0 1 2 3 1 2 3 4. --flip-seq would reverse this sequence in
@@ -219,7 +209,31 @@ def _tiling(
             expected="neither --flip-seq nor --pad-seq",
             do="drop these flags",
         )
-    return Tiling.of(val, saved.spec, **fields)
+    return Tiling.of(val, saved.spec, **changes)
+
+
+def _options_of_flags(flags: TileFlags) -> dict[str, Any]:
+    """Return the options of the section `val` that flags of the command line replace.
+
+    E.g. `--tile 12,256 --flip-seq` -> {"num_frame_testing": 12, "size_patch_testing": 256,
+    "flip_seq": True}. `--tile auto` is left to the callers of `_tiling`.
+    """
+    options: dict[str, Any] = {}
+    if isinstance(flags.tile, tuple):
+        frames, side = flags.tile
+        options["num_frame_testing"] = frames
+        options["size_patch_testing"] = side
+    if flags.overlap is not None:
+        frames, pixels = flags.overlap
+        options["num_frame_overlapping"] = frames
+        options["size_patch_overlapping"] = pixels
+    if flags.batch_tiles is not None:
+        options["batch_tiles"] = flags.batch_tiles
+    # Without one of these flags, its option in the section `val` counts.
+    for key in ("flip_seq", "pad_seq", "center_frame_only"):
+        if getattr(flags, key):
+            options[key] = True
+    return options
 
 
 def refuse_other_frames(saved: SavedNetwork) -> None:
