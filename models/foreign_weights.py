@@ -109,33 +109,41 @@ def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
 
 # ---- What a file is that holds no weights ----------------------------------------------------
 
+
+class _Kind(NamedTuple):
+    """What a file is, in words, and what to do. E.g. "an empty file", "download it again"."""
+
+    what: str
+    do: str
+
+
 # Advice in several errors.
 DOWNLOAD = "download it again"
-# First bytes of a file, as a regular expression -> what the file is, and what to do. The first
-# expression that matches wins, so an empty file (`$`) comes last.
+# First bytes of a file, as a regular expression -> the kind of the file. The first expression that
+# matches wins, so an empty file (`$`) comes last.
 MARKS = {
-    rb"version https://git-lfs": (
+    rb"version https://git-lfs": _Kind(
         "a pointer of Git LFS, whose file was not fetched",
         "run `git lfs pull` in its repository, or download the file itself",
     ),
     # Perhaps the three bytes that mark UTF-8, perhaps spaces, then a tag.
-    rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head)": (
+    rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head)": _Kind(
         "an HTML page, as a browser shows it",
         "download the file that the page shows or links to: at GitHub it has /raw/ or "
         "/releases/download/ in it",
     ),
     # A bracket, then a quotation mark or a closing bracket: {"a..., ["a..., {} or [].
-    rb"\s*[{\[]\s*[\"}\]]": ("JSON text", DOWNLOAD),
+    rb"\s*[{\[]\s*[\"}\]]": _Kind("JSON text", DOWNLOAD),
     # Eight bytes with the length of the header, then the header, which is JSON.
-    rb".{8}\{\"": ("a safetensors file", "save its tensors with torch.save as a .pth"),
-    rb"\x93NUMPY": ("a NumPy array (.npy)", "give the .pth"),
-    rb"\x1f\x8b": ("a file compressed with gzip", "unpack it and give the .pth in it"),
-    rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": (
+    rb".{8}\{\"": _Kind("a safetensors file", "save its tensors with torch.save as a .pth"),
+    rb"\x93NUMPY": _Kind("a NumPy array (.npy)", "give the .pth"),
+    rb"\x1f\x8b": _Kind("a file compressed with gzip", "unpack it and give the .pth in it"),
+    rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": _Kind(
         "an archive (xz, 7z or RAR)",
         "unpack it and give the .pth in it",
     ),
-    rb"\x00+$": ("a file of zeros, as a broken download or a full disk leaves it", DOWNLOAD),
-    rb"$": ("an empty file", DOWNLOAD),
+    rb"\x00+$": _Kind("a file of zeros, as a broken download or a full disk leaves it", DOWNLOAD),
+    rb"$": _Kind("an empty file", DOWNLOAD),
 }
 # Endings of weights files, to find one in a zip file around it.
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
@@ -163,13 +171,6 @@ def no_weights(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(what=what, where=str(path), expected=expected, do=do)
 
 
-class _Kind(NamedTuple):
-    """What a file is, in words, and what to do. E.g. "an empty file", "download it again"."""
-
-    what: str
-    do: str
-
-
 def _kind_of(path: Path, error: Exception) -> _Kind:
     """Find out what a file is that torch.load did not read.
 
@@ -185,9 +186,9 @@ def _kind_of(path: Path, error: Exception) -> _Kind:
     if not_allowed:
         class_name = not_allowed[1]
         return _kind_with_object(class_name)
-    for mark, (what, do) in MARKS.items():
+    for mark, kind in MARKS.items():
         if re.match(mark, head, re.DOTALL | re.IGNORECASE):
-            return _Kind(what, do)
+            return kind
     return unknown
 
 

@@ -88,11 +88,16 @@ def compare_weights(
         else:
             report.mismatched.append(f"{name} {file_shape}, network {network_shape}")
 
-    # With `strict` nothing may differ. Without it, a small fraction of the tensors may differ.
+    _refuse_misfit(report, where, strict)
+    return report, fitting
+
+
+def _refuse_misfit(report: LoadReport, where: str, strict: bool) -> None:
+    """Raise CheckpointError if too few tensors match. With `strict`, all of them must match."""
     differences = report.missing + report.mismatched + report.unexpected + report.widened
     has_forbidden_difference = strict and len(differences) > 0
     if report.loaded_share >= LEAST_MATCHED and not has_forbidden_difference:
-        return report, fitting
+        return
     if strict:
         expected = "every tensor (strict)"
     else:

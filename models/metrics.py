@@ -126,9 +126,10 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     Raises DataError if the shapes differ or a side has fewer than 11 pixels.
     """
     _check_shapes(restored, sharp)
-    if min(restored.shape[:2]) < len(_SSIM_KERNEL):
+    height, width = restored.shape[:2]
+    if min(height, width) < len(_SSIM_KERNEL):
         raise DataError(
-            what=f"SSIM cannot score an image of {restored.shape[1]}x{restored.shape[0]}",
+            what=f"SSIM cannot score an image of {width}x{height}",
             where="",  # this function does not know the names of the images
             expected="at least 11x11 pixels",
             do="use larger frames",
@@ -268,13 +269,14 @@ def _values_of(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]) 
     values = {}
     luma: tuple[np.ndarray, np.ndarray] | None = None  # computed once, if a metric needs it
     for metric in metrics:
-        pair = (image, sharp)
         if metric.on_luma:
             if luma is None:
                 luma = (rgb_to_y(image), rgb_to_y(sharp))
-            pair = luma
+            first, second = luma
+        else:
+            first, second = image, sharp
         # Copies, because a metric of a user may compute in place.
-        score = metric.score(pair[0].copy(), pair[1].copy())
+        score = metric.score(first.copy(), second.copy())
         values[metric.name] = _number(score, metric.name)
     return values
 

@@ -151,7 +151,7 @@ class ModelState:
             netG_then = state["options"]["netG"]
             # The keys whose values have changed, e.g. "netG.depths".
             changed = changed_options.differences(netG_then, self.opt.netG.plain(), "netG.")
-            keys = ", ".join(changed) or "netG"
+            keys = ", ".join(changed) if changed else "netG"
             e.expected = "the network that the checkpoint was trained with"
             e.do = f"undo the change of {keys}, or start a new task with path.pretrained_netG"
             raise
@@ -330,4 +330,8 @@ def weights_hash(net: nn.Module) -> str:
 
 def to_cpu(value: Any) -> Any:
     """Copy `value` with its tensors (in dicts, lists, tuples) detached, contiguous, on the CPU."""
-    return utils_dist.map_tensors(value, lambda tensor: tensor.detach().cpu().contiguous())
+
+    def tensor_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().cpu().contiguous()
+
+    return utils_dist.map_tensors(value, tensor_to_cpu)

@@ -188,18 +188,14 @@ class VRT(nn.Module):
             kernels=kernels,
             out_instants=out_instants,
         )
-        # The class of the fusion operator decides how many of the input channels are image channels
-        # and how many channels the trunk gets. Its method `channels` returns both numbers.
-        # `resolve` checks the section and fills in defaults.
+        # The section netG.fusion, checked and with its defaults. It names the class of the fusion
+        # operator.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
-        fusion_class = fusion_options.constructor
         if pa_frames == 0:
-            # The fusion operator is asked what the trunk would get without the option in_chans,
-            # because the check names this number in its message.
-            _, own_trunk_chans = fusion_class.channels(None, spike_channels)
-            refuse_fusion_for_new_frames(
-                fusion_options.type, own_trunk_chans, has_in_chans=in_chans is not None
-            )
+            _refuse_operator_for_new_frames(fusion_options, in_chans, spike_channels)
+        # The class of the operator decides how many of the input channels are image channels, and
+        # how many channels the trunk gets.
+        fusion_class = fusion_options.constructor
         self.image_chans, trunk_chans = fusion_class.channels(in_chans, spike_channels)
         check_arguments(design, self.image_chans, trunk_chans)
 
@@ -261,17 +257,18 @@ class VRT(nn.Module):
         The released weights fix the 64 channels and the kernel sizes of these layers. The slope
         0.01 is the published one.
         """
-        dims = design.embed_dims
-        self.norm = LayerNorm(dims[-1])
-        self.conv_after_body = nn.Linear(dims[-1], dims[0])
+        width = design.embed_dims[0]  # channels of the features that become frames
+        width_of_stage_8 = design.embed_dims[-1]
+        self.norm = LayerNorm(width_of_stage_8)
+        self.conv_after_body = nn.Linear(width_of_stage_8, width)
         if not self.pa_frames:  # interpolation: all frames are joined, then new frames are made
             frames = design.img_size[0]
-            self.linear_fuse = nn.Conv2d(dims[0] * frames, 64, kernel_size=1)
+            self.linear_fuse = nn.Conv2d(width * frames, 64, kernel_size=1)
             self.conv_last = nn.Conv2d(64, self.out_chans, kernel_size=7)
         elif self.upscale == 1:  # restoration: each frame is made from its own features
-            self.conv_last = FrameConv(dims[0], self.out_chans)
+            self.conv_last = FrameConv(width, self.out_chans)
         else:  # super-resolution: the features are enlarged first
-            self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], 64), nn.LeakyReLU(0.01))
+            self.conv_before_upsample = nn.Sequential(FrameConv(width, 64), nn.LeakyReLU(0.01))
             self.upsample = build_upsampling(self.upscale)
             self.conv_last = FrameConv(64, self.out_chans)
 
@@ -482,3 +479,19 @@ class VRT(nn.Module):
             x = layer(x)
         x = shallow + self.conv_after_body(self.norm(x))  # (B, N, H, W, E)
         return x.permute(0, 1, 4, 2, 3)  # (B, N, E, H, W)
+
+
+def _refuse_operator_for_new_frames(
+    fusion_options: Any, in_chans: int | None, spike_channels: int
+) -> None:
+    """Raise OptionError if a network that interpolates cannot have this fusion operator.
+
+    fusion_options: the section netG.fusion.
+    in_chans: the option netG.in_chans.
+    """
+    # Ask the operator what the trunk would get without the option in_chans, because the error names
+    # this number.
+    _, own_trunk_chans = fusion_options.constructor.channels(None, spike_channels)
+    refuse_fusion_for_new_frames(
+        fusion_options.type, own_trunk_chans, has_in_chans=in_chans is not None
+    )

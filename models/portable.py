@@ -63,13 +63,15 @@ def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> S
     # The path of a file stays. A name such as "vrt/006" becomes the path of the published file,
     # which is downloaded unless it is there.
     path = file_of(path)
-    # {name of a tensor: the tensor}, on the CPU. The file is read as data, so no code in it runs.
+    # The file is read as data, so no code in it runs.
     content = read_content(path, key="--weights")
-    weights = tensors_in(content, path, prefer="ema_state_dict")
+    weights = tensors_in(content, path, prefer="ema_state_dict")  # name -> tensor on the CPU
     options = _options_in(content)
     if description is not None:
-        return _with_option_file(path, weights, options or {}, description)
+        in_file = options if options is not None else {}
+        return _with_option_file(path, weights, in_file, description)
     if options is not None:
+        # The keys of DESCRIPTION are the names of fields of SavedNetwork.
         return SavedNetwork(path, weights, **options, known_from=FROM_FILE)
 
     saved = published_network(path, weights)
@@ -106,7 +108,8 @@ def _options_in(content: dict[str, Any]) -> dict[str, Any] | None:
 def _description_of_option_file(options: dict[str, Any]) -> dict[str, Any]:
     """Return the description of a network in the content of an option file. Keys may be missing.
 
-    In an option file, the description of the spikes is in the section of a dataset.
+    In an option file, the description of the spikes is in the section of a dataset: of the training
+    data, or if there are none, of the test data.
     """
     datasets = options["datasets"]
     section = datasets.get("train") or datasets.get("test")
@@ -114,7 +117,7 @@ def _description_of_option_file(options: dict[str, Any]) -> dict[str, Any]:
         section = {}
     values = {
         **options,
-        "spike_channels": section.get("spike_channels") or 0,
+        "spike_channels": section.get("spike_channels") or 0,  # 0 if it is null or missing
         "spike": section.get("spike"),
         "spike_data": section.get("spike_data"),
     }

@@ -24,12 +24,13 @@ AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
-    """Choose the autocast dtype and log it. Returns None if `train.amp` is off. Collective.
+    """Choose the autocast dtype and log it. Returns None if `train.amp` is off.
 
     "auto" is bfloat16 if the device of every rank computes in bfloat16 natively, else float16.
 
     All ranks use one dtype. Otherwise a sum over the ranks would add scaled gradients (float16) and
-    gradients that are not scaled (bfloat16).
+    gradients that are not scaled (bfloat16). So every rank must call this function, and each waits
+    for the others in it.
     """
     if not amp.enable:
         return None

@@ -48,7 +48,7 @@ def published_network(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | 
     Some published networks have the same shapes, and differ only in their training data. So first
     try the network whose number is the beginning of the file's name.
     """
-    number = path.name[:4]  # e.g. "006_"
+    number = path.name[:4]  # with the underscore, e.g. "006_"
     with_same_number = [name for name in sorted(RELEASED) if name[:4] == number]
     others = [name for name in sorted(RELEASED) if name[:4] != number]
     shapes = _shapes_of(weights)
@@ -115,7 +115,7 @@ def _refuse_other_tensors(path: Path, name: str) -> None:
     released_shapes = _shapes_of_released(name)
     if _shapes_of(weights) != released_shapes:
         missing = [key for key in released_shapes if key not in weights]
-        first_missing = ", ".join(missing[:3]) or "none"
+        first_missing = ", ".join(missing[:3]) if missing else "none"
         raise CheckpointError(
             what=f"what was downloaded is not {name}: {len(weights)} tensors, of which "
             f"{len(released_shapes) - len(missing)} have names of that network",

@@ -49,7 +49,7 @@ WAIT_S = 0.2
 def is_name(text: str) -> bool:
     """Return whether a text names released weights, e.g. "vrt/006".
 
-    A user's own file vrt/006 comes first: then the text is its path.
+    If the user has a file of this path, the text means this file, and is no name.
     """
     return NAME.fullmatch(text) is not None and not Path(text).is_file()
 

@@ -59,7 +59,7 @@ class SavedNetwork:
 
     @cached_property
     def empty_network(self) -> nn.Module:
-        """The network on the device "meta": its tensors have shapes, but no numbers and no memory.
+        """Return the network on the device "meta". Its tensors have shapes, but take no memory.
 
         It is built once, for all questions that need no numbers. Do not change it.
         """

@@ -366,4 +366,5 @@ def _check_interpolation(
         )
 
 
+# Each file of a network registers it in `NETWORKS` when it is imported.
 import_parts("models", "network_*")

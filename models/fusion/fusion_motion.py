@@ -26,7 +26,8 @@ Words:
 
     residual    by how much a frame misses an equation
     pull        how a frame would change, so that it fits the equations better
-    proposal    a frame that solves the equations, also where they are wrong
+    proposal    a frame that solves all equations, also the wrong ones, e.g. where the motion that
+                was found is wrong
     evidence    six channels that say how far to trust the equations at each pixel, e.g. the
                 expected error of the motion (data/motion/joint/network_channels.py has the list)
 
@@ -131,8 +132,8 @@ class MotionSteps(nn.Module):
     features, layers: width of the conv net, and number of its inner layers.
     steps: number of steps.
 
-    Unrolled steps with learned gates: Adler and Oktem, "Solving ill-posed inverse problems using
-    iterative deep neural networks", Inverse Problems 2017.
+    Source of unrolled steps with learned gates: Adler and Oktem, "Solving ill-posed inverse
+    problems using iterative deep neural networks", Inverse Problems 2017.
     """
 
     def __init__(self, features: int, layers: int, steps: int) -> None:
@@ -177,7 +178,8 @@ class MotionSteps(nn.Module):
 
             at_full_size = _channels_at_full_size(z, z_0, to_proposal, equations.blurry, pulls)
             at_half_size = _channels_at_half_size(evidence, pulls, spikes_minus_z_0, number)
-            outputs = turn.turn_back(self.net(turn.apply(at_full_size), turn.apply(at_half_size)))
+            outputs = self.net(turn.apply(at_full_size), turn.apply(at_half_size))
+            outputs = turn.turn_back(outputs)  # (6, H, W)
 
             # c has 3 channels. A gate has 1 channel, so it counts for all colours.
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
@@ -346,12 +348,15 @@ class MotionFusion(ExposureFusion):
         self.linearisations = linearisations
         self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
-        # A second set of steps for exposures with few spikes. Weights files contain its name.
+        self.motion_by = motion_by
+        # A second set of steps for exposures with few spikes. Weights files contain its name, and
+        # the name `motion_net`. The order of the modules decides their random initial weights.
         self.few_steps = None
         if motion_by == "both":
             self.few_steps = MotionSteps(step_features, step_layers, step_count)
-        self.motion_by = motion_by
-        self.motion_net = None if motion_by == "dis" else MotionNet()
+        self.motion_net = None
+        if motion_by in ("network", "both"):
+            self.motion_net = MotionNet()
 
 
 def motion_of(net: nn.Module) -> MotionFusion | None:

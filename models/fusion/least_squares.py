@@ -93,7 +93,7 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     xx = xx + ADDED_TO_SQUARED_GRADIENT
     yy = yy + ADDED_TO_SQUARED_GRADIENT
 
-    # Their solution, by the inverse of the 2 x 2 matrix.
+    # The solution of the two equations, by the inverse of their 2 x 2 matrix.
     determinant = xx * yy - xy * xy
     x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
     y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)

@@ -217,8 +217,10 @@ class MotionNet(nn.Module):
 
 def _middles_of_windows() -> np.ndarray:
     """Return the middle of each window as a time tau, (15,) float32."""
-    middles = (np.array(EDGES[:-1]) + np.array(EDGES[1:])) / 2  # in elevenths of an exposure
-    # In halves of an exposure, and after the sharp instant.
+    begins = np.array(EDGES[:-1])
+    ends = np.array(EDGES[1:])
+    middles = (begins + ends) / 2  # in elevenths of an exposure, after its middle
+    # Change the unit to halves of an exposure, and count from the sharp instant.
     return (middles / HALF_EXPOSURE - SHARP_INSTANT).astype(np.float32)
 
 

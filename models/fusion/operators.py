@@ -101,5 +101,6 @@ class GatedFusion(ImageFusion):
         return image + correction.view_as(image)
 
 
+# Each file of an operator registers it when it is imported.
 import_parts("models.fusion", "exposure")
 import_parts("models.fusion", "fusion_*")

@@ -79,8 +79,14 @@ class ClipScorer:
         if instant_count > 1 and "gt_instants" in item:
             sharp_instants = item["gt_instants"].unflatten(0, (instant_count, -1))  # (K, 3, H, W)
             sharp_images = scored_values(sharp_instants, self.number_format)  # (K, H, W, 3)
-            for number, (image, sharp) in enumerate(zip(images, sharp_images, strict=True)):
-                add_scores(self.scores, f"instant {number}", image, sharp, self.metrics_of_instants)
+            for number in range(instant_count):
+                add_scores(
+                    self.scores,
+                    f"instant {number}",
+                    images[number],
+                    sharp_images[number],
+                    self.metrics_of_instants,
+                )
 
     def _add_frame(
         self, kind: str, image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]

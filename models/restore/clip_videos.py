@@ -39,14 +39,15 @@ def open_videos(
         times_of_video = times
         if kind == "slowmotion" and times is not None:
             times_of_video = _slowmotion_times(times, outputs.instants)
+        # Many players only play 4:2:0 (colour in half the resolution), so a comparison has it. The
+        # other videos are results, and keep the full resolution of colour, 4:4:4.
+        chroma = "420" if kind == "comparison" else "444"
         video = VideoWriter(
             outputs.file(kind, clip.name),
             # A folder of frames has no frame rate, so the user's flag --fps gives it.
             fps=clip.fps or outputs.fps,
             times=times_of_video,
-            # Many players only play 4:2:0 (colour in half the resolution), so a comparison has it.
-            # The other videos are results, and keep the full resolution of colour, 4:4:4.
-            chroma="420" if kind == "comparison" else "444",
+            chroma=chroma,
             pixel_aspect=clip.pixel_aspect,
         )
         videos[kind] = stack.enter_context(video)

@@ -109,7 +109,9 @@ def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
         exact = torch.from_numpy(np.load(exact_files[0]))  # (K, 3, H, W)
         scored = scored_values(exact, outputs.metric.values)  # (K, H, W, 3)
         return _RestoredFrame(restored, instants, scored)
-    return _RestoredFrame(restored, instants, scored=instants or [restored])
+    # Without exact files, the pictures themselves are scored. With K = 1 the frame is the only one.
+    pictures = instants if instants else [restored]
+    return _RestoredFrame(restored, instants, scored=pictures)
 
 
 class _Pictures:

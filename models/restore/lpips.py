@@ -72,7 +72,10 @@ class Lpips(nn.Module):
                 name_in_file[name] = name
         _refuse_missing(in_files, name_in_file, files)
         _refuse_other_shapes(in_files, name_in_file, self.state_dict(), files)
-        self.load_state_dict({name: in_files[name_in_file[name]] for name in name_in_file})
+        weights = {}  # name here -> tensor
+        for name, name_of_file in name_in_file.items():
+            weights[name] = in_files[name_of_file]
+        self.load_state_dict(weights)
         self.eval().requires_grad_(False)
 
     @torch.no_grad()

@@ -101,12 +101,12 @@ def claim_folder(
         refuse_another_test(earlier_run, settings, inputs, folder)
         # Clips of the earlier test that this test does not restore. Their files stay, so no file of
         # this test may have the same name.
-        kept_clips = sorted(earlier_run["inputs"].keys() - stems)
+        kept_clips = sorted(earlier_run["inputs"].keys() - stems.keys())
         _refuse_names_of_kept_clips(owners, kept_clips, outputs)
         all_inputs = earlier_run["inputs"] | inputs
         # The files of the earlier test, to which step 3 adds the files of this test. Older versions
         # did not write "files".
-        files_of_clips = earlier_run.get("files", {})
+        files_of_clips = dict(earlier_run.get("files", {}))
 
     # 3. Write run.json. From here on nothing is refused.
     for name, files in planned_files.items():

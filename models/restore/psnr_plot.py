@@ -71,5 +71,6 @@ def _range_of_psnr(lines: Mapping[str, Sequence[float]]) -> tuple[int, int]:
     high = int(np.ceil(max(finite_values)))
     if high == 0:  # e.g. no finite value: the axis goes from 0 to 1 dB
         high = 1
-    # If all values are the same whole number, low and high are equal so far.
-    return low, max(high, low + 1)
+    if high == low:  # all values are the same whole number
+        high = low + 1
+    return low, high

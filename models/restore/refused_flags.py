@@ -125,11 +125,13 @@ def _refuse_missing_flags(args: Namespace) -> None:
         needed = ("weights", "input", "output")
     missing = [key for key in needed if getattr(args, key) is None]
     if missing:
+        missing_flags = _as_flags(missing, between=" and ")
+        verb = "is" if len(missing) == 1 else "are"
         raise OptionError(
-            what=f"{_as_flags(missing, ' and ')} {'is' if len(missing) == 1 else 'are'} missing",
+            what=f"{missing_flags} {verb} missing",
             where="the command line",
             expected=f"{_as_flags(needed)} together",
-            do=f"add {_as_flags(missing, ' and ')}",
+            do=f"add {missing_flags}",
         )
 
 

@@ -198,7 +198,12 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
         joint=joint,
         method_name=args.method,
         own_files=own_files,
-        network=NetworkFlags(args.weights, tiles, args.dtype, args.sigma),
+        network=NetworkFlags(
+            weights=args.weights,
+            tiles=tiles,
+            dtype=args.dtype,
+            sigma=args.sigma,
+        ),
         results=ResultFlags(
             output=args.output,
             save=tuple(args.save or ()),
@@ -247,7 +252,13 @@ def _own_files(args: Namespace, overrides: tuple[str, ...]) -> OwnFiles:
     if args.spike_size:
         height, width = args.spike_size
         spike_size = (height, width)
-    return OwnFiles(args.input, args.spike, args.gt, spike_size, overrides)
+    return OwnFiles(
+        input=args.input,
+        spike=args.spike,
+        gt=args.gt,
+        spike_size=spike_size,
+        overrides=overrides,
+    )
 
 
 def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:

@@ -55,20 +55,15 @@ def restore_clips(job: Job) -> None:
     """
     device = utils_dist.get_device()
     with utils_dist.all_ranks_or_none():
-        if "slowmotion" in job.outputs.save and job.method.instants == 1:
-            raise OptionError(
-                what="--save slowmotion needs several sharp frames of each blurry frame, but this "
-                "method restores one",
-                where="--save slowmotion",
-                expected="a network with several instants of each exposure (netG.out_instants)",
-                do="leave out slowmotion",
-            )
+        _refuse_slowmotion_of_one_instant(job)
         # `restorer` is the object that restores frames. E.g. the method of a network builds the
         # network with its weights (`NetworkMethod.restorer` in network_method.py). It returns a
         # `Restorer` (tiles/restorer.py), which has the network, the tiles and the dtype.
         restorer = job.method.restorer(device)
         # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
-        more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
+        more_scores: MoreScores | None = None
+        if job.lpips:
+            more_scores = Lpips(job.lpips).to(device).score
         if utils_dist.is_main_process():
             claim_folder_of(job)
 
@@ -84,6 +79,18 @@ def restore_clips(job: Job) -> None:
         for clip_index in cut_clips[of_this_rank]:
             # A cut clip has no pace (seconds per frame), because no rank has restored all of it.
             finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
+
+
+def _refuse_slowmotion_of_one_instant(job: Job) -> None:
+    """Raise OptionError if --save slowmotion is given, but each exposure has only one instant."""
+    if "slowmotion" in job.outputs.save and job.method.instants == 1:
+        raise OptionError(
+            what="--save slowmotion needs several sharp frames of each blurry frame, but this "
+            "method restores one",
+            where="--save slowmotion",
+            expected="a network with several instants of each exposure (netG.out_instants)",
+            do="leave out slowmotion",
+        )
 
 
 def claim_folder_of(job: Job) -> None:

@@ -89,10 +89,14 @@ def collect(
     expected: number of clips that there should be. With fewer clips, "complete" is false.
     mean: "clips" or "frames", the mean whose key is the name of the metric.
     """
+
+    def name_for_sorting(clip: Mapping[str, Any]) -> Any:
+        return natural_key(clip["name"])  # "clip2" before "clip10"
+
     # The value of "clips": name of a clip -> its row, i.e. its entry without the name, and with the
-    # mean of each metric. The names are in natural order, "clip2" before "clip10".
+    # mean of each metric.
     table: dict[str, dict[str, Any]] = {}
-    for clip in sorted(clips, key=lambda clip: natural_key(clip["name"])):
+    for clip in sorted(clips, key=name_for_sorting):
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, scores in clip["per_frame"].items():
             means = {}

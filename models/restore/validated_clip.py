@@ -69,10 +69,11 @@ class ClipValidator:
             # The network restores K instants of the exposure, usually 1. The middle instant is the
             # instant of gt.
             frame = middle_instant(instants, restorer.tiling.spec.out_instants)  # (3, H, W)
-            is_finite = bool(instants.isfinite().all())
-            if not is_finite:
+            if instants.isfinite().all():
+                self._add_scores(scores, frame, lq, gt)
+            else:
                 nonfinite_count += 1
-            self._add_scores(scores, frame if is_finite else None, lq, gt)
+                self._add_scores(scores, None, lq, gt)  # the scores of the frame are NaN
             is_middle_of_clip = index == len(clip.stems) // 2
             if is_shown and is_middle_of_clip:
                 panels = _panels_of(clip, index, item, lq, frame)

@@ -138,7 +138,8 @@ def _validate_clips_of_rank(
     rank = utils_dist.get_rank()
     rank_count = utils_dist.get_world_size()
     own_results = _RankResults(scores=[], panels={})
-    own_frame_count = _count_frames(clips[rank::rank_count], model.opt.val.center_frame_only)
+    own_clips = clips[rank::rank_count]  # one clip of each round
+    own_frame_count = _count_frames(own_clips, model.opt.val.center_frame_only)
     logger.info("validating %d clips, %s", len(clips), validator.restorer.describe())
     with open_progress(model.opt.logging.progress, own_frame_count, "validation", "frames") as bar:
         for first_of_round in range(0, len(clips), rank_count):

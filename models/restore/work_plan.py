@@ -38,7 +38,10 @@ class Work:
 
 
 def shared_plan(job: Job) -> list[Work]:
-    """Return the plan of rank 0 on every rank. Collective."""
+    """Return the plan of rank 0 on every rank.
+
+    Every rank must call this function, because it waits until rank 0 has sent the plan.
+    """
     # Only rank 0 looks at the files, because another rank might see the folder in another state.
     # `from_rank` sends only plain values, so the plan is sent as rows of numbers.
     rows = []
@@ -75,9 +78,13 @@ def plan_work(job: Job) -> list[Work]:
         pieces = _pieces(to_restore, most_pieces)
         is_whole = len(pieces) == 1
         plan += [Work(clip_index, piece, is_whole) for piece in pieces]
-    # The longest piece first. Pieces of the same length are in the order of clips and frames, so
-    # the plan is the same in every run.
-    return sorted(plan, key=lambda work: (-len(work.frames), work.clip_index, work.frames.start))
+
+    def longest_first(work: Work) -> tuple[int, int, int]:
+        # Pieces of the same length are in the order of clips and frames, so the plan is the same in
+        # every run.
+        return (-len(work.frames), work.clip_index, work.frames.start)
+
+    return sorted(plan, key=longest_first)
 
 
 def _unfinished_clips(job: Job) -> list[int]:
@@ -104,7 +111,9 @@ def _frames_to_restore(job: Job, clip: ClipReader) -> range:
     missing = _missing_frames(job, clip)
     if not missing:
         return range(0)
-    return range(missing[0], missing[-1] + 1)
+    first = missing[0]
+    last = missing[-1]
+    return range(first, last + 1)
 
 
 def _pieces(frames: range, most: int) -> list[range]:
@@ -117,7 +126,10 @@ def _pieces(frames: range, most: int) -> list[range]:
     if not frames:
         return [frames]
     length = math.ceil(len(frames) / most)
-    return [frames[first : first + length] for first in range(0, len(frames), length)]
+    pieces = []
+    for position in range(0, len(frames), length):
+        pieces.append(frames[position : position + length])  # a slice of a range is a range
+    return pieces
 
 
 def _missing_frames(job: Job, clip: ClipReader) -> list[int]:

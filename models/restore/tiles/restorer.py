@@ -89,6 +89,7 @@ class Restorer:
         reader: the clip. For a network that interpolates, a clip with gaps (gaps.py), whose given
         frames come back unchanged.
         tick: function that gets the number of wanted frames that were restored since its last call.
+        The default does nothing.
         """
         if self.tiling.spec.interpolates:
             clip_with_gaps = cast(ClipWithGaps, reader)
@@ -123,7 +124,9 @@ class Restorer:
             except (RuntimeError, MemoryError) as e:
                 if not devices.is_out_of_memory(e):
                     raise
-                next_tiling = None if has_yielded else self._next_tiling(cache)
+                next_tiling = None
+                if not has_yielded:
+                    next_tiling = self._next_tiling(cache)
                 if next_tiling is None:
                     raise self._out_of_memory_error() from e
             # Free the memory here and not in the except block, because there the traceback of the
@@ -201,9 +204,9 @@ class Restorer:
         channels spike (1, n, S, H, W). If `noise_sigma` is not None, lq has the noise level as one
         more channel.
 
-        moments: pairs (index of a frame, whether time is reversed).
+        moments: which frames, and whether time is reversed.
         """
-        items = [cache.frame(index, reverse) for index, reverse in moments]
+        items = [cache.frame(moment.index, moment.is_reversed) for moment in moments]
         lq = torch.stack([item["lq"] for item in items])[None]  # (1, n, C, H, W)
         if self.noise_sigma is not None:
             one_channel = lq[:, :, :1]  # (1, n, 1, H, W)
@@ -267,7 +270,8 @@ class Restorer:
             tick(done_share * len(wanted))
 
         results = self._restore_frames(joined_clip, range(len(selection)), tick_of_wanted_frames)
-        new_frames = itertools.islice(results, 0, None, length)  # each new frame once
+        # The results 0, length, 2 * length, ...: the new frame of each gap, once.
+        new_frames = itertools.islice(results, 0, None, length)
         for index in wanted:
             if reader.gaps[index] is None:
                 yield reader.frame(index)["lq"]  # a given frame, unchanged

@@ -40,9 +40,15 @@ from models.restore.tiles.plan import WHOLE, Tiling, tile_starts
 from models.restore.tiles.space import restore_space
 from utils.contract import Tick
 
-# Index of a frame, and whether time is reversed. In reversed time, the frame comes with the spikes
-# of the reversed stream.
-Moment = tuple[int, bool]
+
+class Moment(NamedTuple):
+    """A frame of the clip, in forward or in reversed time."""
+
+    index: int  # index of the frame in the clip
+    # Whether time is reversed. Then the frame comes with the spikes of the reversed stream.
+    is_reversed: bool
+
+
 # A function that reads n moments. It returns (lq,) or (lq, spike): the blurry frames
 # (B, n, C, H, W), and if the clip has spikes, the spike channels (B, n, S, H, W).
 ReadMoments = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
@@ -63,12 +69,12 @@ def stream_clip(
     because the second result of frame 0 is in the last tile. The network must be in eval mode.
 
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
-    read: reads moments of the clip. A moment is (index of a frame, whether time runs backwards).
+    read: reads moments of the clip.
     num_frames: number of frames of the clip.
     wanted: indices of the frames to yield.
     tick: function that gets the fraction of the work, 0 to 1, that was done since its last call.
     """
-    moments = [(index, False) for index in range(num_frames)]
+    moments = [Moment(index, is_reversed=False) for index in range(num_frames)]
     # Repeat the last frame, as a training with the option pad_sequence does: e.g. 7 frames become
     # 8. The result of the repetition is not used, because `wanted` has only frames of the clip.
     if tiling.pad_seq:
@@ -94,7 +100,7 @@ def _stream_both_ways(
     wanted: indices of the frames to yield.
     """
     # The clip, and then the clip in reversed time. E.g. for 3 frames: 0 1 2 2 1 0.
-    backwards = [(index, True) for index, _ in reversed(moments)]
+    backwards = [Moment(moment.index, is_reversed=True) for moment in reversed(moments)]
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
     # The results wait in a file, so that the memory does not hold all of them. They must wait,
