@@ -101,8 +101,8 @@ class ModelState:
         Collective: all ranks must call this. Parameters are frozen and netG is wrapped in DDP only
         later, by the first step.
 
-        state: a checkpoint to resume from, with the keys of `training_state`. None: start from
-        `path.pretrained_netG`, or from scratch.
+        state: a checkpoint to resume from, with the keys of `training_state`. If it is None, the
+        training starts from `path.pretrained_netG`, or from scratch.
 
         The order of the lines must stay:
 

@@ -127,6 +127,8 @@ class VRT(nn.Module):
     # of former versions still name them.
     GONE: ClassVar[dict[str, Any]] = {"flow_input": "rgb", "flow_channels": None}
 
+    # Names and defaults of the options must stay. Option files and weights files have the names. An
+    # option that an option file lacks gets its default.
     def __init__(
         self,
         upscale: int = 4,
@@ -161,7 +163,8 @@ class VRT(nn.Module):
         spike_channels: int = 0,
     ) -> None:
         super().__init__()
-        # All arguments but in_chans, spynet_path, fusion and spike_channels, which are used below.
+        # The design has all arguments but in_chans, spynet_path, fusion and spike_channels, which
+        # are used below. The functions that build or check the layers get the design.
         design = Design(
             upscale=upscale,
             out_chans=out_chans,
@@ -255,7 +258,7 @@ class VRT(nn.Module):
         """Add the layers after the stages. They turn the features into frames.
 
         The released weights fix the 64 channels and the kernel sizes of these layers. The slope
-        0.01 is the published one.
+        0.01 is the slope of the published network.
         """
         width = design.embed_dims[0]  # channels of the features that become frames
         width_of_stage_8 = design.embed_dims[-1]
@@ -437,7 +440,7 @@ class VRT(nn.Module):
         """Compute the features of the frames: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
         The first convolution makes shallow features. The stages make deep features of them, which
-        are added to the shallow ones.
+        are added to the shallow features.
 
         The arithmetic must stay, because released weights fit it
         (test_the_plain_transcription_gives_the_reference_output).

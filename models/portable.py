@@ -11,9 +11,9 @@ A file of ours describes its network in a table with the keys of DESCRIPTION:
 
     {"scale": 1, "netG": {...}, "spike_channels": 9, "spike": {...}, "spike_data": {...}}
 
-What must stay: these keys, because they are part of the file format, and that spike channels of
-another kind than in the training are refused. Otherwise the results would be wrong without an
-error. Free to change: the texts of errors.
+What must stay: these keys, because they are part of the file format. Spike channels of another kind
+than in the training must be refused, because otherwise the results would be wrong without an error.
+Free to change: the texts of errors.
 
 Tests: tests/parts/models/test_weights.py, test_any_weights.py
 """

@@ -12,8 +12,8 @@ Terms: netG is the section of the network. `spec` is an InputSpec, which says wh
 requires of its input (utils/contract.py). train and test are datasets.train and datasets.test. They
 are None if the option file lacks them.
 
-What must stay: each check. A check that is missing lets a run start that fails later, or that gives
-wrong frames without an error (`kind_differences`). test_select_network.py tries wrong options.
+What must stay: each check. Without it, a run starts and fails later, or it gives wrong frames
+without an error (`kind_differences`). test_select_network.py tries wrong options.
 Free to change: the order of the checks, and their texts.
 
 Tests: tests/parts/models/test_select_network.py, tests/stories/test_bad_input.py
@@ -180,7 +180,7 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
         return
     # `operator` is the section netG.fusion, and `operator.constructor` is the class of the operator
     # (models/fusion/). The class may name the only representation that it understands, e.g.
-    # "relative". None: it takes any representation.
+    # "relative". None if it takes any representation.
     only_representation = operator.constructor.representation
     if only_representation is None or spike.representation.type == only_representation:
         return

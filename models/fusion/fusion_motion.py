@@ -26,8 +26,8 @@ Words:
 
     residual    by how much a frame misses an equation
     pull        how a frame would change, so that it fits the equations better
-    proposal    a frame that solves all equations, also the wrong ones, e.g. where the motion that
-                was found is wrong
+    proposal    a frame that solves all equations. Where the motion that was found is wrong, the
+                equations are wrong, and so is the proposal
     evidence    six channels that say how far to trust the equations at each pixel, e.g. the
                 expected error of the motion (data/motion/joint/network_channels.py has the list)
 

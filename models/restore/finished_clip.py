@@ -109,7 +109,8 @@ def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
         exact = torch.from_numpy(np.load(exact_files[0]))  # (K, 3, H, W)
         scored = scored_values(exact, outputs.metric.values)  # (K, H, W, 3)
         return _RestoredFrame(restored, instants, scored)
-    # Without exact files, the pictures themselves are scored. With K = 1 the frame is the only one.
+    # Without exact files, the pictures themselves are scored. If K is 1, the frame is the only
+    # picture.
     pictures = instants if instants else [restored]
     return _RestoredFrame(restored, instants, scored=pictures)
 

@@ -147,7 +147,7 @@ def _refuse_occupied(
 ) -> None:
     """Raise DataError if a file of this test would replace another file.
 
-    Refused are two results of one name, links, and files that no earlier test wrote.
+    It refuses two results of one name, links, and files that no earlier test wrote.
 
     owners: owner, e.g. "clip street" -> its files.
     written: the files that earlier tests wrote.

@@ -43,15 +43,15 @@ START_OF_JOINT = "exposure"
 
 # ---- What a command line asks for ------------------------------------------------------------
 #
-# None: the flag is missing, and has no default. Paths are as the user gave them.
+# A field is None if its flag is missing and has no default. Paths are as the user gave them.
 
 
 @dataclass(frozen=True)
 class TileFlags:
     """Flags that change how a clip is cut into tiles. network_method.py makes a `Tiling` of them.
 
-    None: as the section `val` of the option file says, or the tiles that fit the weights. A bool is
-    False if the flag is missing.
+    If a field is None, the section `val` of the option file decides. For a user's own clips, the
+    tiles that fit the weights are chosen. A bool is False if the flag is missing.
     """
 
     # "auto", or (frames, side in pixels) of a tile, e.g. (12, 256). A 0 is the whole clip or frame.
@@ -75,7 +75,8 @@ class NetworkFlags:
     """Which network restores, and how it is applied: for network_method.py and own_spikes.py."""
 
     # A file of weights, or the name of released weights such as "vrt/006". Always given for a
-    # user's own clips that a network restores. None for a test set: the weights of its run.
+    # user's own clips that a network restores. If it is None, a test set takes the weights of its
+    # run.
     weights: str | None
     tiles: TileFlags
     # "float32", "bfloat16" or "float16".
@@ -140,7 +141,7 @@ class TestRequest:
     joint: dict[str, Any] | None
     # The name after --method, for titles and messages.
     method_name: str | None
-    # The user's own clips. None: the clips of datasets.test of the option file.
+    # The user's own clips. None if the clips datasets.test of the option file are restored.
     own_files: OwnFiles | None
     network: NetworkFlags
     results: ResultFlags
