@@ -21,8 +21,9 @@ from utils.errors import PUBLISHED_ADDRESS, OptionError
 
 logger = logging.getLogger(__name__)
 
-# PUBLISHED_FLOW is where the scripts of KAIR, the program of VRT's authors, put the published file.
-# If it is missing, OWN_FLOW is used, the flow weights that this project ships.
+# PUBLISHED_FLOW is the published file. The scripts of KAIR, the project in which VRT was published,
+# download it to this path. If it is missing, OWN_FLOW is used, the flow weights that this project
+# ships.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 

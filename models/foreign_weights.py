@@ -180,7 +180,8 @@ def _kind_of(path: Path, error: Exception) -> _Kind:
     with path.open("rb") as file:
         head = file.read(512)  # enough for each expression of MARKS
     if head.startswith(b"PK\x03\x04"):  # a zip file
-        return _kind_of_zip(path, error) or unknown
+        kind_of_zip = _kind_of_zip(path, error)
+        return unknown if kind_of_zip is None else kind_of_zip
     # torch.load names the class of an object that it does not read.
     not_allowed = NOT_ALLOWED.search(str(error))
     if not_allowed:
@@ -205,7 +206,9 @@ def _kind_of_zip(path: Path, error: Exception) -> _Kind | None:
     is_of_torch = any(name.endswith("data.pkl") for name in names)  # torch.save wrote it
     if is_of_torch:
         not_allowed = NOT_ALLOWED.search(str(error))
-        return _kind_with_object(not_allowed[1]) if not_allowed else None
+        if not_allowed is None:
+            return None
+        return _kind_with_object(class_name=not_allowed[1])
     # Somebody has packed files into a zip file: look for weights among them.
     inside = [name for name in names if name.endswith(SUFFIXES)]
     if inside:

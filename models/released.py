@@ -35,12 +35,14 @@ logger = logging.getLogger(__name__)
 # same files.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/download/v0.0"
 MIRROR = "SPIKEVRT_RELEASES"
-# Where fetched files are kept: the same folder as in the option files of KAIR.
+# Where fetched files are kept. The option files of KAIR, the project in which VRT was published, name
+# the same folder.
 FOLDER = Path("model_zoo/vrt")
 NAME = re.compile(r"vrt/(\d{3})")  # e.g. "vrt/006"
 # A download is given up after this number of seconds without a byte.
 PATIENCE_S = 60
-# Bytes that are read at a time (1 MiB). After each read, the watchdog learns of the progress.
+# Bytes that are read at a time (1 MiB). After each read, the watchdog, which ends a process that
+# hangs, learns of the progress.
 BYTES_AT_A_TIME = 1 << 20
 # Seconds between two attempts to get the lock of a file that another process is fetching.
 WAIT_S = 0.2

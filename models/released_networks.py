@@ -43,8 +43,9 @@ _VIMEO: dict[str, Any] = {
     "pa_frames": 4,
     "deformable_groups": 16,
 }
-# Name of a published file, without .pth -> arguments of its network. KAIR's option file for 002 has
-# other values. The values below are right, because the tensors of the released file fit them.
+# Name of a published file, without .pth -> arguments of its network. For 002, the option file of
+# KAIR, the project in which VRT was published, has other values. The values below are right,
+# because the tensors of the released file fit them.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
         **_SUPER_RESOLUTION,

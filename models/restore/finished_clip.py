@@ -49,7 +49,7 @@ def finish_clip(
     """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
     This function calls `watchdog.go_on` after each slow part, to report progress. Otherwise the
-    watchdog would end a test of long clips.
+    watchdog, which ends a process that hangs, would end a test of long clips.
 
     clip: the input, with its spikes and sharp frames.
     indices: indices of the restored frames in the clip.

@@ -218,8 +218,8 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
 
 def _any_rank_stops() -> bool:
     """Return on all ranks whether any rank has received a signal to stop. Collective."""
-    # Without `collective`, the watchdog would report a rank that waits here for slower ranks as
-    # stuck.
+    # The watchdog reports ranks that hang. `collective` tells it that this rank may have to wait
+    # here for slower ranks.
     with watchdog.collective("stop vote"):
         wait_for_result = utils_dist.stop_vote()  # gives the vote of this rank
         return wait_for_result()

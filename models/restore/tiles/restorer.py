@@ -229,7 +229,9 @@ class Restorer:
 
     def _run_network(self, *inputs: Tensor) -> Tensor:
         """Run the network on padded tiles, (B, n, channels, H, W) -> (B, n, C', sH, sW)."""
-        watchdog.go_on()  # for each tile, because a single tile may take long
+        # Tell the watchdog, which ends a process that hangs, that this process still works. Tell it
+        # for each tile, because a single tile may take long.
+        watchdog.go_on()
         on_device = [x.to(self.device, non_blocking=True) for x in inputs]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             out = self.net(*on_device)
