@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 # same files.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/download/v0.0"
 MIRROR = "SPIKEVRT_RELEASES"
-# Where fetched files are kept. The option files of KAIR, the project in which VRT was published, name
-# the same folder.
+# Where fetched files are kept. The option files of KAIR, the project in which VRT was published,
+# name the same folder.
 FOLDER = Path("model_zoo/vrt")
 NAME = re.compile(r"vrt/(\d{3})")  # e.g. "vrt/006"
 # A download is given up after this number of seconds without a byte.
