@@ -274,7 +274,8 @@ def _values_of(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]) 
                 luma = (rgb_to_y(image), rgb_to_y(sharp))
             first, second = luma
         else:
-            first, second = image, sharp
+            first = image
+            second = sharp
         # Copies, because a metric of a user may compute in place.
         score = metric.score(first.copy(), second.copy())
         values[metric.name] = _number(score, metric.name)
