@@ -165,6 +165,7 @@ class CameraDraw:
         The result depends only on the stream, the seed and `frame`.
         """
         rng = random_stream("frame of a camera", *self.seed, frame)
+        # A threshold above 1 removes spikes, and a dark current adds spikes.
         stream = change_threshold(stream, self.threshold, rng, self.dark)
         if self.drop:
             # A lost plane stays in the stream, without spikes, so that times do not change.

@@ -114,6 +114,7 @@ class ClipSources:
         spikes = None
         own_spikes = {}
         if hasattr(section, "spike"):
+            # Reads dataset.json of the folder of spikes.
             spikes, own_spikes = spikes_of(section.spike, places["dataroot_spike"])
         # The key val_partition names a list of the REDS clips that are held out for the validation.
         # A dataset without this key, or with its default null, leaves out no clip.
@@ -165,7 +166,7 @@ class ClipSources:
         properties_of_roots = []
         for section_of_root in split_by_root(section):
             folder = cls._expanded_places(section_of_root)["dataroot_spike"]
-            info = load_info(folder)
+            info = load_info(folder)  # what dataset.json in this folder says
             properties_of_roots.append(properties_of(section.spike, info))
         return common_properties(properties_of_roots)
 

@@ -125,6 +125,7 @@ class TrainLoader:
             batch_size=None,
             sampler=BatchSampler(samples, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
+            # Whether batches lie in pinned memory, from which copies to a GPU are faster.
             pin_memory=devices.pins_memory(utils_dist.get_device()),
             # Longest wait for a micro-batch in seconds. Persistent workers also begin a new epoch
             # within this time. With torch's default, the wait for a dead worker would never end.
@@ -139,7 +140,8 @@ class TrainLoader:
         """Return what fixes the order of the samples. Checkpoints store it.
 
         With the same order, a position (epoch, batch) means the same samples. So a resumed run
-        compares the stored order with its own order.
+        compares the order in its checkpoint with its own order. So the values must keep their
+        meaning.
         """
         sampler = self.sampler
         seed = sampler.seed if sampler.shuffle else None

@@ -153,5 +153,6 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     frames = LongExposures(path, name, source)
     clip = user_clip(name, frames, gt=gt, spike=path, spikes=source)
+    # A test set of this single clip has a single reader.
     [reader] = UserClips([clip]).readers()
     return reader

@@ -181,7 +181,7 @@ def _digest_of(files: list[Path]) -> str:
     """
     digest = hashlib.sha256()
     for file in files:
-        size, mtime_ns = stamp(str(file))
+        size, mtime_ns = stamp(str(file))  # bytes, and the time of change in nanoseconds
         line = f"raw/{file.name} {size} {mtime_ns}\n"
         # A name may have bytes that are not valid UTF-8. Python stores such bytes as surrogates,
         # and "surrogateescape" turns the surrogates into the same bytes again.

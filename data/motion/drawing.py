@@ -58,7 +58,7 @@ def pictures_of(motion: Motion, with_legend: bool = False) -> list[FramePicture]
     with_legend: whether the caption of the motion says the meaning of its colours, too.
     """
     motion_name, error_name = PICTURE_NAMES
-    share = untrusted_pixels(motion).mean()
+    share = untrusted_pixels(motion).mean()  # 0 to 1
     mean_error = motion.errors.mean()
     lengths = np.linalg.norm(_displacements_of(motion), axis=-1)  # (H, W)
     full_colour = full_colour_length(lengths)
@@ -67,13 +67,12 @@ def pictures_of(motion: Motion, with_legend: bool = False) -> list[FramePicture]
     )
     if with_legend:
         caption += f". {LEGEND}"
+    caption_of_error = (
+        f"expected error, {mean_error:.2f} px in the mean; white: {WHITE_ERROR:g} px or more"
+    )
     return [
         FramePicture(motion_name, motion_picture(motion), caption),
-        FramePicture(
-            error_name,
-            error_picture(motion),
-            f"expected error, {mean_error:.2f} px in the mean; white: {WHITE_ERROR:g} px or more",
-        ),
+        FramePicture(error_name, error_picture(motion), caption_of_error),
     ]
 
 

@@ -216,6 +216,8 @@ class MotionRestorer:
 
         gain_of_clip: (h, w). is_good: (h, w) bool, whether each spike pixel can be trusted.
         """
+        # Untrusted spike pixels, e.g. hot pixels, get the spikes of their neighbours. Then planes
+        # around the exposure are left out if they show another picture, e.g. another slide.
         recording = clip.read(index).with_repaired_pixels(is_good)
         recording = without_other_pictures(recording, clip.view, is_good)
         by_change = share_by_change(recording, clip.view, is_good)  # (H, W), 0 where nothing moves
@@ -255,6 +257,7 @@ class MotionRestorer:
             tick((1 - FIRST_SHARE) / len(areas))
         frame = join_pictures(improved, [area.band for area in areas])
         moving_share = torch.from_numpy(whole.moving_share).to(self.device)  # (H, W)
+        # 0 keeps z_0, and 1 takes the improved frame.
         return z_0 + moving_share * (frame - z_0)
 
     def _improved_rows(self, z_0: Tensor, whole: WholeFrame, area: Area) -> Tensor:
