@@ -31,7 +31,9 @@ def unwrap_ddp(net: nn.Module) -> nn.Module:
 
 
 def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: bool) -> nn.Module:
-    """Wrap `net` in DDP. In a single process, return `net` itself. Collective.
+    """Wrap `net` in DDP. In a single process, return `net` itself.
+
+    Collective: every rank must call this, because the ranks wait for each other in it.
 
     DDP sums only the gradients of the parameters that require a gradient when it is built. If you
     freeze or release parameters, wrap the network again. Otherwise its weights diverge between

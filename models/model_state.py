@@ -157,10 +157,10 @@ class ModelState:
             raise
 
     def _start_average(self, state: dict[str, Any] | None) -> None:
-        """Create netE with the weights of netG, or load `path.pretrained_netE`.
+        """Create netE, the averaged network, with the weights of netG or path.pretrained_netE.
 
-        Without train.E_decay there is no netE. If `state` is a checkpoint, `_load_training` loads
-        the averaged weights later.
+        If train.E_decay, the decay of the average, is 0, there is no netE. If `state` is a
+        checkpoint, `_load_training` loads the averaged weights later.
         """
         path = self.opt.path.pretrained_netE
         decay = self.train_opt.E_decay
@@ -262,7 +262,7 @@ class ModelState:
                 )
 
     def save_weights(self, folder: Path, step: int) -> None:
-        """Write <step>_G.pth and, if there is a netE, <step>_E.pth.
+        """Write the weights to <step>_G.pth, and the averaged weights, if any, to <step>_E.pth.
 
         Each file holds {"params": weights, "options": options of the network, "iter": step}. Tests
         and other trainings read these keys.

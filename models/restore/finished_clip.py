@@ -116,7 +116,10 @@ def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
 
 
 class _Pictures:
-    """Writes the videos, the strips and the example frame of a clip, frame by frame."""
+    """Writes the videos, the strips and the example frame of a clip, frame by frame.
+
+    A strip is a picture with a frame beside its input, its spikes and its sharp frame.
+    """
 
     def __init__(
         self, clip: ClipReader, indices: Sequence[int], outputs: Outputs, stack: ExitStack

@@ -47,7 +47,9 @@ logger = logging.getLogger(__name__)
 
 
 def restore_clips(job: Job) -> None:
-    """Restore the missing frames, score each clip and write its videos. Collective.
+    """Restore the missing frames, score each clip and write its videos.
+
+    Collective: every rank must call this, because the ranks wait for each other in it.
 
     Raises OptionError or DataError if the output folder holds other files or results. Raises
     OptionError if --save slowmotion is asked for, but the method restores only one instant of each
@@ -216,6 +218,8 @@ def finish(
     mean_pace: float | None,
 ) -> None:
     """Score a clip of which all frames are restored, and write its videos and strips.
+
+    A strip is a picture that shows a restored frame beside its input.
 
     more_scores: function that computes additional scores, e.g. LPIPS, or None.
     mean_pace: seconds per frame, the mean over all frames that this rank has restored so far. None

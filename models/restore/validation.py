@@ -69,7 +69,9 @@ class Validation(NamedTuple):
 
 
 def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
-    """Restore and score every clip of the test split. Collective.
+    """Restore and score every clip of the test split.
+
+    Collective: every rank must call this, because the ranks wait for each other in it.
 
     Memory holds one tile of a clip at a time: val.num_frame_testing frames, or the whole clip if
     this option is 0.
@@ -120,7 +122,7 @@ def _validate_clips_of_rank(
     clips: Sequence[ClipReader],
     shown_indices: Sequence[int],
 ) -> _RankResults | None:
-    """Restore and score the clips of this rank. Collective.
+    """Restore and score the clips of this rank. Every rank must call this, because it votes.
 
     The rounds of 5 clips on 2 ranks:
 
@@ -130,6 +132,7 @@ def _validate_clips_of_rank(
         3        4                 clip 4    no clip
 
     Before each round but the first, all ranks vote whether to stop, also a rank without a clip.
+    Without its vote the other ranks would wait.
 
     shown_indices: indices of the clips that are shown with panels.
 
@@ -171,7 +174,10 @@ def _gather_panels(
     shown_indices: Sequence[int],
     panels_of_rank: dict[int, dict[str, np.ndarray]],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return the panels of all shown clips on rank 0, and {} on the other ranks. Collective.
+    """Return the panels of all shown clips on rank 0, and {} on the other ranks.
+
+    The panels of a clip are pictures to compare, e.g. its blurry and its restored middle frame.
+    Every rank must call this, because each sends its panels.
 
     shown_indices: indices of the clips that are shown, the same on every rank.
     panels_of_rank: index of a clip -> its panels, for the clips that this rank has scored.
@@ -217,7 +223,10 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
 
 
 def _any_rank_stops() -> bool:
-    """Return on all ranks whether any rank has received a signal to stop. Collective."""
+    """Return on all ranks whether any rank has received a signal to stop.
+
+    Every rank must call this, because each waits for the votes of all ranks.
+    """
     # The watchdog reports ranks that hang. `collective` tells it that this rank may have to wait
     # here for slower ranks.
     with watchdog.collective("stop vote"):

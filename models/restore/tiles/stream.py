@@ -139,6 +139,7 @@ def _stream_moments(
         1       10 ... 21    10 ... 21         10 ... 21
 
     net, read, tiling, tick: arguments of `stream_clip`.
+    moments: the frames that are restored as one clip, in this order.
     """
     length = len(moments)
     if tiling.num_frame_testing == WHOLE:
