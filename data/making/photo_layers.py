@@ -60,6 +60,8 @@ def draw_camera(
 ) -> Camera:
     """Draw the motion of the camera. The ranges of the draws were chosen by hand.
 
+    The view is the image of the camera. It has FINE x FINE pixels for each pixel of a made frame.
+
     number_of_planes: number of planes P of the whole clip.
     planes_of_interval: number of planes in a frame interval. crop: side of a made frame in pixels.
     rng: generator of the motion. The order of its draws must stay, because it decides which scene a
@@ -72,7 +74,8 @@ def draw_camera(
         """Draw a random motion (P,) between -amplitude and amplitude."""
         return smooth_walk(rng, number_of_planes, amplitude, periods)
 
-    # Each amplitude is drawn just before its walk: 2 pixels to a sixth of the side of a made frame.
+    # The amplitude of a shake is 2 pixels to a sixth of the side of a made frame. It is drawn before
+    # its walk.
     shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view
@@ -115,7 +118,8 @@ def draw_piece(
     """Draw a piece of the photograph that is nearer than the rest.
 
     The piece is a random polygon of the photograph. It moves with the shake of the camera, and at a
-    constant speed of its own. The ranges of the draws were chosen by hand.
+    constant speed of its own. The ranges of the draws were chosen by hand. Outside of the piece,
+    the layer is transparent.
 
     light: light of the photograph, (H, W, 3). depth: 1 or 2, where 2 is the nearest.
     shake: (P, 2), motion of the camera in pixels of the view.
@@ -136,13 +140,14 @@ def draw_piece(
     corners = middle + view_side * rng.uniform(-0.2, 0.2, (8, 2))  # (8, 2), x and y
     hull = cv2.convexHull(corners.astype(np.int32))
     transparent = np.zeros((height, width, 1), np.float32)
+    # 1 within the hull, (H, W, 1). `fillPoly` paints into `transparent`, and returns it.
     mask = cv2.fillPoly(transparent, [hull], 1.0, cv2.LINE_AA)
     opacity = cv2.GaussianBlur(mask, (0, 0), 0.8)[..., None]  # (H, W, 1)
     sheet = np.concatenate((light * opacity, opacity), axis=2)
     # A nearer layer moves more with the camera: depth 1 moves 1.35 times as much as the whole
     # photograph, and depth 2 moves 1.7 times as much.
     parallax = 1 + 0.35 * depth
-    centers = center_at_time_0 + parallax * shake + speed * time
+    centers = center_at_time_0 + parallax * shake + speed * time  # (P, 2)
     return Layer(sheet, centers, cv2.BORDER_CONSTANT)
 
 

@@ -77,8 +77,9 @@ class PhotoScene:
         self.number_of_planes = intervals * planes  # P, of the whole clip
         view_side = FINE * crop
 
-        # All random numbers are drawn here, before the first plane is painted. So `lights` and
-        # `shifts` may be called in any order.
+        # All random numbers are drawn here, so `lights` and `shifts` may be called in any order. The
+        # order of the draws must stay: first the camera, then the pieces from the farthest to the
+        # nearest. It decides which scene a seed gives (test_a_seed_gives_its_scene).
         self._camera = draw_camera(self.number_of_planes, planes, crop, rng)
         # The time of each plane in frame intervals: (P, 1). 0 is the middle of the clip. E.g. 8
         # intervals last from -4 to 4.
@@ -91,7 +92,7 @@ class PhotoScene:
             self._layers.append(piece)
 
     def lights(self) -> Iterator[np.ndarray]:
-        """Yield the light (crop, crop, 3) float32 of each plane."""
+        """Yield the light (crop, crop, 3) float32 of each plane, in the order of time."""
         size = (self.crop, self.crop)
         for plane in range(self.number_of_planes):
             canvas = self._paint(plane)
@@ -139,8 +140,6 @@ class PhotoScene:
         The layers are painted from the farthest to the nearest:
 
             light = (1 - opacity) light_behind + light_of_layer
-
-        The light of a layer is already multiplied by the opacity.
         """
         view_side = FINE * self.crop
         # WARP_INVERSE_MAP: the matrix leads from the result (view) to the source image (sheet).
@@ -154,8 +153,8 @@ class PhotoScene:
                 flags=flags,
                 borderMode=layer.border,
             )  # (view_side, view_side, 4)
-            light_of_layer = seen[..., :3]
-            opacity = seen[..., 3:]
+            light_of_layer = seen[..., :3]  # already multiplied by the opacity
+            opacity = seen[..., 3:]  # (view_side, view_side, 1)
             canvas = canvas * (1 - opacity) + light_of_layer
         return canvas
 
