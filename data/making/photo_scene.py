@@ -77,9 +77,9 @@ class PhotoScene:
         self.number_of_planes = intervals * planes  # P, of the whole clip
         view_side = FINE * crop
 
-        # All random numbers are drawn here, so `lights` and `shifts` may be called in any order. The
-        # order of the draws must stay: first the camera, then the pieces from the farthest to the
-        # nearest. It decides which scene a seed gives (test_a_seed_gives_its_scene).
+        # All random numbers are drawn here, so `lights` and `shifts` may be called in any order.
+        # The order of the draws must stay: first the camera, then the pieces from the farthest to
+        # the nearest. It decides which scene a seed gives (test_a_seed_gives_its_scene).
         self._camera = draw_camera(self.number_of_planes, planes, crop, rng)
         # The time of each plane in frame intervals: (P, 1). 0 is the middle of the clip. E.g. 8
         # intervals last from -4 to 4.
