@@ -76,7 +76,7 @@ def find_cuts(
     rng: the generator of this number.
     """
     least_side, most_side = sides
-    side = min(most_side, *frames.size)
+    side = min(most_side, *frames.size)  # smaller frames are not scaled up
     steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
     # The longest step that is allowed here: it becomes MOST_STEP if frames are scaled to
     # `least_side`, because motion in pixels is proportional to the side. E.g. with the sides 288
@@ -85,14 +85,15 @@ def find_cuts(
     cuts = []
     first = 0
     while True:
-        # Try a part that begins at frame `first`.
+        # Try a part that begins at frame `first`. Each round makes `first` larger.
         frames_left = len(frames) - first - FRAMES_BESIDE
         most_frames_in_interval = frames_left // intervals
         frames_in_interval = _frames_in_interval(frames_per_interval, most_frames_in_interval, rng)
         if frames_in_interval is None:
             return cuts  # too few frames are left
         cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
-        steps_of_part = np.array(steps[first : first + cut.frames(intervals) - 1])
+        number_of_steps = cut.frames(intervals) - 1  # e.g. 4 steps between 5 frames
+        steps_of_part = np.array(steps[first : first + number_of_steps])
 
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()  # also a change of scene, inf
         if too_long:
