@@ -10,8 +10,8 @@ A sample is a `Draw` (data/clip_reading.py): the clip, the numbers of its frames
 the crop is replaced by the region that both cameras see, because a crop has less texture. With one
 view for both cameras, this region is the whole frame.
 
-What must stay: both pictures of a pair lie on the same pixels and show the same time, because
-data/edge_shift.py takes any difference for an error of the data. Free to change: which frames of a
+What must stay: both pictures of a pair lie on the same pixels and show the same time. Otherwise
+data/edge_shift.py would find a shift although the data are right. Free to change: which frames of a
 sample are read.
 
 Tests: tests/parts/scripts/test_show_sample.py, tests/parts/data/test_two_cameras.py

@@ -80,8 +80,8 @@ class ClipSources:
 
         If not, the same files for both are refused as a wrong option, with which the network would
         learn to copy its input.
-        Subclasses return True if they change the blurry frames after reading, or if a sample reads
-        different frames of the same folder as blurry frames and as sharp frames.
+        Subclasses return True in two cases: they change the blurry frames after reading, or a
+        sample takes its blurry frames and its sharp frame from different frames of one folder.
         """
         return False
 

@@ -50,9 +50,9 @@ from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
 
-# Largest change by the option color_jitter: brightness, contrast and saturation are multiplied by
-# 0.95 to 1.05, and the hue is turned by up to 5 % of the colour circle. Another value would change
-# the samples of existing runs.
+# Largest change by the option color_jitter. Brightness, contrast and saturation are multiplied by
+# 0.95 to 1.05. The hue is turned by up to 5 % of the colour circle. Another value would change the
+# samples of existing runs.
 JITTER = 0.05
 
 
@@ -186,8 +186,8 @@ class VideoRecurrentTestDataset(TestClips):
     """The same as TestDatasetRGBSpike, but without spikes. Name and keys are as in KAIR.
 
     If sigma is given, Gaussian noise is added to the frames of dataroot_lq. The noise depends only
-    on the seed and on the names of clip and frame, so that scores are the same for any number of
-    ranks and any tiles.
+    on the seed and on the names of clip and frame. So the scores do not depend on the number of
+    ranks or on the tiles.
     """
 
     # KAIR's test sections give no filename_ext, and some of its test sets are JPEG.

@@ -177,7 +177,7 @@ def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
     What must stay: the form of the lines below, e.g. "raw/000001.png 81234 1700000000000000000".
-    made.json stores the digits, and with other digits, older data sets could not be continued.
+    made.json stores the digits. With other digits, older data sets could not be continued.
     """
     digest = hashlib.sha256()
     for file in files:

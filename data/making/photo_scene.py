@@ -7,8 +7,8 @@ camera, and they also have a motion of their own (data/making/photo_layers.py).
 The view is the image of the camera, before it is scaled down to the made frame. It has FINE x FINE
 pixels for each pixel of the made frame, and FINE is 2. A sheet is the image of a layer, i.e. of the
 whole photograph or of one piece. Three steps lead from a point of the view to the point of the
-sheet that it shows. E.g. the view has 384 x 384 pixels, the zoom is 2, and the point (500, 300) of
-the sheet, the center, lies in the middle of the view:
+sheet that it shows. In this example, the view has 384 x 384 pixels, and the zoom is 2. The point
+(500, 300) of the sheet lies in the middle of the view, and is called the center:
 
                                                                  point of the view (212, 192)
     1. Subtract the middle of the view, here (192, 192).             (20, 0)
@@ -21,8 +21,8 @@ As a product of matrices, where T(p) adds p:
 
 Light is linear, float32, 1 at full scale.
 
-What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
-because made data sets are published, and an interrupted data set is continued later. No test
+What must stay: every bit of the light and the order of the draws, for the same photograph and seed.
+The reason: made data sets are published, and an interrupted data set is continued later. No test
 notices a change of the last bits, so compare the lights of a few seeds before and after you change
 the arithmetic. If the light must change, raise VERSION in data/making/recipe.py.
 

@@ -4,8 +4,8 @@ A plane is one read-out of the spike camera. A frame interval is the time from o
 clip to the next, e.g. 88 planes. The crop moves smoothly, as if a person held the camera. Light is
 linear, float32, 1 at full scale.
 
-What must stay: every bit of the light and the order of the draws, for the same video and seed,
-because made data sets are published, and an interrupted data set is continued later. No test
+What must stay: every bit of the light and the order of the draws, for the same video and seed. The
+reason: made data sets are published, and an interrupted data set is continued later. No test
 notices a change of the last bits, so make a clip before and after you change the arithmetic, and
 compare the files. If the light must change, raise VERSION in data/making/recipe.py.
 
@@ -30,9 +30,9 @@ def video_scene(
 ) -> Iterator[np.ndarray]:
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
-    The middle plane of each interval, planes // 2, becomes the sharp frame of the made clip, so its
-    light must not be interpolated, neither in time nor in space. In this plane, the time is exactly
-    the time of a frame of the video, and the corner of the crop is on a whole pixel
+    The middle plane of each interval, planes // 2, becomes the sharp frame of the made clip. So the
+    light of this plane must not be interpolated, neither in time nor in space. Therefore its time
+    is exactly the time of a frame of the video, and the corner of the crop is on a whole pixel
     (test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame).
 
     frames: frames of the video. cut: the part of the video.

@@ -44,8 +44,8 @@ from data.motion.view import View
 # equations of 2^20 pixels take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A
 # larger value takes more memory. With a smaller value, more rows are computed twice.
 MOST_PIXELS = 2**20
-# Number of rows that two neighbouring bands share, and number of rows in the middle of this overlap
-# in which the frame changes from one band to the other:
+# OVERLAP is the number of rows that two neighbouring bands share. FADE is the number of rows in the
+# middle of the overlap, in which the frame changes from one band to the other. So the frame has
 #
 #     the first 32 rows     only from the upper band, because the lower band begins here
 #     the 64 rows FADE      from both bands

@@ -2,8 +2,9 @@
 
 The sharp instant is the time of the wanted sharp frame. The motion is the shift of each pixel from
 the sharp instant to nine times of the exposure (shifts.py; the sharp instant is one of them).
-`motion_of` searches it twice, because the first search makes the second search possible: along the
-shifts that it finds, the noisy pictures are averaged to one picture with little noise.
+`motion_of` searches it twice. The first search finds shifts between noisy pictures. Along these
+shifts, the pictures are averaged to one picture with little noise. The second search begins from
+this picture, so it is more exact.
 
     1   pictures      grey pictures at all times, made of the spikes (spike_pictures.py)
         first search  DIS, an optical flow (Kroeger et al., ECCV 2016), from the picture of the
@@ -27,8 +28,8 @@ Few spikes make noisy pictures, so two limits on the number of spikes (light.py)
              added to the curves
 
 What must stay: the motions and the expected errors. The weights of the fusion "motion" were trained
-with them, so with another constant they fit a little worse until they are trained anew.
-docs/benchmarks/quality_details.md, "What finds the motion", says what each part of the search
+with these motions. If you change a constant, the weights fit a little worse until they are trained
+anew. docs/benchmarks/quality_details.md, "What finds the motion", says what each part of the search
 gains.
 
 Tests: tests/parts/data/test_flow.py. It compares motions and expected errors with the true motion
@@ -309,8 +310,8 @@ def mean_difference(shifts_there: np.ndarray, shifts_back: np.ndarray) -> np.nda
         difference(p) = |there(p) + back(p + there(p))|
 
     The difference is the distance between a pixel and the point where the way there and back ends.
-    If it is not 0, one of both shifts is wrong: because of noise, of an occlusion, or of a thing
-    that is too small and too fast for the search.
+    If the difference is not 0, one of the two shifts is wrong. Causes are noise, an occlusion, and
+    a thing that is too small and too fast for the search.
 
     shifts_there: (H, W, 2), from the sharp instant to another time.
     shifts_back: (H, W, 2), from this other time to the sharp instant.

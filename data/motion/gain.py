@@ -39,7 +39,7 @@ from data.spike.pictures import DISPLAY_GAMMA
 
 # A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more.
 # The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
-# edge of a lamp only some of them are clipped, so the limit is below 1. The value is a judgement.
+# edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement.
 # With a larger value, edges of lamps would not count as clipped. With a smaller value, bright
 # pixels would count as clipped, although they are not. Without the limit,
 # test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails.
@@ -265,9 +265,11 @@ def _is_plausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
     """Return the gain (h, w) float32 for one exposure.
 
-    It is the gain of the clip, times the level of this frame, divided by the level that the frame
-    would have with the gain of the clip. (A level is the sum of the spikes per plane over the sum
-    of the light.) Both levels are measured at the same pixels.
+        gain of the exposure = gain of the clip * level / expected level
+
+    The level of a frame is the sum of its spikes per plane over the sum of its light. The expected
+    level is the level that the frame would have with the gain of the clip. Both levels are measured
+    at the same pixels.
 
     gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count,
     because the spikes of hot pixels would look like a change of the exposure time.

@@ -26,8 +26,8 @@ class JointOptions(Section):
 
     type: Literal["joint"] = "joint"  # chooses this section among the sections of all methods
     # Number of planes that are read before and after an exposure. None: half as many as the longest
-    # exposure has. Set 0 if there are gaps between the spike files of a clip, because otherwise
-    # planes from after a gap would count as the planes that follow the exposure.
+    # exposure has. Set 0 if there are gaps between the spike files of a clip. Otherwise the planes
+    # after a gap would be taken for the planes that follow the exposure.
     context: Count | None = None
     # Largest number of groups into which the planes of an exposure are divided. All planes of a
     # group are taken to have the same motion, so with fewer groups a fast scene loses sharpness.

@@ -9,9 +9,9 @@ Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these ste
 
 The equations say what the blurry frame and the spikes must show if an estimate is right
 (data/motion/joint/). A network may have two sets of learned steps on them, for good light and for
-few spikes. The set is chosen for each frame, by the spikes of its pixel of median light: the spike
-pixel that is in the middle if all spike pixels are sorted by their light. If even bright pixels
-have hardly any spikes, a frame is not improved at all (LEAST_SPIKES, restorer.py).
+few spikes. The set is chosen for each frame, by the spikes of its pixel of median light. (If all
+spike pixels are sorted by their light, this pixel is in the middle.) If even bright pixels have
+hardly any spikes, a frame is not improved at all (LEAST_SPIKES, restorer.py).
 
 What must stay: the keys of `settings`, because an interrupted test continues only if its settings
 are equal. The limits FEW_SPIKES and LEAST_AREA may be changed without a new training, because they
@@ -33,8 +33,8 @@ from data.motion.joint.equations import Equations, Solver
 from data.motion.restorer import AreaInputs, MotionRestorer
 from utils.contract import Method
 
-# A function that takes the learned steps: (z_0, equations) -> z. z_0 and z are (3, rows, W), of a
-# frame, or of the rows of a band.
+# A function that takes the learned steps: (z_0, equations) -> z. z_0 is the first estimate, and z
+# the improved one. Both are (3, rows, W): all rows of a frame, or the rows of a band of it.
 Steps = Callable[[Tensor, Equations], Tensor]
 
 

@@ -16,8 +16,8 @@ read from them is noisier, so one rule after the other changes:
     5          DIM_SPIKES, here                   what finds the motion, and how
 
 Whether a frame is improved at all does not depend on n, but on `spikes_at_full_light`
-(LEAST_SPIKES, restorer.py): a dark scene may have n = 0 although its few bright things are seen
-well.
+(LEAST_SPIKES, restorer.py). The reason: a dark scene may have n = 0 although its few bright things
+are seen well.
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits.

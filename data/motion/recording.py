@@ -114,9 +114,9 @@ class RecordedClip:
     def gain(self) -> tuple[np.ndarray, np.ndarray]:
         """Measure the gain of each spike pixel: its spikes per plane at full light.
 
-        It is measured over up to `MOST_FRAMES` frames, spread evenly over the clip. If the RGB
-        camera changed its exposure within the clip, the gain is right for a frame of the median
-        exposure, and `gain_in` gives the gain for one frame.
+        The gain is measured over up to `MOST_FRAMES` frames, spread evenly over the clip. If the
+        RGB camera changed its exposure time within the clip, the gain is right only for a frame of
+        the median exposure time. `gain_in` gives the gain for one frame.
 
         Returns the gain (h, w) float32, and whether each pixel can be trusted (h, w) bool. A pixel
         that cannot be trusted has the usual gain.

@@ -125,8 +125,8 @@ def lengths_of(shifts: np.ndarray) -> np.ndarray:
     return np.sqrt(x * x + y * y)
 
 
-# Instants at which motion is measured on each side of the sharp instant, as shares of the time from
-# the sharp instant to the beginning or to the end of the exposure.
+# Instants at which motion is measured on each side of the sharp instant. They are shares: 0 is the
+# sharp instant, and 1 is the beginning or the end of the exposure.
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
 
 

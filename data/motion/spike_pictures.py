@@ -18,9 +18,9 @@ E.g. with 12 spikes the window is a quarter of the exposure. A pixel that is dar
 pixel has the window of the median pixel (`_rates_at`).
 
 Only flow.py calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
-were found in these pictures. With another constant they fit a little worse, until they are trained
-anew. test_spike_pictures.py notices wrong pictures, and test_flow.py wrong motions, but neither
-notices a constant that is a little worse.
+were found in these pictures. With another constant, the weights fit a little worse until they are
+trained anew. test_spike_pictures.py notices wrong pictures, and test_flow.py notices wrong motions.
+Neither test notices a constant that is a little worse.
 
 Tests: tests/parts/data/test_spike_pictures.py, tests/parts/data/test_flow.py
 """

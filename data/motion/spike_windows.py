@@ -1,8 +1,8 @@
 """Count the spikes and the light of an exposure in windows of time, for the network of motion.
 
 A plane is one binary picture (h, w) of the spike camera, and a window is some planes in a row. A
-pixel fires when it has collected a fixed amount of light, so the light of an interval between two
-spikes is one spike, spread evenly over the interval:
+pixel fires when it has collected a fixed amount of light. So between two spikes, the pixel has
+collected the light of one spike, and we take this light as spread evenly over the interval:
 
     count   number of spikes of a pixel in a window
     light   number of intervals of a pixel in a window. An interval that lies partly in the window

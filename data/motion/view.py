@@ -16,8 +16,8 @@ Three things follow from the matrix. Most of data/motion/ uses these, and not th
     pixels_on_plane   pixels of the frame -> their places on the plane
 
 What must stay: the number of points in a spike pixel and their places. The shipped weights of the
-fusion "motion" were trained on equations with these points. test_view.py notices other places, and
-test_bands.py if a field of a band is wrong.
+fusion "motion" were trained on equations with these points. test_view.py notices other places.
+test_bands.py notices a wrong field of the view of a band.
 
 Tests: tests/parts/data/test_view.py, tests/parts/data/test_bands.py
 """
@@ -171,7 +171,7 @@ def view_of(clip: Clip) -> View:
         )
     # Without a calibration, the plane fills the whole frame. A spike pixel then has `down` x
     # `across` RGB pixels. E.g. with 3 RGB pixels across, spike pixel 0 has the RGB pixels 0, 1 and
-    # 2, so its middle is at X = 1 = (3 - 1) / 2, and spike pixel x has its middle at X = 3 x + 1.
+    # 2. Its middle is at X = 1, which is (3 - 1) / 2. Spike pixel x has its middle at X = 3 x + 1.
     height, width = clip.size
     down = height / geometry.height
     across = width / geometry.width
