@@ -107,12 +107,14 @@ def refuse_larger(
     all_options = list(_numbers_in([netG, spike_channels]))
     # A key that the options lack counts 0. Without window_size it counts 1, the empty product.
     widest = max(embed_dims, default=0)
-    window_tokens = math.prod(window_size)
+    # The product of floats that is too large for a float is inf, without an error. A power of a
+    # float would raise OverflowError, so the squares below are products, too.
+    window_tokens = math.prod(window_size, start=1.0)
     largest = max(all_options, default=0)
     rules = (
         Rule("depths", sum(depths), tensor_count, "tensors"),
-        Rule("embed_dims", widest**2, number_count, "numbers"),
-        Rule("window_size", window_tokens**2, number_count, "numbers"),
+        Rule("embed_dims", widest * widest, number_count, "numbers"),
+        Rule("window_size", window_tokens * window_tokens, number_count, "numbers"),
         Rule("a number", largest, number_count, "numbers"),
     )
     for rule in rules:
@@ -128,9 +130,9 @@ def refuse_larger(
             )
 
 
-# Larger numbers in the options of a file count as this number (`_numbers_in`), because
-# `refuse_larger` squares some numbers. The square of 1e30 is 1e60, which a float can hold. The
-# square of a much larger number, e.g. of 1e200, would raise OverflowError.
+# Larger numbers in the options of a file count as this number (`_numbers_in`). It is far above what
+# any network has, and sums and squares of such numbers still fit into a float. A whole number of
+# the file may have millions of digits, and would not.
 LARGEST_NUMBER = 1e30
 
 
