@@ -22,8 +22,8 @@ from data.clip_reading import Draw
 SAMPLES = 4  # number of samples
 FRAMES = 2  # number of frames in each sample
 # Share of the samples that must be wrong for a warning, e.g. 3 of 4. It is below 1, so that one
-# sample that fits by chance does not hide wrong data. It is large, because samples without texture
-# look wrong although their data are right.
+# sample that fits by chance does not hide wrong data. The share is large, because samples without
+# texture look wrong although their data are right.
 LEAST_WRONG_SHARE = 0.75
 # Fewest samples for a warning. A single sample proves nothing, because it may lack texture.
 LEAST_SAMPLES = 2
@@ -94,8 +94,8 @@ def _samples_of_training(dataset: Any) -> list[_Sample]:
     # A user's dataset of another class has no method `draw`, so nothing can be compared.
     if not isinstance(dataset, TrainClips):
         return []
-    # An RGB dataset has no spikes. The first clip is enough, because either all clips of a dataset
-    # have spikes or none has.
+    # An RGB dataset has no spikes. The first clip is enough, because all clips of a dataset have
+    # spikes, or no clip has spikes.
     if not dataset.clips[0].spikes:
         return []
     samples = []

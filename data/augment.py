@@ -77,8 +77,8 @@ class Augment(Crop):
 
         region: the part of the frame in which the crop must lie.
         patch: side of the crop.
-        step: number of RGB pixels along a spike pixel. The crop begins at a multiple of it, counted
-        from the top and from the left of the region, so that no spike pixel is cut.
+        step: number of RGB pixels along a spike pixel. The crop begins at a multiple of `step`,
+        counted from the top and from the left of the region, so that no spike pixel is cut.
         hflip, rot, reverse: which flips are allowed. rot allows vflip and transpose.
         """
         # All random numbers are drawn in this order, also for flips that are not allowed. So if a
@@ -301,10 +301,12 @@ class CameraPerturb:
         )
 
     def _draw_dark_and_rgb(self, seed: list[int]) -> tuple[float, RgbCamera | None]:
-        """Draw the dark current, and the noise and JPEG of the blurry frames (None: neither).
+        """Draw the dark current, and the noise and JPEG of the blurry frames.
 
-        These options were added later. They take their numbers from a generator of their own, so
-        that the draws of `draw` stayed the same. The order of the numbers must stay here, too.
+        None in place of the noise and JPEG: the frames stay as recorded.
+
+        These options are newer than the others. They take their numbers from a generator of their
+        own, so that the older draws stayed the same. The order of the numbers must stay here, too.
         """
         rng = random_stream("dark current and frames of a camera", *seed)
         dark_chance, rgb_chance, jpeg_chance = rng.random(3)

@@ -3,8 +3,8 @@
 A formula decides some keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as
 they are, e.g. h, w and exposure. If neither the options nor dataset.json give the firing rate at
 full light, `spike_section` sets the rate to "match", so that it is measured from the frames. For a
-user's clip, data/cameras/user_spikes.py reads the section next. It finds a rate there, so it need
-not assume one.
+user's clip, data/cameras/user_spikes.py reads the section next. The section has a rate then, so no
+rate must be assumed.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`

@@ -27,8 +27,8 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
     """Refuse clips if their scale or number of sharp instants does not fit the network.
 
     dataset: a dataset of this project (`ClipDataset`), whose attribute `clips` is checked. Or a
-        test set that a user adds (docs/extending.md, test set). Then the objects that its method
-        `readers` returns are checked: one for each clip, with the members of `Reader`.
+        test set that a user adds (docs/extending.md, test set), whose method `readers` returns an
+        object for each clip, with the members of `Reader`. Then these objects are checked.
     split: "train" or "test", for the message. scale: scale of the network.
     instants: number of sharp frames that the network gives for each blurry frame. None accepts any
         number.

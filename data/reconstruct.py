@@ -83,8 +83,8 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     section: {"type": name of the method, ...}.
     Raises OptionError for an unknown method, and for options that make several pictures.
     """
-    # The message also names `joint`, which a user can choose, too. It is not in METHODS, because it
-    # is not a formula but `JointMethod` in data/motion/joint_method.py.
+    # The message also names `joint`, which a user can choose, too. METHODS lacks `joint`, because
+    # it is not a formula: `JointMethod` in data/motion/joint_method.py restores the frames.
     name = section["type"]
     if name not in METHODS:
         raise OptionError(

@@ -32,8 +32,8 @@ def section_of_test_set(opt: Options) -> LoaderOptions:
             expected="the clips to test on",
             do="add the section",
         )
-    # A cache would keep all frames of all clips in memory. It would save no time, because each
-    # frame is read once or twice.
+    # A cache would keep all frames of all clips in memory. The cache would save no time, because
+    # each frame is read only once or twice.
     if hasattr(section, "cache_data"):
         section = section.model_copy(update={"cache_data": False})
     return section

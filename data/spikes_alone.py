@@ -30,8 +30,8 @@ from utils.user_path import expand_path
 # With 100, one bright or defective pixel could make the whole picture dark. With a much smaller
 # value, bright parts of the scene would all become white.
 WHITE_PERCENTILE = 99.5
-# Smallest firing rate that counts as white, in spikes per plane. All rates are divided by it, so it
-# must not be 0. It only has an effect if a clip has nearly no spikes.
+# Smallest firing rate that counts as white, in spikes per plane. All rates are divided by the rate
+# of white, which must not be 0. This limit only has an effect if a clip has nearly no spikes.
 LEAST_WHITE = 1e-6
 
 

@@ -70,8 +70,8 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=2) + "\n"
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
-        # One of the two folders may exist, if an earlier run was killed between them. It stays,
-        # because `plan_clip` has checked that it has the same source and recipe.
+        # One of the two folders may exist, if an earlier run was killed between the two. This
+        # folder stays, because `plan_clip` has checked that it has the same source and recipe.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:

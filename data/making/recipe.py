@@ -149,7 +149,7 @@ class Recipe(Section):
     def raw_frames_per_exposure(self, clip: str) -> int:
         """Return the number of raw frames that are averaged to a blurry frame of a clip.
 
-        The first of these that applies:
+        The first line that applies decides:
 
             the setting `average`    if it is given
             the number in the name   for a clip of GoPro, e.g. 7 for GOPR0372_07_00

@@ -21,8 +21,9 @@ from data.clips.user_frames import FrameSource
 from data.making.frame_light import scale_down
 
 # A part of a video has this many frames in addition to the frames of its intervals: one before the
-# first interval and one after the last interval. The first interval begins between two frames, the
-# last interval ends between two frames, and the interpolation there needs the frames on both sides.
+# first interval and one after the last interval. The first interval begins between two frames, and
+# the last interval ends between two frames. To interpolate there, the frames on both sides are
+# needed.
 FRAMES_BESIDE = 2
 
 

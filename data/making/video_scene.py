@@ -55,8 +55,8 @@ def video_scene(
 
     # Times are in frames of the cut. The first interval begins at 0.5 (`find_cuts`) and has n
     # frames, so its middle is (n + 1) / 2. This is rounded down to the time of a frame: 1 for n = 1
-    # or 2, and 2 for n = 3 or 4. E.g. with 88 planes and n = 1, plane 44 has the time 1, and plane
-    # 132 has the time 2.
+    # or 2, and 2 for n = 3 or 4. E.g. with 88 planes in an interval and n = 1, plane 44 has the
+    # time 1, and plane 132 has the time 2.
     frames_per_interval = cut.average  # n
     first_sharp_time = (frames_per_interval + 1) // 2
     first_sharp_plane = planes // 2
@@ -92,9 +92,9 @@ def _corners_of_crop(
         walk = smooth_walk(rng, number_of_planes, amplitude, periods)
         middle = rng.uniform(amplitude, most - amplitude)
         walk += middle
-        # Shift the walk to whole pixels at the sharp planes. Between two of them, interpolate the
-        # shift, so that the crop does not jump. E.g. a walk at 3.4 and 5.8 is shifted by -0.4 at
-        # one sharp plane, by +0.2 at the next, and by -0.1 half way between them.
+        # Shift the walk to whole pixels at the sharp planes. Between two sharp planes, interpolate
+        # the shift, so that the crop does not jump. E.g. a walk at 3.4 and 5.8 is shifted by -0.4
+        # at one sharp plane, by +0.2 at the next, and by -0.1 half way between them.
         to_whole_pixel = np.round(walk) - walk
         shift_at_sharp = to_whole_pixel[sharp_planes]
         walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)

@@ -52,11 +52,11 @@ MOST_PIXELS = 2**20
 #     the last 32 rows      only from the lower band, because the upper band ends here
 #
 # So the 32 rows next to the border of a band are not used
-# (test_rows_beside_the_border_of_a_band_are_not_used). They are enough for a motion of up to 32
-# rows between the sharp instant and the begin or the end of the exposure. A faster motion brings
-# light from beyond the border to used rows, and may leave a trace there. With a larger OVERLAP,
-# more rows are computed twice. With a larger FADE, a slower motion may leave a trace. With a
-# smaller FADE, a difference between the two bands is easier to see. Other values were not compared.
+# (test_rows_beside_the_border_of_a_band_are_not_used). 32 unused rows are enough for a motion of up
+# to 32 rows between the sharp instant and the begin or the end of the exposure. A faster motion
+# brings light from beyond the border to used rows, and may leave a trace there. With a larger
+# OVERLAP, more rows are computed twice. With a larger FADE, a slower motion may leave a trace. With
+# a smaller FADE, a difference between the bands is easier to see. Other values were not compared.
 OVERLAP = 128
 FADE = 64
 # A band may always have this number of rows, 384, because 256 of them may be overlaps, with the

@@ -55,8 +55,8 @@ class Recording:
         E.g. 9 planes around the time 44.5 are the planes 40 to 48, so the window is (40, 49).
         Planes before or after the stream are left out. At least one plane is left: the nearest one.
 
-        time: the middle of the window. It is the sharp instant (data/motion/joint/) or any time
-        (spike_pictures.py).
+        time: the middle of the window. data/motion/joint/ passes the sharp instant, and
+        spike_pictures.py passes any time of the exposure.
         planes: the length of the window, which need not be a whole number.
         """
         # `round` rounds a half to the even number, so the window may have a plane more or less.
@@ -103,7 +103,7 @@ class Recording:
     def _intervals(self) -> Intervals:
         """Return the intervals between the spikes of each pixel.
 
-        They are computed once, because `spike_rates` is called several times for each frame.
+        The intervals are computed once, because `spike_rates` is called several times for a frame.
         """
         return intervals_of(self.stream)
 

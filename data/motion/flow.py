@@ -190,10 +190,10 @@ def _has_search_back(index: int, sharp: int) -> bool:
 def _about_inverse(shifts: np.ndarray) -> np.ndarray:
     """Return about the inverse of shifts (H, W, 2): the shifts that lead back.
 
-    The exact inverse at p is -shifts(q), where q is the point that moves to p. q is not known, so
-    p - shifts(p) takes its place. E.g. in one direction, with shifts(p) = 0.1 p, the point 10 moves
-    to 11, so the inverse at 11 is -1. The result is -shifts(11 - 1.1) = -0.99. It is only the start
-    of a search, so it need not be exact.
+    The exact inverse at p is -shifts(q), where q is the point that moves to p. q is not known. The
+    point p - shifts(p) takes its place. E.g. in one direction, with shifts(p) = 0.1 p, the point 10
+    moves to 11, so the inverse at 11 is -1. The result is -shifts(11 - 1.1) = -0.99. The result is
+    only the start of a search, so it need not be exact.
     """
     return -values_at_shifts(shifts, -shifts)
 
@@ -242,9 +242,9 @@ QUICK_REFINEMENT = 2  # refinement steps on each scale
 def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     """Make the optical flow DIS, faster and less exact than from `_make_dis`.
 
-    It is used in the first search, in the search back, and in the search there at times without a
-    search back. This saves a tenth of the time of a frame and costs 0.01 dB. In dim light it would
-    cost 0.04 dB, so `motion_of` uses no quick DIS there.
+    The quick DIS serves in the first search, in the search back, and at times without a search back
+    also in the search there. It saves a tenth of the time of a frame and costs 0.01 dB. In dim
+    light it would cost 0.04 dB, so `motion_of` uses no quick DIS there.
     """
     dis = _make_dis(is_noisy)
     dis.setPatchStride(dis.getPatchStride() + QUICK_STRIDE_MORE)

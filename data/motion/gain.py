@@ -14,9 +14,9 @@ The level of a frame shows such a change:
 
     level = (sum of the spikes per plane) / (sum of the light of the frame)      over the pixels
 
-E.g. one frame is exposed only half as long as the others. It shows the same scene half as bright,
-but the spikes per plane are the same, so its level and its gain are twice as large. The gain of a
-clip is the gain at the median level of its frames.
+E.g. one frame is exposed only half as long as the others. The frame shows the same scene half as
+bright, but the spikes per plane are the same. So the level and the gain are twice as large. The
+gain of a clip is the gain at the median level of its frames.
 
 What must stay: the numbers of both functions. The shipped weights of the fusion "motion" were
 trained on grey values rate / gain. With other gains the weights still run, but fit a little worse.
@@ -206,9 +206,9 @@ def _clipped_pixels(exposures: list[ExposureLight]) -> np.ndarray:
     return is_clipped
 
 
-# Least usual gain, in spikes per plane. It matters only for a clip without any spike, whose grey
-# values, rate / gain, would be divided by 0. No real camera has a gain as small as one spike in a
-# million planes.
+# Least usual gain, in spikes per plane. Without this limit, the grey values rate / gain of a clip
+# without any spike would be 0 / 0. Other clips are not affected, because no real camera has a gain
+# as small as one spike in a million planes.
 LEAST_GAIN = 1e-6
 
 

@@ -4,8 +4,8 @@ main_test_vrt.py calls `learned_motion` with the method of the network itself, a
 "motion" (`models.fusion.fusion_motion.MotionFusion`). The result is a `LearnedMotion`
 (learned_method.py), which improves the frames of the network.
 
-What must stay: making the method reads no weights. They are read when a device is known (`parts`),
-because a method is made before the process knows whether it restores anything.
+What must stay: making the method reads no weights. The weights are read when a device is known
+(`parts`), because a method is made before the process knows whether it restores anything.
 
 Tests: tests/stories/test_motion_weights.py
 """

@@ -129,9 +129,9 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     # A rate cannot be negative, except by rounding errors. `maximum` removes them.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # Take the mean over the windows within the exposure that were recorded. There may be no such
-    # window, e.g. if the sharp instant lies at the first or the last recorded plane. Then take the
-    # mean over all windows.
+    # Take the mean over the windows within the exposure that were recorded. If there is no such
+    # window, take the mean over all windows. (There may be none if the sharp instant lies at the
+    # first or the last recorded plane.)
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     if not is_used.any():
@@ -176,7 +176,7 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
     counts: (K, h, w), number of spikes in each window. lengths: (K, 1, 1), in usual planes.
     """
     expected = brightness.of_pixels * lengths  # (K, h, w)
-    # The variance is an expected count, as in a Poisson distribution. Here the count is expected
+    # The variance is an expected count, as in a Poisson distribution. This expected count comes
     # from the smoothed rate, because the rate of a single pixel is noisy, and 0 for a pixel that
     # never fired.
     least_rate = LEAST_SHARE_OF_MEAN * brightness.mean

@@ -141,8 +141,8 @@ class RecordedClip:
 def _exposures_with_context(clip: Clip, context: int) -> tuple[Exposure, ...]:
     """Return the planes during which each frame was exposed, and `context` planes on each side.
 
-    `clip.exposures` cannot be used here. It has the planes from which the channels of a network are
-    made, which may be others.
+    `clip.exposures` cannot be used here, because it has the planes from which the channels of a
+    network are made. These may be other planes, e.g. the middle half of the exposure.
     """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = of_exposure(clip.spikes, context)

@@ -86,8 +86,9 @@ class WholeFrame(NamedTuple):
     motion: Motion  # within the exposure
     gain: np.ndarray  # (h, w): spikes per plane of each spike pixel at full light
     median_spikes: float  # spikes of a pixel of median light in the exposure
-    # (H, W) in [0, 1]: 1 where a pixel moves for certain, 0 where it stands still. It is the weight
-    # of the improved frame in the result. The weight of the first estimate is 1 - moving_share.
+    # (H, W) in [0, 1]: 1 where a pixel moves for certain, 0 where it stands still. In the result,
+    # moving_share is the weight of the improved frame, and 1 - moving_share is the weight of the
+    # first estimate.
     moving_share: np.ndarray
 
 

@@ -31,8 +31,8 @@ from data.motion.exposure import Recording
 # with a gradient of 0.1, four steps leave 1/10,000 of the error. With 0 steps,
 # test_the_way_back_is_the_inverse_of_the_way_there fails.
 INVERSION_STEPS = 4
-# The same if `Motion.back` gets a start. A start is wrong by only about 0.1 pixels. With the same
-# gradient, two steps leave 1/100 of it: 0.001 pixels.
+# Number of steps if `Motion.back` gets a start. A start is wrong by only about 0.1 pixels. With the
+# same gradient, two steps leave 1/100 of this error: 0.001 pixels.
 STEPS_FROM_START = 2
 
 

@@ -71,10 +71,10 @@ def pictures_at(
 # Wanted number of spikes in the window of a pixel. With fewer spikes, a picture would have more
 # noise, and with more spikes, more blur.
 SPIKES_OF_PICTURE = 3.0
-# Share of the exposure in the shortest window, which bright pixels have. It is a little less than
-# an eighth, 0.125, the time between the nine pictures of an exposure (`motion_times` in shifts.py).
-# So the shortest windows do not overlap. A larger value would blur. With a smaller value, the
-# windows of a short exposure would have too few planes, and the pictures would be uneven.
+# Share of the exposure in the shortest window, which bright pixels have. Two neighbours of the nine
+# pictures of an exposure are an eighth apart, 0.125 (`motion_times` in shifts.py). This share is a
+# little less, so the shortest windows do not overlap. A larger value would blur. With a smaller
+# value, the windows of a short exposure would have too few planes, so pictures would be uneven.
 LEAST_PICTURE = 0.11
 # Largest share of the exposure in a window. A larger value would blur, and a smaller value would
 # leave more noise.
@@ -153,8 +153,9 @@ def _rates_of_windows(
     if not is_noisy:
         return recording.spike_rates(windows)
     # With few spikes, an interval between two spikes may reach over several windows. `spike_rates`
-    # would spread its light evenly over them, so all of them would show the same light, and nothing
-    # would seem to move. Therefore each window is read as if no other planes were recorded.
+    # would spread the light of the interval evenly over these windows. All of them would show the
+    # same light, so nothing would seem to move. Therefore each window is read as if no other planes
+    # were recorded.
     rates = []
     for first, end in windows:
         planes_of_window = recording.stream[first:end]

@@ -8,11 +8,11 @@ collected the light of one spike, and we take this light as spread evenly over t
     light   number of intervals of a pixel in a window. An interval that lies partly in the window
             counts by this part, e.g. as 0.5 if half of it lies in the window
 
-The network sees both. In dim light an interval reaches over several windows, so the light is the
-same in all of them, and only the count shows when light came.
+The network sees both. In dim light an interval reaches over several windows. The light is the same
+in all these windows, so only the count shows when light came.
 
-Both are computed as a difference: the value up to the end of a window, minus the value up to its
-begin. The count up to an edge is the number of spikes before it. The light up to an edge is
+Count and light are computed as a difference: the value up to the end of a window, minus the value
+up to its begin. The count up to an edge is the number of spikes before it. The light up to it is
 
     (number of spikes before the edge) + (share of the present interval that has passed)
 

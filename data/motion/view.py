@@ -124,8 +124,8 @@ class View:
     def pixel_area(self) -> float:
         """Return the area of a spike pixel in RGB pixels.
 
-        It is the area of the parallelogram between the steps to the right and below. E.g. the steps
-        (3, 0) and (0, 2) give the area 6.
+        The steps to the right neighbour and to the neighbour below span a parallelogram of this
+        area. E.g. the steps (3, 0) and (0, 2) give the area 6.
         """
         # The determinant is negative if the matrix mirrors.
         return abs(float(np.linalg.det(self._steps)))
