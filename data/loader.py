@@ -69,6 +69,8 @@ class TrainLoader:
     A global batch has dataloader_batch_size * accumulation_steps * world_size samples. A run that
     resumes at a position continues with the next sample, with any number of workers.
 
+    Each rank makes its own TrainLoader, with the same arguments, and reads only its own samples.
+
     dataset: a torch Dataset with a length. section: the section `datasets.train`.
     accumulation_steps: number of micro-batches of a step. seed: seed of the shuffling.
     stall_s: time limit of the watchdog in seconds.
@@ -95,7 +97,8 @@ class TrainLoader:
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )
-        # An optimizer step takes one global batch, so both numbers are equal.
+        # An optimizer step takes one global batch, so both numbers are equal. The training loop
+        # (utils/run/run.py) begins a new epoch after this number of steps.
         self.steps_per_epoch = self.sampler.batches_per_epoch
         # A worker hands over the shared memory of its micro-batches through a socket, a file in the
         # folder for temporary files. Without workers there is no such socket.

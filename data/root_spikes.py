@@ -72,9 +72,14 @@ def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
     info: what dataset.json of the root says. `trained_rate` is the rate for a training on all its
     clips: a number, "match" if the clips differ, or None if it is not known.
     """
+    rate = section.rate  # the options decide, and then dataset.json
+    if rate is None:
+        rate = info.trained_rate
+    # If neither says what the spikes integrate, they integrate linear light, as in a real camera.
+    light = section.light or info.light or "linear"
     properties = {
-        "rate": info.trained_rate if section.rate is None else section.rate,
-        "light": section.light or info.light or "linear",
+        "rate": rate,
+        "light": light,
         "center": section.center,
         "planes": info.planes,
         "gt_plane": info.gt_plane,
