@@ -75,7 +75,10 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
 
 
 def _name_and_advice(sample: _Sample, option_file: str) -> tuple[str, str]:
-    """Return two texts for a warning: the name of a sample, and how the user can look at it."""
+    """Return two texts for a warning: the name of a sample, and how the user can look at it.
+
+    E.g. "Sample 0" and "Look at it: python scripts/show_sample.py --opt ...".
+    """
     draw = sample.draw
     if sample.index is None:
         frame = draw.frames[0]

@@ -210,8 +210,8 @@ class CameraPerturb:
     halves the firing rate.
 
     known_rate: if true, spikes are divided by the changed firing rate, as if the rate of the new
-    camera had been measured. If false, spikes are divided by the rate of the data. This rate is
-    wrong for the changed threshold, so the network learns to handle an unknown threshold.
+    camera had been measured. If false, spikes are divided by the rate of the data, which is wrong
+    for the changed threshold, so that the network learns to handle an unknown threshold.
 
     drop_prob: probability that planes are lost.
     drop_max: largest fraction of lost planes.

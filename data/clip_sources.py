@@ -185,7 +185,8 @@ class ClipSources:
 
         A problem of a clip is listed in a report and raises no error here.
 
-        split: "train" or "test", for the names of the reports.
+        section: the resolved options of the dataset. split: "train" or "test", for the names of
+        the reports.
         stored: folder of the results of earlier checks. If the data of a root have not changed, its
         stored result is returned. None: all files are checked, and nothing is stored.
         decode: whether to decode every image, which takes longer and also finds flipped bits.

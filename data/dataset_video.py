@@ -162,7 +162,10 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
         return places
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Add noise to the sharp frames: lq is (T, 4, h, w). The sharp frames become gt."""
+        """Return the sample with noisy frames as lq (T, 4, h, w), and the sharp frames as gt.
+
+        item: its "lq" are the sharp frames (T, 3, h, w). rng: the generator of the sample.
+        """
         gt = item["lq"]  # the sharp frames, see `places`
         # What must stay: first sigma is drawn, then the noise. Another order would give other
         # samples.
@@ -286,7 +289,10 @@ class VideoRecurrentTrainVimeoDataset(TrainClips):
     septuplets = True
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Repeat the last frame, if pad_sequence is set."""
+        """Return the sample with its last frame repeated, if pad_sequence is set.
+
+        item: {"lq" or "gt": frames (T, 3, h, w)}.
+        """
         if not self.options["pad_sequence"]:
             return item
         padded = {}
@@ -335,7 +341,11 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
         return [frames[middle]]
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Change the colours of lq and gt in the same way, if color_jitter is set."""
+        """Return the sample with changed colours, if color_jitter is set.
+
+        item: lq (n, 3, h, w) and gt (1, 3, h, w). All frames get the same change.
+        rng: the generator of the sample.
+        """
         if not self.options["color_jitter"]:
             return item
         # All frames must get the same change. So gt is appended to lq, and is split off after the

@@ -41,7 +41,9 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
 
     dataset_len: number of samples of an epoch.
+    world_size: number of ranks. rank: number of this rank, from 0.
     samples_per_step: samples of one rank in a step, all its micro-batches together.
+    seed: seed of the permutation. shuffle: if false, P is 0, 1, 2, ... in every epoch.
     Raises OptionError if the dataset cannot fill one global batch.
     """
 

@@ -138,6 +138,7 @@ def _bytes_per_exposure(
 ) -> int:
     """Return the estimated bytes of the spikes and images of an exposure.
 
+    clip: name of the clip. recipe: the settings.
     size: (height, width) of the frames.
     raw: the raw frames. None with a rig, two simulated cameras that make the frames later.
     """

@@ -150,7 +150,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     After the last raw frame the light is unknown, so the last file may have fewer planes. If a
     change of this function changes any spike, raise VERSION.
 
-    clip: name of the clip. frames: raw frames of the clip. folder: folder of the .dat files.
+    clip: name of the clip. recipe: the settings. frames: raw frames of the clip.
+    folder: folder of the .dat files.
     """
     average = recipe.raw_frames_per_exposure(clip)
     planes = recipe.planes_of(clip)

@@ -57,6 +57,8 @@ def motion_of(
 ) -> Motion:
     """Measure the motion within an exposure.
 
+    recording: what both cameras recorded, of which only the spikes are used.
+    view: where the spike pixels lie on the frame.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     start_motion: a motion at which the search of each time begins, e.g. the motion of a network.
     None: each search begins at the shifts of a nearer time (`_first_search`).
@@ -95,7 +97,7 @@ def _first_search(
 ) -> dict[float, np.ndarray]:
     """Search the shifts (H, W, 2) from the sharp instant to each time. Return time -> shifts.
 
-    picture_at: time -> its picture, (H, W) uint8.
+    dis: the optical flow that searches. picture_at: time -> its picture, (H, W) uint8.
     search_times: 8 times, in the order of `motion_times`: four before the sharp instant, then four
     after it, and on each side the nearest time first.
     start_motion: a motion at which the search of each time begins. None: a search begins at the
@@ -142,6 +144,8 @@ def _second_search(
     The mean picture is the mean of all pictures, moved back to the sharp instant. It has less noise
     than the picture of the sharp instant, from which the first search began.
 
+    exact_dis, quick_dis: the optical flow that searches. The quick one serves in the search back,
+    and at times without a search back also in the search there.
     pictures: K pictures (H, W) uint8, in the order of `times`.
     curves: (K, H, W, 2), shifts from the sharp instant to each time, where the search begins.
     Returns the shifts (K, H, W, 2) and the errors (K, H, W), both 0 at the sharp instant.

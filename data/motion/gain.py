@@ -80,7 +80,10 @@ PARTS = 8
 
 
 def exposure_light(recording: Recording, view: View) -> ExposureLight:
-    """Return the light of an exposure, as each camera measures it."""
+    """Return the light of an exposure, as each camera measures it.
+
+    recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
+    """
     rates = recording.spike_rates(recording.parts(PARTS))  # (parts, h, w)
     # The blurry frame in the unit that a spike pixel sums up: light, or display values if
     # `is_display`. The rest of this file calls both "light".

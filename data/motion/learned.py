@@ -42,6 +42,7 @@ def motion_by_network(
 ) -> Motion:
     """Find the motion within an exposure by the network, as shifts of the RGB pixels.
 
+    recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
     device: where the network computes. The rest is computed on the CPU.
     """
     inputs = network_inputs(recording, view, network)
@@ -85,6 +86,7 @@ def _on_frame(
 ) -> Motion:
     """Turn the curves of spike pixels into the motion of RGB pixels.
 
+    recording: it gives the times of the motion. view: where the spike pixels lie on the frame.
     coefficients: (6, h, w) in spike pixels: x and y of c_1, then of c_2, then of c_3.
     log_error: (h, w), the logarithm of the expected error of q in spike pixels, where the error is
     the mean over the exposure.

@@ -69,6 +69,8 @@ def spikes_at_full_light(recording: Recording, view: View) -> float:
 
     The number says how sensitive the camera is. A dark scene gives the same number as a bright
     scene.
+
+    recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
     """
     exposure = recording.stream[recording.begin : recording.end]
     spikes = float(exposure.mean()) * recording.length

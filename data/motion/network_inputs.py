@@ -58,7 +58,11 @@ class NetworkInputs(NamedTuple):
 
 
 def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> NetworkInputs:
-    """Return the inputs of the network for an exposure."""
+    """Return the inputs of the network for an exposure.
+
+    recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
+    network: its `edges` and `inside` say which windows of time it sees.
+    """
     # The edges of the windows, in planes after the start of the stream. `network.edges` has them in
     # elevenths after the start of the sharp plane. E.g. in an exposure of 88 planes whose sharp
     # plane is plane 50, the edge 1.5 becomes 50 + 1.5 * 8 = 62.

@@ -88,7 +88,10 @@ class RecordedClip:
         )
 
     def _stream(self, draw: Draw, frame: int) -> np.ndarray:
-        """Return the planes of an exposure and around it, (T, h, w). frame: number of its frame."""
+        """Return the planes of an exposure and around it, (T, h, w).
+
+        draw: the clip, and its simulated camera if there is one. frame: number of the frame.
+        """
         backend = self.reader.dataset.backend
         # An exposure may reach over several spike files, with a piece of planes in each.
         pieces = []  # (planes, h, w) each

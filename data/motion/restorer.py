@@ -215,7 +215,8 @@ class MotionRestorer:
     ) -> WholeFrame | None:
         """Read a frame, and find its motion. Return None if it keeps its first estimate.
 
-        gain_of_clip: (h, w). is_good: (h, w) bool, whether each spike pixel can be trusted.
+        index: number of the frame in the clip. gain_of_clip: (h, w), spikes per plane of each spike
+        pixel at full light. is_good: (h, w) bool, whether each spike pixel can be trusted.
         """
         # Untrusted spike pixels, e.g. hot pixels, get the spikes of their neighbours. Then planes
         # around the exposure are left out if they show another picture, e.g. another slide.

@@ -44,6 +44,7 @@ def pictures_at(
 ) -> list[np.ndarray]:
     """Return pictures (H, W) uint8 on the grid of the frame, one for each time.
 
+    view: where the spike pixels lie on the frame.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     times: K times, in planes after the sharp instant.
     spikes: number of spikes of a pixel of median light in the exposure.
@@ -147,6 +148,7 @@ def _rates_of_windows(
     """Return the spikes per plane in a window around each time, (K, h, w) float32.
 
     times: planes after the sharp instant. share: length of a window, as a share of the exposure.
+    is_noisy: whether there are few spikes, so that each window is read alone.
     """
     planes = share * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]
