@@ -61,11 +61,11 @@ class Exposure:
     # The plane of the sharp frame, counted from the first plane of `own`. x.5 lies between two
     # planes.
     center: float
-    # Number of the first plane of `own` in the numbering that the option spike.center and the key
-    # gt_plane of dataset.json use. If each frame has a file, planes are numbered from the first
-    # plane of the file, so origin is own.first. If one file holds the clip, planes are numbered
-    # from the first plane of the frame. E.g. if a frame has the planes 100 ... 155 of the file, and
-    # `own` is their middle half, 114 ... 141, origin is 114 - 100 = 14.
+    # Number of the first plane of `own`, as the option spike.center and the key gt_plane of
+    # dataset.json number the planes. If each frame has a file of its own, they count from the first
+    # plane of the file, so origin is own.first. If one file holds the whole clip, they count from
+    # the first plane of the frame. E.g. a frame has the planes 100 ... 155 of the file, and `own`
+    # is the middle half, 114 ... 141. Then origin is 114 - 100 = 14.
     origin: int
 
 

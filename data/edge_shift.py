@@ -124,8 +124,8 @@ def _gradients(image: np.ndarray, pixel_side: int) -> np.ndarray:
     return np.ascontiguousarray(magnitude[_without_border(height), _without_border(width)])
 
 
-# Pixels to cut off at each border of a picture of gradients. The gradient is 0 at the border of
-# every picture, so the borders of any two pictures would correlate.
+# Pixels to cut off at each border of a picture of gradients, chosen by hand. The gradient is 0 at
+# the border of every picture, so the borders of any two pictures would correlate.
 BORDER = 2
 # A picture of gradients is not cut below this side, because fewer pixels prove nothing.
 LEAST_SIDE = 8
@@ -134,10 +134,11 @@ LEAST_SIDE = 8
 def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
-    The part has the longest length that fits and is good for cv2.phaseCorrelate: an even length
-    that OpenCV need not pad. (A padded length may be odd, and then the shift is half a pixel off:
-    test_a_small_shift_beside_a_large_one_is_named.) E.g. the border leaves 101 of 105 pixels, and
-    the part has 100 of them: slice(2, 102). A side that is too short is kept whole.
+    The length of the part is even, and cv2.phaseCorrelate need not pad it. A padded length may be
+    odd, and then the shift would be half a pixel off
+    (test_a_small_shift_beside_a_large_one_is_named). Of these lengths, the longest that fits is
+    taken. E.g. the border leaves 101 of 105 pixels, and the part has 100 of them: slice(2, 102). A
+    side that is too short is kept whole.
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)

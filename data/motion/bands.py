@@ -59,9 +59,9 @@ MOST_PIXELS = 2**20
 # a smaller FADE, a difference between the bands is easier to see. Other values were not compared.
 OVERLAP = 128
 FADE = 64
-# A band may always have this number of rows, 384, because 256 of them may be overlaps, with the
-# band above and the band below. So in a frame of more than 2^20 / 384 = 2730 columns, a band may
-# have more than MOST_PIXELS pixels.
+# A band of a very wide frame may have 384 rows, even if it then has more than MOST_PIXELS pixels.
+# (This needs more than 2^20 / 384 = 2730 columns.) 256 of these rows may be overlaps, with the band
+# above and the band below. With only 256 rows, a band would have nothing but overlaps.
 LEAST_ROWS = 3 * OVERLAP
 
 

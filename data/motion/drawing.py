@@ -36,11 +36,11 @@ FULL_COLOUR_AT_LEAST = 1.0
 #     error > HARMLESS_ERROR           in pixels; nobody sees the effect of a smaller error
 MOST_ERROR_SHARE = 0.5
 HARMLESS_ERROR = 0.5
-# Grey level of the cover where the motion is not trusted.
-GREY = 160
+# The cover where the motion is not trusted, chosen by hand.
+GREY = 160  # its grey level
 DARK_GREY = 90  # grey level of the slanted lines on the cover
 LINE_EACH = 6  # pixels from one line to the next
-# An expected error of at least this number of pixels is drawn white.
+# An expected error of at least this number of pixels is drawn white. Chosen by hand.
 WHITE_ERROR = 8.0
 # The meaning of the colours, for a page that shows the pictures.
 LEGEND = (

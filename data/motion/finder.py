@@ -41,6 +41,7 @@ Finder = Callable[[Recording, View, np.ndarray], Motion]
 def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.device) -> Finder:
     """Return the function that finds a motion: by DIS, by the network, or by both.
 
+    name: what the weights say. "both" is DIS in good light, and a mean of the two in dim light.
     network: may be None if the name is "dis". device: where the network computes.
     """
     if name == "dis":
