@@ -89,6 +89,7 @@ class ClipSources:
     def sources_of(cls, section: Any) -> list[Source]:
         """Return the source of each root: the folders of the root, and how its spikes are read.
 
+        A root is a set of folders that belong together, e.g. blurry frames, sharp frames, spikes.
         Reads no file except the dataset.json of each root, and files that the options name.
         """
         sections = split_by_root(section)

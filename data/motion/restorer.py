@@ -51,7 +51,8 @@ from utils.system import keep_freed_memory
 class AreaInputs:
     """What a function `Improvement` may use besides z_0: recording and equations of an area.
 
-    An area is a frame, or a band of a large frame (`Area`).
+    z_0 is the first estimate. An area is a frame, or a band of a large frame (`Area`). "A pixel of
+    median light" is a spike pixel: half of the spike pixels have less light.
 
     If a new function needs one more value, add a field here. `MotionRestorer` fills in the fields.
     """
@@ -62,8 +63,9 @@ class AreaInputs:
     median_spikes: float  # spikes of a pixel of median light in the exposure of the whole frame
 
 
-# A function that improves a frame or a band: (z_0, all else that it may use) -> z. There are two:
-# `blended_solution` in joint_method.py, and `after_steps` in learned_method.py.
+# A function that improves a frame or a band: (z_0, all else that it may use) -> z. z_0 and z are
+# (3, rows, W). There are two such functions: `blended_solution` in joint_method.py, and
+# `after_steps` in learned_method.py.
 Improvement = Callable[[Tensor, AreaInputs], Tensor]
 
 
@@ -109,10 +111,10 @@ LEAST_SPIKES = 1.2
 class MotionRestorer:
     """Restores the frames of a clip on a device (utils.contract.FrameRestorer, ShowsPictures).
 
-    start: restorer of the first estimates.
+    start: restorer of the first estimates, by a formula or a network.
     find: function that finds the motion within an exposure.
     solver: settings of the equations.
-    improve: function that makes a first estimate better.
+    improve: function that makes a first estimate better, by the equations.
     context: number of planes that are read before and after an exposure. None: half as many as the
     longest exposure of the clip has.
     least_area: least area of a spike pixel, in RGB pixels. If spike pixels are smaller, all frames

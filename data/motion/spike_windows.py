@@ -43,8 +43,8 @@ class Windows:
 def spike_windows(stream: np.ndarray, edges: np.ndarray) -> Windows:
     """Count the spikes and the light of K windows. Each window begins where the last one ends.
 
-    E.g. the edges -2, 0, 4, 6 give three windows: the planes -2 and -1, which were not recorded,
-    the planes 0 to 3, and the planes 4 and 5.
+    E.g. the edges -2, 0, 4, 6 give three windows. The first has the planes -2 and -1, which were
+    not recorded. The second has the planes 0 to 3, and the third has the planes 4 and 5.
 
     stream: (T, h, w) in {0, 1}. edges: (K + 1,) planes, ascending. Edges may lie outside of the
     stream: planes that were not recorded have no spikes.
