@@ -104,15 +104,10 @@ class TrainLoader:
         # folder for temporary files. Without workers there is no such socket.
         if workers:
             _refuse_long_folder_for_sockets(tempfile.gettempdir())
-        # The option is None if it is not set.
+        # Seconds to wait for a micro-batch. The option is None if it is not set.
         self.timeout_s = section.dataloader_timeout_s or SHARE_OF_STALL * stall_s
-        # A digest of the lines of `TrainClips.sample_names`: properties of the clips, spike
-        # settings, and the name of every sample. A resumed run compares this digest with the digest
-        # in its checkpoint. 12 hex digits are 48 bits, so two different lists have the same digest
-        # with a probability of 4e-15. A user's dataset need not have this method.
-        names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
-        lines = "\n".join(names)
-        self.sample_digest = hashlib.sha256(lines.encode()).hexdigest()[:12]
+        # A resumed run compares this digest with the digest in its checkpoint.
+        self.sample_digest = _digest_of_samples(dataset)
         self.is_range_checked = False  # whether `warning_of_range` has seen a micro-batch
         self.loader = self._loader_of_torch()
 
@@ -142,8 +137,8 @@ class TrainLoader:
     def order(self) -> DataOrder:
         """Return what fixes the order of the samples. Checkpoints store it.
 
-        With the same order, a position (epoch, batch) means the same samples. So a resumed run
-        compares the order in its checkpoint with its own order. So the values must keep their
+        With the same order, a position (epoch, batch) means the same samples. A resumed run
+        compares the order in its checkpoint with its own order, so the values must keep their
         meaning.
         """
         sampler = self.sampler
@@ -345,6 +340,19 @@ class _Batches(Dataset):
         except DataError as e:
             return e
         return default_collate(items)
+
+
+def _digest_of_samples(dataset: Any) -> str:
+    """Return 12 hex digits that change with the samples of a dataset.
+
+    They are made from the lines of `TrainClips.sample_names`: properties of the clips, spike
+    settings, and the name of every sample. A user's dataset need not have this method. Checkpoints
+    store the digits, so they must stay the same for the same lines.
+    """
+    names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
+    lines = "\n".join(names)
+    # 48 bits, so two different lists have the same digest with a probability of 4e-15.
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
 def _init_worker(worker_id: int) -> None:
