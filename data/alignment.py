@@ -67,7 +67,8 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
 
     pixel_side = draw.clip.grid.rgb_per_spike_pixel  # number of RGB pixels along a spike pixel
     measures = measure(pairs, pixel_side)
-    distance = float(np.hypot(*measures.shift))  # RGB pixels
+    right, down = measures.shift
+    distance = float(np.hypot(right, down))  # RGB pixels
     most_spike_pixels = MOST_SHIFT_OF_SHARP if kind == "gt" else MOST_SHIFT_OF_BLURRY
     is_near = distance <= pixel_side * most_spike_pixels
     is_right = measures.correlation >= LEAST_CORRELATION and is_near

@@ -107,7 +107,8 @@ def _first_search(
     times_before = search_times[: len(INSTANTS)]
     times_after = search_times[len(INSTANTS) :]
     sharp_picture = picture_at[0.0]
-    shifts_at = {0.0: np.zeros((*sharp_picture.shape, 2), np.float32)}
+    height, width = sharp_picture.shape
+    shifts_at = {0.0: np.zeros((height, width, 2), np.float32)}
     for times_of_side in (times_before, times_after):
         previous_time = 0.0  # nearer to the sharp instant than `time`
         for time in times_of_side:

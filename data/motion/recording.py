@@ -92,7 +92,7 @@ class RecordedClip:
 
         draw: the clip, and its simulated camera if there is one. frame: number of the frame.
         """
-        backend = self.reader.dataset.backend
+        backend = self.reader.dataset.backend  # reads files, an LMDB or a clip cache
         # An exposure may reach over several spike files, with a piece of planes in each.
         pieces = []  # (planes, h, w) each
         with spike_errors_as_data_errors():

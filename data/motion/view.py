@@ -112,11 +112,12 @@ class View:
 
         E.g. a spike pixel that is 2.9 RGB pixels high and 3.1 wide has (3, 3) points.
         """
-        # The lengths of both steps are the sides of a spike pixel, in RGB pixels.
-        to_right = self._steps[:, 0]
-        to_below = self._steps[:, 1]
-        width = float(np.hypot(to_right[0], to_right[1]))
-        height = float(np.hypot(to_below[0], to_below[1]))
+        # The steps to the right neighbour and to the neighbour below, X and Y in RGB pixels. Their
+        # lengths are the sides of a spike pixel.
+        right_x, right_y = self._steps[:, 0]
+        below_x, below_y = self._steps[:, 1]
+        width = float(np.hypot(right_x, right_y))
+        height = float(np.hypot(below_x, below_y))
         # At least one point, because a spike pixel may be smaller than half an RGB pixel.
         return max(1, round(height)), max(1, round(width))
 
