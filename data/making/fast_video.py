@@ -147,6 +147,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
 
         t = e * average + p / interpolate
 
+    E.g. with average 7 and interpolate 8, plane 4 of exposure 1 shows the light at 7 + 4 / 8 = 7.5,
+    half way from raw frame 7 to raw frame 8.
     After the last raw frame the light is unknown, so the last file may have fewer planes. If a
     change of this function changes any spike, raise VERSION.
 
@@ -160,7 +162,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     width = frame_width // recipe.ratio
     # With light "display", the sensor integrates display values as they are. So the exponent is 1.
     gamma = recipe.gamma if recipe.light == "linear" else 1.0
-    light_path = LightPath(grey_light(frames, (height, width), gamma), len(frames), recipe.method)
+    light_of_frame = grey_light(frames, (height, width), gamma)  # number of a raw frame -> (h, w)
+    light_path = LightPath(light_of_frame, count=len(frames), method=recipe.method)
     sensor = IntegrateAndFire(
         height,
         width,
@@ -180,7 +183,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         for p in range(planes):
             t = e * average + p / recipe.interpolate
             if t <= len(frames) - 1:  # the last raw frame
-                yield sensor.step(light_path.at(t))[None]  # (1, h, w)
+                plane = sensor.step(light_path.at(t))  # (h, w)
+                yield plane[None]
 
     # The exposures must be made in the order of time, because the charge at the end of an exposure
     # is the first charge of the next exposure.
