@@ -74,11 +74,11 @@ def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -
     # slices: the index of a picture that flips it, e.g. np.s_[::-1].
     for flip, slices in FLIPS.items():
         flipped_pairs = [Pair(pair.spikes[slices], pair.frame) for pair in pairs]
-        if_flipped = measure(flipped_pairs, pixel_side).correlation
-        if if_flipped >= LEAST_CORRELATION:
+        correlation = measure(flipped_pairs, pixel_side).correlation
+        if correlation >= LEAST_CORRELATION:
             return (
                 f"the spikes are {flip}; correlation {measures.correlation:.2f}, flipped "
-                f"{if_flipped:.2f}"
+                f"{correlation:.2f}"
             )
     return ""
 

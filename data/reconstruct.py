@@ -140,8 +140,8 @@ class Reconstruction:
     def settings(self) -> dict[str, Any]:
         """Return all options that change the frames. They are stored with the results.
 
-        E.g. {"method": {"type": "tfp", "half_window": 10, ...}, ...}. A repeated test
-        continues stored results only if they are equal.
+        E.g. {"method": {"type": "tfp", "half_window": 10, ...}, ...}. A repeated test continues
+        stored results only if their settings are equal to its own.
         """
         return {"method": self.options, "center_frame_only": self.center_frame_only}
 
