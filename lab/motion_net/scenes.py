@@ -4,9 +4,10 @@ A scene is a background and some things in front of it, as layers (layers.py). T
 of them, and each thing adds its own motion. Motions are functions of tau, the time after the sharp
 instant in halves of an exposure (instants.py). N is the number of INSTANTS.
 
-What must stay: the order of the draws. With another order, the same seed gives other scenes. Free
-to change, for the next training: the ranges of the draws. They were chosen by judgement, to contain
-what users film. No measurement of other ranges is recorded.
+What must stay: the order of the draws, and that each draw is made. Otherwise the same seed gives
+other scenes than in the shipped training. No test notices. Free to change, for the next training:
+the ranges of the draws. They were chosen by hand, to contain what users film. No measurement of
+other ranges is recorded.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class CameraMotion:
-    """How the camera moves, and with it all layers of a scene."""
+    """How the camera moves. All layers of a scene move with it."""
 
     trajectory: np.ndarray  # (N, 2) x and y of the shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] * tau + turn[1] * tau^2
@@ -49,7 +50,7 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     stands_still = rng.random() < 0.25
     camera = random_camera_motion(rng, stands_still)
 
-    # A still camera sees at least one thing, because otherwise nothing would move.
+    # 0 to 5 things. A still camera sees at least one, because otherwise nothing would move.
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
     # Parallax: if the camera moves, a thing at depth d moves 1 + parallax * d times as far as the
@@ -73,7 +74,10 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
 
 
 def draw_over(light: np.ndarray, layer: Layer) -> None:
-    """Draw a layer over the light (N, SIDE, SIDE) of the layers behind it. Changes `light`."""
+    """Draw a layer over the layers behind it. Changes `light`, (N, SIDE, SIDE).
+
+    Where the layer covers a share of a pixel, the rest of the pixel shows what is behind it.
+    """
     for instant_index in range(len(INSTANTS)):
         covered_light, cover = layer.picture_at(instant_index)
         behind = light[instant_index]
@@ -94,9 +98,9 @@ def set_shifts(shifts: np.ndarray, layer: Layer) -> None:
 def random_background(
     rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
 ) -> Layer:
-    """Draw the background. It moves as the camera does."""
-    # The background has no shear. Its shear is drawn, as in `random_thing`, and then set to 0:
-    # without this draw, all later draws would give other numbers than in the shipped training.
+    """Draw the background, which covers the whole scene. It moves as the camera does."""
+    # The background has no shear. Its shear is drawn and then set to 0, because without this draw,
+    # all later draws would give other numbers than in the shipped training.
     drawn_shear = rng.normal(0, 0.03, size=2)
     light = random_surface(rng, textures)
     return Layer(
@@ -115,19 +119,20 @@ def random_thing(
 ) -> Layer:
     """Draw a thing in front of the background, with its own motion, surface and outline.
 
-    camera: the motion of the camera, as the thing shows it: near things are shifted more than far
-    things (parallax), so each depth has a trajectory of its own.
+    camera: the motion of the camera, with the trajectory at the depth of the thing. Near things
+        are shifted more than far things (parallax).
     """
-    # Every thing moves with the camera. Eight in ten things (a draw in 0 ... 1 is at least 0.2)
-    # also shift by themselves, 0.3 to 10 pixels within the exposure.
     center = rng.uniform(0, SIDE, size=2)
+    # Each thing is shifted with the camera. Eight in ten things (a draw in 0 ... 1 is at least 0.2)
+    # are also shifted by themselves, 0.3 to 10 pixels within the exposure.
     trajectory = camera.trajectory
     if rng.random() >= 0.2:
-        trajectory = trajectory + random_trajectory(rng, log_uniform(rng, 0.3, 10))
-    # Each thing turns, grows and is sheared by itself. `turn` and `zoom` have a coefficient of tau
-    # and one of tau^2, as in `CameraMotion`. E.g. turn = (0.06, 0) means an angle of 0.06 * tau: at
-    # the end of the exposure, tau = 1, it is 0.06 radians or 3.4 degrees. The numbers below are
-    # standard deviations of the coefficients.
+        own_length = log_uniform(rng, 0.3, 10)
+        trajectory = trajectory + random_trajectory(rng, own_length)
+    # Each thing turns, grows and is sheared by itself. `turn` and `zoom` have two coefficients, as
+    # in `CameraMotion`: the first is multiplied by tau, and the second by tau^2. E.g. turn = (0.06,
+    # 0) means an angle of 0.06 * tau. At the end of the exposure, tau = 1, the angle is 0.06
+    # radians or 3.4 degrees. The numbers below are standard deviations of the coefficients.
     turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians
     zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
     shear = rng.normal(0, 0.03, size=2)  # at tau = 1: pixels of shift per pixel of distance
@@ -135,8 +140,8 @@ def random_thing(
     cover = random_polygon(rng, center)
 
     # Three in ten things have nearly the same light everywhere, so that only their edges show the
-    # motion. Their light, 0 to 1, gets 15 % of its contrast, and an even light of 0.01 to 0.7 is
-    # added. So it stays below 1.
+    # motion. Their light, 0 to 1, keeps 15 % of its contrast, and a light of 0.01 to 0.7 is added
+    # everywhere. The sum is at most 0.85.
     if rng.random() < 0.3:
         light = light * 0.15 + rng.uniform(0.01, 0.7)
     return Layer(
@@ -154,8 +159,8 @@ def random_thing(
 
 
 def random_camera_motion(rng: np.random.Generator, stands_still: bool) -> CameraMotion:
-    """Draw the motion of the camera. If it stands still, all numbers are 0."""
-    # Pixels within the exposure. The range was chosen by judgement, as all ranges of this page.
+    """Draw the motion of the camera. If the camera stands still, all numbers are 0."""
+    # The largest shift within the exposure, in pixels.
     length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)
     trajectory = random_trajectory(rng, length)
     # Draw turn and zoom also for a camera that stands still, and set them to 0 afterwards. Without
@@ -178,11 +183,12 @@ def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
     x_of_sharp = np.interp(0, INSTANTS, trajectory[:, 0])
     y_of_sharp = np.interp(0, INSTANTS, trajectory[:, 1])
     trajectory -= np.stack([x_of_sharp, y_of_sharp])
-    # Scale it, so that its largest distance from 0 within the exposure is `length`.
+    # Scale the trajectory, so that its largest distance from 0 within the exposure is `length`.
     is_exposed = np.abs(INSTANTS) <= HALF  # (N,)
-    x, y = trajectory[is_exposed].T  # (instants of the exposure, 2) -> two columns
-    farthest = np.hypot(x, y).max()
-    return trajectory / max(farthest, 1e-6) * length  # 1e-6 avoids 0 / 0 if all waves are 0
+    exposed = trajectory[is_exposed]  # (instants of the exposure, 2)
+    distances = np.hypot(exposed[:, 0], exposed[:, 1])
+    farthest = max(distances.max(), 1e-6)  # at least 1e-6, to avoid 0 / 0 if all waves are 0
+    return trajectory / farthest * length
 
 
 def random_waves(rng: np.random.Generator) -> np.ndarray:
@@ -190,21 +196,22 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
 
     The unit of the result has no meaning, because `random_trajectory` scales it.
     """
-    # Add three waves with periods of 1.5 to 9 exposures. So the speed changes within an exposure,
-    # but not often. x and y have different waves, so each draw is (2,).
+    # Add three waves. Their periods are 1.5 to 9 exposures, so that the speed changes only slowly
+    # within an exposure. x and y have different waves, so each draw is (2,).
     planes = INSTANTS[:, None]  # (N, 1), planes after the sharp instant
     waves = np.zeros((len(INSTANTS), 2))
     log_shortest = np.log(1.5 * PLANES)
     log_longest = np.log(9 * PLANES)
     for weight in (0.5, 0.3, 0.2):  # a first wave, and two weaker waves
-        # In planes. `log_uniform` draws one such number; here two are drawn, for x and y.
+        # In planes. `log_uniform` draws one number in this way. Here two are drawn, for x and y.
         period = np.exp(rng.uniform(log_shortest, log_longest, size=2))
         phase = rng.uniform(0, 1, size=2)  # in periods
         wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)
         amplitude = np.exp(rng.normal(0, 0.7, size=2))
         waves += weight * wave * amplitude
-    # Add a constant speed, drawn for x and y, in shift per half of an exposure (HALF planes).
-    waves += rng.normal(0, 0.4, size=2) * planes / HALF
+    # Add a constant speed: a shift of x and y for each half of an exposure (HALF planes).
+    speed = rng.normal(0, 0.4, size=2)
+    waves += speed * planes / HALF
     return waves
 
 
@@ -220,26 +227,29 @@ def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
 
 
 def random_polygon(rng: np.random.Generator, center: np.ndarray) -> np.ndarray:
-    """Draw a polygon of 4 to 8 random corners: (n, n), 1 within it and 0 elsewhere.
+    """Draw a polygon of 4 to 8 random corners. Returns (n, n), 1 in the polygon and 0 elsewhere.
 
     n = SIDE + 2 * MARGIN, because the picture of a layer is larger than the scene by MARGIN pixels
     on each side. Seven in ten polygons are made convex.
 
-    center: x and y of its middle, in pixels of the scene.
+    center: x and y of the middle of the polygon, in pixels of the scene.
     """
-    radius = log_uniform(rng, 3, 18)  # pixels
+    radius = log_uniform(rng, 3, 18)  # largest distance of a corner from the middle along x or y
     number_of_corners = int(rng.integers(4, 9))
     from_center = radius * rng.uniform(-1, 1, (number_of_corners, 2))
-    corners = center + MARGIN + from_center  # (corners, 2), in pixels of the picture of the layer
+    # The scene begins at the pixel (MARGIN, MARGIN) of the picture of the layer.
+    corners = center + MARGIN + from_center  # (corners, 2)
     is_convex = rng.random() < 0.7
     if is_convex:
         outline = cv2.convexHull(corners.astype(np.float32))
     else:
-        outline = corners[:, None]  # (corners, 1, 2), as convexHull returns it
+        outline = corners[:, None]  # (corners, 1, 2), the shape that convexHull returns
     n = SIDE + 2 * MARGIN
     cover = np.zeros((n, n), np.float32)
     cv2.fillPoly(cover, [outline.astype(np.int32)], 1.0, cv2.LINE_AA)
-    return cv2.GaussianBlur(cover, (0, 0), 0.5)  # soft edges, as behind a lens
+    # A Gaussian of sigma 0.5 pixels makes the edges soft, as a lens does. With the size (0, 0),
+    # OpenCV chooses the size of the kernel.
+    return cv2.GaussianBlur(cover, (0, 0), 0.5)
 
 
 def random_surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
@@ -247,27 +257,36 @@ def random_surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> 
 
     n = SIDE + 2 * MARGIN. Size, place, mirroring, contrast and sharpness are random.
     """
-    # A square of the texture, scaled to n x n. Its side is 0.5 to 1.6 n, so the texture is enlarged
-    # or reduced.
-    n = SIDE + 2 * MARGIN
-    texture = textures[int(rng.integers(len(textures)))]
-    height, width = texture.shape
-    side = int(min(height, width, rng.uniform(0.5, 1.6) * n))
-    y = rng.integers(0, height - side + 1)
-    x = rng.integers(0, width - side + 1)
-    square = texture[y : y + side, x : x + side]
-    interpolation = cv2.INTER_AREA if side > n else cv2.INTER_CUBIC
-    value = cv2.resize(square, (n, n), interpolation=interpolation).astype(np.float32) / 255
-
+    value = random_square(rng, textures)  # display values
     # Half of the surfaces are mirrored, three in ten are negatives.
     if rng.random() < 0.5:
         value = value[:, ::-1]
     if rng.random() < 0.3:
         value = 1 - value
-    # Contrast and brightness. At least 0.01, because nothing real is perfectly black.
+    # Change contrast and brightness. The values are at least 0.01, because nothing real is
+    # perfectly black.
     contrast = rng.uniform(0.5, 1.4)
     brightness = rng.uniform(0.3, 0.6)
     value = np.clip((value - 0.5) * contrast + brightness, 0.01, 1)
-    # A slight blur, so that no edge is sharper than a lens draws it.
-    value = cv2.GaussianBlur(np.ascontiguousarray(value), (0, 0), rng.uniform(0.35, 0.7))
+    # Blur slightly, so that no edge is sharper than a lens draws it.
+    sigma = rng.uniform(0.35, 0.7)  # pixels
+    value = cv2.GaussianBlur(np.ascontiguousarray(value), (0, 0), sigma)
     return np.power(value, DISPLAY_GAMMA)  # display values -> linear light
+
+
+def random_square(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
+    """Cut a square out of a texture, and scale it to (n, n) float32, display values in [0, 1].
+
+    n = SIDE + 2 * MARGIN. The side of the square is 0.5 to 1.6 n, so the texture is enlarged or
+    reduced. A smaller texture limits the side.
+    """
+    n = SIDE + 2 * MARGIN
+    texture = textures[int(rng.integers(len(textures)))]
+    height, width = texture.shape
+    wanted_side = rng.uniform(0.5, 1.6) * n
+    side = int(min(height, width, wanted_side))
+    y = rng.integers(0, height - side + 1)
+    x = rng.integers(0, width - side + 1)
+    square = texture[y : y + side, x : x + side]
+    interpolation = cv2.INTER_AREA if side > n else cv2.INTER_CUBIC
+    return cv2.resize(square, (n, n), interpolation=interpolation).astype(np.float32) / 255
