@@ -129,20 +129,22 @@ class InChunks(torch.autograd.Function):
 
         grad: the gradient of the result, (samples, tokens, outputs of fc2).
         """
-        # The saved tensors are x, then the weights, then what the tape has recorded.
+        # Forward has saved x, then the weights, then what the tape has recorded.
         work = ctx.work
-        saved = ctx.saved_tensors
-        x = saved[0]
-        end_of_weights = 1 + len(work.names)
-        weights = dict(zip(work.names, saved[1:end_of_weights], strict=True))
-        tape = tape_of_backward(work.has_own_attention, recorded=saved[end_of_weights:])
+        x, *others = ctx.saved_tensors
+        number_of_weights = len(work.names)
+        saved_weights = others[:number_of_weights]
+        recorded = others[number_of_weights:]
+        weights = dict(zip(work.names, saved_weights, strict=True))
+        tape = tape_of_backward(work.has_own_attention, recorded=recorded)
         # The gradient of a weight is the sum over all chunks: name -> sum so far.
-        needs_gradient = ctx.needs_input_grad[2:]  # of the weights, without x and work
+        # needs_input_grad has one entry for each argument of forward: x, work, then the weights.
+        needs_gradient = ctx.needs_input_grad[2:]
         sums = _zeros_for_gradients(weights, needs_gradient)
 
-        # Autograd computes the gradients of all weights but fc2 and its bias (step 2). So these
-        # weights become leaves of the graph of each chunk. A leaf is a tensor whose gradient
-        # autograd can return.
+        # Step 2 computes the gradients of fc2 and its bias by hand. Autograd computes the gradients
+        # of all other weights. So the other weights become leaves of the graph of each chunk. A
+        # leaf is a tensor whose gradient autograd can return.
         names_with_graph = [name for name in sums if name not in ("fc2", "fc2_bias")]
         w = _as_leaves(weights, names_with_graph, x.dtype)
 
@@ -153,24 +155,13 @@ class InChunks(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
 
-            # 2. Compute the gradients of y, of h and of fc2 by hand, with the table above. grad_y
-            # is G, and grad_branch is factor G.
-            outputs: list[Tensor] = []  # y and h, unless they are None
-            gradients: list[Tensor] = []  # the gradient of each output
-            grad_y = take(grad[sample], chunk.results)
-            if y is not None:
-                outputs.append(y)
-                gradients.append(grad_y)
-            if h is not None:
-                grad_branch = scale_branch(grad_y, factors.mlp)
-                _add_gradients_of_last_layer(sums, h, grad_branch)
-                outputs.append(h)
-                gradients.append(grad_branch @ w["fc2"])
-                del grad_branch  # frees it before step 3
+            # 2. Compute the gradients of y, of h and of fc2 by hand.
+            grad_y = take(grad[sample], chunk.results)  # G, (results, C)
+            outputs, gradients = _ends_of_graph(y, h, grad_y, factors.mlp, w["fc2"], sums)
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights. Do
-            # not pass retain_graph here, because then the graph would keep its saved tensors, and
-            # the memory would hold them longer. test_fake_gpu.py counts the tensors.
+            # not pass retain_graph here, because the graph would then keep its saved tensors in
+            # memory. test_fake_gpu.py counts the tensors.
             inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):
@@ -201,9 +192,7 @@ def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> di
 
 
 def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.dtype) -> Weights:
-    """Return detached weights in `dtype`.
-
-    They are detached, so that the backward pass of a chunk ends at them.
+    """Return the weights in `dtype`, detached, so that the backward pass of a chunk ends at them.
 
     names_with_graph: names of the weights that need gradients from autograd.
     """
@@ -215,16 +204,39 @@ def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.d
     return leaves
 
 
-def _add_gradients_of_last_layer(sums: dict[str, Tensor], h: Tensor, grad_branch: Tensor) -> None:
-    """Add the gradients of fc2 and its bias in one chunk to `sums`, if `sums` has these names.
+def _ends_of_graph(
+    y: Tensor | None,
+    h: Tensor | None,
+    grad_y: Tensor,
+    factor: Any,
+    fc2: Tensor,
+    sums: dict[str, Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the outputs of the graph of a chunk, and the gradient of each output.
 
-    h: input of the last layer, (results, hidden).
-    grad_branch: factor G, (results, C).
+    The outputs are y and h, without an output that is None. Also adds the gradients of fc2 and its
+    bias to `sums`, if `sums` has these names. The formulas are in `InChunks.backward`.
+
+    y: the residual, (results, C), or None.
+    h: the input of fc2, (results, hidden), or None.
+    grad_y: G, (results, C).
+    factor: the factor of the MLP in stochastic depth. None means 1.
+    fc2: the weight of the last layer, (C, hidden).
     """
-    if "fc2" in sums:
-        sums["fc2"] += grad_branch.t() @ h.detach()
-    if "fc2_bias" in sums:
-        sums["fc2_bias"] += grad_branch.sum(0)
+    outputs: list[Tensor] = []
+    gradients: list[Tensor] = []
+    if y is not None:
+        outputs.append(y)
+        gradients.append(grad_y)
+    if h is not None:
+        grad_branch = scale_branch(grad_y, factor)  # factor G
+        if "fc2" in sums:
+            sums["fc2"] += grad_branch.t() @ h.detach()
+        if "fc2_bias" in sums:
+            sums["fc2_bias"] += grad_branch.sum(0)
+        outputs.append(h)
+        gradients.append(grad_branch @ fc2)
+    return outputs, gradients
 
 
 def _through_graph(
