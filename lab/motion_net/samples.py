@@ -36,7 +36,7 @@ class Sample:
 def samples_of(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> list[Sample]:
     """Draw a scene, and record it twice, by different cameras in different light.
 
-    Returns two samples. Drawing a scene takes time, so each scene is used twice.
+    Returns the two samples. Drawing a scene takes time, so each scene is used twice.
     """
     scene = random_scene(rng, textures)
     return [record_sample(rng, scene) for _ in range(2)]

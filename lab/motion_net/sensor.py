@@ -36,7 +36,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
 
     A pixel collects charge in each plane. If the charge reaches the threshold, the pixel fires in
     this plane, and the threshold is taken off the charge. Before and after the instants of `light`
-    nothing moves for WARM_UP planes.
+    nothing moves for WARM_UP planes. So T = 24 + 2 N + 24, because each instant has STEP = 2
+    planes.
     """
     size = light.shape[1:]
     # For each instant: the charge that each pixel collects in a plane, (N, h, w).
@@ -56,7 +57,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
         uniform = rng.random(size, dtype=np.float32) - np.float32(0.5)
         charge += noise[instant_index] * uniform * np.float32(12**0.5)
         has_fired = charge >= threshold
-        # Take the threshold off, or a multiple of it. Changes `charge` where a pixel has fired.
+        # Take the threshold off, or a multiple of it: fmod leaves the remainder of a division.
+        # `where` restricts this to the pixels that have fired.
         np.fmod(charge, threshold, out=charge, where=has_fired)
         planes.append(has_fired)
 

@@ -52,8 +52,8 @@ def loss_of(
     (test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better). LOSS_FLOOR is
     added to the means.
 
-    frames: the frame (3, H, W) after each learned step. z_0, sharp: first estimate and true frame,
-    (3, H, W).
+    frames: the frame (3, H, W) after each learned step.
+    z_0, sharp: first estimate and true frame, (3, H, W).
     """
     e_0 = (z_0 - sharp) ** 2
     mean_0 = e_0.mean() + LOSS_FLOOR

@@ -30,7 +30,7 @@ from models.fusion.fusion_motion import MotionSteps, Turn
 from utils.contract import JointEquations
 
 # A wrong motion replaces the measured one in this share of the updates, so that the steps learn
-# when not to trust the motion.
+# when not to trust the motion. The share was chosen by hand.
 SHARE_OF_WRONG_MOTION = 0.2
 RATE = 2e-3  # largest learning rate, default of --rate
 LAST_RATE_SHARE = 0.02  # the learning rate falls to this share of RATE
@@ -151,7 +151,11 @@ def draw(
 ) -> Draw:
     """Draw a sample, its motion, and how its pictures are turned for the conv net.
 
-    samples: name of a set -> its samples. solver: settings of the equations.
+    The order of the draws is part of the training: with another order, the same seed gives other
+    weights. No test notices.
+
+    samples: name of a set -> its samples.
+    solver: settings of the equations.
     sampler: generator that chooses samples and how they are turned.
     rng: generator of the wrong motion.
     """

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-# Part -> its videos, by file name without suffix. They were divided before anything was trained on
-# them.
+# Part -> its videos, by file name without suffix. The videos were divided into parts before any
+# network was trained on them.
 VIDEOS = {
     "train": ("bedroom", "blocks", "cups", "juggle", "karma", "kick", "laptop"),
     "choose": ("coffee", "walker"),

@@ -26,7 +26,8 @@ HEADS = 2
 # A window of the attention: all pictures, and 2 x 2 pixels of the level. Windows of 4 x 4 pixels
 # took twice the time of a step.
 ATTENTION_WINDOW = (WINDOWS, 2, 2)
-JOINED_CHANNELS = 24  # channels that the attention adds to the inputs of the conv net
+# Channels that the attention adds to the inputs of the conv net. The number was chosen by hand.
+JOINED_CHANNELS = 24
 # Width of the conv nets with attention, in place of 48, so that both networks have about the same
 # number of parameters.
 NARROW_FEATURES = 42
@@ -103,7 +104,11 @@ class PictureAttention(nn.Module):
         """Return channels for the conv net of the level, (B, 24, h, w).
 
         moved: two channels of each of the 15 pictures, (B, 30, h, w), shifted back to the sharp
-        instant. scene: (B, 3, h, w). The C below is TOKEN_CHANNELS.
+            instant.
+        scene: brightness around each pixel, mean brightness, and contrast of the blurry frame,
+            (B, 3, h, w).
+
+        In the comments below, C is TOKEN_CHANNELS.
         """
         pictures = moved.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
         batch = len(pictures)

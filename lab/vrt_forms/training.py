@@ -120,7 +120,8 @@ class Training:
             # As plain tuples, so that the file can be read after `Weights` was renamed.
             "points": {at: tuple(weights) for at, weights in self.points.items()},
         }
-        # First to another name, so that a stop while writing leaves the old file whole.
+        # Write to another name first. If the program is stopped while it writes, the old file stays
+        # complete.
         unfinished = self.file.with_suffix(".unfinished")
         torch.save(state, unfinished)
         unfinished.replace(self.file)

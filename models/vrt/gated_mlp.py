@@ -59,7 +59,7 @@ class GatedMlp(nn.Module):
 
     inputs, hidden, outputs: numbers of channels.
     checkpoint: whether backward computes the hidden layer again, so that only the input is saved.
-    If the layer runs in chunks, backward always computes it again.
+        If the layer runs in chunks, backward always computes the hidden layer again.
     kernels: "auto" computes chunk by chunk, "plain" computes all tokens at once.
     """
 

@@ -32,12 +32,14 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
+        """Return x[rows]. rows: int64, without a number that occurs twice."""
         ctx.save_for_backward(rows)
         ctx.shape = x.shape
         return x.index_select(0, rows)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
+        """Return the gradient of x, which is 0 at all rows that were not read."""
         (grad,) = grads  # forward has one result
         (rows,) = ctx.saved_tensors
         grad_x = grad.new_zeros(ctx.shape).index_copy_(0, rows, grad)
@@ -45,7 +47,7 @@ class _Take(torch.autograd.Function):
 
 
 def put(out: Tensor, rows: slice | Tensor, values: Any) -> None:
-    """Write values (n, C) to the n `rows` of out, in place."""
+    """Write values (n, C) to the n `rows` of out, in place. No row may be named twice."""
     if isinstance(rows, slice):
         out[rows] = values
     else:

@@ -35,10 +35,10 @@ from models.vrt.layers import LayerNorm
 class Stage(nn.Module):
     """One of the stages 1 to 7: mutual attention, self attention, then the aligned neighbours.
 
-    kind: how the entry changes the resolution: "none", "down" (half the height and width) or "up"
-        (twice the height and width).
-    inputs: channels before the entry.
-    dim: channels after the entry.
+    kind: how the first layers of the stage, the entry, change the resolution: "none", "down" (half
+        the height and width) or "up" (twice the height and width).
+    inputs: channels before the entry. With kind "none", `inputs` is equal to `dim`.
+    dim: channels after the entry, in all blocks of the stage.
     depth: number of blocks. The first `mutual_depth` blocks have mutual attention.
     heads, window: arguments of `Block`. block: other arguments of `Block`, by name.
     checkpoint_ffn, kernels: arguments of `Block`, also for the MLP after the alignment.
@@ -135,6 +135,8 @@ def _entry(kind: str, inputs: int, dim: int) -> nn.Sequential:
     """Build the layers that bring x to the resolution and the channels of a stage.
 
     The positions of the layers in the sequence are names in the published weights.
+
+    kind, inputs, dim: as in `Stage`.
     """
     if kind == "none":
         # The channels do not change. The Identity takes position 0, so that the norm has the
@@ -152,6 +154,7 @@ def _entry(kind: str, inputs: int, dim: int) -> nn.Sequential:
 class RefineLayer(nn.Module):
     """One layer of stage 8: x + linear(blocks(x)), at full resolution, with only self attention.
 
+    dim: number of channels.
     depth: number of blocks.
     drop_path: for each block, the probability of dropping a branch.
     heads, window, block: arguments of `Block`.
@@ -182,6 +185,7 @@ class BlockGroup(nn.Sequential):
     The windows of every second block are shifted by half a window. E.g. windows of 6 x 8 x 8 tokens
     are shifted by (3, 4, 4).
 
+    mutual: whether the blocks also have attention between the two frames of a window.
     drop_path: for each block, the probability of dropping a branch. Entries beyond `depth` are
         ignored.
     block: other arguments of `Block`, by name.
