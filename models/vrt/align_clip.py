@@ -133,4 +133,6 @@ def _with_zeros(x: Tensor, count: int, is_behind: bool) -> Tensor:
     if count == 0:
         return x
     zeros = x.new_zeros(count, *x.shape[1:])
-    return torch.cat((x, zeros) if is_behind else (zeros, x))
+    if is_behind:
+        return torch.cat((x, zeros))
+    return torch.cat((zeros, x))

@@ -10,7 +10,7 @@ tests/parts/models/test_block.py compares the gradients with the plain form. Fre
 the tape records.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ def tape_of_forward(
     return Tape(is_recording=keeps_results and needs_grad_of_x)
 
 
-def tape_of_backward(has_own_attention: bool, recorded: tuple[Tensor, ...]) -> Tape | None:
+def tape_of_backward(has_own_attention: bool, recorded: Sequence[Tensor]) -> Tape | None:
     """Return the tape for a backward pass, or None if torch's attention is used.
 
     recorded: what the tape of the forward pass has recorded. If it is empty, our attention for CPUs

@@ -51,12 +51,15 @@ def out_of_memory_error(
     # The lines are printed below one another, indented like the text of `SpikeVRTError.__str__`,
     # which begins after 12 characters ("  do        ").
     indent = " " * 12
+    advice = "choose one of these, or several:"
+    for line in lines:
+        advice += f"\n{indent}{line}"
     return SpikeVRTError(
         what=f"out of memory on rank {utils_dist.get_rank()}{peak}",
         where=where,
         expected=f"a step within the {devices.total_gb(device):.1f} GB of the device, less what "
         "other processes use",
-        do="\n".join(["choose one of these, or several:", *(f"{indent}{line}" for line in lines)]),
+        do=advice,
     )
 
 

@@ -106,8 +106,11 @@ def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
         totals.append(_bytes_of_forward(net, owner, x))
     for flag in owner.FLAGS:
         setattr(owner, flag, True)
-    # At least 0, because a branch may save less memory if it is not recomputed.
-    return [max(0, after - before) for before, after in pairwise(totals)]
+    bytes_of_flags = []
+    for before, after in pairwise(totals):
+        # At least 0, because a branch may save less memory if it is not recomputed.
+        bytes_of_flags.append(max(0, after - before))
+    return bytes_of_flags
 
 
 def _bytes_of_forward(net: nn.Module, module: nn.Module, x: Tensor) -> int:
