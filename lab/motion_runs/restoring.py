@@ -64,13 +64,13 @@ class AllMethods:
     def __init__(self, shipped: MotionFusion, trained_runs: Sequence[TrainedRun]) -> None:
         # Part -> the shipped steps of this part. Weights without steps for few spikes use the same
         # steps in all light.
-        self.shipped = {"good": shipped.steps, "few": shipped.few_steps or shipped.steps}
+        few_steps = shipped.steps if shipped.few_steps is None else shipped.few_steps
+        self.shipped = {"good": shipped.steps, "few": few_steps}
         self.trained_runs = trained_runs
-        self.names = [
-            OPERATOR_METHOD,
-            SHIPPED_METHOD,
-            *(trained_run.run.name for trained_run in trained_runs),
-        ]
+        # The order of the frames that `__call__` returns.
+        self.names = [OPERATOR_METHOD, SHIPPED_METHOD]
+        for trained_run in trained_runs:
+            self.names.append(trained_run.run.name)
         # Number of frames so far that need a part which was not trained, e.g. dark frames, which
         # need the part "few", with --parts good. `scores_of` leaves out the clip of such a frame.
         self.frames_without_steps = 0
@@ -95,7 +95,8 @@ class AllMethods:
         hidden_proposal = hidden_equations.proposal(z_0)
 
         # `all_steps` returns the frame after each learned step. The last one is the restored frame.
-        restored = [z_0, self.shipped[part].all_steps(z_0, proposal, equations)[-1]]
+        frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
+        restored = [z_0, frames_of_shipped[-1]]
         for trained_run in self.trained_runs:
             steps = trained_run.steps.get(part)
             if steps is None:
@@ -164,8 +165,11 @@ def clip_scores(
     )
     frame_count = len(reader.stems)
     psnr_of_frames: dict[str, list[float]] = {name: [] for name in methods.names}
-    # The restorer reports its progress to the last argument. Nobody reads it here.
-    restored = restorer.frames(reader, range(frame_count), lambda done: None)
+
+    def ignore_progress(done: float) -> None:
+        """Do nothing. The restorer calls this function with the work that it has done."""
+
+    restored = restorer.frames(reader, range(frame_count), ignore_progress)
     for index, frames in enumerate(restored):
         # `frames` is (methods, 3, H, W). But a frame that keeps its first estimate is equal by all
         # methods, so the restorer gives it once, (3, H, W).

@@ -7,7 +7,6 @@ test_a_folder_without_the_videos_of_the_real_suite_is_refused reads the message 
 videos. Free to change: where a file is looked for.
 """
 
-import itertools
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -41,7 +40,9 @@ def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
     video is missing.
     """
     # First look for the videos of all parts, so that one message names all that are missing.
-    all_names = list(itertools.chain(*VIDEOS.values()))
+    all_names: list[str] = []
+    for names in VIDEOS.values():
+        all_names += names
     video_files(videos_folder, all_names)
     files = {part: video_files(videos_folder, names) for part, names in VIDEOS.items()}
     files["photos"] = photographs()

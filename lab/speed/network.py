@@ -142,7 +142,8 @@ def _print_network_figures(args: argparse.Namespace, numbers: dict[str, Any]) ->
     keys = list(numbers["runs"]["ours"])
     rows = []
     for name, figures in numbers["runs"].items():
-        rows.append([name, *(figures[key] for key in keys)])
+        cells = [figures[key] for key in keys]
+        rows.append([name, *cells])
     print(table(rows, ["", *keys]))
 
 

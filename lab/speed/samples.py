@@ -84,9 +84,7 @@ def _functions_to_time(
     """Return the functions that are timed: way -> function. frames: frames of a sample."""
     clip = datasets["png"].clips[0]
     pngs = [*clip.lq[:frames], *clip.gt[:frames]]
-    functions: dict[str, Callable[[], Any]] = {
-        DECODING: lambda: [cv2.imread(path) for path in pngs],
-    }
+    functions: dict[str, Callable[[], Any]] = {DECODING: partial(_decode, pngs)}
     # All ways take the number of their next sample from one counter, so that no way reads the
     # sample that another way has just read.
     counter = count()
@@ -110,6 +108,11 @@ def _print_ways(args: argparse.Namespace, ms: dict[str, float]) -> None:
     print(table(rows, ["", "ms", "samples/s", "of decoding"]))
     added_share = ms["png + .dat"] / ms["png"] - 1
     print(f"spikes add {100 * added_share:.1f} % to the PNG path")
+
+
+def _decode(pngs: list[str]) -> list[Any]:
+    """Return the pictures of PNG files."""
+    return [cv2.imread(path) for path in pngs]
 
 
 def _read_next_sample(dataset: TrainClips, counter: Iterator[int]) -> Any:
