@@ -90,7 +90,8 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
         "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }
-    # A file may freeze parameters in all of its steps. Then they are frozen in all steps here, too.
+    # A file may freeze parameters in all of its steps. Then they are frozen in all steps here, too:
+    # up to step fix_iter, which is after the last step. A missing key and null both count as 0.
     train = raw.get("train") or {}
     frozen_steps = train.get("fix_iter") or 0
     all_steps = train.get("total_iter") or 0

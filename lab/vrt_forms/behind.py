@@ -68,9 +68,11 @@ class BehindForm(Form):
 
     @classmethod
     def make(cls, videos: Path, out: Path) -> "BehindForm":
+        """Make the clips in `out`, or read them if they are there."""
         return cls(training_clips(videos, out), test_clips(videos, out))
 
     def network(self, arm: str) -> nn.Module:
+        """Build the VRT (ATTENTION) or the network of convs (CONTROL), with new weights."""
         if arm == CONTROL:
             return FrameNet()
         options = read_with_base(BEHIND_OPTIONS, Sources(str(BEHIND_OPTIONS)))
@@ -83,6 +85,7 @@ class BehindForm(Form):
         return net
 
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        """Draw a crop of a clip, and return log(error / error of the operator's frames)."""
         z_0, sharp = random_crop(draw_clip(self.clips, rng), rng)
         restored = net(z_0[None])[0]  # (N, 3, 32, 32), a batch of one clip
         e = (restored - sharp).square().mean()
@@ -91,6 +94,7 @@ class BehindForm(Form):
         return ((e + LOSS_FLOOR) / (e_0 + LOSS_FLOOR)).log()
 
     def scores(self, net: nn.Module) -> Scores:
+        """Restore the middle square of each test clip. Returns light -> clip -> gain in dB."""
         scores: Scores = {}
         for light, clips in self.tests.items():
             scores[light] = {}

@@ -83,12 +83,15 @@ class MotionForm(Form):
 
     @classmethod
     def make(cls, videos: Path, out: Path) -> "MotionForm":
+        """Draw the scenes of the training and of the tests."""
         return cls(videos)  # scenes are drawn again from their seed, so nothing is read from `out`
 
     def network(self, arm: str) -> MotionNet:
+        """Build `MotionNet` with attention (ATTENTION) or without (CONTROL), with new weights."""
         return AttentionMotionNet() if arm == ATTENTION else MotionNet()
 
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        """Draw a batch of samples, mirror it at random, and return the loss of the shifts."""
         assert isinstance(net, MotionNet)
         indices = rng.integers(0, len(self.samples), MOTION_BATCH)
         batch = turn_at_random(batch_of([self.samples[index] for index in indices]), rng)
@@ -97,6 +100,7 @@ class MotionForm(Form):
         return loss
 
     def scores(self, net: nn.Module) -> Scores:
+        """Return the mean error of the shifts in spike pixels, light -> scene -> error."""
         assert isinstance(net, MotionNet)
         scores: Scores = {}
         for light, batches in self.tests.items():

@@ -76,14 +76,17 @@ class PriorForm(Form):
 
     @classmethod
     def make(cls, videos: Path, out: Path) -> "PriorForm":
+        """Make the clips in `out`, or read them if they are there, and make their equations."""
         return cls(training_clips(videos, out), test_clips(videos, out))
 
     def network(self, arm: str) -> "StepsWithPrior":
+        """Build the shipped steps with a new prior: attention (ATTENTION) or convs (CONTROL)."""
         if arm == ATTENTION:
             return StepsWithPrior(Prior(FrameAttention()))
         return StepsWithPrior(Prior(FrameConvs(PRIOR_FEATURES, PRIOR_LAYERS)))
 
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
+        """Draw a clip, and return the loss of its frames after each step (`loss_of`)."""
         assert isinstance(net, StepsWithPrior)
         clip = draw_clip(self.clips, rng)
         frames = steps_of_clip(net, clip, SOLVER)  # the clip after each step
@@ -94,6 +97,7 @@ class PriorForm(Form):
         return loss
 
     def scores(self, net: nn.Module) -> Scores:
+        """Restore each test clip. Returns light -> clip -> gain over the operator in dB."""
         assert isinstance(net, StepsWithPrior)
         scores: Scores = {}
         for light, clips in self.tests.items():

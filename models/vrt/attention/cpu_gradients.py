@@ -73,7 +73,8 @@ def append_two_channels(
     get two channels of ones.
 
     q, k, v: (n, heads, T, hd).
-    grad: dO, and out: O, of the same shape.
+    grad: dO, the same shape.
+    out: O, the same shape.
     log_sums: the log-sum-exp of each row, (n, heads, T, 1).
     scale: factor of q k^T in the logits.
     """

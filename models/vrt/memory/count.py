@@ -98,8 +98,8 @@ def _run_with_all_recomputed(
         sizes = stack.enter_context(saved_bytes(net))
 
         def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
-            # torch calls this after the forward pass of a module. DeformAlign takes (sources,
-            # target, flows), all other modules take only x.
+            """Note the input of a module, and what is saved. torch calls this after its forward."""
+            # DeformAlign takes (sources, target, flows). All other modules take only x.
             x = args[1] if isinstance(module, DeformAlign) else args[0]
             passes.append(_ForwardPass(module, x.detach(), saved=sum(sizes.values())))
 

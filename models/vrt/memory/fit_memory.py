@@ -53,7 +53,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     parameter_bytes = BYTES_PER_PARAMETER * parameter_count
 
     def bytes_with_present_flags() -> float:
-        # The estimate for the present flags of the modules, which `_keep_branches` changes.
+        """Return the estimate for the present flags, which `_keep_branches` changes."""
         return MARGIN * (parameter_bytes + _activations(uses).peak)
 
     _keep_branches(branches, bytes_with_present_flags, budget=budget_gb * GB)
@@ -86,7 +86,7 @@ def _keep_branches(
     """
 
     def work_per_byte(branch: Branch) -> float:
-        # At least 1 byte, because a branch may save nothing.
+        """Return the work that a byte of memory saves. A branch may save 0 bytes: take 1."""
         return branch.flops / max(branch.bytes, 1)
 
     for branch in sorted(branches, key=work_per_byte, reverse=True):

@@ -25,7 +25,7 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
     alive: list[Tensor] = []  # keeps the tensors, so that no other tensor gets their addresses
 
     def pack(tensor: Tensor) -> Tensor:
-        # torch calls this for each tensor that it saves, and keeps what it returns.
+        """Count a tensor. torch calls this for each tensor that it saves, and keeps the result."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in addresses_of_net and address not in sizes:
@@ -34,7 +34,7 @@ def saved_bytes(net: nn.Module) -> Generator[dict[int, int]]:
         return tensor
 
     def unpack(tensor: Tensor) -> Tensor:
-        # torch calls this in the backward pass, to get the saved tensor.
+        """Return a saved tensor. torch calls this in the backward pass."""
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

@@ -189,5 +189,10 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Return the layer norm of x over its last axis. weight, bias: float32."""
+    """Return the layer norm of x (..., C) over its last axis, in the dtype of x.
+
+    x: on an NVIDIA GPU. In the network it is bfloat16 or float16 (`forms.has_kernels`).
+    weight, bias: (C,), float32.
+    eps: small number that is added to the variance, so that no division is by 0.
+    """
     return _LayerNorm.apply(x, weight, bias, eps)

@@ -171,8 +171,14 @@ def gradients_of_keys(
 ):  # fmt: skip
     """Write dV = P^T dO and dK = scale dS^T Q, for one tile of keys of one head, in a group.
 
-    The arguments are as in `gradient_of_queries`. In grad_qkv, only the places of the keys and the
-    values are written.
+    The arguments are as in `gradient_of_queries`, but the bias is transposed:
+
+        qkv, grad_qkv      (windows, TOKENS, 3, HEADS, CHANNELS): q, k, v and their gradients
+        bias               (HEADS, keys, queries), times log2(e)
+        grad               (windows, TOKENS, HEADS, CHANNELS): dO
+        log_sums, delta    (windows, HEADS, TOKENS): L and delta of each query
+
+    In grad_qkv, only the places of the keys and the values are written.
 
     E.g. windows of 384 tokens, 6 heads, tiles of 64 keys, groups of one window: a window has
     6 tiles, so 36 programs. Successive programs have successive heads, then comes the next tile,
@@ -258,8 +264,15 @@ def gradient_of_bias(
     """Write the sum of dS over a group of windows, for one tile of the (keys, queries) of one head.
 
     `GpuAttention.backward` (attention/gpu.py) adds the sums of all groups, which gives the gradient
-    of the bias. Without a bias, this kernel is not launched. The arguments are as in
-    `gradient_of_queries`.
+    of the bias. Without a bias, this kernel is not launched.
+
+    The arguments are as in `gradient_of_queries`, but the bias is transposed:
+
+        qkv                (windows, TOKENS, 3, HEADS, CHANNELS): q, k, v
+        bias               (HEADS, keys, queries), times log2(e)
+        grad               (windows, TOKENS, HEADS, CHANNELS): dO
+        log_sums, delta    (windows, HEADS, TOKENS): L and delta of each query
+        grad_bias          (groups, HEADS, keys, queries): the result
 
     E.g. 192 tokens, 6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs for
     each group of windows. Tile 5 is the part of keys 64 ... 127 and queries 128 ... 191:
