@@ -4,8 +4,9 @@ All textures are equally likely, so the numbers below decide how often a scene s
 photograph or a drawing.
 
 What must stay: the order of the textures, because scenes draw a texture by its index, and the order
-of the draws in `drawing`. No video or photograph on which something is tested may become a texture:
-`photo_files` refuses such photographs. Free to change, for the next training: the numbers.
+of the draws in `drawing` and `cloudy_sky`. No video or photograph on which something is tested may
+become a texture: `photo_files` refuses such photographs. Free to change, for the next training: the
+numbers.
 """
 
 from collections.abc import Iterable
@@ -102,23 +103,13 @@ def shrink(picture: np.ndarray, side: int) -> np.ndarray:
 
 
 def drawing(rng: np.random.Generator) -> np.ndarray:
-    """Draw discs, lines and letters on a cloudy sky. Returns (224, 224) uint8."""
-    n = DRAWING_SIDE
-    # Noise looks like clouds if its amplitude falls with the frequency:
-    #
-    #     amplitude = frequency^-power        0 for the frequency 0, which is the mean
-    frequency_y = np.fft.fftfreq(n)[:, None]  # (n, 1)
-    frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
-    frequency = np.hypot(frequency_y, frequency_x)
-    frequency[0, 0] = 1  # instead of 0, because 0^-power is infinite; set to 0 below
-    power = rng.uniform(1.1, 1.8)
-    amplitude = frequency**-power
-    amplitude[0, 0] = 0
-    white_noise = np.fft.rfft2(rng.standard_normal((n, n)))
-    clouds = np.fft.irfft2(amplitude * white_noise, (n, n))
-    # Grey 128 in the mean, with a standard deviation of 40, both chosen by hand.
-    picture = np.clip(128 + 40 * clouds / clouds.std(), 0, 255).astype(np.uint8)
+    """Draw discs, lines and letters on a cloudy sky. Returns (224, 224) uint8.
 
+    The order of the draws is part of the training, and each draw must stay: a disc also draws the
+    end of a line, which it does not use.
+    """
+    n = DRAWING_SIDE
+    picture = cloudy_sky(rng)
     for _ in range(DRAWN_SHAPES):
         # Random numbers for a shape of any kind: its place (x, y), and the end of a line. A disc
         # and a letter do not use the end.
@@ -138,3 +129,22 @@ def drawing(rng: np.random.Generator) -> np.ndarray:
             font = cv2.FONT_HERSHEY_SIMPLEX
             cv2.putText(picture, letter, (x, y), font, scale, grey, 2, cv2.LINE_AA)
     return picture
+
+
+def cloudy_sky(rng: np.random.Generator) -> np.ndarray:
+    """Draw random clouds in grey. Returns (224, 224) uint8."""
+    n = DRAWING_SIDE
+    # Noise looks like clouds if its amplitude falls with the frequency:
+    #
+    #     amplitude = frequency^-power        0 for the frequency 0, which is the mean
+    frequency_y = np.fft.fftfreq(n)[:, None]  # (n, 1)
+    frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
+    frequency = np.hypot(frequency_y, frequency_x)
+    frequency[0, 0] = 1  # instead of 0, because 0^-power is infinite; set to 0 below
+    power = rng.uniform(1.1, 1.8)
+    amplitude = frequency**-power
+    amplitude[0, 0] = 0
+    white_noise = np.fft.rfft2(rng.standard_normal((n, n)))
+    clouds = np.fft.irfft2(amplitude * white_noise, (n, n))
+    # Grey 128 in the mean, with a standard deviation of 40, both chosen by hand.
+    return np.clip(128 + 40 * clouds / clouds.std(), 0, 255).astype(np.uint8)
