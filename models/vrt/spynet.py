@@ -114,7 +114,8 @@ class SpyNet(nn.Module):
     def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
         """Estimate the flows that warp the neighbours `supp` to the reference frames `ref`.
 
-        Both arguments are (n, 3, h, w) in [0, 1]. Returns the flows as `estimate` does.
+        Both arguments are (n, 3, h, w) in [0, 1]. Returns the flows as `estimate` does. VRT calls
+        `pyramid` and `estimate` itself (flow.py), because a frame is in several pairs.
         """
         height, width = ref.shape[-2:]
         return self.estimate(self.pyramid(ref), self.pyramid(supp), (height, width))

@@ -97,8 +97,9 @@ def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
 def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
     """Return, for each flag of `owner`, the bytes that autograd saves in addition if it is cleared.
 
-    All flags are set at first. They are cleared one by one, and are set again at the end. E.g.
-    10 MB with all flags set, 40 MB without the first flag, 60 MB without both -> [30 MB, 20 MB].
+    All flags must be set before the call. They are cleared one by one, and are set again at the
+    end. E.g. 10 MB with all flags set, 40 MB without the first flag, 60 MB without both ->
+    [30 MB, 20 MB].
     """
     totals = [_bytes_of_forward(net, owner, x)]
     for flag in owner.FLAGS:
