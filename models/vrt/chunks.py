@@ -157,7 +157,7 @@ class InChunks(torch.autograd.Function):
 
             # 2. Compute the gradients of y, of h and of fc2 by hand.
             grad_y = take(grad[sample], chunk.results)  # G, (results, C)
-            outputs, gradients = _ends_of_graph(y, h, grad_y, factors.mlp, w["fc2"], sums)
+            outputs, gradients = _outputs_and_gradients(y, h, grad_y, factors.mlp, w["fc2"], sums)
 
             # 3. Run backward through the graph of this chunk, to its tokens and to the weights. Do
             # not pass retain_graph here, because the graph would then keep its saved tensors in
@@ -171,7 +171,8 @@ class InChunks(torch.autograd.Function):
             # `tokens` has entries at padding, too. `chunk.kept` leaves out their gradients.
             put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 
-        # One result for each argument of forward: x, work, then the weights.
+        # One result for each argument of forward: x, work, then the weights. A weight that needs no
+        # gradient gets None.
         grad_weights = [sums.get(name) for name in work.names]
         return (grad_x, None, *grad_weights)
 
@@ -204,7 +205,7 @@ def _as_leaves(weights: Weights, names_with_graph: Sequence[str], dtype: torch.d
     return leaves
 
 
-def _ends_of_graph(
+def _outputs_and_gradients(
     y: Tensor | None,
     h: Tensor | None,
     grad_y: Tensor,
