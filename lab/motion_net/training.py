@@ -73,7 +73,8 @@ def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) 
     Learning rate and finest level follow the time and not the number of steps. So two trainings
     with the same seed differ on machines of different speed.
 
-    out: the file. seconds: time of the training.
+    out: the file.
+    seconds: time of the training.
     """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)  # for the initial weights
@@ -147,7 +148,8 @@ def train_step(
 def learning_rate(step: int, elapsed_share: float) -> float:
     """Return the learning rate: a rise over the first steps, and a cosine over the time.
 
-    step: number of steps so far. elapsed_share: share of the time of the training, 0 to 1.
+    step: number of steps so far.
+    elapsed_share: share of the time of the training, 0 to 1.
     """
     warm_up = min(1, (step + 1) / WARM_STEPS)
     cosine = 0.5 + 0.5 * np.cos(np.pi * elapsed_share)  # from 1 to 0

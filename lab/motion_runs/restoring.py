@@ -80,8 +80,8 @@ class AllMethods:
 
         In each of these frames, `MotionRestorer` keeps the pixels of z_0 where nothing moves.
 
-        z_0: the first estimate, which is the frame of the operator, (3, H, W). inputs: the spikes
-        and the equations of the frame.
+        z_0: the first estimate, which is the frame of the operator, (3, H, W).
+        inputs: the spikes and the equations of the frame.
         """
         # The light of the frame decides which part of the steps restores it.
         part = "few" if inputs.median_spikes < FEW_SPIKES else "good"
@@ -152,7 +152,8 @@ def clip_scores(
 
     The frames are compared as main_test_vrt.py writes them, with values of 8 bits.
 
-    find_motion: finds the motion within an exposure. solver: settings of the equations.
+    find_motion: finds the motion within an exposure.
+    solver: settings of the equations.
     """
     restorer = MotionRestorer(
         FirstEstimates(operator.build().eval()),

@@ -70,7 +70,8 @@ def training_samples(
     videos: folder of the videos.
     operator: the network that makes the first estimates.
     net: the fusion "motion" that is trained on the samples. It says how their motion is found: by
-    an optical flow, by its own small network `net.motion_net`, or by both (data/motion/finder.py).
+        an optical flow, by its own small network `net.motion_net`, or by both
+        (data/motion/finder.py).
     names: the sets, in the order of SETS.
     """
     sources = make_sources(out, videos)

@@ -131,7 +131,8 @@ def update_weights(
 ) -> float:
     """Change the weights once. Returns by how many dB the steps improve on the first estimate.
 
-    drawn: what the update is trained on. worse_weight: see `loss_of`.
+    drawn: what the update is trained on.
+    worse_weight: see `loss_of`.
     """
     sample = drawn.sample
     frames = net.all_steps(sample.z_0, drawn.proposal, drawn.equations, drawn.turn)
@@ -189,7 +190,8 @@ def share_of_rate(update: int, updates: int) -> float:
 
     The cosine falls from 1 towards 0. Values below LAST_RATE_SHARE count as LAST_RATE_SHARE.
 
-    update: number of the update, from 0. updates: number of all updates.
+    update: number of the update, from 0.
+    updates: number of all updates.
     """
     warm_up = min(1, (update + 1) / WARM_UP)
     cosine = 0.5 * (1 + np.cos(np.pi * update / updates))

@@ -46,7 +46,8 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     (test_a_wrong_motion_keeps_its_expected_error). So the learned steps cannot see from it that the
     motion is wrong. They must see it from the spikes of the sharp instant.
 
-    motion: the measured motion. other: the motion of another frame.
+    motion: the measured motion.
+    other: the motion of another frame.
     """
     shifts = motion.shifts  # (K, H, W, 2)
     way = WAYS[rng.integers(len(WAYS))]
@@ -113,7 +114,8 @@ def time_from_minus_1_to_1(motion: Motion) -> np.ndarray:
 def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.ndarray:
     """Return smooth noise (H, W) of mean 0 and standard deviation 1.
 
-    size: (H, W). sigma: width in pixels of the Gaussian that smooths the noise.
+    size: (H, W).
+    sigma: width in pixels of the Gaussian that smooths the noise.
     """
     height, width = size
     # The noise is drawn and smoothed at a quarter of the size and then enlarged, which is faster.

@@ -28,7 +28,8 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     "input" is the PSNR of the blurry frames. Both numbers are means over the frames in which more
     than LEAST_MOVING of the pixels move. lab/joint_gain.py uses this score as well.
 
-    restored: folder of the restored frames. clip: folder with the folders sharp and blur.
+    restored: folder of the restored frames.
+    clip: folder with the folders sharp and blur.
     """
     scores: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):

@@ -45,8 +45,10 @@ class Outcome:
         A clip without the metric is left out. E.g. grey frames have no "psnr", because this metric
         compares colours. So a method that restores grey frames has the result {} for "psnr".
 
-        condition: e.g. "rig". metric: e.g. "psnr". kind: "restored", or "input" for the blurry
-        frames. seeds: the seeds that count, () for all.
+        condition: e.g. "rig".
+        metric: e.g. "psnr".
+        kind: "restored", or "input" for the blurry frames.
+        seeds: the seeds that count, () for all.
         """
         chosen_seeds = seeds if seeds else list(self.runs)
         runs = self._clips_of_runs(condition, chosen_seeds)

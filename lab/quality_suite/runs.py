@@ -105,7 +105,8 @@ def scores_of_clip(
     pixels.
 
     entry: the entry of the clip in metrics.json.
-    restored: folder of the restored frames. clip: folder with the folders sharp and blur.
+    restored: folder of the restored frames.
+    clip: folder with the folders sharp and blur.
     """
     scores = {"restored": entry["restored"], "input": entry["input"]}
     # Grey frames, as tfp makes them, have only the score psnr_y.

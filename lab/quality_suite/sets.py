@@ -181,7 +181,8 @@ def dataroots_of(folder: Path, split: str) -> dict[str, str]:
 
     dataroot_lq and dataroot_gt are the same folder: <clip>/blur and <clip>/sharp lie below it.
 
-    folder: folder of the set. split: "train" or "test".
+    folder: folder of the set.
+    split: "train" or "test".
     """
     # RGB and SPIKES: the folders of the two cameras, as scripts/prepare_gopro_spike.py names them.
     frames = str(folder / RGB / split)

@@ -85,7 +85,8 @@ def _folder_of(package: str) -> Path:
 def video_files(folder: Path | None, names: Sequence[str]) -> list[Path]:
     """Return the files of some videos. Ends the program if one is missing.
 
-    folder: the folder of --videos. names: file names without their endings.
+    folder: the folder of --videos.
+    names: file names without their endings.
     """
     if names and folder is None:
         sys.exit(f"give --videos, a folder with {', '.join(sorted(set(names)))}")

@@ -276,7 +276,8 @@ def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
     be faster, so its own count would not be comparable. Fusion and deformable sampling are not
     counted.
 
-    options: arguments of VRT. size: batch, frames, height, width.
+    options: arguments of VRT.
+    size: batch, frames, height, width.
     """
     batch, frames, height, width = size
     without_fusion: dict[str, Any] = {

@@ -186,7 +186,8 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
     PNGs are about as large as the PNGs of GoPro: the time of decoding depends on the size of a
     file.
 
-    frames: number of frames of the clip. seed: seed of the texture and of the noise.
+    frames: number of frames of the clip.
+    seed: seed of the texture and of the noise.
     """
     rng = np.random.default_rng(seed)
     picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)

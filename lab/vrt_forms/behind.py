@@ -57,7 +57,8 @@ class BehindForm(Form):
     ) -> None:
         """Take the results of `training_clips` and `test_clips`.
 
-        clips: the training clips of each set. tests: light -> name -> test clip.
+        clips: the training clips of each set.
+        tests: light -> name -> test clip.
         """
         self.clips: list[list[Pictures]] = []
         for clips_of_set in clips:

@@ -48,7 +48,8 @@ class Form(ABC):
     def make(cls, videos: Path, out: Path) -> "Form":
         """Make the data, or read it.
 
-        videos: folder of the videos of lab/quality.py. out: folder in which clips are kept.
+        videos: folder of the videos of lab/quality.py.
+        out: folder in which clips are kept.
         """
 
     @abstractmethod

@@ -57,7 +57,8 @@ class PriorForm(Form):
     ) -> None:
         """Take the results of `training_clips` and `test_clips`, and make their equations.
 
-        clips: the training clips of each set. tests: light -> name -> test clip.
+        clips: the training clips of each set.
+        tests: light -> name -> test clip.
         """
         self.clips = clips
         self.tests = tests
