@@ -45,7 +45,7 @@ def exposures_of(
     files: (path, number of planes) of each spike file: one file for each frame, or one file for the
     whole clip.
     frames: number of frames.
-    times: the times of the frames; None if they are not known. If one file holds the whole clip,
+    times: the times of the frames, or None if they are not known. If one file holds the whole clip,
     the times divide its planes among the frames. If the option spike.exposure lists the planes, the
     times are only compared with the option.
 
@@ -97,9 +97,9 @@ def _exposure(
         own=Piece(path, span.first, span.count),
         pieces=pieces,
         before=planes_before,
-        # `plane` counts as the options count (`Span` in timing.py). `center` counts from the first
-        # plane that is read, which is `span.origin` as the options count. E.g. if the first 14
-        # planes of a frame are not read, plane 27.5 becomes the center 13.5.
+        # `plane` is a number as the options count (`Span` in timing.py), in which the first plane
+        # that is read has the number `span.origin`. `center` is 0 at this first plane. E.g. if the
+        # first 14 planes of a frame are not read, plane 27.5 becomes the center 13.5.
         center=plane - span.origin,
         origin=span.origin,
     )

@@ -5,9 +5,13 @@
     "file"         the middle of the planes of the frame
     24             plane 24
 
-If each frame has a file, planes are counted from the first plane of the file. If one file holds the
-whole clip, they are counted from the first plane of the exposure (`Span` in timing.py calls this
-"as the options count"). A result such as 27.5 lies between the planes 27 and 28.
+These numbers count planes "as the options count" (`Span` in timing.py):
+
+    one file per clip     0 is the first plane of the exposure
+    one file per frame    0 is the first plane of the file. With a time offset of 3 planes, 0 is
+                          plane 3 of the file
+
+A result such as 27.5 lies between the planes 27 and 28.
 
 What must stay: the plane, because channels are windows around it. Free to add: another word for the
 option.

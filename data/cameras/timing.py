@@ -50,29 +50,37 @@ from utils.errors import DataError
 class Span:
     """The planes that are read for one frame.
 
-    Planes are counted in two ways. "The options" are spike.center and the key gt_plane of
-    dataset.json, which give the number of a plane:
+    A plane has two numbers. The field `first` is a number in the file. The fields `origin` and
+    `middle` are numbers in the options spike.center and gt_plane (a key of dataset.json):
 
-        as the file counts      from the first plane of the file
-        as the options count    one file per clip: from the first plane of the exposure
-                                one file per frame: from the first plane of the file
+        as the file counts      0 is the first plane of the file
+        as the options count    one file per clip: 0 is the first plane of the exposure
+                                one file per frame: the number in the file, minus the offset
 
-    Example: one file holds the clip. The exposure of the frame is the planes 100 ... 155 of the
-    file, and the share is 0.5:
+    Example of one file per clip. The exposure of the frame is the planes 100 ... 155 of the file,
+    and the share is 0.5:
 
         as the file counts       100 ... 113 | 114 ... 141 | 142 ... 155
         as the options count       0 ...  13 |  14 ...  41 |  42 ...  55
                                              |   are read  |
 
         Span(first=114, count=28, origin=14, length=56, middle=27.5)
+
+    Example of one file per frame. The file has 56 planes, and the offset is 3:
+
+        as the file counts         3 ... 55 | 56 ... 58
+        as the options count       0 ... 52 | 53 ... 55
+                                   are read | not in the file
+
+        Span(first=3, count=53, origin=0, length=56, middle=27.5)
     """
 
     first: int  # the planes first ... first + count - 1 of the frame's file are read
     count: int
     origin: int  # number of the plane `first`, as the options count
-    length: int  # number of planes of the exposure, or of the whole file
-    # Middle of all planes that belong to the frame, as the options count. If the file lacks some of
-    # these planes, the middle of the planes that are read is another number.
+    length: int  # one file per clip: planes of the exposure. One file per frame: planes of the file
+    # Middle of all planes that belong to the frame, as the options count. The planes that the file
+    # lacks count, too: in the second example, the middle is that of 0 ... 55, not of 0 ... 52.
     middle: float
 
 
@@ -224,20 +232,20 @@ class Timing:
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
         # Step 3. Some of these planes may lie outside of the file. If the user gave the numbers of
-        # the planes, by spike.exposure or spike.count, the numbers may be wrong, so the frame is
-        # refused below. Otherwise the offset has moved these planes out of the file, so they are
-        # left out here.
+        # the planes, by spike.exposure or spike.count, these numbers may be wrong. So `first` and
+        # `end` stay, and the frame is refused below. Otherwise the offset has moved the planes out
+        # of the file. So they are left out here.
         has_numbers_of_user = self.exposures is not None or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
             end = min(end, planes)
-        # If no plane is left, `end <= first` is true. This includes an `end` below 0, which a large
-        # negative offset gives.
+        # `end <= first` means that no plane is left. `end` may even be below 0, after a large
+        # negative offset.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
-        # Number the planes as the options count. E.g. the frame has the planes 100 ... 155 of the
-        # file, and plane 100 has the number 0. Plane 114, the first that is read, has the number
-        # 0 + (114 - 100) = 14.
+        # The number of the first plane that is read, as the options count. E.g. the frame has the
+        # planes 100 ... 155 of the file, and plane 100 has the number 0 in the options. If plane
+        # 114 is the first that is read, its number is 0 + (114 - 100) = 14.
         number_of_first = of_frame.number_of_start + (first - of_frame.start)
         # The middle of all planes of the frame: the numbers 0 ... 55 have the middle 27.5. It does
         # not depend on which of these planes are read.
@@ -270,9 +278,9 @@ class Timing:
             start = of_frame.first + nearest_plane(self.offset)
             count = of_frame.end - of_frame.first
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
-        # One file for each frame. With offset 3, plane 3 of the file is read in place of plane 0,
-        # and also gets its number, 0, because it shows what plane 0 would show without the offset.
-        # So the offset is added to `start`, but not to `number_of_start`.
+        # One file for each frame. With offset 3, the frame begins at plane 3 of the file instead of
+        # plane 0. The options still call the first plane of the frame 0, because their numbers are
+        # given without the offset. So the offset is added to `start`, not to `number_of_start`.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)

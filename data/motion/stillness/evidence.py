@@ -1,4 +1,4 @@
-"""Measure in the spikes whether something moves. No motion has to be found first.
+"""Measure from the spikes alone whether something moves, before any motion is found.
 
 The number of spikes of a pixel changes in time. If nothing moves, only noise changes it. The change
 is measured between pieces of time, and then multiplied with the changes of the neighbours:

@@ -91,8 +91,9 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
         v_i becomes V L_i / M_i          v_j becomes V L_j / M_i
         v_k becomes V, its mean over the surroundings
 
-    With these values, the mean of c_i c_j is (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2. At
-    last, n_i is a weighted sum of c_j over the neighbours j, so N_i takes the place of L_j.
+    With these values, the mean of c_i c_j is (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2.
+    n_i is a weighted sum of c_j over the neighbours j. So the mean of c_i n_i has N_i, the same
+    weighted sum of L_j, in place of L_j.
 
     `without_change_of_equal_light` mixes the noise of pixels, too, but these pixels are seldom
     neighbours. So it has no term here.

@@ -11,8 +11,9 @@ pixel is the product of two shares. Each share answers a question, from 0 (no) t
     share_by_reach     Is the motion that was found longer than noise alone makes it?
     share_by_change    Do the spikes themselves change in time, by more than noise does?
 
-In dim light, noise alone may look like a motion of many pixels. The second question needs no
-motion, so it has an answer there, too (evidence.py).
+In dim light, noise alone may look like a motion of many pixels. The second question is answered
+from the spikes alone, without the motion that was found. So it can be answered in dim light, too
+(evidence.py).
 
 A frame has H x W RGB pixels, and a plane (binary picture of the spike camera) has h x w spike
 pixels. A shift is the displacement of a pixel from the sharp instant to another time (shifts.py), x

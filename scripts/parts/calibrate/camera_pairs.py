@@ -118,8 +118,8 @@ def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
     end = view.before + view.count
     exposure = view.stream[view.before : end]
     rates = exposure.mean(axis=0, dtype=np.float32)  # (h, w), spikes per plane
-    # The brightest half percent of the pixels is white. `white` is above 0 also for a file without
-    # spikes, because the rates are divided by it.
+    # The brightest half percent of the pixels is white. The rates are divided by `white`, so it is
+    # kept above 0, even for a file without spikes.
     white = max(float(np.percentile(rates, 99.5)), 1e-6)
     rates /= white
     spikes = to_display(rates) if light == "linear" else np.clip(rates, 0, 1)
