@@ -169,7 +169,7 @@ def _gpus_of_machine() -> _Gpus:
     for path in Path("/dev").glob("nvidia[0-9]*"):
         if os.access(path, os.R_OK | os.W_OK):
             count += 1
-    return _Gpus(count, "unknown")
+    return _Gpus(count, driver="unknown")
 
 
 def _gpus_of_nvidia_smi() -> _Gpus | None:
@@ -188,7 +188,9 @@ def _gpus_of_nvidia_smi() -> _Gpus | None:
         return None
     # One line for each GPU: the version of the driver.
     rows = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-    return _Gpus(len(rows), rows[0] if rows else "unknown")
+    if not rows:
+        return _Gpus(count=0, driver="unknown")
+    return _Gpus(count=len(rows), driver=rows[0])  # all GPUs of a machine have the same driver
 
 
 def require_kernels(device: torch.device) -> None:

@@ -72,7 +72,8 @@ def process_state(pid: int) -> str | None:
         # of Path.read_text.
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
-        return _fields_after_name(text)[0].decode()
+        fields = _fields_after_name(text)
+        return fields[0].decode()
     except (OSError, IndexError):
         if not system.has_proc() and system.is_alive(pid):
             return "R"
@@ -85,7 +86,8 @@ def process_parent(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    return int(_fields_after_name(text)[1])
+    fields = _fields_after_name(text)
+    return int(fields[1])  # fields[0] is the state of the process
 
 
 def _fields_after_name(text: bytes) -> list[bytes]:

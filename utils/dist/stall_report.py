@@ -66,15 +66,18 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
     beats: the beats that this rank has read.
     """
     last_state = beats.states[verdict.rank]  # the last beat of the rank
-    expected_of_kind = {
-        "DEAD": "all ranks alive",
-        "SILENT": "a beat of every rank each half second, and no silence longer than "
-        "watchdog.stall_s",
-        "STUCK": f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)",
-    }
     # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left the phase after its
     # last beat, so the text says only that the rank was last seen there.
-    link = " in" if verdict.kind == "STUCK" else "; last seen in"
+    link = "; last seen in"
+    if verdict.kind == "DEAD":
+        expected = "all ranks alive"
+    elif verdict.kind == "SILENT":
+        expected = (
+            "a beat of every rank each half second, and no silence longer than watchdog.stall_s"
+        )
+    else:
+        link = " in"
+        expected = f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)"
     if stacks:
         do = "see its stack below"
     else:
@@ -82,6 +85,6 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
     return StallError(
         what=f"rank {verdict.rank} is {verdict.kind}: {verdict.what}{link} {where(last_state)}",
         where=f"host {last_state['host']}, pid {last_state['pid']}",
-        expected=expected_of_kind[verdict.kind],
+        expected=expected,
         do=do,
     )

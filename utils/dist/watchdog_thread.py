@@ -395,12 +395,10 @@ class Watchdog(threading.Thread):
         """
         rank = verdict.rank
         if self.store is not None:
+            # The report has a table of all ranks, so read the beats of all, not only of the watched
+            # ranks.
             self.beats.states.update(read_states(self.store, self.beats.world_size))
-        if verdict.kind == "DEAD":
-            stacks = ""
-        else:
-            wait_s = SILENT_ANSWERS_S if verdict.kind == "SILENT" else STUCK_ANSWERS_S
-            stacks = self._stacks_of(rank, wait_s) or "(it does not answer)"
+        stacks = self._stacks_for_report(verdict)
         write_to_log_and_stderr(text_of_stall(verdict, stacks, self.beats))
         # Set `failure` after the report. As soon as it is set, `_watch_watchdog` ends this process
         # after EXIT_S, and collecting the stacks may take longer.
@@ -413,6 +411,20 @@ class Watchdog(threading.Thread):
                 time.sleep(STUCK_ENDS_S)
                 kill_rank(self.beats.states[rank]["pid"], stack_file_name(rank))
         leave(STALL_CODE, self.store)
+
+    def _stacks_for_report(self, verdict: Verdict) -> str:
+        """Return the stacks of the rank that stands still, or a note if it does not answer.
+
+        Returns "" for a DEAD rank, which has no stacks. For other ranks this waits, up to
+        SILENT_ANSWERS_S or STUCK_ANSWERS_S.
+        """
+        if verdict.kind == "DEAD":
+            return ""
+        if verdict.kind == "SILENT":
+            wait_s = SILENT_ANSWERS_S
+        else:
+            wait_s = STUCK_ANSWERS_S
+        return self._stacks_of(verdict.rank, wait_s) or "(it does not answer)"
 
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
         """Return the stacks of a rank, or "" if there are none.
