@@ -49,7 +49,7 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     the cameras, and the curve from light to display values.
 
     rate: `Sensor.rate` of the spike camera. None: it is drawn. lab/vrt_curve.py gives it, to
-    compare networks in one light.
+        compare networks in one light.
     """
     light, stream = record_stream(rng, scene, rate)
     blurry = blurry_frame(rng, light)

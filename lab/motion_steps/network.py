@@ -35,7 +35,7 @@ def motion_network(
     weights of the learned steps change nothing, so the fusion returns the operator's frame.
 
     network: weights file of a small network that finds the motion, together with DIS, the optical
-    flow of OpenCV. None: DIS finds the motion alone.
+        flow of OpenCV. None: DIS finds the motion alone.
     """
     # The options of the operator's network, with another fusion.
     fusion = {

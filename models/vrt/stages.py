@@ -113,8 +113,8 @@ class Stage(nn.Module):
         """Run the stage on x (B, N, H, W, C), which has the resolution of the previous stage.
 
         flows_backward, flows_forward: flows at the resolution of this stage, one for each distance
-        1, 2, ... in frames. A backward flow warps a later frame to an earlier frame. A forward flow
-        warps an earlier frame to a later frame. Without alignment the flows are not used.
+            1, 2, ... in frames. A backward flow warps a later frame to an earlier frame. A forward
+            flow warps an earlier frame to a later frame. Without alignment the flows are not used.
         """
         x = self.reshape(x)
         x = x + self.linear1(self.residual_group1(x))  # mutual attention

@@ -49,7 +49,7 @@ def tape_of_forward(
     keeps_results: whether the results are kept for backward, and not computed again.
     dtype: the dtype of the tokens.
     needs_grad_of_x: whether the input of the layer needs a gradient. If only weights need
-    gradients, this is False, although a backward pass follows.
+        gradients, this is False, although a backward pass follows.
     """
     if not has_own_attention:
         return None
@@ -62,7 +62,7 @@ def tape_of_backward(has_own_attention: bool, recorded: Sequence[Tensor]) -> Tap
     """Return the tape for a backward pass, or None if torch's attention is used.
 
     recorded: what the tape of the forward pass has recorded. If it is empty, our attention for CPUs
-    computes its results again.
+        computes its results again.
     """
     if not has_own_attention:
         return None

@@ -276,7 +276,7 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
     """Return the windows (windows, T) of clip 0, then the same windows of clip 1, and so on.
 
     numbers: token numbers in clip 0, -1 at padding. E.g. clips of 7 tokens: the window 5 6 -1 of
-    clip 0 is 12 13 -1 in clip 1.
+        clip 0 is 12 13 -1 in clip 1.
     """
     is_padding = numbers < 0
     numbers_of_clips = []
