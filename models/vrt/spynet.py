@@ -89,7 +89,8 @@ class SpyNet(nn.Module):
 
         Returns one flow (n, 2, h / s, w / s) for each of the four finest scales s, finest first.
         """
-        # At the coarsest scale the flow starts at zero. `flow_so_far` is at the present scale.
+        # At the coarsest scale the flow starts at zero. `flow_so_far` is what the scales before
+        # have found, in pixels of the present scale. `flow` has the present correction, too.
         flow_so_far = torch.zeros_like(references[0][:, :2])
         flow = flow_so_far
         flows = []
