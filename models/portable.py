@@ -187,9 +187,9 @@ def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -
     # The user may intend other differences in what the channels show, so warn only. The camera and
     # its files are not compared, because another camera and other files are no error.
     changes = []
-    for key, (was, is_now) in changed_options.differences(training, now).items():
+    for key, change in changed_options.differences(training, now).items():
         if key.startswith("representation.") or key in SHOWN_BY_CHANNELS:
-            changes.append(f"{key} {was} -> {is_now}")
+            changes.append(f"{key} {change.then} -> {change.now}")
     if changes and utils_dist.is_main_process():
         logger.warning(
             "the weights were trained with other spike channels than the options give: %s",

@@ -14,7 +14,7 @@ test_the_best_psnr_is_forgotten_if_an_option_of_it_changes.
 import json
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,19 @@ logger = logging.getLogger(__name__)
 UNCOMPARED_OPTIONS = ("opt_path", "task", "path")
 
 
-def differences(
-    then: dict[str, Any], now: dict[str, Any], where: str = ""
-) -> dict[str, tuple[Any, Any]]:
-    """Return the options that differ: dotted key -> (value then, value now).
+class Change(NamedTuple):
+    """The two values of an option that differs."""
+
+    then: Any  # the earlier value, e.g. in the checkpoint
+    now: Any  # the value of this start
+
+
+def differences(then: dict[str, Any], now: dict[str, Any], where: str = "") -> dict[str, Change]:
+    """Return the options that differ: dotted key -> its two values.
 
     E.g. {"scale": 1, "train": {"epochs": 3}} and {"scale": 1, "train": {"epochs": 5}} give
-    {"train.epochs": (3, 5)}. A key that only one side has is left out, e.g. an option that a new
-    version has added.
+    {"train.epochs": Change(then=3, now=5)}. A key that only one side has is left out, e.g. an
+    option that a new version has added.
 
     where: text in front of each key, e.g. "train." if then and now are sections `train`.
     """
@@ -44,18 +49,18 @@ def differences(
         if isinstance(value_then, dict) and isinstance(value_now, dict):
             changed_options |= differences(value_then, value_now, f"{name}.")
         else:
-            changed_options[name] = (value_then, value_now)
+            changed_options[name] = Change(value_then, value_now)
     return changed_options
 
 
-def log_changed_options(changes: dict[str, tuple[Any, Any]]) -> None:
+def log_changed_options(changes: dict[str, Change]) -> None:
     """Log one line for each changed option, e.g. "  train.G_optimizer_lr: 0.0004 -> 0.0002".
 
-    changes: dotted key -> (value in the checkpoint, value now).
+    changes: dotted key -> the value in the checkpoint and the value now.
     """
     lines = []
-    for key, (then, now) in changes.items():
-        lines.append(f"  {key}: {_short_json(then)} -> {_short_json(now)}")
+    for key, change in changes.items():
+        lines.append(f"  {key}: {_short_json(change.then)} -> {_short_json(change.now)}")
     logger.warning(
         "these options differ from the checkpoint; their values of this start are used:\n%s",
         "\n".join(lines),

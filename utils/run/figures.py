@@ -259,9 +259,11 @@ def _empty_figure(
         figure.subplots_adjust(**margins)
     else:
         figure = Figure(figsize=size_of_figure, layout="constrained")  # computes the margins
-    axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(titles) + 1)]
-    for axis, title in zip(axes, titles, strict=True):
+    axes = []
+    for number, title in enumerate(titles, start=1):  # matplotlib counts the panels from 1
+        axis = figure.add_subplot(rows, columns, number)
         _style_panel(axis, title)
+        axes.append(axis)
     if len(histories) > 1:
         _write_names(figure, list(histories))
     return figure, axes

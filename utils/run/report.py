@@ -141,8 +141,12 @@ def _state_in_words(
     best_step: the step with the best PSNR, or None if there is none.
     """
     if history:
-        # The last pair of each curve has its newest step.
-        newest_step = max(curve[-1][0] for curve in history.values())
+        # The last pair (step, value) of each curve has its newest step.
+        newest_steps = []
+        for curve in history.values():
+            step, _ = curve[-1]
+            newest_steps.append(step)
+        newest_step = max(newest_steps)
         state = [f"iteration {newest_step:,}"]
     else:
         state = ["no entry yet"]

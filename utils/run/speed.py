@@ -74,9 +74,8 @@ class SpeedJudge:
 
         ranks: the measurements of each rank since the last log line.
         """
-        # All ranks have made the same number of steps, so `line[0]`, rank 0, tells the number.
         self.window.append(ranks)
-        steps_of_window = sum(line[0].steps for line in self.window)
+        steps_of_window = _steps_of(self.window)
         if steps_of_window < WINDOW_STEPS:
             return
         lines = self.window
@@ -107,15 +106,18 @@ class SpeedJudge:
         # The number of cores of a rank. Ranks of a host may share their cores, or SLURM may have
         # given each rank its own cores. So count the ranks with the same host and the same cores,
         # and divide the number of cores by this count.
-        cores_of_ranks = [(rank.host, rank.cores) for rank in newest]
-        sharing_count = cores_of_ranks.count(cores_of_ranks[worst_rank])
-        cores_per_rank = max(1, len(newest[worst_rank].cores) // sharing_count)
+        worst = newest[worst_rank]
+        sharing_count = 0  # number of ranks that use the cores of the worst rank, itself included
+        for rank in newest:
+            if rank.host == worst.host and rank.cores == worst.cores:
+                sharing_count += 1
+        cores_per_rank = max(1, len(worst.cores) // sharing_count)
         self._warn_if_again(
             "data",
             worst_share > MOST_DATA_SHARE,
             "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
             worst_rank,
-            newest[worst_rank].host,
+            worst.host,
             100 * worst_share,
             loader_advice(self.datasets.train, worst_share, cores_per_rank),
         )
@@ -172,19 +174,29 @@ class SpeedJudge:
             self.warn(name, text, *values)
 
 
+def _steps_of(lines: list[list[Measured]]) -> int:
+    """Return the number of steps of some log lines, each with the measurements of every rank."""
+    steps = 0
+    for ranks in lines:
+        steps += ranks[0].steps  # rank 0; all ranks make the same number of steps
+    return steps
+
+
 def _times_of_ranks(lines: list[list[Measured]]) -> list[_StepTimes]:
     """Return the mean times of a step, for each rank.
 
     lines: the log lines of a window, each with the measurements of every rank.
     """
-    steps = sum(line[0].steps for line in lines)  # equal on all ranks
+    steps = _steps_of(lines)
+    world_size = len(lines[0])
     times = []
-    for rank in range(len(lines[0])):
+    for rank in range(world_size):
+        of_rank = [line[rank] for line in lines]  # the measurements of this rank, line by line
         times.append(
             _StepTimes(
-                step_s=sum(line[rank].seconds for line in lines) / steps,
-                wait_s=sum(line[rank].data_s for line in lines) / steps,
-                forward_s=sum(line[rank].forward_s for line in lines) / steps,
+                step_s=sum(measured.seconds for measured in of_rank) / steps,
+                wait_s=sum(measured.data_s for measured in of_rank) / steps,
+                forward_s=sum(measured.forward_s for measured in of_rank) / steps,
             )
         )
     return times
