@@ -185,7 +185,7 @@ class Timing:
         fit frames at these times, and returns None.
         Raises UnknownPlanes if the times do not tell the planes. The error proposes exposures.
         """
-        if self.exposures is not None:
+        if self.has_exposures:
             listed = self.listed_exposures(clip)
             # If there are no exposures for the clip, `span` refuses the clip.
             if listed is not None:
@@ -235,7 +235,7 @@ class Timing:
         # the planes, by spike.exposure or spike.count, these numbers may be wrong. So `first` and
         # `end` stay, and the frame is refused below. Otherwise the offset has moved the planes out
         # of the file. So they are left out here.
-        has_numbers_of_user = self.exposures is not None or self.count is not None
+        has_numbers_of_user = self.has_exposures or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
             end = min(end, planes)
@@ -260,14 +260,14 @@ class Timing:
 
     def _planes_of_frame(
         self, clip: str, frame: int, planes: int, ranges: Sequence[PlaneRange] | None
-    ) -> "_PlanesOfFrame":
+    ) -> _PlanesOfFrame:
         """Return the planes that belong to a frame, before the share and the limits of the file.
 
         frame: number of the frame. planes: number of planes of the file.
         ranges: the result of `plane_ranges`, if the clip has one file, else None.
         Raises DataError for a frame that `spike.exposure` lacks.
         """
-        if self.exposures is not None:
+        if self.has_exposures:
             # One file for the clip, and the option spike.exposure lists the planes. `_exposure` has
             # added the offset to `start`.
             start, count = self._exposure(clip, frame)
@@ -299,8 +299,12 @@ class Timing:
 
     def _outside(self, clip: str, frame: int, first: int, end: int, planes: int) -> DataError:
         """Return the refusal of a frame if its file lacks some of the planes first ... end - 1."""
-        keys = "spike.exposure" if self.has_exposures else "spike.first, spike.count"
-        shift = f", time offset {self.offset:g}" if self.offset else ""
+        keys = "spike.first, spike.count"
+        if self.has_exposures:
+            keys = "spike.exposure"
+        shift = ""
+        if self.offset:
+            shift = f", time offset {self.offset:g}"
         if end <= first:
             needs = f"frame {frame} of clip {clip} gets no plane"
         else:
