@@ -48,8 +48,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     # The default 0.0 of the next two means that `rows` is given. It is below the limit of the type
     # Length, which is allowed, because pydantic does not check defaults.
     length: Length = 0.0
-    # The limit of Length also keeps a user from a period of 0, with which a file would hold
-    # infinitely many frames.
+    # The limit of Length also refuses a period of 0. With it, `frames_in` would divide by 0.
     period: Length = 0.0
     # (start, length) of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
@@ -87,8 +86,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
-        # Then add frames as long as the next exposure ends within the file. At least the first
-        # exposure is not counted yet, and the rounding of the starts may make room for one more.
+        # Then add frames as long as the next exposure ends within the file. In the example this is
+        # frame 3, the fourth one. The rounding of the starts may make room for another frame.
         while True:
             first, count = self.planes_of(frames, offset)  # of the next frame
             if first + count > planes:
@@ -106,7 +105,7 @@ def nearest_plane(time: float) -> int:
 
 # ---- The option ---------------------------------------------------------------------------------
 
-# What was expected: the same words in several errors.
+# The words after "expected" in the errors of this file.
 EXPOSURE_FORM = (
     '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list '
     "with [start, length] of every frame}; or the name of a JSON file that holds one of these"

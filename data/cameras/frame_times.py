@@ -94,8 +94,8 @@ class FrameTimes:
         first, count: the planes first ... first + count - 1 were recorded from `begin` to `end`.
 
         Returns the range of each frame. Frames at equal distances get equal numbers of planes, up
-        to rounding: 10 planes for 3 frames are (0, 3), (3, 6), (6, 10). Other frames get the planes
-        of their times, where time t is the plane
+        to rounding: 10 planes for 3 frames are (0, 3), (3, 6), (6, 10). If the frames are not at
+        equal distances, each frame gets the planes of its own time. The time t is the plane
 
             first + (t - begin) count / (end - begin),  rounded down
 
@@ -116,9 +116,9 @@ class FrameTimes:
         return ranges
 
     def numbers_in_whole_clip(self) -> list[int]:
-        """Return the number of each frame, counted from 0, if missing frames are counted, too.
+        """Return the number of each frame, from 0. Missing frames have numbers, too.
 
-        For example [0, 1, 3], if the third of four frames is missing.
+        For example, if the third of four frames is missing, the result is [0, 1, 3].
         """
         return [round((start - self.begin) / self.step) for start in self.starts]
 
@@ -304,7 +304,7 @@ def usual_of(steps: Sequence[Fraction]) -> Fraction:
     counts = Counter(steps)  # distance -> how often it occurs
     highest_count = max(counts.values())
     if highest_count == 1:
-        # The median. If the number of distances is even, the smaller one of the two middle ones.
+        # The median. If there are two middle distances, it is the smaller one.
         middle = (len(steps) - 1) // 2
         return sorted(steps)[middle]
     return min(step for step in counts if counts[step] == highest_count)

@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 
 def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
-    """Return the clips, with the calibrations that their frames show. Logs the result of each fit.
+    """Return the clips with the calibrations that were fitted. Logs the result of each fit.
 
     A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
     calibration. Collective if there is a clip to calibrate.

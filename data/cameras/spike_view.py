@@ -138,7 +138,8 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
-    # The last results need views after the last one, so the last view is repeated.
+    # With a negative offset, the last results need views that do not exist. The last view is
+    # repeated in place of them.
     for newest_number, newest in enumerate(_with_last_repeated(views, ahead)):
         if not recent:
             # Before the first view, all views are taken to be equal to the first view.

@@ -106,8 +106,8 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None
-    # If the times are not fitted, the reach may be 0. Then nothing uses the rates at start and end,
-    # but they are computed, and the reach is a divisor. So it is at least 1.
+    # If the times are not fitted, the reach may be 0. The rates at start and end are then computed,
+    # too, although nothing uses them. They are divided by the reach, so the reach is at least 1.
     reach = max(reach, 1.0)
     stride = _stride_of(sigma)
 
@@ -250,8 +250,9 @@ def _noise(
     # A blur of 3 pixels removes most of the noise of the counts, so the result is taken as the
     # expected firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # spikes per plane, of every pixel
-    # n / (4 pi sigma^2). It must be an np.float64. A Python number that `_noise_of_times`
-    # (equations.py) divides by an np.float32 would become an np.float32, with other last bits.
+    # n / (4 pi sigma^2). It must be an np.float64, because `_noise_of_times` (equations.py) divides
+    # the noise by an np.float32. From a Python number, the quotient would be an np.float32, and the
+    # last bits of the results would differ.
     independent_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
         of_sums=independent_pixels * variance_of_counts(rates, planes=length),

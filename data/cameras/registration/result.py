@@ -6,8 +6,8 @@ A fit finds three values, each with a standard error:
     offset    by how many planes the exposure is later than the files say
     share     the fraction of the planes during which the frame was exposed
 
-The fit starts from the values with which the clip would be read without it (the start values): a
-given matrix, the offset 0, and all planes.
+The fit begins with the start values: a given matrix, the offset 0, and all planes. Without a fit,
+the clip would be read with these values.
 
 A found value is "sure" if its error is small. It is "applied", i.e. it replaces the start value, if
 it also differs enough from the start value. data/cameras/self_calibration.py applies values to a
@@ -145,8 +145,9 @@ class FitResult:
         least_moved = max(LEAST_CHANGE_PX, LEAST_CHANGE_IN_ERRORS * self.matrix_error)
         least_offset = max(LEAST_CHANGE_PLANES, LEAST_CHANGE_IN_ERRORS * self.offset_error)
         least_shortening = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * self.share_error)
-        # A share has an effect only by the planes that are read. All planes are read at the start.
-        # With an exposure share of 0.9 they are all read, too, so the change is 0.
+        # The share changes only which planes are read. So the change of the share is the fraction
+        # of the planes that is no longer read. E.g. 1.12 times the exposure share 0.9 is above 1,
+        # so all planes are read, as at the start, and the change is 0.
         shortened_by = 1 - self.share_to_read
         return Decisions(
             matrix=self.is_matrix_found and self.moved >= least_moved,

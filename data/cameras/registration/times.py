@@ -1,9 +1,10 @@
 """Decide what a clip tells about the times of the exposure, and how exact they are.
 
 A fit also finds when each frame was exposed: the middle of the exposure gives the offset, and its
-length gives the exposure share. Not every clip shows the two. In a pan (everything moves at one
+length gives the exposure share. Not every clip determines both. In a pan (everything moves at one
 speed), a later exposure shifts the picture, as a moved camera does. And a shorter exposure shows
-less blur, as a sharper lens does. A time that looks like something else must not be fitted.
+less blur, as a sharper lens does. If another unknown has the same effect as a time, this time must
+not be fitted.
 
 The matrix of derivatives J (equations.py) shows this. It has a column for each unknown: for the
 changes of the matrix M, for the times, and for the coefficients of the features. If the column c of
@@ -70,7 +71,7 @@ DOUBTFUL_OWN_MIDDLE = 0.3
 def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     """Return whether the clip shows the difference between a later middle and a moved camera.
 
-    If the matrix is fixed, the fit cannot move a camera, so there is nothing to confuse.
+    If the matrix is fixed, the fit cannot move a camera. Then the difference always shows.
     """
     amounts, own = _own_part(equations, MIDDLE_COLUMN)
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
