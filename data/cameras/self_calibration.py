@@ -179,15 +179,16 @@ def _fit_clip(clip: Clip, files: Any) -> FitResult:
     whole_plane = Crop(top=0, left=0, height=height, width=width)
     views = []
     for index, exposure in _compared_frames(clip):
-        # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
-        [frame] = files.images(clip, "lq", [index], Augment.whole(clip.size))
+        # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R, a `View` in the
+        # order R, G, B.
+        [bgr] = files.images(clip, "lq", [index], Augment.whole(clip.size))
+        rgb = bgr[..., ::-1]
         # An exposure may reach over several spike files, with a piece of planes in each.
         pieces = []
         with spike_errors_as_data_errors():
             for piece in exposure.pieces:
                 pieces.append(files.stream(clip, piece, whole_plane))
         stream = np.concatenate(pieces)  # (T, h, w)
-        rgb = frame[..., ::-1]
         views.append(View(rgb, stream, before=exposure.before, count=exposure.own.count))
     # `fit` needs exposures of one length. The last exposure of a clip may be shorter, so leave out
     # every exposure whose length differs from the first one.
@@ -260,16 +261,25 @@ def _calibration_of(clip: Clip, result: FitResult) -> Calibration:
     """
     is_applied = result.is_applied
     size = (clip.spikes.geometry.height, clip.spikes.geometry.width)
-    matrix = result.matrix if is_applied.matrix else nominal_matrix(size, clip.size)
+    # The nominal values.
+    matrix = nominal_matrix(size, clip.size)
+    time_offset = 0.0
+    exposure_share = 1.0
+    # The found values that are applied.
+    if is_applied.matrix:
+        matrix = result.matrix
+    if is_applied.offset:
+        time_offset = round(result.offset, 1)
     # The exposure share has nine digits, because `Calibration.share_to_read` is 1.12 times this
     # value, rounded to 3 digits. With fewer than nine digits, the third digit would sometimes
     # change, and with it the digest of an existing run.
-    exposure_share = round(min(result.share, 1.0), 9) if is_applied.share else 1.0
+    if is_applied.share:
+        exposure_share = round(min(result.share, 1.0), 9)
     return Calibration(
         matrix=matrix[:2].round(5).tolist(),
         spike_size=list(size),
         rgb_size=list(clip.size),
-        time_offset_planes=round(result.offset, 1) if is_applied.offset else 0.0,
+        time_offset_planes=time_offset,
         exposure_share=exposure_share,
         made={"by": "spike.calibration auto"},
     )

@@ -201,8 +201,11 @@ class DatSpikes:
         # Where the spike pixels lie on a frame. Set the fields as without a calibration. If there
         # is a calibration file, `_calibrate` changes them. With "auto", self_calibration.py later
         # makes a copy for each clip (`changed`), with the calibration of this clip.
+        interpolation = cv2.INTER_NEAREST
+        if resize == "bilinear":
+            interpolation = cv2.INTER_LINEAR
         self._set(
-            interpolation=cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST,
+            interpolation=interpolation,
             is_auto=calibration == "auto",
             calibration=None,
             calibrated_grid=None,

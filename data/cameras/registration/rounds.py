@@ -81,18 +81,18 @@ def best_estimate(
 def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
     """Return whether the found offset should be compared with the nominal offset.
 
-    There are three signs of a wrong offset, in their order below:
+    Each of three signs of a wrong offset is enough. In their order below:
 
         1. The start explains the clip clearly better than `found`.
         2. The offset has a large error.
         3. A moved camera may explain the clip nearly as well as the offset.
     """
-    offset_error, _ = found.time_errors
-    return (
-        _fits_clearly_better(at_start, than=found)
-        or offset_error > SURE_WITHIN_PLANES
-        or found.is_middle_doubtful
-    )
+    if _fits_clearly_better(at_start, than=found):
+        return True
+    offset_error, _ = found.time_errors  # in planes
+    if offset_error > SURE_WITHIN_PLANES:
+        return True
+    return found.is_middle_doubtful
 
 
 def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) -> bool:
@@ -218,4 +218,6 @@ def explained_share(estimate: Estimate, sigma: float) -> float:
     Returns 0 if no view can be compared. sigma: size of the details in spike pixels.
     """
     views = comparable_views(estimate, frame_features(estimate, sigma), sigma)
-    return explain(views).explained if views else 0.0
+    if not views:
+        return 0.0
+    return explain(views).explained
