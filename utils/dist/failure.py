@@ -109,12 +109,13 @@ WAIT_FOR_WATCHDOG_S = 10.0
 def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports.
 
-    This rank claims its failure in the store, and gets the first failure of the run. What it gets
-    decides:
+    This rank claims its failure in the store: it writes its failure there, unless the store has an
+    earlier one. The value that the store then has decides:
 
-        it gets                            who reports           exit code of this rank
+        value in the store                 who reports           exit code of this rank
         1  its own failure                 this rank             the code of the cause
-        2  an earlier failure              who wrote it first    the code of that failure
+        2  an earlier failure              the rank that wrote   the code of that failure
+                                           the failure
         3  a value that no rank wrote      see `_ending_after_foreign_value`
         4  no answer: the store is gone    a watchdog            the code of a stall
 
@@ -179,8 +180,8 @@ def _text_of(cause: BaseException) -> str:
     return textwrap.indent(lines, prefix, lambda line: True)
 
 
-# Seconds that closing a resource may take after an error. They must be fewer than the 8 s of EXIT_S
-# (leave.py), within which a rank has to end after an error.
+# Seconds that closing a resource may take after an error. Must be below EXIT_S (leave.py), 8 s,
+# because a rank has to end within EXIT_S after an error.
 CLOSE_S = 5.0
 
 

@@ -7,7 +7,7 @@ whose other ranks are gone. These functions call `leave`, in the situations on t
     closed_after_report in failure.py    timer: the error is reported, but closing a resource hangs
     Watchdog._report                     watchdog thread: it has reported a rank that stands still
     Watchdog._follow                     watchdog thread: another rank has failed, and reports
-    Watchdog._end_by_foreign_value       watchdog thread: a stranger wrote into the store
+    Watchdog._end_by_foreign_value       watchdog thread: another program wrote into the store
     Watchdog._end_without_store          watchdog thread: the store does not answer
 
 `write_to_log_and_stderr` writes a report. A paused terminal (Ctrl-S, a selection, `less`) takes no

@@ -47,8 +47,8 @@ def stop_on(*numbers: signal.Signals) -> None:
     """
     is_torchrun = RUN.launch.mode == "torchrun"
     if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():
-        # In this variable torchrun lists the signals that it passes on to its ranks. The torchrun
-        # of torch 2.8 does not set it, and does not pass SIGUSR1 on.
+        # torchrun sets this variable to the list of the signals that it passes on to its ranks.
+        # The torchrun of torch 2.8 does not set the variable, and does not pass SIGUSR1 on.
         if "SIGUSR1" not in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", ""):
             logger.warning(
                 "SIGUSR1 would kill torchrun before the ranks can save: "
@@ -72,11 +72,12 @@ def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
-# Signal -> seconds. If a user sends a second signal, e.g. a second Ctrl-C, the rank ends at once.
-# But a rank may get one request twice, within these seconds:
+# Signal -> seconds. A second signal, e.g. a second Ctrl-C, ends the rank at once. But a rank may
+# get one request twice, so a second signal within these seconds is ignored. The two numbers are
+# chosen by hand.
 LEAST_S_BETWEEN_REQUESTS = {
-    signal.SIGTERM: 2.0,  # scancel sends it to the step and to the job, a moment apart
-    # A terminal sends it to the launcher and to the ranks, and some launchers pass it on.
+    signal.SIGTERM: 2.0,  # scancel sends SIGTERM to the step and to the job, a moment apart
+    # A terminal sends SIGINT to the launcher and to the ranks, and some launchers pass it on.
     signal.SIGINT: 0.5,
 }
 
@@ -88,7 +89,7 @@ def _on_signal(number: int, _: Any) -> None:
     """
     if RUN.stop_requested_at:  # 0 if none was requested
         seconds_since = time.monotonic() - RUN.stop_requested_at
-        # SIGUSR1 and SIGHUP never end the rank at once.
+        # SIGUSR1 and SIGHUP have no entry. They never end the rank at once (inf).
         if seconds_since > LEAST_S_BETWEEN_REQUESTS.get(number, float("inf")):
             os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
         return
@@ -123,7 +124,8 @@ def stop_vote() -> Callable[[], bool]:
         # The sum over the ranks is above 0 if any rank was asked to stop.
         exchange = dist.all_reduce(flag, async_op=True)
 
-    # A device without pinned memory, e.g. the CPU: wait for the exchange itself.
+    # On a device without pinned memory, e.g. the CPU, the returned function waits for the exchange
+    # itself.
     if not devices.pins_memory(device):
 
         def is_stop() -> bool:

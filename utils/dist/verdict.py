@@ -68,8 +68,8 @@ class Judge:
         has been too long in its phase, it looks for the rank that the others wait for, which is
         STUCK or SILENT.
 
-        stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`:
-            then only the end of a process counts.
+        stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`.
+            With None, only the end of a process counts.
         """
         dead_or_silent = self._dead_or_silent(stall_s)
         if dead_or_silent is not None:

@@ -13,13 +13,13 @@ store, reads the beats of a few other ranks, and judges them. The loop of a seco
 A rank stands still if it is
 
     SILENT   it writes no beat
-    STUCK    it writes beats, but its main thread is too long in one phase
+    STUCK    it writes beats, but its main thread stays in one phase for too long
     DEAD     its process is gone
 
-What must stay: the order in `_report`. First comes the report, then the key REPORTED, and then the
-end of the process (test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end). Free to change: the
-waits, within the limits that their comments name. test_stalls.py measures how long a run takes to
-end.
+What must stay: the order in `_report` (report, key REPORTED, end of the process), because the other
+ranks wait for REPORTED before they end
+(test_a_rank_that_stops_or_dies_is_named_and_all_ranks_end). Free to change: the waits, within the
+limits that their comments name. test_stalls.py measures how long a run takes to end.
 
 Tests: tests/faults/test_stalls.py, tests/faults/test_scale.py, tests/dist/test_life.py.
 """
@@ -65,7 +65,8 @@ from utils.options.watchdog_options import WatchdogOptions
 
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 
-# Seconds without an answer of the store after which a line is written to the log file.
+# Seconds without an answer of the store after which a line is written to the log file. Chosen by
+# hand.
 TELL_AFTER_S = 10.0
 # Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
 STUCK_ANSWERS_S = 1.5
@@ -264,6 +265,8 @@ class Watchdog(threading.Thread):
     def _follow(self, failure: Failure) -> None:
         """End this rank after a failure that another rank, or its own main thread, has claimed.
 
+        To claim a failure is to write it into the store as the first rank (`claim_failure`).
+
         failure: the failure in the store. `failure.rank` has failed, and `failure.by` reports it.
         """
         self.failure = failure
@@ -400,8 +403,9 @@ class Watchdog(threading.Thread):
             self.beats.states.update(read_states(self.store, self.beats.world_size))
         stacks = self._stacks_for_report(verdict)
         write_to_log_and_stderr(text_of_stall(verdict, stacks, self.beats))
-        # Set `failure` after the report. As soon as it is set, `_watch_watchdog` ends this process
-        # after EXIT_S, and collecting the stacks may take longer.
+        # Set `failure` only after the report. Once `failure` is set, `_watch_watchdog` ends this
+        # process if the watchdog thread makes no pass for EXIT_S. Collecting the stacks may take
+        # longer.
         self.failure = Failure(rank=rank, code=STALL_CODE, by=self.rank)
         if self.store is not None:
             self.store.set(REPORTED, "1")
@@ -454,7 +458,7 @@ class Watchdog(threading.Thread):
         # A failure must name a rank, but no rank has failed. So this rank names itself.
         own_failure = Failure(rank=self.rank, code=error.exit_code, by=self.rank)
         if self.store is not None:
-            # ForeignValueError: the stranger has also written under the key of the failure.
+            # ForeignValueError: the other process has also written under the key of the failure.
             # RuntimeError: the store does not answer. In both cases no rank can claim the failure.
             with suppress(ForeignValueError, RuntimeError):
                 first_failure = claim_failure(self.store, own_failure, self.beats.world_size)
@@ -485,7 +489,7 @@ class Watchdog(threading.Thread):
 
     def _end_without_store(self) -> NoReturn:
         """End because the store does not answer any more. One rank of each host reports it."""
-        if self.failure is not None:  # known, and usually reported by another rank
+        if self.failure is not None:  # the failure is known; usually another rank has reported it
             self._report_if_nobody_did(self.failure)
             leave(self.failure.code, store=None)
         # The ranks of a host notice the loss seconds apart. Only the first of them reports: the
