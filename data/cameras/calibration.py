@@ -241,7 +241,8 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
 
 
 # Largest condition number of a matrix that is inverted. With a condition number of 1e12, an inverse
-# loses 12 of the 16 digits of float64. With a larger number, too few correct digits would be left.
+# loses 12 of the 16 digits of float64, so 4 digits are correct. A larger condition number would
+# leave even fewer.
 LARGEST_CONDITION = 1e12
 
 

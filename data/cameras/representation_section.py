@@ -31,7 +31,8 @@ import_parts("data.spike", "represent_*")
 # The options of a representation are the parameters of its function, without `stream` and `center`,
 # because the program itself gives these two.
 for _name, _representation in rp.REPRESENTATIONS.items():
-    # As @REPRESENTATIONS.register(...) above the function, which stands in another module.
+    # This has the same effect as @REPRESENTATIONS.register(...) above the function. The decorator
+    # cannot be there, because the module of the function knows no option files.
     register_function = REPRESENTATIONS.register(_name, given=("stream", "center"))
     register_function(_representation.function)
 

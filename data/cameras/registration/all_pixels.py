@@ -81,8 +81,8 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the planes of the exposure
 SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
-# Weight of a prior that keeps a value where it is, as a multiple of the weight that the data give
-# the value (the diagonal element of H).
+# Weight of a prior that sets a value to its nominal value. It is a multiple of the weight that the
+# data give the value (the diagonal element of H), and so large that the data hardly count.
 KEEPING_WEIGHT = 1e9
 
 
@@ -103,7 +103,8 @@ def _set_time_errors(
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
     if not tells_length(equations):
-        share_error = SPREAD_SHARE  # the clip tells nothing, so take the error of the prior
+        # The clip does not determine the share, so its error is the deviation of its prior.
+        share_error = SPREAD_SHARE
     estimate.time_errors = (offset_error, share_error)
     estimate.is_middle_doubtful = middle.is_doubtful
 
@@ -124,7 +125,7 @@ def _priors(
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))
-    # With such a large weight, the data hardly count, and the step of a value is -p.
+    # The data hardly count against this weight. So the step of a value is -p, up to rounding.
     keeping_weights = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes

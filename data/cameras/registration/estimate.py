@@ -90,7 +90,9 @@ class Estimate:
         self.length = float(self.nominal_planes)
         self.roll = 0.0
 
-        # Results of the rounds. No round has run yet, so the errors are infinite.
+        # All further attributes are results of the rounds. No round has run yet, so the errors are
+        # infinite.
+
         # Fraction of the variance of the spikes' details that the frames explain.
         self.explained = 0.0
 

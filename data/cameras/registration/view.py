@@ -170,7 +170,7 @@ def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
     have sums[2] - sums[0] = 1 spike.
     """
     planes, height, width = stream.shape
-    # The sums are the largest array of a fit. So use the smaller type if it holds the largest sum.
+    # The sums are the largest array of a fit. So use uint16 if the largest sum fits into it.
     largest_sum = planes * int(stream.max())
     sum_type = np.uint16 if largest_sum < 2**16 else np.uint32
     sums = np.zeros((planes + 1, height, width), sum_type)
@@ -221,5 +221,5 @@ def _binned_stream(stream: np.ndarray, factor: int) -> np.ndarray:
 
 
 def blur(image: np.ndarray, sigma: float) -> np.ndarray:
-    """Blur with a Gaussian. The size (0, 0) lets OpenCV choose the size of the kernel."""
+    """Return an image after a Gaussian blur. OpenCV chooses the size of the kernel, by (0, 0)."""
     return cv2.GaussianBlur(image, (0, 0), float(sigma))
