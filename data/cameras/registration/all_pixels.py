@@ -61,7 +61,9 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     estimate.explained = explanation.explained
     equations = normal_equations(estimate, views, explanation)
     noise = shared_noise(explanation, sigma, views[0].stride)
-    middle = middle_of(estimate, equations) if estimate.fits_times else NO_MIDDLE
+    middle = NO_MIDDLE
+    if estimate.fits_times:
+        middle = middle_of(estimate, equations)
     P, p = _priors(estimate, equations.H, noise, middle.is_fitted)  # (k,) each, P as its diagonal
     A = with_larger_diagonal(equations.H, P)  # H + P, (k, k)
     step = step_within_limits(A, equations.g + P * p, estimate.limits_of_time_steps())

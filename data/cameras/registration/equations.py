@@ -62,7 +62,9 @@ def normal_equations(
     estimate: Estimate, views: list[Details], explanation: Explanation
 ) -> NormalEquations:
     """Sum H and g over the views."""
-    k = (MATRIX_AND_TIMES if estimate.fits_times else MATRIX_CHANGES) + FEATURES  # 12 or 9
+    k = MATRIX_CHANGES + FEATURES  # 4 + 5 = 9
+    if estimate.fits_times:
+        k = MATRIX_AND_TIMES + FEATURES  # 7 + 5 = 12
     H = np.zeros((k, k))
     g = np.zeros(k)
     g_of_tiles = []
