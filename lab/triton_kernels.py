@@ -2,7 +2,7 @@
 
 Words:
 
-    image       the input has n images of h x w pixels
+    image       one of the n images of the input, of h x w pixels
     group       a part of the c channels: G groups of C channels. All channels of a group are
                 sampled at the same positions
     tap         one of the 3 x 3 points of the kernel, row by row: 0 ... 8. An output pixel has 9
@@ -21,8 +21,9 @@ sample s between its corners. fx and fy, in [0, 1], say where the sample lies be
     lower = v_10 + fx * (v_11 - v_10)       v_10 v_11   the corners below
     s     = upper + fy * (lower - upper)
 
-What must stay: only the results. tests/parts/house/test_triton_sampling.py compares the results
-with float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU.
+The results must stay; you may change how they are computed. The test
+tests/parts/house/test_triton_sampling.py compares them with float64. It needs no
+GPU, because Triton's interpreter runs the kernels on a CPU.
 """
 
 from typing import Any
@@ -68,7 +69,9 @@ jit: Any = triton.jit
 def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
     """Return which output pixels this program computes, and where they are. All are (ROWS,).
 
-    pixel, is_pixel, image, pixel_of_image: as in the list above.
+    pixel: number of the output pixel, counted through all images.
+    is_pixel: false beyond the last output pixel.
+    image: number of the pixel's image. pixel_of_image: number of the pixel within its image.
     row, across: where the output pixel is in its image, from the top and from the left.
     """
     # 64 bits, because the addresses made from this number may need more than 32.
@@ -85,7 +88,12 @@ def _pixels_of_program(pixels, HW, W, ROWS: tl.constexpr):
 def _channels_of_group(
     image, group, is_pixel, HW, G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr
 ):
-    """Return channel (PAD,), is_used and first_index, both (ROWS, PAD), as in the list above."""
+    """Return channel (PAD,), is_used (ROWS, PAD) and first_index (ROWS, PAD).
+
+    channel: number of the channel within the group.
+    is_used: false beyond the last output pixel, and for the padding of the channels.
+    first_index: index in x (n, G, h, w, C) of the values of pixel 0 of the image.
+    """
     channel = tl.arange(0, PAD)
     is_used = is_pixel[:, None] & (channel < C)[None, :]
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
@@ -185,7 +193,8 @@ def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: t
 
     pixel: (ROWS,). group: a number. channel: (PAD,).
 
-    The index is ((pixel * G + group) * 9 + tap) * C + channel. The list above has an example.
+    The index is ((pixel * G + group) * 9 + tap) * C + channel. E.g. with G = 8 and C = 8 the entry
+    (2, 1, 4, 3) has the index ((2 * 8 + 1) * 9 + 4) * 8 + 3 = 1259.
     """
     first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
     return first_entry + channel[None, :]
@@ -254,7 +263,7 @@ def sample(
     pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
     group = tl.program_id(1)
     channel, is_used, first_index = _channels_of_group(image, group, is_pixel, HW, G, C, PAD)
-    # Triton writes the code of each of the 9 rounds out (static_range), so TAP is a constant.
+    # Triton repeats the code below for each of the 9 taps (static_range), so TAP is a constant.
     for TAP in tl.static_range(9):
         # The position of the sample of this tap. For each image, group and tap, `mask` has a plane
         # (h, w), and `offset` has two planes: dy, then dx.

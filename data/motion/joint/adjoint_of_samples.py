@@ -6,8 +6,8 @@ times their weights. Its matrix is the transposed matrix of the sampling.
 
 torch has this adjoint, too: the gradient of `grid_sample`. But on a CPU the gradient takes five
 times as long as `grid_sample` itself, and a solution needs the adjoint about 15 times for the same
-positions. Products with sparse matrices are faster. Their layout CSR has the entries row by row, so
-the samples are sorted once, by the row that they belong to:
+positions. Products with sparse matrices are faster. A sparse matrix in the layout CSR stores its
+entries row by row. So we sort the samples once, by the row of the matrix that they belong to:
 
     sort_samples     sorts the samples by their corners. The corner is the pixel above and to the
                      left of a sample
@@ -16,7 +16,7 @@ the samples are sorted once, by the row that they belong to:
 
 N: number of samples. P = H W: number of pixels of the picture. Pixels are numbered row by row.
 
-What must stay: the result is the gradient of `grid_sample`. Free to change: how it is computed.
+The result must stay the gradient of `grid_sample`. You may change how it is computed.
 
 Tests: tests/parts/data/joint/test_sampling.py. If the adjoint is wrong, also on a picture of one
 row or one column, test_the_adjoint_is_the_gradient_of_the_sums fails.
@@ -63,8 +63,8 @@ def sort_samples(positions: Tensor, size: tuple[int, int]) -> SortedSamples:
     samples_per_corner = torch.bincount(corners.corner, minlength=corners.pixel_count)  # (P,)
     begins = torch.zeros(corners.pixel_count + 1, dtype=torch.int32, device=positions.device)
     begins[1:] = samples_per_corner.cumsum(0)  # begins[0] is 0
-    # Sort `right` and `below`, and compute the weights from the sorted values. To sort the four
-    # weights would take longer. `index_select` takes a third of the time of `[order]`.
+    # Sort `right` and `below`, and compute the weights from the sorted values. Sorting the
+    # four weights would take longer. `index_select` takes a third of the time of `[order]`.
     right = corners.right.index_select(0, order)
     below = corners.below.index_select(0, order)
     return SortedSamples(order, begins, weights_of(right, below), corners.offsets)
@@ -98,11 +98,12 @@ class AdjointOfSums:
 
     The adjoint gives y_i back to the four pixels of each sample, times their weights. It has a
     sparse matrix (P - k, outputs) for each offset k = 0, 1, W, W + 1 from a corner to its four
-    pixels. The entry in row c and column i is the weight of pixel c + k in the samples of output i
-    that have the corner c. So row c times y is what pixel c + k gets back.
+    pixels. A sample of output i with the corner c is an entry in row c and column i. Its value is f
+    times the weight of pixel c + k. Two such samples are two entries, which the product adds up. So
+    row c times y is what pixel c + k gets back.
 
-    E.g. a sample of output 2 has the corner 7, and gives pixel 8 = 7 + 1 the weight 0.3. Then the
-    matrix of k = 1 has the entry 0.3 in row 7 and column 2, so it adds 0.3 y_2 to pixel 8.
+    E.g. a sample of output 2 has f = 1 and the corner 7. The weight of pixel 8 = 7 + 1 is 0.3. Then
+    the matrix of k = 1 has the entry 0.3 in row 7 and column 2, so it adds 0.3 y_2 to pixel 8.
 
     samples: the sorted samples of all outputs.
     output_count: number of outputs.
