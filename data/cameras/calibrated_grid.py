@@ -66,8 +66,8 @@ class CalibratedGrid:
         self._nearest = nearest
         self._path = path
         self._matrix_to_spike = np.linalg.inv(matrix_to_rgb)
-        # With "nearest", an RGB pixel has the value of a single spike pixel, e.g. 0 or 1. The mean
-        # of two spike pixels may be 0.5, so an RGB pixel has only one point.
+        # With "nearest", an RGB pixel must have the value of a single spike pixel, e.g. 0 or 1. The
+        # mean of two points may be 0.5. So an RGB pixel has only one point.
         self._points_across = 1 if nearest else self._points_across_a_pixel()
         # The last crop and its window, for the next frame of the same sample (`window`).
         self._last: tuple[Crop, CalibratedWindow] | None = None

@@ -120,7 +120,8 @@ class Pair:
         because a rolling shutter exposes each row at another time.
         """
         # The nominal start is `before` planes after the start of the stream. So the time t is
-        # before + t planes after the start of the stream. The earliest and the latest row count.
+        # before + t planes after the start of the stream. The row that starts first has the fewest
+        # planes before it, and the row that ends last has the fewest planes after it.
         planes_of_stream = len(self.sums) - 1
         planes_before = start.min() + self.before
         planes_after = planes_of_stream - self.before - end.max()
