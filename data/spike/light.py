@@ -127,8 +127,9 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     stream: spikes (T, h, w). Returns (T, h, w) float32.
 
     The interval of a plane lasts from time a to time b, so its light is 1 / (b - a). A spike in
-    plane p tells two numbers: b of plane p and a of plane p + 1 are p + 1. The other planes are
-    filled: a forward in time, b backward. For example, T = 10 and spikes in the planes 3 and 7:
+    plane p sets two numbers to p + 1: b of plane p, and a of plane p + 1. The other planes are then
+    filled: they copy a from the plane before, and b from the plane after. For example, T = 10 and
+    spikes in the planes 3 and 7:
 
         plane          0   1   2   3   4   5   6   7   8   9
         spike                      x               x
@@ -138,10 +139,10 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
         mirrored_b    17  17  17  17  13  13  13  13   9   9      mirrored_b = 2 T + 1 - b
 
     Both fills are a running maximum, which is many times as fast as np.where. A plane to be filled
-    is 0 at first, so the maximum needs numbers above 0 that never decrease in the direction of the
-    fill. a may be 0 or negative, and b decreases backward, so shifted_a and mirrored_b are filled
-    in their place. Both are above 0, because in a pixel with spikes, a is at least 1 - T, and b is
-    at most 2 T. The length of the interval is then
+    is 0 at first. So the maximum needs numbers above 0 that never decrease in the direction of the
+    fill. a may be 0 or negative, and b decreases backward in time. So we fill shifted_a and
+    mirrored_b instead. Both are above 0, because in a pixel with spikes, a is at least 1 - T, and b
+    is at most 2 T. The length of the interval is then
 
         b - a = 3 T + 1 - shifted_a - mirrored_b
 

@@ -38,6 +38,8 @@ class LightFit:
 def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     """Fit rates = k values (display) and rates = k values ** 2.2 (linear light) by least squares.
 
+    Returns the fit with the smaller error, and the errors of both.
+
     rates: (h, w), spikes per plane around the time of a frame.
     values: (h, w), grey display values of this frame in [0, 1], resized to the spike camera.
     """

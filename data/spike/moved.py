@@ -5,7 +5,7 @@
 Python calls the function `__getattr__` of a module for a name that the module does not have. So
 `from data.spike.simulate import to_grey` still works, and a warning says where the name stands now.
 
-Free to remove: with the version after the next one, as CONTRIBUTING.md says about removals.
+This file may be removed with the version after the next one (CONTRIBUTING.md, removals).
 """
 
 import importlib

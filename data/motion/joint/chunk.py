@@ -1,6 +1,6 @@
 """Sample a picture along the motion of some groups of planes, and map the samples back.
 
-A chunk is some of the G groups of an exposure, which are computed at a time (cameras.py). Group g
+A chunk is some of the G groups of an exposure, which are computed together (cameras.py). Group g
 sees at pixel p what is at p + u_g(p) in the sharp frame. So both cameras sample pictures:
 
     B x        the part of these groups in the blurry frame: sum over g of s_g U_g x, (3, H, W)
