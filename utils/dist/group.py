@@ -59,13 +59,15 @@ def init_dist(timeout_s: float = 1800) -> None:
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     # Another library may have made the process group before (`launch_of_group`). Then use it.
     if not dist.is_initialized():
+        # With a device, NCCL connects at once, and not at the first collective.
+        device_of_group = device if gpu.is_cuda(device) else None
         dist.init_process_group(
             backend,
             store=PrefixStore("group", RUN.store),
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=RUN.timeout_s),
-            device_id=device if gpu.is_cuda(device) else None,  # NCCL connects at once with it
+            device_id=device_of_group,
         )
     _print_setup(launch)
 
@@ -118,8 +120,9 @@ def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     # number lies on the device of this rank, or on the CPU if the group has a backend for the CPU,
     # e.g. gloo on a machine with GPUs.
     own_device = get_device()
-    takes_own_device = dist.get_backend() == devices.backend(own_device)
-    device = torch.device(own_device.type if takes_own_device else "cpu")
+    device = torch.device("cpu")
+    if dist.get_backend() == devices.backend(own_device):
+        device = torch.device(own_device.type)
     port = torch.zeros(1, dtype=torch.int64, device=device)
     if dist.get_rank() == 0:
         # For port 0, the system takes any free port. The port is free again until the store is

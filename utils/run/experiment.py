@@ -275,7 +275,8 @@ class Experiment:
         """
         try:
             if hasattr(writer, method):
-                getattr(writer, method)(*map(copy.copy, values))
+                copies = [copy.copy(value) for value in values]
+                getattr(writer, method)(*copies)
         except Exception as e:
             self.writers.remove(writer)
             name = type(writer).__name__
