@@ -150,8 +150,9 @@ def _listener(name: str, port: int) -> socket.socket | None:
     * A cloud forwards MASTER_ADDR to this host, which has another address itself.
     * This host resolves its own name to a loopback address (127...), as Debian does.
     """
-    # The first address that the system knows for the name. `address` is what `bind` takes, e.g.
-    # ("10.0.0.1", 29500).
+    # Take the first address that the system knows for the name. Its five values are the arguments
+    # of `socket.socket` (family, kind, protocol), a name that is not needed, and the argument of
+    # `bind`, e.g. ("10.0.0.1", 29500).
     addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = addresses[0]
     # An IPv6 address may have a suffix that names a network card, e.g. "fe80::1%eth0".
@@ -188,7 +189,7 @@ def _connect(launch: LaunchInfo) -> TCPStore:
     _wait_until_open(launch)
     host = launch.master_addr
     port = launch.master_port
-    check_s = min(CHECK_S, launch.join_s)  # the user's SPIKEVRT_JOIN_TIMEOUT may be the shorter
+    check_s = min(CHECK_S, launch.join_s)  # join_s is the user's SPIKEVRT_JOIN_TIMEOUT
     try:
         # Another program may listen at the port, accept the connection and never answer. In this
         # case torch ignores its own time-out. So `within` raises TimeoutError after check_s.
@@ -328,8 +329,8 @@ def _answer_written(tcp_store: Store, numbers: set[int], name: str) -> set[int]:
     for number in numbers:
         if not tcp_store.check([f"request/{number}"]):
             continue
-        # Another program may have written a request that is not a text. "replace": such a request
-        # must not end this thread. Nobody reads its answer.
+        # Another program may have written a request that is not a text. Such a request must not end
+        # this thread, so replace its wrong bytes. Nobody reads the answer to it.
         asker_id = tcp_store.get(f"request/{number}").decode(errors="replace")
         tcp_store.set(f"answer/{asker_id}", name)
         answered.add(number)

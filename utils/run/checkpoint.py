@@ -354,7 +354,7 @@ def _fault_in_words(error: BaseException) -> str:
 def existing_versions(path: Path) -> list[Path]:
     """Return the file `path` and its former versions, as far as they exist, the newest first.
 
-    A version in this list may be damaged: `load` finds out.
+    A version in this list may be damaged, because only `load` compares it with its sidecar.
     """
     # Sorted by length and then by name: X_previous.pth, X_previous2.pth, ..., X_previous10.pth. If
     # they were sorted only by name, X_previous10 would come before X_previous2.

@@ -131,7 +131,7 @@ def _forget_records_of_other_run(
     own_folder = own_checkpoint(folder, "latest").parent
     is_own = resumed.path.parent.resolve() == own_folder.resolve()
     if is_own:
-        progress.saved = progress.step  # `saved` is the step of checkpoint_latest, just read
+        progress.saved = progress.step  # `saved` is the step of the newest checkpoint_latest
     else:
         # This run has none of the files and validations of the other run.
         progress.saved = -1  # no checkpoint_latest yet
@@ -152,8 +152,8 @@ def _forget_incomparable_best(
     The reason is logged. Test: test_a_best_score_of_other_test_clips_does_not_count.
 
     changed_psnr_options: keys of changed options that the PSNR depends on.
-    scored_on: digest of the test clips of this start. None without a test split: then this start
-        measures no PSNR, and the test clips are not compared.
+    scored_on: digest of the test clips of this start. None without a test split. This start then
+        measures no PSNR, so the test clips are not compared.
     """
     if progress.best_psnr is None:
         return
