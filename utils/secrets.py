@@ -97,8 +97,8 @@ _TOKEN_FORMS = {
     "Docker": r"dckr_pat_[\w-]{16,64}",
 }
 _TOKEN = re.compile(rf"\b(?:{'|'.join(_TOKEN_FORMS.values())})")
-# A private key as OpenSSL and SSH write it to a file: at most 20,000 characters, and then END, or
-# the end of the text if the key was cut off.
+# A private key as OpenSSL and SSH write it to a file. After the line BEGIN, the match has at most
+# 20,000 characters. It stops at the first END, or at the end of the text if the key was cut off.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 
 # ---- Names of secrets in a text -----------------------------------------------------------------
@@ -220,7 +220,8 @@ def _without_named(text: str, shows_counts: bool) -> str:
     def hidden(match: re.Match[str]) -> str:
         """Return a name and its value, hidden if it is a secret."""
         value = match[2].strip(_AROUND_VALUE)
-        # A value that is hidden already stays. Otherwise the characters behind it would be lost.
+        # A value that is hidden already stays. Otherwise the characters behind it would be lost,
+        # e.g. "(token=***)" would become "(token=***".
         stays = value == MASK
         if shows_counts:
             # The name may have words in front of the match, e.g. "num_" of "num_tokens". As in

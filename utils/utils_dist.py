@@ -225,9 +225,11 @@ def _read_own_launch() -> LaunchInfo:
 def _forget_run() -> None:
     """Forget a run that has ended, and stop its watchdog.
 
-    The process may live on, e.g. in a notebook, and a watchdog that still runs would end it. The
-    lines below give the fields of RUN that belong to one run their first values again
-    (utils/dist/state.py explains the fields). A new field of this kind needs a line here.
+    The process may live on, e.g. in a notebook. A watchdog that still runs would end it.
+
+    Each field of RUN that belongs to one run gets its first value again (utils/dist/state.py
+    explains the fields). A new field of this kind needs a line here. RUN.job_key stays, because a
+    second run in this process finds no secret in the environment.
     """
     if RUN.watchdog is not None:
         RUN.watchdog.stop()

@@ -103,8 +103,8 @@ def _resolve_part(
         a network or loss is missing     treated as {}, so the OptionError names the missing keys
         a data set is missing            stays missing: a run may have no such data set
         an empty data set, e.g. {}       replaced by null: the run has no such data set
-        a value that is no dict, e.g. 3  stays, and `read_section` refuses it later
-        such a value is empty, e.g. []   replaced by null
+        another value, e.g. 3            stays, and `read_section` refuses it later
+        another empty value, e.g. []     replaced by null
 
     The unchecked defaults let the caller go on, and check the other sections as well.
 
@@ -122,6 +122,7 @@ def _resolve_part(
         if name in outer_section:
             outer_section[name] = None
         return
+    # `pop` takes the section out of `raw`. Each branch below puts a value back under `name`.
     section = outer_section.pop(name, {})
     if not isinstance(section, dict):
         outer_section[name] = section or None  # an empty value, e.g. [], becomes null
