@@ -71,7 +71,8 @@ def start_guard(rank: GuardedRank) -> subprocess.Popen[bytes] | None:
     """
     if not system.has_proc():
         return None
-    # -S starts Python without installed packages, which the guard does not need.
+    # -S starts Python without installed packages, which the guard does not need. `json.dumps`
+    # writes a NamedTuple as a list of its fields, in their order.
     command = [sys.executable, "-S", "-m", "utils.dist.guard", json.dumps(rank)]
     root = Path(__file__).resolve().parents[2]
     # Within `signals_held`, the signals GROUP_SIGNALS (process.py), e.g. SIGTERM, are held back.
@@ -196,4 +197,5 @@ def _write_last_words(words: bytes, log_file: str | None) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    # The argument is the list that `start_guard` wrote: the fields of GuardedRank, in their order.
     guard(GuardedRank(*json.loads(sys.argv[1])))
