@@ -49,11 +49,12 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     *section_names, last_name = key.split(".")
     section = _section_to_change(raw, section_names, clean_override)
 
+    # If the value is the old value, the part stays the same, and its parameters stay, too.
     if section.get(last_name) != value:
         _leave_old_part(section, section_names, last_name, sources)
 
-    # The user has typed this key, so do not mark it as inherited: if the part does not have the
-    # key, `read_options` must refuse it and not drop it.
+    # `read_options` drops an inherited key that the part does not have. The user has typed this
+    # key, so it must not count as inherited. Then `read_options` refuses a wrong key.
     section[last_name] = value
     sources.inherited.discard(key)
     sources.overridden.add(key)

@@ -205,8 +205,8 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     A key of KAIR without a meaning here must not be an error
     (test_the_files_of_kair_load_unchanged).
 
-    A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" goes,
-    unless the network has a parameter `init_type`.
+    A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" stays
+    if the network has a parameter `init_type`. Otherwise it is removed.
     """
     dropped_keys = []
     # KAIR_ONLY: dotted key of a section -> the keys that only KAIR has in this section.
