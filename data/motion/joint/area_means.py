@@ -22,9 +22,10 @@ along x, for 4 RGB pixels and aligned cameras, if a spike pixel covers 2 RGB pix
 So each place lies between two RGB pixels along x (four RGB pixels in the plane), and m is their
 mean.
 
-All spike pixels are taken to have the size and the rotation of the central spike pixel. If one
-camera is tilted, this is a little wrong near the edges. The time of K grows with the number of
-points in a spike pixel: with 2 x 2 points, K takes a tenth of the time of the samples (chunk.py).
+We assume that all spike pixels have the size and the rotation of the central spike pixel. If one
+camera is tilted, the means are a little wrong near the edges. The time of K grows with the number
+of points in a spike pixel: with 2 x 2 points, K takes a tenth of the time of the samples
+(chunk.py).
 
 What must stay: `adjoint` is the adjoint of `__call__`, because otherwise conjugate gradients do not
 converge.
@@ -109,7 +110,7 @@ class AreaMeans:
         if self._kernel is None:
             return l
         # L^T by autograd: the gradient of a linear map is its adjoint. The gradient is the same at
-        # all inputs, so it is taken at zeros. Gradients are switched on here, because callers may
+        # all inputs, so we take it at zeros. Gradients are switched on here, because callers may
         # run under no_grad.
         with torch.enable_grad():
             zeros = torch.zeros_like(l).requires_grad_()

@@ -68,8 +68,8 @@ def guard_solution(
     y = torch.from_numpy(rate / gain).to(z.device)
     error_of_z = _error_at_instant(z, y, pixels)  # (h, w)
     error_of_z_0 = _error_at_instant(z_0, y, pixels)
-    # Where both frames fit, both errors are mostly noise, and their ratio is random. So the error
-    # by noise is added to both, which brings the ratio near 1. E.g. with guard 2.5:
+    # Where both frames fit, both errors are mostly noise, and their ratio is random. So we add the
+    # error by noise to both errors, and their ratio comes near 1. E.g. with guard 2.5:
     #
     #     errors of z and z_0    0.0004 and 0.0001    ratio 4      weight of z 0.28
     #     with 0.001 added       0.0014 and 0.0011    ratio 1.27   weight of z 0.79
@@ -90,8 +90,8 @@ PERFECT_SHARE = 0.2
 def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
     """Return the squared error (a scalar) that noise alone causes.
 
-    Each pixel has the smaller one of its two errors. The result is the PERFECT_SHARE quantile of
-    these errors over all pixels, e.g. with 0.2 the 20th smallest of 100 errors.
+    For each pixel, the smaller one of its two errors is taken. The result is the PERFECT_SHARE
+    quantile of these errors over all pixels, e.g. with 0.2 the 20th smallest of 100 errors.
 
     error_of_z, error_of_z_0: squared errors of both frames, (h, w).
     """
