@@ -382,7 +382,7 @@ def serve(listener: socket.socket) -> list[str]:
                 selector.register(connection, selectors.EVENT_READ)
                 continue
 
-            # Only children were registered with data: the pid of the child, and the connection that
+            # Only children are registered with data: the pid of the child, and the connection that
             # asked for the child.
             has_child_ended = key.data is not None
             if has_child_ended:
@@ -586,6 +586,7 @@ def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
     # (`replace_program`), so the flag is left out.
     if argv[0] == "-u":
         argv = argv[1:]
+    # `script_to_run` looks for a relative path below ROOT. So the current folder must be ROOT, too.
     is_script = python == sys.executable and argv[0].endswith(".py")
     is_found = Path(argv[0]).is_absolute() or Path.cwd() == ROOT
     can_have_env = differ_in_late_variables_only(os.environ, env)

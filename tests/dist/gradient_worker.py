@@ -59,7 +59,8 @@ def micro_batches(step: int) -> list[dict[str, object]]:
     """Return the micro-batches of this rank in a step.
 
     The samples are shared out as the sampler of a training does: rank, rank + world size, ... E.g.
-    rank 1 of 2 takes the samples 1 and 3.
+    rank 1 of 2 takes the samples 1 and 3. With PER_RANK 1 and PARTS 2, its first micro-batch has
+    sample 1, and its second micro-batch has sample 3.
     """
     samples = samples_of(step)
     world_size = RUN.launch.world_size

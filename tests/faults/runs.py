@@ -186,7 +186,7 @@ def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
                 os.killpg(process.pid, number)
                 time.sleep(rng.uniform(0, 0.5))
             if number == signal.SIGSTOP:
-                time.sleep(stall_s + 6)
+                time.sleep(stall_s + 6)  # the 6 s beyond the limit were chosen by hand
         result = running.wait(limit_s=180)
     if result.exit_codes == [0] * ranks and "StallError" not in result.text:
         return ""

@@ -164,7 +164,7 @@ def new_ranks(server: TCPStore, name: str, n: int) -> list[SimulatedRank]:
     name: prefix of their keys in the store.
     """
     ranks = [SimulatedRank(rank, n, PrefixStore(name, server)) for rank in range(n)]
-    ranks[0].store.set(MET, "1")
+    ranks[0].store.set(MET, "1")  # tells the ranks that all of them have met
     for _ in range(2):
         assert not any(rank.turn(LONG) for rank in ranks)
     # Requests of the start do not count.

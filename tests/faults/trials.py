@@ -70,7 +70,10 @@ Results = dict[str, Any]
 
 
 def number_of(trials: int, share: float, at_least: int = 1) -> int:
-    """Return the number of trials to run: this share of the full number."""
+    """Return the number of trials to run: this share of the full number.
+
+    trials: the full number. at_least: the smallest number to return, however small the share is.
+    """
     return max(at_least, round(trials * share))
 
 
@@ -157,6 +160,8 @@ def false_alarms(share: float) -> Results:
     """Let eight healthy ranks train for ten minutes, beside a busy loop on each core.
 
     The watchdog must raise no alarm: 0 alarms, and each rank ends with exit code 0.
+
+    share: which part of the ten minutes is run.
     """
     minutes = 10 * share
     ranks = 8
@@ -226,6 +231,8 @@ def overhead(share: float) -> Results:
 
         phase_ns    nanoseconds that the training thread needs to note a new phase of its work
         turn_us     microseconds of a beat: the watchdog's thread reads and writes the ranks' store
+
+    share: has no effect. The measurement is always the same.
     """
     command = [sys.executable, "-c", OVERHEAD_SCRIPT]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -350,7 +357,7 @@ def launcher(share: float) -> Results:
 
 
 def agents(share: float) -> Results:
-    """Let a rank die under one of two torchruns ("agents"), each with one rank.
+    """Let a rank die while it starts, under one of two torchruns ("agents") with one rank each.
 
     Both agents must start their rank anew, and the new ranks must find each other.
     """

@@ -52,7 +52,7 @@ FLOAT32 = {
 class CudaAutocast(TorchFunctionMode):
     """Give functions their arguments in the dtypes of CUDA's rules.
 
-    The rules act where torch.autocast(device_type) is on. torch calls `__torch_function__` in place
+    The rules act while torch.autocast(device_type) is on. torch calls `__torch_function__` in place
     of each function.
     """
 

@@ -9,7 +9,7 @@ value, its Euclidean norm, and its values at up to `SAMPLES` positions.
 
 The network of this step is small. With the numbers of channels of network 006, even a step in
 float32 is off by 9e-3 in single gradients. The reason is a sampled position that float32 rounds to
-the other side of a pixel, where the derivative is another one.
+the other side of a pixel, where the derivative has another value.
 
 The parameters are not stored. torch draws them anew from a seed, and their sum is compared with the
 stored sum. If the sums differ, this version of torch draws other numbers, and the file must be
@@ -35,7 +35,8 @@ from models.vrt.layers import tf32
 from tests.helpers.naive_vrt import NaiveVRT
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "exact_step.npz"
-SAMPLES = 256  # stored values of a tensor, at most
+# The most values of a tensor that are stored. Chosen by hand: more values make the file larger.
+SAMPLES = 256
 OPTIONS = NAMED["small"]
 SIDE = 64  # pixels
 
@@ -148,7 +149,7 @@ def relative_errors(found: dict[str, Tensor], exact: dict[str, Exact]) -> dict[s
     errors = {}
     for name, value in found.items():
         expected = exact[name]
-        largest = max(expected.largest, 1e-12)
+        largest = max(expected.largest, 1e-12)  # no division by 0 if all exact values are 0
         of_samples = float((take_samples(value) - expected.values).abs().max()) / largest
         # If no element is off by more than e, the norm is off by at most e * sqrt(elements). So the
         # error of the norm, divided by sqrt(elements), can be compared with the error of elements.

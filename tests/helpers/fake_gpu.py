@@ -15,8 +15,8 @@ the names of the cases (CASES). A case has these figures (1 GB = 10^9 bytes):
     held_gb           all tensors that are alive after the forward pass
     peak_gb           the largest size of all tensors alive at one time in the backward pass, with
                       the gradients of the weights
-    moved_gb          bytes that kernels read and write, forward and backward; each tensor of each
-                      operation counts once
+    moved_gb          bytes that kernels read and write, forward and backward. An operation
+                      counts each of its inputs and results once
     kernels           number of kernels: one for each operation that computes something. Operations
                       that return a view or only allocate memory run none (see FREE in
                       operation_counter.py)
@@ -133,6 +133,7 @@ def main() -> str:
         return json.dumps(lines)
 
     if args.shallow:
+        # `network` reads NETWORK, so this changes the network of every case.
         NETWORK["depths"] = SHALLOW_DEPTHS
     figures_of_case = {}
     for name in args.cases or CASES:
@@ -154,7 +155,10 @@ def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def network(options: dict[str, Any], batch: int) -> tuple[nn.Module, Tensor]:
-    """Return the network on the GPU, and a batch of clips for it."""
+    """Return the network on the GPU, and a batch of clips for it. Call it within FAKE.
+
+    options: arguments of VRT in addition to NETWORK, see CASES. batch: number of clips.
+    """
     # The constructor computes with numbers, which fake tensors do not have. So it runs on the CPU
     # with real tensors, outside of the fake mode.
     with unset_fake_temporarily():
@@ -182,7 +186,8 @@ def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[win
     """Return the chunks of `models.vrt.windows.window_chunks` on the GPU.
 
     `window_chunks` computes indices, and fake tensors have no numbers. So `window_chunks` runs on
-    the CPU, and the result is moved to the GPU.
+    the CPU, and the result is moved to the GPU. The results are cached, as `window_chunks` caches
+    its results, because all blocks of a stage ask for the same chunks.
 
     size: tokens of a clip (D, H, W). window: size of a window. shift: number of tokens by which the
     windows are shifted, for each axis. device: the fake GPU, which has no effect here.
@@ -213,7 +218,11 @@ def moved_to_gpu(value: Any) -> Any:
 
 
 def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any]:
-    """Return the figures of a case, named in the docstring of this module."""
+    """Return the figures of a case, named in the docstring of this module.
+
+    options: arguments of VRT in addition to NETWORK, see CASES. batch: number of clips.
+    kept_only: whether to leave out the backward pass. Then only kept_gb and attention are returned.
+    """
     CALLS_OF_ATTENTION.clear()
     figures: dict[str, Any] = {}
     with FAKE:
@@ -235,11 +244,14 @@ def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any
 
 
 def kept_bytes(net: nn.Module, clip: Tensor) -> int:
-    """Return the bytes that autograd keeps for the backward pass, without the weights."""
+    """Run the forward pass. Returns the bytes that autograd keeps for the backward pass.
+
+    The weights do not count, because they exist without a step, too.
+    """
     # Address of a storage -> its bytes.
     sizes: dict[int, int] = {}
-    # If a storage was deleted, another storage could get its address, and would not be counted.
-    # This list keeps all tensors alive, so no storage is deleted during the count.
+    # If a storage were deleted during the count, a new storage could get its address. The new
+    # storage would then not be counted. So this list keeps all tensors alive.
     alive: list[Tensor] = []
 
     # autograd calls `pack` for each tensor that it keeps, and `unpack` when it needs the tensor.
@@ -266,7 +278,10 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
 
 
 def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
-    """Count a training step without the optimizer, within `hidden_device`."""
+    """Run a training step without the optimizer. Returns all its figures but kept_gb and attention.
+
+    Call it within `hidden_device`, because the backward pass needs it.
+    """
     with Counter() as counter:
         with torch.autocast("cuda", torch.bfloat16):
             loss = net(clip).float().square().mean()
@@ -418,7 +433,8 @@ def stand_in() -> None:
     mock.patch.object(torch.cuda, "is_bf16_supported", yes).start()
     # torch's own function would choose the kernel of a CPU.
     mock.patch.object(F, "scaled_dot_product_attention", attention_of_a_gpu).start()
-    # The original `window_chunks` needs numbers, which fake tensors do not have.
+    # The original `window_chunks` needs numbers, which fake tensors do not have. It is replaced in
+    # the module `block`, which calls it.
     mock.patch.object(block, "window_chunks", fake_chunks).start()
 
 

@@ -107,8 +107,8 @@ def attention_of_a_gpu(
     sizes = f"head {head_channels}, {tokens} tokens"
     CALLS_OF_ATTENTION[f"{kind}: {sizes}, {gradient}, mask {mask_kind}"] += 1
 
-    # A larger number of heads does not fit the grid of the kernel. So the network must divide
-    # larger batches into several calls.
+    # The grid of the kernel has a place for each head of each window, and at most MOST_HEADS
+    # places. So the network must divide larger batches into several calls.
     assert windows * heads <= MOST_HEADS
     aten = torch.ops.aten
     if kind == "efficient":
@@ -125,7 +125,8 @@ def attention_of_a_gpu(
             scale=scale,
         )
         return results[0]
-    # "math" needs matrices in float32, and "cudnn" needs cuDNN. The network must avoid both.
+    # The network must avoid the other two kernels: "math" makes matrices in float32, and "cudnn"
+    # needs the library cuDNN.
     assert kind == "flash", kind
     results = aten._scaled_dot_product_flash_attention(
         q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=scale

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from tests.dist.launching import run_ranks
 
 PROGRAM = "tests/helpers/limited.py"
-# The limits of a call. The memory is what the call takes beyond the memory of the process after the
-# import of its modules.
+# The limits of a call, chosen by hand. The memory is what the call takes beyond the memory that the
+# process has after the import of its modules.
 MOST_MB = 1024
 MOST_SECONDS = 2.0
 # On a busy machine, a process may wait this number of times as long as it computes.

@@ -121,8 +121,8 @@ class Scene:
         rng = np.random.default_rng(self.seed)
         height, width = self.size
         scene = _coloured_texture(rng, height + 2 * MARGIN, width + 2 * MARGIN)
-        # Increase the contrast of the texture. No value is below 0.02, because a black pixel would
-        # give no spikes.
+        # Increase the contrast of the texture, by factors that were chosen by hand. No value is
+        # below 0.02, because a black pixel would give no spikes.
         scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
         spot = to_linear(_coloured_texture(rng, height, width))[: self.spot, : self.spot]
         # The first pixel of the frame lies MARGIN pixels from the upper and left edge of the scene.
@@ -162,7 +162,8 @@ class Scene:
 
     def _blurry(self, lights: np.ndarray) -> np.ndarray:
         """Return the light (H, W, 3) of a blurry frame from the lights (planes, H, W, 3)."""
-        weights = self._weights_of_planes()
+        # Sum the planes t for each row y, column x and channel c.
+        weights = self._weights_of_planes()  # (planes, H)
         if self.averaged == "display":
             values = to_display(lights)
             return to_linear(np.einsum("ty,tyxc->yxc", weights, values))

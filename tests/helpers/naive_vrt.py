@@ -64,8 +64,8 @@ def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) ->
 
     Features are rolled before they are cut into windows. So the last window along an axis holds
     tokens from both ends of the features. Tokens of different ends must not attend to each other.
-    For a pair of such tokens the mask has -100, as in the published network: the softmax makes of
-    it a weight of nearly 0. For any other pair the mask has 0.
+    For a pair of such tokens the mask has -100, as in the published network. With this value the
+    softmax gives the pair a weight of nearly 0. For any other pair the mask has 0.
 
     size: (D, H, W) of the features. shift: number of positions by which the features are rolled,
     for each axis.
@@ -553,8 +553,16 @@ class NaiveVRT(nn.Module):
         self.spynet = SpyNet()
 
         # The seven stages of the U: how each changes the resolution, and how many pixels of the
-        # input a pixel of the stage is wide.
-        plan = (("none", 1), ("down", 2), ("down", 4), ("down", 8), ("up", 4), ("up", 2), ("up", 1))
+        # input a pixel of the stage is wide. E.g. stage 4 works at 1/8 of the resolution.
+        plan = (
+            ("none", 1),
+            ("down", 2),
+            ("down", 4),
+            ("down", 8),
+            ("up", 4),
+            ("up", 2),
+            ("up", 1),
+        )
         for i, (kind, scale) in enumerate(plan):
             stage = Stage(
                 kind,

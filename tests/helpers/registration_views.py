@@ -24,7 +24,7 @@ RATE = 200
 
 
 def moving_view() -> View:
-    """Return a view of a picture that swings by 16 pixels along x and y. Both cameras see the same.
+    """Return a view of a picture that swings by 8 pixels to each side, along x and along y.
 
     With a steady motion, a fit could not find the times of the exposure, because a later exposure
     would look like a camera that is moved.

@@ -85,7 +85,7 @@ def screen(written: bytes) -> list[str]:
         # The number in a control sequence: 2 in "\x1b[2A", 1 in "\x1b[A". Unused for other parts.
         count = int(token[1] or 1)
         code = token[2]  # of a control sequence: its letter, else None
-        if text == "\r":  # to the begin of the row
+        if text == "\r":  # to the beginning of the row
             column = 0
         elif text == "\n":
             row += 1

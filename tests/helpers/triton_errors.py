@@ -10,7 +10,8 @@ counts the cases, so a new case in SHAPES changes the count there.
 Without "cuda", the kernels run in Triton's interpreter on the CPU, for which TRITON_INTERPRET=1
 must be set. There the sizes are small, because the interpreter is slow. The dtype is float16,
 because the interpreter truncates products of bfloat16. The interpreter takes most of its time for
-long windows, so they are a case of their own: with "long" only they run, and without it all others.
+long windows (LONG). So the program runs only the long windows with "long", and all other cases
+without it.
 
 On both devices torch.empty gives tensors of NaN. So if a kernel leaves an output unwritten, the
 error is NaN.
@@ -132,6 +133,7 @@ def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -
     qkv = torch.randn(n, tokens, 3, heads, channels, generator=generator)
     inputs = [qkv.to(device, dtype)]
     if not mutual:
+        # The factor 0.5 was chosen by hand.
         bias = 0.5 * torch.randn(heads, tokens, tokens, generator=generator)
         inputs.append(bias.to(device))
     # The network concatenates two outputs. So the gradient of an output is one half of a wider
@@ -154,6 +156,7 @@ def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -
 def norm_errors(channels: int, dtype: torch.dtype, device: str) -> list[float]:
     """Return the errors of the output and of the gradients of x, weight and bias."""
     generator = torch.Generator().manual_seed(channels)
+    # A mean of 1 and a deviation of 3, both of which layer norm must remove.
     x = 3 * torch.randn(NORM_ROWS, channels, generator=generator) + 1
     weight, bias = torch.randn(2, channels, generator=generator)
     grad = torch.randn(NORM_ROWS, channels, generator=generator).to(device, dtype)

@@ -31,7 +31,8 @@ LIMIT_PX = 0.3
 def texture(rng: np.random.Generator, size: Size) -> np.ndarray:
     """Return a grey picture (H, W) of display values in [0, 1], float32.
 
-    The picture has polygons on soft clouds. The edges of the polygons have all angles.
+    The picture has polygons on soft clouds. The edges of the polygons have all angles. The numbers
+    below were chosen by hand.
     """
     height, width = size
     # Clouds: random values, about one per 24 x 24 pixels, enlarged to the whole picture.
@@ -112,6 +113,7 @@ def record(
     to_scene = [_translation(margin - shift_x * t, margin - shift_y * t) for t in times]
     is_moving = any(motion)
 
+    # The strengths 0.1 and 0.03 were chosen by hand.
     imperfections = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
     camera = IntegrateAndFire(*spike, rate=rate, rng=rng, **imperfections)
     spike_matrices = [matrix @ to_rgb for matrix in to_scene]
