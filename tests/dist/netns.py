@@ -11,7 +11,8 @@ import subprocess
 
 def reason_to_skip() -> str:
     """Return why there can be no namespaces here, or "" if there can."""
-    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))):
+    has_programs = shutil.which("ip") and shutil.which("unshare")
+    if os.geteuid() != 0 or not has_programs:
         return "needs root, ip and unshare"
     name = f"probe{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True)

@@ -216,7 +216,8 @@ begin_epoch_of_product = RunProgress.begin_epoch
 def start_late(self: TrainLoader, *position: int) -> Any:
     """Start the loader as the product does, wait on rank RANK, and then note the time."""
     iterator = start_of_product(self, *position)
-    time.sleep(LATE_S if is_struck_rank() else 0)
+    if is_struck_rank():
+        time.sleep(LATE_S)
     moments["loader"].append(time.monotonic())
     return iterator
 

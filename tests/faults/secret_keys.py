@@ -16,9 +16,10 @@ ENV_WITH_SECRET = {"WANDB_API_KEY": SECRET_IN_ENV, "WANDB_MODE": "offline"}
 def files_with_a_secret(folder: Path) -> list[Path]:
     """Return the files below a folder that hold one of the keys."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert files
-    return [
-        path
-        for path in files
-        if any(key.encode() in path.read_bytes() for key in (SECRET_IN_ENV, SECRET_IN_OPTIONS))
-    ]
+    assert files  # an empty folder would show nothing about a run
+    found = []
+    for path in files:
+        content = path.read_bytes()
+        if SECRET_IN_ENV.encode() in content or SECRET_IN_OPTIONS.encode() in content:
+            found.append(path)
+    return found

@@ -140,8 +140,9 @@ def struck_ranks(world_size: int, fault: str) -> range:
 
     fault: "silent", "stuck" or "host", see `strike`.
     """
-    first = world_size // 2
-    return range(first, first + (PER_HOST if fault == "host" else 1))
+    first = world_size // 2  # e.g. 32 of 64 ranks: the first rank of its host
+    count = PER_HOST if fault == "host" else 1
+    return range(first, first + count)
 
 
 def strike(ranks: list[SimulatedRank], fault: str) -> None:

@@ -126,12 +126,13 @@ def summary_of_stalls(trials: list[Trial]) -> Results:
     detected = [trial.detected_s for trial in trials if math.isfinite(trial.detected_s)]
     gone = [trial.gone_s for trial in trials if math.isfinite(trial.gone_s)]
     wrong = [trial for trial in trials if not trial.is_right]
+    median_s = statistics.median(detected) if detected else 0.0
     return {
         "trials": len(trials),
         "right": len(trials) - len(wrong),
         "stall_s": STALL_S,
         "detected_s_max": round(max(detected, default=0.0), 2),
-        "detected_s_median": round(statistics.median(detected or [0.0]), 2),
+        "detected_s_median": round(median_s, 2),
         "gone_s_max": round(max(gone, default=0.0), 2),
         "left_behind": sum(len(trial.left) for trial in trials),
         "each": [str(trial) for trial in trials],

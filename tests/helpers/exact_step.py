@@ -91,7 +91,8 @@ def results_of_step(
     if dtype is torch.float16:
         scale = 2.0**10
     is_exact = dtype is None
-    with tf32(is_on=False) if is_exact else contextlib.nullcontext():
+    precision = tf32(is_on=False) if is_exact else contextlib.nullcontext()
+    with precision:
         with torch.autocast(clip.device.type, dtype, enabled=not is_exact):
             restored = net(clip)
         if not is_exact:

@@ -142,13 +142,16 @@ def main() -> str:
 
 
 def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the same figures with two decimals."""
-
-    def two_decimals(number: str) -> float:
-        return round(float(number), 2)
-
-    # json.loads calls `parse_float` for each number with a point, however deep it is nested.
-    return json.loads(json.dumps(figures), parse_float=two_decimals)
+    """Return the same figures with two decimals, also in dicts within them. Counts stay whole."""
+    rounded = {}
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            rounded[name] = round_figures(value)
+        elif isinstance(value, float):
+            rounded[name] = round(value, 2)
+        else:
+            rounded[name] = value
+    return rounded
 
 
 # ---- A network of fake tensors ------------------------------------------------------------------

@@ -55,7 +55,9 @@ def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Gener
     (folder / "a link").symlink_to(outside)
     # Take 0 to 3 of the names. Do not change the order of the random draws, because they decide
     # which files a test finds.
-    for name in rng.permutation(names)[: int(rng.integers(0, 4))]:
+    shuffled = rng.permutation(names)
+    count = int(rng.integers(0, 4))
+    for name in shuffled[:count]:
         path = folder / str(name)
         # Leave out a name that exists already, and a name whose folder was made a link to the
         # outside by an earlier round.
