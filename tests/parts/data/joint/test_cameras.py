@@ -1,5 +1,9 @@
 """data/motion/joint/cameras.py and area_means.py: what both cameras see, and the adjoint.
 
+`Cameras` is a linear map from a sharp frame to what both cameras record, and its adjoint maps back.
+`Cameras` computes with sparse matrices. The tests compare it with `plainly_seen`, which computes
+the same sums group by group.
+
 Letters of this file:
 
     H, W    height and width of a frame, in RGB pixels
@@ -60,14 +64,14 @@ class Rig(NamedTuple):
     lens_blur: float = 0.0  # sigma in spike pixels
     groups: int = 4  # G
     rolling: float = 0.0  # how much later the last row is exposed, as a share of the exposure
-    longest: float = 5.0  # longest shift in x and y, in pixels
+    longest: float = 5.0  # longest shift in x and in y, in RGB pixels
 
 
-# The first rig is `Rig()`. Each other rig differs from `Rig()` in one property.
+# The first rig is `Rig()`. Each other rig differs from `Rig()` in the property that its name says.
 RIGS = {
     "aligned": Rig(),
     "odd size, turned": Rig(size=(33, 47), plane=(11, 22), to_rgb=TURNED),
-    "leaves the frame": Rig(longest=60.0),
+    "leaves the frame": Rig(longest=60.0),  # more than the width of the frame, 40
     "one group": Rig(groups=1),
     "rolling shutter": Rig(rolling=0.5),
     "lens": Rig(lens_blur=0.6),
@@ -78,7 +82,10 @@ RIGS = {
 
 @pytest.fixture(params=list(RIGS))
 def shifted_cameras(request) -> MadeCameras:
-    """Give cameras along a random motion. Each pixel of each group has another shift."""
+    """Give cameras with a random motion, once for each of RIGS.
+
+    Each pixel of each group has another shift.
+    """
     rig = RIGS[request.param]
     height, width = rig.size
     torch.manual_seed(0)
@@ -92,8 +99,9 @@ def shifted_cameras(request) -> MadeCameras:
     )
     shifts = rig.longest * (2 * torch.rand(rig.groups, height, width, 2) - 1)
     recording = dark_exposure(size=rig.size, plane=rig.plane)
-    # The first row is exposed earlier by half of the rolling, and the last row later.
-    beyond = PLANES / 2 * rig.rolling  # planes
+    # With a rolling shutter, the first row is exposed earlier than the middle row by half of
+    # `rolling`, and the last row later by as much. The groups cover the exposures of all rows.
+    beyond = PLANES / 2 * rig.rolling  # planes before the exposure of the middle row, and after it
     edges = np.linspace(-beyond, PLANES + beyond, rig.groups + 1)
     shares = torch.from_numpy(exposure_shares(recording, edges, view.delays()))
     coverage = torch.rand(INTERVALS, rig.groups, *view.plane)
@@ -147,10 +155,12 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
     # Row and column of the middle spike pixel.
     row = plane_height // 2
     column = plane_width // 2
+    # How far the middle of this spike pixel is from the RGB pixel above and left of it, x and y in
+    # [0, 1). E.g. the middle (10.5, 8.5) gives (0.5, 0.5).
     beside_pixel = middles[row, column] % 1
 
-    # Compute m at the places of the grid. The grid begins one row above the frame and one column
-    # left of the frame.
+    # Compute m at the places of the grid. The grid begins between row -1 and row 0 of the frame,
+    # and between column -1 and column 0. So it has one row and one column more than the frame.
     places = pixels_of((view.size[0] + 1, view.size[1] + 1)) - 1 + beside_pixel
     blurred = blurred_by_lens(grey, view)
     at_points = []
@@ -167,13 +177,16 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
 
 
 def seen_by_spike_pixels(pictures: torch.Tensor, view: View, has_lens: bool = True) -> torch.Tensor:
-    """Return D L of pictures (N, H, W): blur by the lens, then means over spike pixels, (N, h, w).
+    """Return D L of pictures (N, H, W), in the shape (N, h, w).
 
-    has_lens: whether the lens blurs the pictures.
+    L blurs by the lens. D takes the mean over the area of each spike pixel.
+
+    has_lens: whether the lens blurs the pictures. False gives D alone, e.g. for shifts.
     """
     if has_lens:
         pictures = blurred_by_lens(pictures, view)
-    points = sample_picture(pictures, torch.from_numpy(view.points_on_frame()))  # (N, h m, w n)
+    # Each spike pixel has `down` x `across` points, so the points are (N, h down, w across).
+    points = sample_picture(pictures, torch.from_numpy(view.points_on_frame()))
     return torch.nn.functional.avg_pool2d(points, view.points_in_pixel)
 
 
@@ -186,7 +199,10 @@ def blurred_by_lens(pictures: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels."""
+    """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels. Result: (C, h, w).
+
+    It interpolates linearly. Positions outside get the value of the nearest pixel of the edge.
+    """
     height, width = picture.shape[1:]
     # grid_sample counts from -1 (first pixel) to 1 (last pixel). In a picture of one row or column,
     # the number of the last pixel is 0. Use 1 then, because the next line divides by this number.
@@ -206,7 +222,8 @@ def test_the_cameras_see_what_their_equations_say(shifted_cameras):
 
     plain_blurry, plain_spikes = plainly_seen(shifted_cameras, x, grey)
     # The results may differ only by the rounding of float32. They are sums of up to a hundred
-    # values, and each value is at most 1.
+    # values, and a sum is at most 4, because there are at most 4 groups. An addition rounds such a
+    # sum by at most 2^-23 = 1.2e-7, so a hundred additions round it by about 1e-5.
     assert torch.allclose(blurry, plain_blurry, atol=2e-5)
     assert torch.allclose(spikes, plain_spikes, atol=2e-5)
 
@@ -215,7 +232,8 @@ def test_the_cameras_see_what_their_equations_say(shifted_cameras):
 def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb):
     view = View((48, 60), (16, 20), to_rgb, is_display=False, lens_blur=0.3)
     shifts = torch.tensor([2.3, -1.6]).expand(1, *view.size, 2)
-    # Use a smooth picture, because with TURNED the grid of places does not fit all spike pixels.
+    # The picture is smooth, because the cameras interpolate the means of spike pixels on a grid.
+    # Most spike pixels of TURNED lie between the places of the grid.
     rows = torch.linspace(0, 3, 48)[:, None]
     columns = torch.linspace(0, 4, 60)
     grey = (torch.sin(rows) * torch.cos(columns))[None]
@@ -226,13 +244,15 @@ def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb
 
     moved = sample_picture(grey, pixels_of(view.size) + shifts[0])
     in_truth = seen_by_spike_pixels(moved, view)
-    inside = (..., slice(4, -4), slice(4, -4))  # the edges move out of the frame
-    # Both sides interpolate linearly between pixels, at different places. In this picture, one
-    # interpolation is off by at most (3/48)^2 / 8 + (4/60)^2 / 8 = 1e-3. Each side interpolates
-    # twice, so the two sides differ by at most 2e-3.
+    # Compare without 4 spike pixels at each edge, which see pixels from outside of the frame.
+    inside = (..., slice(4, -4), slice(4, -4))
+    # Both sides interpolate linearly between pixels, at different places. A linear interpolation
+    # with steps of length d is off by at most d^2 / 8 times the second derivative, which is at most
+    # 1 for a sine. The steps are 3/48 down and 4/60 across: (3/48)^2 / 8 + (4/60)^2 / 8 = 1e-3.
+    # Each side interpolates twice and so is off by at most 2e-3, always towards 0.
     assert torch.allclose(seen[inside], in_truth[inside], atol=2e-3)
-    # The seen picture has values from -1 to 1. The motion changes this picture by far more than the
-    # limit above, so the limit shows that the motion was computed.
+    # The motion changes the seen picture by more than 0.05, which is 25 times the limit above. So a
+    # camera that ignores the motion does not pass.
     unmoved = seen_by_spike_pixels(grey, view)
     assert (unmoved - in_truth)[inside].abs().max() > 0.05
 
@@ -248,17 +268,22 @@ def test_cameras_are_the_same_if_their_groups_are_computed_one_after_the_other(
     x = torch.rand(3, *shifted_cameras.view.size)
     grey = torch.rand(1, *shifted_cameras.view.size)
 
-    of_parts = in_parts(x, grey)
-    of_all = shifted_cameras.cameras(x, grey)
-    for in_part, at_once in zip(of_parts, of_all, strict=True):
-        assert torch.allclose(in_part, at_once, atol=2e-5)
-    for in_part, at_once in zip(
-        in_parts.adjoint(*of_all), shifted_cameras.cameras.adjoint(*of_all), strict=True
-    ):
-        assert torch.allclose(in_part, at_once, rtol=1e-4, atol=1e-4)
+    blurry, spikes = shifted_cameras.cameras(x, grey)
+    blurry_in_parts, spikes_in_parts = in_parts(x, grey)
+    by_x, by_grey = shifted_cameras.cameras.adjoint(blurry, spikes)
+    by_x_in_parts, by_grey_in_parts = in_parts.adjoint(blurry, spikes)
+
+    # The groups are added in another order, so only rounding may differ. The limits are those of
+    # the comparisons with the equations.
+    assert torch.allclose(blurry_in_parts, blurry, atol=2e-5)
+    assert torch.allclose(spikes_in_parts, spikes, atol=2e-5)
+    assert torch.allclose(by_x_in_parts, by_x, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(by_grey_in_parts, by_grey, rtol=1e-4, atol=1e-4)
 
 
 def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(shifted_cameras):
+    # The equations are linear. The gradient of <B x, a> + <S l, b> is then the adjoint of (a, b),
+    # and does not depend on x and l. So x and l may be 0.
     x = torch.zeros(3, *shifted_cameras.view.size, requires_grad=True)
     grey = torch.zeros(1, *shifted_cameras.view.size, requires_grad=True)
     blurry, spikes = plainly_seen(shifted_cameras, x, grey)
@@ -268,8 +293,8 @@ def test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations(shifted_c
     by_x, by_grey = shifted_cameras.cameras.adjoint(of_blurry, of_spikes)
 
     plain_x, plain_grey = torch.autograd.grad((blurry, spikes), (x, grey), (of_blurry, of_spikes))
-    # Only rounding may differ here, too. A value of the adjoint can be a sum of many samples and
-    # far above 1. So the limit is relative, and larger than the limit for B x and S l.
+    # Only rounding may differ. A value of the adjoint can be a sum of many samples and far above 1.
+    # So the limit is relative, and larger than the limit for B x and S l.
     assert torch.allclose(by_x, plain_x, rtol=1e-4, atol=1e-4)
     assert torch.allclose(by_grey, plain_grey, rtol=1e-4, atol=1e-4)
 
@@ -290,4 +315,5 @@ def test_the_adjoint_of_the_cameras_is_exact(moving_clip):
     # errors.
     forward = (blurry * of_blurry).double().sum() + (spikes * of_spikes).double().sum()
     backward = (x * by_x).double().sum() + (grey * by_grey).double().sum()
+    # `cameras` and `adjoint` themselves compute in float32, so a limit of 1e-5 is left.
     assert float(forward) == pytest.approx(float(backward), rel=1e-5)
