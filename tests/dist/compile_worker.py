@@ -60,6 +60,7 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
 
 
 def main() -> None:
+    """Train plainly, then compiled, and print the line of this rank. Every rank must run this."""
     # Not all versions of torch have this setting. If it is missing, the graphs are compiled.
     if "eager" in sys.argv and hasattr(torch._dynamo.config, DEBUGGING_AID):
         setattr(torch._dynamo.config, DEBUGGING_AID, ">=0:eager")

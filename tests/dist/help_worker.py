@@ -23,7 +23,7 @@ for command in sys.argv[1:]:
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as e:
-            code = e.code or 0
+            code = e.code or 0  # `sys.exit()` has the code None, which means success
         except Exception as e:
             code = repr(e)
     shown[command] = [code, text.getvalue()]

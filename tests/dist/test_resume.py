@@ -171,7 +171,8 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
     samples = samples_of_steps(starts.run_to_1)
     samples |= samples_of_steps(starts.other_to_2)
     samples |= samples_of_steps(starts.other_to_3)
-    # An epoch has 8 samples, which are two steps. So step 3 is in the second epoch.
+    # Three steps have 3 x 4 = 12 samples. An epoch has 8 samples, so the last 4 samples are of the
+    # second epoch.
     expected = samples_of_one_rank(starts.options, epochs=2)
     assert samples[1] + samples[2] + samples[3] == expected[:12]
 
@@ -335,10 +336,12 @@ def with_damaged_checkpoint(tmp_path_factory) -> RankResult:
 
 def test_a_checkpoint_that_rank_0_cannot_read_ends_both_ranks(with_damaged_checkpoint):
     result = with_damaged_checkpoint
+
     assert result.exit_codes == [FILE_UNUSABLE, FILE_UNUSABLE], result.text
 
 
 def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once(with_damaged_checkpoint):
     result = with_damaged_checkpoint
+
     assert result.text.count("CheckpointError: no readable") == 1, result.text
     assert "Traceback" not in result.text

@@ -120,8 +120,9 @@ def test_a_start_costs_a_rank_as_many_requests_however_many_ranks_there_are(
 def test_all_ranks_together_write_two_keys_for_each_rank_at_a_start(ranks_after_start, count):
     writes = sum(rank.store.requests["set"] for rank in ranks_after_start[count])
 
-    # There are three meetings. The last rank that comes to a meeting also writes a key that
-    # releases the other ranks.
+    # The two keys of a rank are its beat, and its place in the list of the ranks of its host.
+    # There are three meetings: one of `meet`, and two rounds (`SimulatedRank.start`). The last rank
+    # that comes to a meeting also writes a key that releases the other ranks.
     assert writes == 2 * count + 3
 
 

@@ -43,7 +43,8 @@ STALLED = 70
 
 # kind: what happens to the rank, a key of tests.faults.stalls.KINDS, e.g. "stop" is SIGSTOP.
 # ranks: number of ranks. rank: the rank that is struck.
-# most_s: all processes must be gone STALL_S + most_s seconds after the fault.
+# most_s: all processes must be gone STALL_S + most_s seconds after the fault. The numbers 6 and 9
+# were chosen by hand.
 @pytest.mark.parametrize(
     ("kind", "ranks", "rank", "most_s"),
     [

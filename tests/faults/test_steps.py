@@ -222,6 +222,7 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
     # The writer "hanging" of odd_worker.py never comes back from its `close`.
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
+
     result = run_odd(
         write_odd_options(tmp_path, logging=logging),
         *changes,

@@ -217,7 +217,9 @@ def with_clipped_sky(folder: Path, rate: float) -> None:
     The upper half of the frames becomes white, and the upper half of the planes gets the spikes of
     the sky. The lower halves stay as they are.
 
-    folder: the clip, as `Scene.write` makes it. rate: spikes per plane at full light, below 1/4.
+    folder: the clip, as `Scene.write` makes it.
+    rate: spikes per plane at full light. It must be below 1/4, because a pixel of the sky has four
+    times as many spikes, and a pixel fires at most once in a plane.
     """
     for picture in (*files_in(folder / "blur"), *files_in(folder / "sharp")):
         frame = imread_rgb(picture)
