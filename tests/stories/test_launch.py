@@ -102,7 +102,10 @@ def without(env, name):
 
 
 def on_platform(kind="platform", local_rank=1):
-    """Return what must be read from the variables of PLATFORM."""
+    """Return what must be read from the variables of PLATFORM.
+
+    kind: who started the rank. It is "torchrun" if torchrun set the variables.
+    """
     return LaunchInfo(
         kind,
         rank=3,
@@ -114,10 +117,10 @@ def on_platform(kind="platform", local_rank=1):
 
 
 def on_slurm(master_addr="gpu003", master_port=15000 + 4567):
-    """Return what must be read from the variables of SLURM. Rank 0 is on the first host of the
-    list.
+    """Return what must be read from the variables of SLURM.
 
-    The port is 15000 plus the last four digits of the job, so that two jobs have two ports.
+    Rank 0 is on the first host of the list, gpu003. The port is 15000 plus the last four digits of
+    the job, 4567, so that two jobs have two ports.
     """
     return LaunchInfo(
         "slurm",
@@ -287,6 +290,7 @@ NODE_NAMES = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
     ],
 )
 def test_a_process_that_stands_for_a_node_knows_its_place(env, expected):
+    # gpu_count only counts for PET_NPROC_PER_NODE "auto". The other cases give a number of ranks.
     found = node_variables(env, gpu_count=4)
 
     assert tuple(found[name] for name in NODE_NAMES) == expected
@@ -337,9 +341,9 @@ def test_a_process_with_one_gpu_is_a_rank():
 
 # ---- Other launchers, which have variables of their own ----
 
-# Each dictionary below has what a launcher tells process 1: of two ranks on one host, of a job of
-# four ranks (JSRUN), or of two nodes (the platforms from SAGEMAKER on). ADDRESS is where rank 0 is,
-# if the user or the launcher gives it.
+# Each dictionary below has what a launcher tells process 1. This process is one of two ranks on one
+# host, or one of four ranks (JSRUN), or one of two nodes (the platforms from SAGEMAKER on).
+# ADDRESS says where rank 0 is. Only some users and launchers give it.
 ADDRESS = {"MASTER_ADDR": "h0", "MASTER_PORT": "23456"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -411,7 +415,7 @@ VOLCANO = {
 
 
 class Place(NamedTuple):
-    """What rank 1 must learn from the variables: its number on its host, and where rank 0 is."""
+    """What rank 1 must learn from the variables, apart from its own number."""
 
     local_rank: int  # number on its host
     world_size: int  # number of ranks
@@ -611,7 +615,7 @@ NEEDS_MPICH = pytest.mark.skipif(not shutil.which("mpirun.mpich"), reason="needs
 
 @pytest.fixture
 def two_steps(tmp_path):
-    """Give the script of a training run of two steps, and its arguments."""
+    """Give the command of a training run of two steps: a script and its arguments."""
     return odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
 
 
@@ -703,9 +707,11 @@ def test_an_older_torchrun_starts_ranks_like_a_new_torchrun(tmp_path):
 
     result = run_ranks(1, script)
 
-    # The output has the settings: the function on_signal handles SIGUSR1. The default arguments of
-    # PContext.close are (None, 180): no special signal, and 180 s until ranks are killed. Two ranks
-    # share the cores of this machine, so each rank has half of them as threads.
+    # `print_instead` prints these settings:
+    #     on_signal      the function that handles SIGUSR1
+    #     (None, 180)    defaults of PContext.close: no special signal, 180 s until ranks are killed
+    #     2 ranks        as the command line asks
+    #     threads        half of the cores, because two ranks share the cores of this machine
     threads_of_rank = max(1, len(os.sched_getaffinity(0)) // 2)
     expected = f"on_signal (None, 180) 2 ranks, threads {threads_of_rank}\n"
     assert result.text.startswith(expected), result.text
@@ -819,9 +825,8 @@ def test_all_wrong_variables_are_named_in_one_message():
 
 # ---- launch_train.sh on a platform that starts processes itself ----
 # Such a platform starts the user's command on each node: once for each rank, or once for the node.
-# If the command is launch_train.sh, it would start eight ranks each time, although the platform has
-# started the processes already. So launch_train.sh refuses to start, and suggests another command
-# for the platform:
+# If the command is `launch_train.sh 8`, each start of the command would start eight more ranks. So
+# launch_train.sh refuses to start, and suggests another command for the platform:
 #
 #     once for each rank     python -u main_train_vrt.py ...
 #     once for each node     NPROC_PER_NODE=8 python -u main_train_vrt.py ...
@@ -895,10 +900,11 @@ FAKE_EXIT_CODE = 3
 
 
 def environment_of_fake_python(folder):
-    """Return the environment of a launcher, with a false `python`.
+    """Write a false `python`, and return the environment in which a launcher starts it.
 
     The false `python` prints its environment variables and its arguments, and ends with
-    FAKE_EXIT_CODE. The variables that the launcher may set are not set before.
+    FAKE_EXIT_CODE. The environment has no variable that the launcher sets by itself. So a test sees
+    which variables the launcher sets.
 
     folder: the false `python` is written into this folder.
     """
@@ -935,10 +941,11 @@ def launch(env, count=1, *options):
 
 @pytest.fixture(scope="module")
 def results_of_launch(tmp_path_factory):
-    """Run launch_train.sh with 1 and with 2 ranks. Give {number of ranks: result}.
+    """Give {number of ranks: result} of launch_train.sh, for 1 and for 2 ranks.
 
     The launcher of one rank sets GOMP_SPINCOUNT only if most cores are idle. So a false `getconf`
-    says that the machine has 100,000 cores. Two variables have values of the user.
+    says that the machine has 100,000 cores. The user has set CUDA_DEVICE_MAX_CONNECTIONS and
+    NCCL_DEBUG.
     """
     folder = tmp_path_factory.mktemp("idle")
     env = environment_of_fake_python(folder)
@@ -1042,7 +1049,7 @@ def test_the_launcher_of_tests_takes_both_forms(fake_python, given, passed_on):
 
 @pytest.fixture
 def busy_cores():
-    """Keep all cores busy by other processes."""
+    """Keep all cores busy with other processes during a test. Gives no value."""
     processes = []
     for _ in range(os.cpu_count() or 1):
         processes.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))

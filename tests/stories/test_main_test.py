@@ -120,11 +120,13 @@ def restored_by_hand(home):
     """
     saved = read_saved(home / "spike.pth")
     blur, spikes, sharp = files_of_clip(home, "test2")
-    (clip,) = user_clips(blur, spikes, sharp, saved.spike)  # a list with one reader
+    # `user_clips` returns a list of readers, here with one reader, because there is one clip.
+    (clip,) = user_clips(blur, spikes, sharp, saved.spike)
     items = [clip.frame(number) for number in range(4)]
     # [None] makes a batch of one clip.
     lq = torch.stack([item["lq"] for item in items])[None]
     spike = torch.stack([item["spike"] for item in items])[None]
+    # The attention windows of the network have 2 frames of 4 x 4 pixels (`network_section`).
     frames = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))
     return tensor_to_uint8(frames)[0]
 
@@ -139,7 +141,8 @@ def test_the_numbers_equal_the_numbers_of_a_restoration_by_hand(
 
     found = read_metrics(tested_folder)["clips"]["test2"]
 
-    # A few values are rounded in another way (see the next test), which changes the PSNR a little.
+    # A few pixel values are rounded in another way (see the next test), so the PSNR differs a
+    # little. The limit of 0.01 dB is chosen by hand.
     assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
 
@@ -188,7 +191,7 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
 
 @pytest.fixture(scope="module")
 def incomplete_folder(home, tmp_path_factory):
-    """Test only two frames of one of the three clips. Give the folder of the results."""
+    """Give the results of a test of only two frames of one of the three clips."""
     folder = tmp_path_factory.mktemp("incomplete")
     # A line has the clip, its number of frames, a shape that is not read, and its first frame.
     (folder / "meta.txt").write_text("test1 3 0 000000\n")
@@ -295,14 +298,15 @@ class InterruptedTest(NamedTuple):
     """
 
     folder: Path  # the folder of the results
-    results_before: dict[str, Any]  # metrics.json, as `results_after`
-    times_before: dict[Path, int]  # when each finished file was written
-    results_after: dict[str, Any]
+    results_before: dict[str, Any]  # metrics.json before the files were removed
+    # File that was not removed -> the time when it was written (ns), read before the repetition.
+    times_before: dict[Path, int]
+    results_after: dict[str, Any]  # metrics.json after the repetition
 
 
 @pytest.fixture(scope="module")
 def interrupted_test(home, tested_folder):
-    """Remove the scores of clip test1 and one of its frames, and repeat the command."""
+    """Give a test that was repeated after two of its files were removed."""
     folder = home / "interrupted"
     shutil.copytree(tested_folder, folder)
     before = read_metrics(folder)
@@ -322,8 +326,9 @@ def interrupted_test(home, tested_folder):
 
 
 def test_a_second_run_writes_no_finished_file_again(interrupted_test):
-    # `times_before` has more than five files: six frames, and the files of test0 and test2 in the
-    # folder clips. `interrupted_test` leaves out the frame 000001.png of each clip.
+    # `times_before` has six frames: 2 + 3 + 4 frames of the clips, without the frame 000001.png of
+    # each clip. It also has the files of test0 and test2 in the folder clips. If it had few files,
+    # the loop below would check nothing.
     assert len(interrupted_test.times_before) > 5
     for path, time in interrupted_test.times_before.items():
         assert path.stat().st_mtime_ns == time, path
@@ -450,7 +455,7 @@ def with_val_options(home, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def without_val_options(home, tmp_path_factory):
-    """Give the results of the same test without these flags."""
+    """Give the results of the test of `with_val_options`, but without its flags."""
     out = tmp_path_factory.mktemp("no_val")
     metrics_of_restoring(out, *option_file_arguments(home), *IN_PAIRS)
     return out
@@ -500,10 +505,11 @@ def test_two_ranks_share_clips_and_give_the_same_numbers(home, tested_folder):
 def restore_on_ranks(home, out, ranks):
     """Restore one clip in tiles of two frames, so that each rank has work.
 
-    "2,0": two frames and the whole height and width. "1,8": neighbouring tiles share one frame.
-    The 8 pixels have no effect, because the tiles are as large as the frame.
+    --tile 2,0: a tile has two frames, and 0 stands for the whole height and width.
+    --overlap 1,8: neighbouring tiles share one frame. They would also share 8 pixels, but a tile
+    is as large as the frame, so it has no neighbour in space.
 
-    Return {name of a frame: content of its file}.
+    Returns {name of a frame: content of its file}. ranks: number of processes.
     """
     arguments = [
         *user_arguments(home, home / "clips" / "test2"),
@@ -528,8 +534,8 @@ def test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits(home):
 
 # ---- A user's spikes ----
 
-# The arguments of a user who has spikes. The letters stand for paths, because these tests read no
-# file.
+# The arguments of a user who has spikes. The letters take the place of paths. The paths need not
+# exist, because `read_request` only reads the command line.
 WITH_SPIKES = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
 # Keys of the section `spike` that say which planes of a spike file belong to which frame.
 PLANE_KEYS = {"first", "count", "exposure", "calibration"}
@@ -593,8 +599,8 @@ def test_a_center_outside_of_the_planes_is_refused(home, tmp_path, capfd):
 class HalfRate:
     """Spikes of a camera with half the rate of the camera in training.
 
-    They are the spikes of clip test2, without the spikes of every second plane. No dataset.json
-    tells the rate.
+    The rate is the number of spikes per plane that a pixel fires at full light. The spikes are the
+    spikes of clip test2, without the spikes of every second plane. No dataset.json tells the rate.
 
     home: the folder of the weights and of the clip test2. folder: the folder to which the spikes
     are written.
@@ -615,7 +621,11 @@ class HalfRate:
         self.section = not_none(spikes_for_network(saved, files, request.network))
 
     def read(self, trained=None, **given):
-        """Return the spike channels of frame 0. given: keys that the user gives."""
+        """Return the spike channels of frame 0.
+
+        trained: properties of the spikes in training, or None if they are unknown. given: keys of
+        the section `spike` that the user sets.
+        """
         section = self.section | given
         (clip,) = user_clips(
             self.frames, self.folder, gt=None, spike_options=section, scale=1, trained=trained
@@ -685,6 +695,7 @@ def holiday(home, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("video")
     write_video(folder / "holiday.mp4", count=5, fps=12.5, height=35, width=45)
+    # Tiles of 3 frames and 32 x 32 pixels. Neighbouring tiles share 1 frame and 8 pixels.
     tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
     metrics_of_restoring(folder / "out", *user_arguments(home, folder / "holiday.mp4"), *tiles)
     return folder
@@ -705,7 +716,8 @@ def test_the_video_shows_the_restored_frames(holiday):
     # The folder clips has a picture for each clip: the restored frame in the middle of the clip.
     restored = imread_rgb(holiday / "out/clips/holiday.png").astype(int)
 
-    # Compression changes a frame, too, but less than half as much as the restoration did.
+    # The compression of the video changes a frame, too. It must change the frame less than half as
+    # much as the restoration did. The factor 0.5 is chosen by hand.
     assert np.abs(video - restored).mean() < 0.5 * np.abs(source - restored).mean()
 
 
@@ -743,8 +755,8 @@ def interpolated_clip(home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("interpolated")
     netG = network_section(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
     net = NETWORKS.build(netG, "netG", spike_channels=0).eval()
-    # In a fresh network, conv_last is 0, so the network adds nothing to its input. With these
-    # random values, the network changes its input.
+    # In a fresh network, conv_last is 0, so the network adds nothing to its input. With random
+    # values, the network changes its input. Their standard deviation 0.02 is chosen by hand.
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
     options = {
         "scale": 1,
@@ -788,6 +800,7 @@ def test_frame_interpolation_keeps_the_given_frames(interpolated_clip):
 def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated_clip):
     # Frame 0_5 is made of frames -1, 0, 1 and 2. There is no frame -1, so frame 0 takes its place.
     neighbours = np.stack([interpolated_clip.source[number] for number in (0, 0, 1, 2)])
+    # (4, H, W, 3) of 0 to 255 -> (1, 4, 3, H, W) of 0 to 1
     window = torch.from_numpy(neighbours).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
         restored = tensor_to_uint8(interpolated_clip.net(window))  # (1, 1, H, W, 3)
@@ -795,6 +808,7 @@ def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated_clip):
 
     found = imread_rgb(interpolated_clip.out / "test2" / "000000_5.png").astype(int)
 
+    # A value may be rounded to the next whole number.
     assert np.abs(found - expected).max() <= 1
 
 
@@ -831,6 +845,7 @@ def auto_and_whole(folder, frames, width, run):
     """
     home = make_home(folder)
     data = home / "large"
+    # `write_clip` takes the size of the spike planes. The frames are twice as high and wide.
     write_clip(data, "long", split="test", frames=frames, h=16, w=width // 2, seed=3)
     write_info(data, h=16, w=width // 2)
     test_set = f"datasets.test={json.dumps(data_section(data, 'test'))}"
@@ -875,7 +890,8 @@ def test_tiles_give_nearly_the_numbers_of_the_whole(long_clip):
     in_tiles = mean_psnr(long_clip["auto"].results)
     whole = mean_psnr(long_clip["whole"].results)
 
-    # The frames that two tiles share are blended, so the numbers differ a little.
+    # The frames that two tiles share are blended, so the numbers differ a little. The limit of
+    # 0.05 dB is chosen by hand.
     assert in_tiles != whole
     assert in_tiles == pytest.approx(whole, abs=0.05)  # dB
 
@@ -946,10 +962,8 @@ class Refusal(NamedTuple):
     # dictionary `files` in `test_bad_input_ends_with_one_message` has all names.
     command: str
     exit_code: int
-    # A part of the error.
-    message: str
-    # A part of the advice of the error.
-    do: str = ""
+    message: str  # a part of the error
+    do: str = ""  # a part of the advice in the error, which follows the word "do"
 
 
 # Parts of the commands. The test replaces the names in braces.
@@ -1055,7 +1069,10 @@ REFUSALS = [
 
 
 def refuse(capfd, arguments, refusal):
-    """Run a command that is refused, and check its message and its exit code."""
+    """Run a command that is refused, and check its message and its exit code.
+
+    refusal: what is expected. Its `command` is not read, because `arguments` has the command.
+    """
     text, exit_code = refusal_message(capfd, *arguments)
 
     assert refusal.message in text, text
@@ -1125,7 +1142,11 @@ def test_a_path_that_is_no_text_in_utf_8_is_refused(home, tmp_path, capfd):
 
 
 def tfi_options(half_window):
-    """Return options with the representation "tfi" for training and for the test."""
+    """Return options that set the representation "tfi" for training and for the test.
+
+    A representation is the way in which spikes become channels of the network's input. half_window:
+    a setting of "tfi".
+    """
     value = json.dumps({"type": "tfi", "half_window": half_window})
     return [f"datasets.{split}.spike.representation={value}" for split in ("train", "test")]
 
@@ -1235,9 +1256,10 @@ def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_sig
 class Demo(NamedTuple):
     """A finished demo of short clips, without training."""
 
-    out: Path
+    out: Path  # the folder of the results
     clips: dict[str, Any]  # name of a clip -> its scores
-    former_settings: dict[str, Any]  # of the results that were in the folder before
+    # Settings of the results that were in the folder before the demo wrote over them.
+    former_settings: dict[str, Any]
 
 
 # Number of frames of a clip of `finished_demo`, and their side in pixels. In `make demo` a clip has
@@ -1248,7 +1270,7 @@ DEMO_SIDE = 128
 
 @pytest.fixture(scope="module")
 def finished_demo(tmp_path_factory):
-    """Run the demo in a folder with results of other weights, as of a former version."""
+    """Give a demo that ran in a folder with results of other weights, as of a former version."""
     folder = tmp_path_factory.mktemp("demo")
     data = folder / "data"
     out = folder / "out"
@@ -1260,7 +1282,8 @@ def finished_demo(tmp_path_factory):
         former = ["--opt", str(demo.ROOT / "options/operators/exposure_alone.json")]
         former += ["--weights", str(demo.ROOT / "weights/operator.pth")]
         former += demo.data_roots("test", data)
-        # The first frame of each clip is enough to be written over.
+        # One frame of each clip is enough, because the results only have to be there when the demo
+        # writes over them.
         metrics_of_restoring(
             out, *former, "--save", "frames", "task=demo", "datasets.test.num_frame=1"
         )
