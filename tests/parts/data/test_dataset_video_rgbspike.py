@@ -262,9 +262,9 @@ def test_the_axes_are_swapped_after_the_flips(turns, expected):
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
 def test_a_seed_gives_the_draws_that_it_always_gave(clips_root, index, clip, frames, corner, turns):
-    # The index is (epoch, sample), and the corner is (top, left) of the crop. An earlier version
-    # printed these draws. They must stay, because a resumed run must see the samples that it would
-    # have seen without the interruption.
+    # The index is (epoch, sample), and the corner is (top, left) of the crop. The expected values
+    # are the draws of an earlier version. They must stay, because a resumed run must see the
+    # samples that it would have seen without the interruption.
     #
     # Samples 0 to 5 begin at the frames of clip0, and samples 6 to 9 at the frames of clip1. The
     # distance between the frames of a sample is 1 or 2 (interval_list). The frames of samples 5, 8
@@ -273,7 +273,8 @@ def test_a_seed_gives_the_draws_that_it_always_gave(clips_root, index, clip, fra
     # back and forth, 0 1 2 3 2 1 ..., which gives 0, 2, 2.
     draw = build_clips(clips_root, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
-    assert (draw.clip.name, draw.frames) == (clip, frames)
+    assert draw.clip.name == clip
+    assert draw.frames == frames
     assert (draw.aug.top, draw.aug.left) == corner
     all_turns = ("hflip", "vflip", "transpose", "reverse")
     assert {turn for turn in all_turns if getattr(draw.aug, turn)} == turns
@@ -312,7 +313,7 @@ def test_time_reversal_reverses_the_planes_within_the_frames(sample_of_eight_epo
 def test_a_sample_depends_on_seed_epoch_and_index_only(clips_root):
     first = build_clips(clips_root, **ALL_TURNS)
     second = build_clips(clips_root, **ALL_TURNS)
-    second[(7, 3)]  # reading another sample before must have no influence
+    second[(7, 3)]  # reads another sample first, which must have no influence
 
     for index in range(len(first)):
         assert equal_samples(first[(2, index)], second[(2, index)])
@@ -323,15 +324,14 @@ def test_a_sample_depends_on_seed_epoch_and_index_only(clips_root):
     [
         pytest.param(0, 3, 0, id="another epoch"),
         pytest.param(1, 2, 0, id="another seed"),
-        # An index beyond the length repeats the sample, with new draws.
-        pytest.param(0, 2, "length", id="another index"),
+        # The data set has 6 + 4 = 10 samples, with the indices 0 to 9. Index 10 is sample 0 again,
+        # with new draws.
+        pytest.param(0, 2, 10, id="another index"),
     ],
 )
 def test_another_seed_epoch_or_index_gives_another_sample(clips_root, seed, epoch, index):
     dataset = build_clips(clips_root, **ALL_TURNS)
     other = build_clips(clips_root, seed=seed, **ALL_TURNS)
-    if index == "length":
-        index = len(dataset)
 
     assert not torch.equal(dataset[(2, 0)]["lq"], other[(epoch, index)]["lq"])
 

@@ -404,10 +404,10 @@ def test_lost_frames_are_named(tmp_path, caplog, first, last, message):
 
 
 def test_the_lost_beginning_of_a_film_takes_its_planes_with_it(tmp_path, caplog):
-    # The packets of frame 0 are lost, so the container counts 35 frames, and its first frame is
-    # shown at 1 x 0.04 s. The first 5 of these 35 frames cannot be decoded, because they refer to
-    # the lost frame. Then comes a key frame, which needs no other frame: `noise_film` makes every
-    # sixth frame a key frame.
+    # The packets of frame 0 are lost. So the container counts 35 frames, numbered from 0 again, and
+    # its first frame is shown at 1 x 0.04 s. The first 5 of these 35 frames cannot be decoded,
+    # because they refer to the lost frame. Then comes a key frame, which needs no other frame:
+    # `noise_film` makes every sixth frame a key frame.
     write_film_with_lost_packets(tmp_path / "f.ts", FRAMES, first=0, last=0, codec="libx265")
     spikes = write_empty_planes(tmp_path / "f.dat", 35 * PLANES_OF_FRAME)
 
@@ -833,14 +833,12 @@ def test_the_last_frame_lasts_no_longer_than_the_longest_frame(tmp_path):
     # The last frame begins at 4/60 s, and the planes last for 7/60 s. So the last frame could last
     # 3/60 s, but the longest frame before it lasts 2/60 s.
     planes = int(7 * SHORT_FRAME * PLANES_PER_S)
-    files = film_with_spikes(
-        tmp_path, [SHORT_FRAME, 2 * SHORT_FRAME, SHORT_FRAME, SHORT_FRAME], planes
-    )
+    lengths = [SHORT_FRAME, 2 * SHORT_FRAME, SHORT_FRAME, SHORT_FRAME]
+    files = film_with_spikes(tmp_path, lengths, planes)
 
-    last_frame = planes_of_frames(
-        open_clip(*files, calibration=write_clock(tmp_path, PLANES_PER_S))
-    )[-1]
+    clip = open_clip(*files, calibration=write_clock(tmp_path, PLANES_PER_S))
 
+    last_frame = planes_of_frames(clip)[-1]
     assert last_frame.count == 2 * SHORT_FRAME * PLANES_PER_S
 
 

@@ -51,11 +51,13 @@ def root(tmp_path):
 
 
 def check_training_data(root, **changes):
-    """Run the check of a training on the data of `root`. changes: keys of datasets.train."""
-    train = data_section(root, **changes)
-    datasets = DatasetsOptions(
-        train=resolve_section(train), test=resolve_section(data_section(root, "test"))
-    )
+    """Run the check of a training on the data of `root`. changes: keys of datasets.train.
+
+    The check stores its result in experiments/.preflight, and a second check takes it over.
+    """
+    train = resolve_section(data_section(root, **changes))
+    test = resolve_section(data_section(root, "test"))
+    datasets = DatasetsOptions(train=train, test=test)
     preflight(datasets, root / "experiments/.preflight")
 
 
@@ -68,7 +70,10 @@ def error_of_check(root, **changes):
 
 @pytest.fixture
 def log_of_check(root, caplog):
-    """Give a function that runs the check of a training, and returns the log."""
+    """Give a function that runs the check of a training, and returns the log of this run alone.
+
+    Its arguments are keys of datasets.train.
+    """
     caplog.set_level("INFO")
 
     def run(**changes):
@@ -85,7 +90,7 @@ def training_picture(root, name="blur/000003.png", clip="clip0"):
 
 
 def cut_short(path):
-    """Remove the last 20 bytes of a picture, as after an interrupted copy."""
+    """Remove the last 20 bytes of a picture, as if a copy was interrupted."""
     path.write_bytes(path.read_bytes()[:-20])
 
 
@@ -96,9 +101,8 @@ def test_sound_data_are_not_read_again(log_of_check):
     first = log_of_check()
     second = log_of_check()
 
-    assert (
-        "data train: 2 clips, 12 frames of 16 x 24, spike files of 24 planes, checked in" in first
-    )
+    counts = "data train: 2 clips, 12 frames of 16 x 24, spike files of 24 planes, checked in"
+    assert counts in first
     # The log has this line once for the training clips and once for the test clips.
     assert second.count("as checked before") == 2
 
@@ -150,7 +154,9 @@ def test_the_progress_of_the_check_counts_every_file(root):
     # There are two clips of six frames. Each frame has a blurry picture, a sharp picture and a
     # spike file.
     files = 2 * 6 * 3
-    assert calls == [(files, "checking train", "files"), *[1] * files]
+    arguments, *updates = calls
+    assert arguments == (files, "checking train", "files")
+    assert updates == [1] * files
 
 
 # ---- Pictures ----
@@ -261,9 +267,8 @@ def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
         # 015 and 020. This root has two of them, 011 and 020.
         check_training_data(root, **without_spikes, val_partition="REDS4")
 
-        warnings = [
-            record.getMessage() for record in caplog.records if record.levelname == "WARNING"
-        ]
+        records = [record for record in caplog.records if record.levelname == "WARNING"]
+        warnings = [record.getMessage() for record in records]
         grey = training_picture(root, "blur/000000.png", "100")
         deep = training_picture(root, "sharp/000000.png", "100")
         assert warnings == [
@@ -327,11 +332,15 @@ def mirror_spikes(root):
         write_spikes(path, planes[:, :, ::-1], geometry)
 
 
+def change_nothing(root):
+    """Leave the spikes as they are."""
+
+
 # The light of spikes is only compared with frames that show the same scene at the same place.
 @pytest.mark.parametrize(
     ("flip", "change", "seed"),
     [
-        pytest.param(False, lambda root: None, 4, id="upside down"),
+        pytest.param(False, change_nothing, 4, id="upside down"),
         pytest.param(True, mirror_spikes, 0, id="mirrored left to right"),
     ],
 )
@@ -470,16 +479,15 @@ def test_windows_that_fit_between_two_spikes_are_warned_of(
     write_spikes(path, stream, SpikeGeometry(8, 12))
     representation = {"type": "relative", "half_windows": half_windows}
 
-    report = check_clips(
-        data_section(tmp_path, spike={"type": "dat", "representation": representation})
-    )
+    spike = {"type": "dat", "representation": representation}
+    report = check_clips(data_section(tmp_path, spike=spike))
 
     found = [each.what for each in report.warnings if "make the windows wider" in each.what]
     if is_narrow:
         (what,) = found
-        assert what.startswith(
-            f"0.021 spikes per plane: the windows of half_windows {half_windows}"
-        )
+        # All narrow cases have 1 spike in half of the pixels: 0.021 spikes per plane.
+        words = f"0.021 spikes per plane: the windows of half_windows {half_windows}"
+        assert what.startswith(words)
     else:
         assert found == []
 

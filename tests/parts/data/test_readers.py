@@ -22,6 +22,8 @@ from utils.options.loader_options import LoaderOptions
 class ComputedFrames(Reader):
     """A clip of three blurry frames (4 x 6). Each has spikes and five sharp frames (8 x 12).
 
+    The sharp frames are twice as large as the blurry frames, so the scale is 2.
+
     level: value of all pixels. kinds: names of the tensors that a frame has.
     """
 
@@ -32,13 +34,14 @@ class ComputedFrames(Reader):
         self.kinds = kinds
 
     def frame(self, index, reverse=False):
+        """Return the tensors of a frame: kind -> (C, H, W)."""
         # "gt_instants" has the five sharp frames of three colours: 15 channels.
         shapes = {"lq": (3, 4, 6), "gt": (3, 8, 12), "gt_instants": (15, 8, 12), "spike": (2, 4, 6)}
         return {kind: torch.full(shapes[kind], self.level) for kind in self.kinds}
 
 
 class Own(Dataset):
-    """A test set of these readers."""
+    """A test set that a user has written: it gives these readers."""
 
     def __init__(self, *readers):
         self.own = list(readers)
@@ -50,23 +53,38 @@ class Own(Dataset):
 def test_sizes_follow_from_the_first_frame():
     clip = ComputedFrames()
 
-    assert (clip.size, clip.gt_size, clip.scale, clip.instants) == ((4, 6), (8, 12), 2, 5)
+    assert clip.size == (4, 6)
+    assert clip.gt_size == (8, 12)
+    assert clip.scale == 2
+    assert clip.instants == 5
     assert clip.has_gt
-    assert (clip.fps, clip.times, clip.origin) == (None, None, {})
+
+
+def test_a_reader_that_gives_only_frames_has_no_times_and_no_origin():
+    clip = ComputedFrames()
+
+    assert clip.fps is None
+    assert clip.times is None
+    assert clip.origin == {}
 
 
 def test_a_reader_without_sharp_frames_has_the_size_of_its_frames():
     clip = ComputedFrames(kinds=("lq",))
 
-    assert (clip.size, clip.gt_size, clip.scale, clip.instants) == ((4, 6), (4, 6), 1, 0)
+    assert clip.size == (4, 6)
+    assert clip.gt_size == (4, 6)
+    assert clip.scale == 1
+    assert clip.instants == 0
     assert not clip.has_gt
 
 
 def test_spikes_are_shown_as_their_mean_and_never_below_0():
     spike = torch.tensor([[[0.2, -3.0]], [[0.4, 1.0]]])  # (2, 1, 2): two channels of two pixels
 
-    # The mean of the second pixel is -1, which is shown as 0.
-    assert np.allclose(ComputedFrames().spike_light(0, spike), [[0.3, 0.0]])
+    shown = ComputedFrames().spike_light(0, spike)
+
+    # The means are (0.2 + 0.4) / 2 = 0.3 and (-3.0 + 1.0) / 2 = -1, which is shown as 0.
+    assert np.allclose(shown, [[0.3, 0.0]])
 
 
 def test_the_digest_changes_with_the_frames():
@@ -74,16 +92,19 @@ def test_the_digest_changes_with_the_frames():
 
     assert ComputedFrames().digest() == digest
     assert ComputedFrames(level=0.6).digest() != digest
-    assert len(digest) == 16
+    assert len(digest) == 16  # hex digits
 
 
-@pytest.mark.parametrize("scale, instants", [(2, 5), (2, None)])
+# scale and instants: how many times the network enlarges a frame, and how many sharp frames it
+# gives for each blurry frame. None: any number of sharp frames fits.
+@pytest.mark.parametrize(("scale", "instants"), [(2, 5), (2, None)])
 def test_a_test_set_that_fits_the_network_is_accepted(scale, instants):
     check_clips(Own(ComputedFrames(), ComputedFrames("d")), "test", scale, instants)
 
 
+# `ComputedFrames` has the scale 2, and five sharp frames for each blurry frame.
 @pytest.mark.parametrize(
-    "scale, instants, words",
+    ("scale", "instants", "words"),
     [
         (1, 5, "gt of 8 x 12 for lq of 4 x 6 in clip d, but scale is 1"),
         (4, 5, "but scale is 4"),
@@ -146,7 +167,7 @@ def test_a_frame_of_a_wrong_type_or_shape_is_refused(frame, words):
 
 
 class Samples(Dataset):
-    """A training set of one sample, or of two."""
+    """A training set of one sample, or of two. It is asked for sample (epoch, number)."""
 
     def __init__(self, *samples):
         self.samples = samples
@@ -160,13 +181,16 @@ class Samples(Dataset):
 
 
 def first_batch(*samples):
-    """Return the first micro-batch of a loader over these samples."""
+    """Return the first batch of a loader. It has all these samples."""
     section = LoaderOptions(dataloader_num_workers=0, dataloader_batch_size=len(samples))
     loader = TrainLoader(Samples(*samples), section, accumulation_steps=1, seed=0)
-    return next(loader.start(epoch=0, batch=0))[0]
+    steps = loader.start(epoch=0, batch=0)
+    (batch,) = next(steps)  # a step has one batch, because accumulation_steps is 1
+    return batch
 
 
-CLIP = torch.zeros(2, 3, 4, 4)  # T, C, H, W
+# Two frames of 4 x 4 pixels: (T, C, H, W).
+CLIP = torch.zeros(2, 3, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +217,7 @@ def test_a_sample_of_a_wrong_type_or_shape_is_refused(samples, words):
 def test_samples_of_numpy_arrays_are_read():
     batch = first_batch({"lq": CLIP.numpy(), "key": "c/0"})
 
+    # A batch has one more dimension than a sample. Here it has one sample.
     assert torch.equal(batch["lq"], CLIP[None])
 
 
@@ -205,6 +230,6 @@ def test_samples_with_values_up_to_255_are_logged_once(caplog):
 def test_the_check_of_clips_reads_no_sample_of_a_plain_dataset():
     class Plain(Dataset):
         def __getitem__(self, index):
-            raise AssertionError
+            raise AssertionError("the check has read a sample")
 
     check_clips(Plain(), "train", scale=4, instants=3)

@@ -410,7 +410,8 @@ def tfstp_by_definition(spikes: np.ndarray, tau_d: float, tau_f: float, step: fl
     """
     times = np.flatnonzero(spikes)
     # Assume that the pixel fired regularly before, always with its first interval. So r and u begin
-    # with the values that a spike after this interval does not change.
+    # with the values that a spike after this interval does not change. These values are the
+    # solutions of the two equations above with the same u, and the same r, on both sides.
     gap = times[1] - times[0]
     e_d = math.exp(-gap / tau_d)
     e_f = math.exp(-gap / tau_f)
@@ -452,6 +453,7 @@ def test_tfstp_does_not_depend_on_planes_after_the_centre():
 
     found = represent("tfstp", changed, center=49, **SYNAPSE)
 
+    # The two streams are equal up to plane 49, the centre.
     expected = represent("tfstp", spikes, center=49, **SYNAPSE)
     assert np.array_equal(found, expected)
 

@@ -60,7 +60,7 @@ RAW_OF_3 = {"type": "raw", "window": 3}
 def noise_planes(frame, planes=PLANES):
     """Return random planes (T, 8, 12). frame: number of the frame, which is the seed.
 
-    So all clips have the same planes in the frame of this number.
+    All clips have the same planes in a frame of the same number.
     """
     return (np.random.default_rng(frame).random((planes, 8, 12)) < 0.3).astype(np.uint8)
 
@@ -248,7 +248,7 @@ EXPOSURE_WITHOUT_GAPS = {"start": 0, "length": PLANES, "period": PLANES}
 
 
 def join_spike_files(root, joined_name, firsts=FIRSTS, planes=None):
-    """Join the spike files of each clip to one file.
+    """Join the spike files of each clip to one file, and remove them.
 
     Between the exposures, all values are 1. So a frame that gets a wrong plane has other channels.
 
@@ -256,8 +256,10 @@ def join_spike_files(root, joined_name, firsts=FIRSTS, planes=None):
     firsts: the first plane of each exposure.
     planes: number of planes of the file. None: the file ends with the last exposure.
     """
+    if planes is None:
+        planes = firsts[-1] + PLANES
     for clip in CLIPS:
-        stream = np.ones((planes or firsts[-1] + PLANES, 8, 12), np.uint8)
+        stream = np.ones((planes, 8, 12), np.uint8)
         files = sorted(spike_folder(root, clip).iterdir())
         for first, path in zip(firsts, files, strict=True):
             stream[first : first + PLANES] = read_spikes(path, PLANE)
@@ -293,15 +295,20 @@ def test_one_file_per_clip_gives_the_same_channels_as_one_file_per_frame(
     assert have_equal_channels(found, open_test_set(parts, center=center), reverse)
 
 
+# Exposures for each clip: rows [first plane, number of planes], or start, length and period.
+TABLE_OF_CLIPS = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
+
+
 @pytest.mark.parametrize("is_file", [False, True], ids=["in the options", "in a file"])
 def test_exposures_may_be_a_table_of_clips(joined_files, tmp_path, is_file):
     parts, joined = joined_files
-    table = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
-    (tmp_path / "table.json").write_text(json.dumps(table))
+    exposure = TABLE_OF_CLIPS
+    if is_file:
+        path = tmp_path / "table.json"
+        path.write_text(json.dumps(TABLE_OF_CLIPS))
+        exposure = str(path)
 
-    found = open_test_set(
-        joined, center=3, exposure=str(tmp_path / "table.json") if is_file else table
-    )
+    found = open_test_set(joined, center=3, exposure=exposure)
 
     assert have_equal_channels(found, open_test_set(parts, center=3))
 
@@ -322,20 +329,20 @@ def test_a_format_that_can_only_be_read_from_the_start_is_warned_of(
     assert len(found) == warnings
 
 
+# Options `spike` whose sharp frame is at plane 3 of each exposure.
 AT_PLANE_3 = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
 
 
 class CachedFiles:
-    """Clips with one file each, and a cache of them. folder: where both are written."""
+    """Clips with one spike file each, and a cache of them. folder: where both are written."""
 
     def __init__(self, folder):
         self.root = write_noise(folder)
         join_spike_files(self.root, "{clip}/spike/long.npy")
         self.cache = folder / "cache"
         spike = AT_PLANE_3 | {"exposure": EXPOSURE}
-        self.backend = add_cache(data_section(self.root, "test", spike=spike), self.cache)[
-            "io_backend"
-        ]
+        values = add_cache(data_section(self.root, "test", spike=spike), self.cache)
+        self.backend = values["io_backend"]  # the option that says where the cache is
 
     def build(self, **spike):
         """Return the test set, read from the cache. spike: keys of the section `spike`."""
@@ -382,19 +389,22 @@ RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
 
 def expected_with_context(frame, context, reverse):
-    """Return the channels of a frame, made from the noise without the program's reading of files.
+    """Return the channels of a frame, made from the noise and not from files.
 
-    context: number of planes on each side. The sharp frame is at plane 11 of the exposure. The
-    program takes 10 planes on each side of it as the exposure, because plane 0 does not count.
+    The sharp frame is at plane 11 of the 24 planes of the exposure. Plane 0 does not count, so 10
+    planes come before the sharp frame. The program takes as many planes after it: half_exposure 10.
+
+    context: number of planes on each side. There are fewer at the ends of the clip.
     """
     stream = all_noise()
-    first = frame * PLANES
+    first = frame * PLANES  # the first plane of the exposure
     start = max(first - context, 0)
     stop = min(first + PLANES + context, len(stream))
+    sharp_plane = first + 11
     return represent(
         "relative",
         stream[start:stop],
-        first - start + 11,
+        center=sharp_plane - start,
         reverse=reverse,
         half_windows=[2],
         num_bins=3,

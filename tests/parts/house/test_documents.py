@@ -449,13 +449,23 @@ def spike_of_large_network(spike: dict[str, Any]) -> dict[str, Any]:
 
 def spikes_of_small_networks() -> dict[str, dict[str, Any]]:
     """Return the key `spike` of the small network for each kind of data that the pages name."""
-    of_quick_start = read_option_files("docs/quickstart.md")
-    cases = ("case 1", "case 2", "case 3", "case 3, one file")
-    files = dict(zip(cases, files_of_the_cases(), strict=True))
-    files |= dict(zip(("two cameras", "ideal camera"), of_quick_start, strict=True))
-    spikes = {name: file["datasets"]["train"].get("spike", {}) for name, file in files.items()}
-    # A dataset.json has the size of the planes and the sharp instants.
-    return spikes | {"dataset.json": {"calibration": "auto"}}
+    case_1, case_2, case_3, case_3_one_file = files_of_the_cases()
+    two_cameras, ideal_camera = read_option_files("docs/quickstart.md")
+    files = {
+        "case 1": case_1,
+        "case 2": case_2,
+        "case 3": case_3,
+        "case 3, one file": case_3_one_file,
+        "two cameras": two_cameras,
+        "ideal camera": ideal_camera,
+    }
+    spikes = {}
+    for name, file in files.items():
+        spikes[name] = file["datasets"]["train"].get("spike", {})
+    # With a dataset.json, users give only the calibration. The file has the size of the planes and
+    # the sharp instants.
+    spikes["dataset.json"] = {"calibration": "auto"}
+    return spikes
 
 
 SMALL_SPIKES = spikes_of_small_networks()
@@ -480,7 +490,7 @@ def test_both_splits_of_a_small_network_have_the_same_spikes():
         assert sections["train"].get("spike") == sections["test"].get("spike")
 
 
-# The key `spike` of the large network for each kind of data.
+# The key `spike` of the large network for each kind of data, as docs/large.md tells it.
 FULL = {"h": 250, "w": 400, "center": "file", "context": 88, "calibration": "auto"}
 EXPOSURE = {"start": 12, "length": 400, "period": 833.3333}
 NO_SIZE = {"h": None, "w": None, "context": 88}
@@ -506,8 +516,11 @@ def test_the_lines_spike_of_the_large_network_follow_the_additions(page):
     # A row has the data, the folders, the line `spike` or what to add to it, and the side of the
     # crops, e.g. "| ... | ... | `"spike": {"h": null, "w": null, "context": 88}` | 192 |".
     rows = re.findall(r"(?m)^\| .* \| .* \| (.*) \| (?:128|192) \|$", read_page(page))
-    # The keys at the end of each cell, {} if a cell has none.
-    added = [keys_of("".join(re.findall(r'`("[^`]*)`$', cell))) for cell in rows]
+    # The keys between backticks at the end of each cell, {} if a cell has none.
+    added = []
+    for cell in rows:
+        blocks = re.findall(r'`("[^`]*)`$', cell)  # no block, or one
+        added.append(keys_of("".join(blocks)))
     two_cameras, ideal_camera, recordings, calibration_file = added
 
     # "As above": the line of the option file, which the test before compares.

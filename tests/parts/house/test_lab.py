@@ -52,9 +52,8 @@ def test_the_score_of_moving_pixels_leaves_still_ones_out(tmp_path):
 
     scores = moving_psnr(tmp_path / "restored", tmp_path)
 
-    # The score also counts the 7 rows and columns beside the square, which have no error: (32 +
-    # 7)^2 pixels in place of 32^2. So the mean squared error is smaller than in the square by this
-    # factor.
+    # The score also counts the 7 rows and the 7 columns beside the square, which have no error. So
+    # 39^2 pixels count in place of 32^2, and the mean squared error is smaller by this factor.
     factor = 39**2 / 32**2
     restored = 20 * np.log10(255 / 10) + 10 * np.log10(factor)
     blurry = 20 * np.log10(255 / 20) + 10 * np.log10(factor)
@@ -80,13 +79,15 @@ QUANTILES = {3: 4.303, 11: 2.228, 12: 2.201, 14: 2.160, 21: 2.086, 31: 2.042, 12
 
 @pytest.mark.parametrize("n", QUANTILES)
 def test_the_interval_has_the_quantile_of_the_number_of_differences(n):
-    # E.g. 1, -1, 1, -1, and a 0 at the end if n is odd.
+    # E.g. 1, -1, 1, -1, 0 for n = 5. The mean is 0.
     differences = [1.0, -1.0] * (n // 2) + [0.0] * (n % 2)
     mine = dict(enumerate(differences))
 
     found = difference(mine, dict.fromkeys(mine, 0.0))
 
-    assert found is not None and found.margin is not None
+    assert found is not None
+    assert found.margin is not None
+    # margin = quantile x standard deviation / sqrt(n)
     quantile = found.margin * n**0.5 / statistics.stdev(differences)
     assert quantile == pytest.approx(QUANTILES[n], abs=6e-4)  # the table has three digits
 
@@ -211,8 +212,8 @@ def test_the_benchmark_compares_with_the_naive_network(tmp_path, capsys, command
 
 
 def test_the_named_network_equals_the_network_of_the_option_file():
-    # NAMED["006"] of lab/tools.py repeats the network of option file 006, so the two could drift
-    # apart.
+    # NAMED["006"] of lab/tools.py repeats keys of the network of option file 006. Both must be
+    # changed together.
     net = read_options(["--opt", GOPRO_OPTIONS]).netG.plain()
 
     for key, value in NAMED["006"].items():
@@ -278,7 +279,8 @@ def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flag
     linear = nn.Linear(1, 1, bias=False)
     weight = linear.weight
     net = nn.Sequential(linear, Logarithm())  # the modules "0" and "1"
-    # Each step appends a name and a flag for each module: whether its output was finite.
+    # In each step, `outputs` appends a name and a flag for each module: whether its output was
+    # finite.
     outputs = FiniteOutputs()
     outputs.watch(net)
     flags: list[Tensor] = []  # the flags of the first step

@@ -98,9 +98,11 @@ def write_scene(path, h, w, planes, geometry=None):
 
     geometry: layout of the file. None: the usual layout, with the bottom row first.
     """
+    if geometry is None:
+        geometry = SpikeGeometry(h, w)
     rng = np.random.default_rng(0)
     spikes = IntegrateAndFire(h, w, rate=0.5, rng=rng).run([smooth_light(h, w)] * planes)
-    write_spikes(path, spikes, geometry or SpikeGeometry(h, w))
+    write_spikes(path, spikes, geometry)
 
 
 def write_grey(path, values):
@@ -115,7 +117,10 @@ def frames_of(path):
 
 
 def expected_picture(path, method, plane, **options):
-    """Return the picture (250, 400), 0 to 255, that a method computes from the published stream."""
+    """Return the picture (250, 400), 0 to 255, that a method computes from the published stream.
+
+    plane: the plane whose picture is shown, as an index into the file.
+    """
     spikes = read_spikes(path, PLANE)
     light = represent(method, spikes, plane, rate=0.6, light="display", gamma=GAMMA, **options)[0]
     return 255 * np.clip(light, 0, 1)
@@ -162,6 +167,8 @@ def test_info_takes_the_size_from_dataset_json(tmp_path, capsys):
 def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_path, capsys):
     # The light rises from row to row, so that the picture of the right size can be recognised.
     light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
+    # After n planes a pixel has collected n times its light. It fires when the sum reaches the next
+    # whole number.
     fired = [np.floor((plane + 1) * light) > np.floor(plane * light) for plane in range(2)]
     (tmp_path / "a.dat").write_bytes(bytes_of_sps100(np.stack(fired)))
 
@@ -401,11 +408,9 @@ def test_info_proposes_no_light_by_the_picture_of_another_scene(tmp_path, capsys
 
 def test_convert_says_what_it_read_and_wrote(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", h=64, w=64, planes=10)
+    files = (tmp_path / "a.dat", tmp_path / "b.bin")
 
-    assert (
-        run_spike_tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big")
-        == 0
-    )
+    assert run_spike_tool("convert", *files, "--out-bit-order", "big") == 0
 
     # The output has exactly two lines, so there is no warning.
     read, written = capsys.readouterr().out.splitlines()
@@ -524,10 +529,9 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
 )
 def test_simulate_refuses_a_wrong_value(tmp_path, capsys, flag, value, code, words):
     write_grey(tmp_path / "small.png", np.zeros((20, 20)))
+    files = (tmp_path / "small.png", tmp_path / "b.dat")
 
-    assert (
-        run_spike_tool("simulate", tmp_path / "small.png", tmp_path / "b.dat", flag, value) == code
-    )
+    assert run_spike_tool("simulate", *files, flag, value) == code
 
     assert words in capsys.readouterr().err
 
