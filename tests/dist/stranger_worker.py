@@ -58,7 +58,8 @@ def send(message: bytes) -> None:
     largest = int(max(sizes))
     padded = torch.zeros(largest, dtype=torch.uint8)
     padded[: len(content)] = content
-    dist.all_gather([torch.empty(largest, dtype=torch.uint8) for _ in range(2)], padded)
+    received = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]  # of both ranks
+    dist.all_gather(received, padded)
 
 
 if __name__ == "__main__":

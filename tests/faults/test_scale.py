@@ -227,7 +227,9 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server
 
     # The limit of 3 s is longer than the second before the rank falls silent. So no rank is named
     # before the fault.
-    assert verdicts_of(ranks, stall_s=3.0, is_over=is_over) == [Verdict(count - 1, "SILENT")]
+    verdicts = verdicts_of(ranks, stall_s=3.0, is_over=is_over)
+
+    assert verdicts == [Verdict(count - 1, "SILENT")]
 
 
 # ---- A restart ----
