@@ -64,8 +64,8 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.run("scancel", "--user=root", check=False)
-        # Wait until no job is left. If the daemons ended first, the processes of jobs would stay
-        # behind.
+        # Wait until no job is left, for 20 s at most. If the daemons ended first, the processes of
+        # jobs would stay behind.
         deadline = time.monotonic() + 20
         while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
             time.sleep(0.2)

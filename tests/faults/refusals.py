@@ -134,7 +134,8 @@ def open_silent_server() -> socket.socket:
 
 # ---- Files ---------------------------------------------------------------------------------------
 
-# Number of bytes that "cut spikes" leaves of a spike file. It is no whole number of planes.
+# Number of bytes that "cut spikes" leaves of a spike file. It is no whole number of planes: a plane
+# of 16 x 16 bits has 32 bytes, and 100 = 3 x 32 + 4.
 BYTES_LEFT = 100
 # Kind of damage -> words of the error of a sample that reads the file.
 BROKEN = {

@@ -140,7 +140,7 @@ class Moments:
     """When the three events of a trial came, as `time.time()`. None for an event that has not come.
 
     fault: the rank was struck.
-    detected: a rank has written an error.
+    detected: a rank has written the first error, within the 0.02 s between two looks.
     gone: no process of the ranks lives.
     """
 

@@ -16,14 +16,15 @@ SIZE = 32
 def moving_frames(count, seed=0, step=0.5):
     """Return frames (count, 32, 32, 3) uint8 of smooth clouds.
 
-    The clouds move `step` pixels to the right per frame.
+    count: number of frames. seed: which clouds. step: pixels by which the clouds move to the right
+    per frame.
     """
     noise = np.random.default_rng(seed).random((SIZE, 96, 3)).astype(np.float32)
     clouds = cv2.GaussianBlur(noise, (0, 0), 3)
     clouds = (clouds - clouds.min()) / np.ptp(clouds)
     x, y = np.meshgrid(np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32))
     # The clouds have 96 columns. The view begins at column 40 and moves to the left, so the clouds
-    # move to the right.
+    # move to the right. It reaches column 0 after 40 / step frames, e.g. 80 with a step of 0.5.
     frames = [cv2.remap(clouds, x + 40 - step * i, y, cv2.INTER_LINEAR) for i in range(count)]
     return np.rint(255 * np.stack(frames)).astype(np.uint8)
 
