@@ -198,7 +198,7 @@ def test_the_variables_tell_who_started_the_ranks(env, expected):
         ("", ""),
     ],
 )
-def test_the_first_host_of_a_node_list(nodelist, host):
+def test_the_first_host_of_a_node_list_is_read(nodelist, host):
     assert first_host(nodelist) == host
 
 
@@ -735,8 +735,8 @@ def test_more_ranks_than_gpus_are_refused_before_torchrun_starts(tmp_path):
     script = tmp_path / "few.py"
     script.write_text(FEW_GPUS)
 
-    ranks_to_start = "3"  # the argument of the script
-    result = run_ranks(1, script, ranks_to_start)
+    # One process runs the script. The argument of the script asks for three ranks.
+    result = run_ranks(1, script, "3")
 
     assert result.exit_codes == [DistError.exit_code], result.text
     assert "3 ranks on 2 GPUs" in result.text
@@ -951,7 +951,10 @@ def results_of_launch(tmp_path_factory):
     env = environment_of_fake_python(folder)
     write_command(folder / "bin/getconf", "echo 100000")
     env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "7", "NCCL_DEBUG": "INFO"}
-    return {count: launch(env, count, "scale=1", "task=a b") for count in (1, 2)}
+    return {
+        1: launch(env, 1, "scale=1", "task=a b"),
+        2: launch(env, 2, "scale=1", "task=a b"),
+    }
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -1113,8 +1116,10 @@ def test_an_active_environment_without_python_is_not_used(tmp_path, fake_python)
 
     found = chosen_python(env)
 
+    # The repository's own Python comes next, and then the Python of the system.
     own = ROOT / ".venv/bin/python"
-    assert found == (str(own) if own.exists() else "python3")
+    expected = str(own) if own.exists() else "python3"
+    assert found == expected
 
 
 def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_path):
@@ -1126,13 +1131,8 @@ def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_p
     relative = options.replace(f"{tmp_path}/", "").replace('"task": "run"', '"task": "mine"')
     mine.write_text(relative)
     (tmp_path / "main_train_vrt.py").write_text("raise SystemExit('not the program')")
-    command = [
-        ROOT / "launch_train.sh",
-        "1",
-        SAMPLE_OPTIONS,
-        "datasets.test={}",
-        "train.total_iter=1",
-    ]
+    one_step = ["datasets.test={}", "train.total_iter=1"]
+    command = [ROOT / "launch_train.sh", "1", SAMPLE_OPTIONS, *one_step]
 
     result = run_command(command, limit_s=120, env=forking_python(tmp_path), cwd=tmp_path)
 

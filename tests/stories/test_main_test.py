@@ -348,6 +348,7 @@ def test_a_clip_without_scores_is_scored_and_not_restored(home, tested_folder, c
     folder = home / "only_scores_missing"
     shutil.copytree(tested_folder, folder)
     (folder / "clips" / "test1.json").unlink()
+
     after = metrics_of_restoring(
         folder, *option_file_arguments(home), "--save", "frames", "comparison"
     )
@@ -484,10 +485,10 @@ def test_the_protocol_says_the_flags_of_val(with_val_options):
 
 def test_flip_seq_changes_the_frame(with_val_options, without_val_options):
     # With center_frame_only, the score of the clip is the score of its frame 2 alone.
-    of_flipped = read_metrics(with_val_options)["clips"]["test2"]["restored"]["psnr"]
-    of_frames = read_metrics(without_val_options)["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+    flipped = read_metrics(with_val_options)["clips"]["test2"]
+    not_flipped = read_metrics(without_val_options)["clips"]["test2"]
 
-    assert of_flipped != of_frames[2]
+    assert flipped["restored"]["psnr"] != not_flipped["per_frame"]["restored"]["psnr"][2]
 
 
 # ---- Several ranks ----
@@ -511,13 +512,8 @@ def restore_on_ranks(home, out, ranks):
 
     Returns {name of a frame: content of its file}. ranks: number of processes.
     """
-    arguments = [
-        *user_arguments(home, home / "clips" / "test2"),
-        "--tile",
-        "2,0",
-        "--overlap",
-        "1,8",
-    ]
+    tiles = ["--tile", "2,0", "--overlap", "1,8"]
+    arguments = [*user_arguments(home, home / "clips" / "test2"), *tiles]
     done = run_ranks(ranks, MAIN, *arguments, "--output", out, limit_s=LIMIT_S)
     assert done.exit_codes == [0] * ranks, done.text
     return {path.name: path.read_bytes() for path in (out / "test2").iterdir()}
@@ -563,7 +559,9 @@ def section_of_user(home, trained_on, *overrides):
 
 @pytest.mark.parametrize("trained_on", TRAINED_ON)
 def test_planes_that_the_training_read_are_not_looked_for_in_the_users_files(home, trained_on):
-    assert not PLANE_KEYS & section_of_user(home, trained_on).keys()
+    section = section_of_user(home, trained_on)
+
+    assert PLANE_KEYS.isdisjoint(section)
 
 
 @pytest.mark.parametrize("trained_on", TRAINED_ON)
@@ -579,7 +577,8 @@ def test_the_planes_that_the_user_asks_for_are_read(home, trained_on, asked_for)
 
     found = section_of_user(home, trained_on, *overrides)
 
-    assert {key: found[key] for key in PLANE_KEYS & found.keys()} == asked_for
+    plane_settings = {key: value for key, value in found.items() if key in PLANE_KEYS}
+    assert plane_settings == asked_for
 
 
 def spikes_of_user(home):
@@ -672,16 +671,21 @@ def test_a_camera_whose_rate_is_given_is_not_measured(half_rate, caplog):
     assert "not known" not in caplog.text
 
 
-# The counts must stay undivided if the weights say that training had no rate (is_known), or if they
-# say nothing of the training. Division by a rate of 1 changes nothing.
+# is_known: whether the weights say what the spikes in training were like. If their rate is None,
+# training did not divide the spike counts.
 @pytest.mark.parametrize("is_known", [False, True], ids=["nothing known", "undivided rates"])
 def test_rates_are_not_divided_if_they_were_not_divided_in_training(half_rate, caplog, is_known):
-    trained = half_rate.trained | {"rate": None} if is_known else None
+    if is_known:
+        trained = half_rate.trained | {"rate": None}
+    else:
+        trained = None
 
     undivided = half_rate.read(trained)
 
     assert "taken as 1" in caplog.text
-    assert torch.equal(undivided, half_rate.read(half_rate.trained, rate=1.0))
+    # Division by a rate of 1 changes nothing.
+    divided_by_1 = half_rate.read(half_rate.trained, rate=1.0)
+    assert torch.equal(undivided, divided_by_1)
 
 
 # ---- A user's video, and other clips ----
@@ -852,7 +856,7 @@ def auto_and_whole(folder, frames, width, run):
     whole = ["val.num_frame_testing=0", "val.size_patch_testing=0"]
 
     tests = {}
-    for name, options in (("auto", []), ("whole", whole)):
+    for name, options in {"auto": [], "whole": whole}.items():
         out = home / name
         arguments = ["--weights", home / "spike.pth", test_set, "--output", out, *options]
         ended = run(home / "options.json", arguments)

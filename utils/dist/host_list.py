@@ -3,7 +3,7 @@
 What must stay: the first host. Every task computes it by itself, and all tasks meet there.
 
 Tests (tests/stories/test_launch.py): test_the_hosts_of_a_node_list_are_counted,
-test_the_first_host_of_a_node_list.
+test_the_first_host_of_a_node_list_is_read.
 """
 
 import re
