@@ -110,8 +110,8 @@ def test_only_plain_types_are_saved(tmp_path, value):
 
 
 def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
-    # The script forks the processes that write. This process must not fork, because it has threads
-    # of torch.
+    # The script forks the processes that write. The process of the test must not fork, because it
+    # has threads of torch.
     script = tmp_path / "trials.py"
     script.write_text(
         "import json\n"
@@ -121,7 +121,8 @@ def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
 
     found = run_ranks(1, script).json
 
-    # Eight trials take seconds. `make faults` runs 200 (tests/faults/trials.py).
+    # Here are only 8 trials, because they take seconds. `make faults` runs 200 trials
+    # (tests/faults/trials.py).
     assert found["trials"] == 8
     assert found["unreadable"] == 0
     assert found["lost"] == 0
@@ -199,11 +200,12 @@ def test_what_is_loaded_is_what_was_saved(saved_again):
 def flip_a_bit(path: Path) -> None:
     """Change a bit of the weights. torch.load would not notice the change."""
     content = bytearray(path.read_bytes())
-    content[2000] ^= 1  # within the 4000 bytes of the weights
+    content[2000] ^= 1  # within the weights, 1000 numbers of 4 bytes
     path.write_bytes(content)
 
 
 def cut(path: Path) -> None:
+    """Remove the last 100 bytes of the file."""
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -222,6 +224,7 @@ def cannot_be_read(path: Path) -> None:
 
 
 def make_a_folder(path: Path) -> None:
+    """Replace the file by an empty folder of the same name."""
     path.unlink()
     path.mkdir()
 
@@ -232,6 +235,7 @@ def checksum_of(path: Path) -> Path:
 
 
 def tear_checksum(path: Path) -> None:
+    """Replace the checksum by two bytes that are no text in UTF-8."""
     checksum_of(path).write_bytes(b"\xff\xfe")
 
 
@@ -241,8 +245,10 @@ def cut_without_checksum(path: Path) -> None:
 
 
 def flip_a_bit_without_checksum(path: Path) -> None:
+    """Remove the checksum, and change a bit of the weights of step 3."""
     checksum_of(path).unlink()
     content = bytearray(path.read_bytes())
+    # Change the third byte of the first weight. Any byte of the weights would do.
     content[content.find(bytes_of_weights(3)) + 2] ^= 1
     path.write_bytes(content)
 
@@ -280,6 +286,8 @@ def test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can(path
 
     checkpoint.save(state(4), path)
 
+    # Empty the new file, too, so that `load` must use the former version. It is step 2, because the
+    # file of step 3 cannot be read.
     empty(path)
     assert checkpoint.load(path)["step"] == 2
 
@@ -312,6 +320,7 @@ def test_weights_with_a_flipped_bit_are_refused(tmp_path):
     weights = torch.arange(1000.0)
     torch.save({"conv.weight": weights}, path)
     content = bytearray(path.read_bytes())
+    # Change the third byte of the first weight. Any byte of the weights would do.
     content[content.find(weights.numpy().tobytes()) + 2] ^= 1
     path.write_bytes(content)
 
@@ -335,12 +344,13 @@ def test_weights_without_checksums_are_read(tmp_path):
 
 
 class Hostile:
-    """An object whose pickle makes a folder when it is loaded without checks."""
+    """An object whose pickle makes the folder `trace` when it is loaded without checks."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
 
     def __reduce__(self):
+        # pickle saves this call, and runs it when the object is loaded.
         return os.mkdir, (str(self.trace),)
 
 
@@ -353,7 +363,7 @@ class HostileFile(NamedTuple):
 
 @pytest.fixture
 def hostile(path, tmp_path):
-    """Give a checkpoint with code in it."""
+    """Give a checkpoint that contains code, and has a correct checksum."""
     trace = tmp_path / "trace"
     torch.save({"step": 1, "weights": Hostile(trace)}, path)
     checksum_of(path).write_text(hashlib.sha256(path.read_bytes()).hexdigest())
@@ -476,7 +486,8 @@ def test_other_data_than_before_are_allowed_if_the_user_named_the_checkpoint(
 ):
     found = Runs(tmp_path, **steps).find(resume)
 
-    # The last word says which checkpoint is named: "folder of own" names "own". "auto" names none.
+    # The last word says which checkpoint the user named: "folder of own" names "own". The word
+    # "auto" names no checkpoint. `chosen` is the checkpoint from which the run resumes.
     named = resume.split(" ")[-1]
     assert found.is_named == (named == chosen)
 
@@ -682,7 +693,10 @@ def test_the_planned_end_is_the_first_of_steps_and_epochs(total_iter, epochs, pr
 
 @NETWORKS.register("watched")
 class Watched(nn.Module):
-    """A network that notes the phase of the run at each forward pass and each backward pass."""
+    """A network that notes the phase of the run at each forward pass and each backward pass.
+
+    The phase says what the run is doing, e.g. "forward". The watchdog reads it.
+    """
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
@@ -716,7 +730,7 @@ def model(folder, *overrides, state=None, **netG):
 
 
 def batch():
-    """Return a batch of one clip of two frames of 8 x 8."""
+    """Return a batch of one clip of two RGB frames of 8 x 8: tensors (1, 2, 3, 8, 8)."""
     return {
         "lq": torch.full((1, 2, 3, 8, 8), 0.5),
         "gt": torch.zeros(1, 2, 3, 8, 8),
@@ -797,7 +811,10 @@ def test_only_rank_0_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
 
 @pytest.fixture
 def watched_steps(tmp_path):
-    """Give the network after three steps. From step 2 on, all weights are trained."""
+    """Give the network after three steps.
+
+    In step 1 the layer `slow` is frozen. From step 2 on, all weights are trained.
+    """
     made = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow"]')
     for step in (1, 2, 3):
         made.optimize_parameters(step, [batch()])
@@ -809,9 +826,9 @@ def test_a_step_that_builds_a_new_graph_has_the_time_limit_of_a_start(watched_st
 
     limits_s = [limits.limit_of_phase(phase) for phase in watched_steps.phases]
 
-    # There are two limits for each of the three steps: of its forward and of its backward pass. A
-    # step that builds a graph has 50 s. A graph is built in step 1. Another graph is built in step
-    # 2, because from this step on all weights are trained.
+    # Each of the three steps has two limits, for its forward pass and for its backward pass. A step
+    # that builds a new graph has `start_s`, 50 s. Step 1 builds the first graph. Step 2 builds
+    # another graph, because from step 2 on all weights are trained. Step 3 has `stall_s`, 1 s.
     assert limits_s == [50, 50, 50, 50, 1, 1]
 
 
@@ -933,7 +950,7 @@ time.sleep(4)
 def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
     command = [sys.executable, "-c", HOLD_LOCK, tmp_path / ".lock"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        not_none(process.stdout).readline()  # "locked"
+        not_none(process.stdout).readline()  # returns when the program has printed "locked"
         (tmp_path / MARK).touch()
 
         with only_run_in(tmp_path, patterns=(), appended=()):
