@@ -135,6 +135,7 @@ def test_as_many_former_versions_as_asked_for_are_used_in_turn(path):
     loaded = []
     for version in (path, *former_versions(path, count=3)):
         loaded.append(checkpoint.load(path)["step"])
+        # Damage the version that was just read, so that the next `load` needs an older version.
         version.write_bytes(b"damaged")
 
     assert loaded == [5, 4, 3, 2]

@@ -77,8 +77,8 @@ def test_the_files_of_kair_load_unchanged(tmp_path, name):
 
     found = read_training_options(write_file(tmp_path / f"{name}.json", options)).plain()
 
-    # val_partition is in NO_EFFECT, but some datasets of this project read it. So it must be
-    # loaded.
+    # val_partition is in NO_EFFECT, but some datasets of this project read this key. So its value
+    # must be loaded.
     left_out = NO_EFFECT - {"datasets.train.val_partition"}
     for key, value in options.items():
         if key not in left_out:
@@ -105,7 +105,8 @@ def write_short_run(folder: Path, number: str, **changes: Any) -> Path:
 def results_of_test(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
     """Run main_test_vrt.py. Return its metrics.json.
 
-    arguments: additional arguments. By default the best checkpoint of the training is tested.
+    out: folder of the results. arguments: additional arguments. By default the best checkpoint of
+    the training is tested.
     """
     command = ["--opt", str(options), "--output", str(out), "--save", "frames", *arguments]
     assert main_test_vrt.main(command) == 0
@@ -218,7 +219,8 @@ def test_a_file_with_noise_trains_and_validates(tmp_path):
 def list_of_clips(split: str) -> str:
     """Return the option for a list of the clips of GoPro. This project does not have these lists.
 
-    split: a part of the name of the list. KAIR has a list with "train".
+    split: a part of the name of the list. KAIR has a list for "train", but no list for the
+    misspelt "trian".
     """
     return f"datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_{split}_GT.txt"
 
@@ -227,7 +229,7 @@ def assert_folders_are_taken_for_the_list(run: RankResult) -> None:
     """Check that a run of file 006 says once that it trains on all clips in the folders."""
     message = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert run.text.count(message) == 1
-    # Each of the two training clips has 6 frames.
+    # Each of the two training clips has 6 frames: 2 x 6 = 12.
     assert "2 clips, 12 frames of 64 x 80" in run.text
 
 
@@ -300,7 +302,8 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
 
 
 def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
-    # Give the sharp frames as blurry frames. The network expects blurry frames a quarter as large.
+    # Give the sharp frames as blurry frames, too. The network enlarges by 4, so it expects blurry
+    # frames with a quarter of the height and width.
     gt = options_of("001")["datasets.train.dataroot_gt"]
 
     run = train(write_short_run(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
@@ -313,9 +316,10 @@ def test_frames_of_another_scale_than_the_network_are_named_before_the_first_ste
 
 
 def psnr_by_hand(image: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the PSNR of an image (3, H, W). Both images have values from 0 to 1.
+    """Return the PSNR of an image (3, H, W) against its reference, in dB.
 
-    The image is rounded to 8 bits, as it is written.
+    Both images have values from 0 to 1. The image is rounded to whole numbers from 0 to 255, as in
+    a written file.
     """
     error = (image * 255).round() - reference * 255
     root_mean_square = (error.double() ** 2).mean().sqrt()
@@ -345,8 +349,8 @@ def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
     options = write_short_run(folder, "009")
     opt = read_training_options(options)
     net = define_G(opt).eval()
-    # The last layer begins with zeros, and the output would simply be a mean of the input. So give
-    # this layer random weights.
+    # In a fresh network the weights of the last layer are 0, and its output is only a mean of the
+    # input. So give this layer random weights. Their standard deviation 0.02 is chosen by hand.
     torch.nn.init.normal_(net.get_parameter("conv_last.weight"), 0, 0.02)
     weights = folder / "G.pth"
     torch.save({"params": net.state_dict()}, weights)
@@ -388,7 +392,10 @@ def test_the_input_of_an_interpolation_is_scored_as_the_mean_of_the_two_neighbou
 
 @pytest.fixture
 def septuplet_test(tmp_path):
-    """Give options of file 003 that test on clips of seven frames, and weights of its network."""
+    """Give the paths of two files: an option file, and weights of its network.
+
+    The option file is file 003, but with a test on clips of seven frames.
+    """
     # File 009 tests on septuplets. So take its test set, with other folders: sharp frames in gt,
     # and frames that are to be enlarged in lq. temporal_scale 1 gives the network every frame.
     changes = {}
@@ -414,8 +421,8 @@ def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_se
     padded = scores("a", "datasets.test.pad_sequence=true")
 
     assert len(padded["restored"]["psnr"]) == 7
-    # Our own option val.pad_seq does the same as KAIR's option. Without the eighth frame the scores
-    # differ.
+    # This project's option val.pad_seq does the same as KAIR's option, so the scores are equal.
+    # Without the eighth frame the scores differ.
     assert padded == scores("b", "val.pad_seq=true")
     assert padded != scores("c")
 
@@ -428,7 +435,10 @@ WORKERS = "datasets.train.dataloader_num_workers"
 
 @pytest.fixture
 def totals(tmp_path):
-    """Give file 006 with a batch of 8 and 1 loader process: in KAIR, totals of all GPUs."""
+    """Give file 006 with a batch of 8 and 1 loader process.
+
+    In KAIR's files, these two numbers are totals, which all GPUs share.
+    """
     return write_short_run(tmp_path, "006", **{BATCH: 8})
 
 
@@ -546,9 +556,11 @@ def septuplets(size: tuple[int, int]) -> dict[str, bytes]:
 
 @pytest.fixture
 def root(tmp_path):
-    """Give a folder with sharp septuplets (gt), septuplets a quarter as large (lq), and meta.txt.
+    """Give a folder with the septuplets and a meta file.
 
-    Both kinds exist as folders and as LMDBs: gt, gt.lmdb, lq, lq.lmdb.
+    gt, gt.lmdb   sharp septuplets of 96 x 128, as a folder and as an LMDB
+    lq, lq.lmdb   septuplets with a quarter of the height and width, 24 x 32
+    meta.txt      the list of the clips, without NOT_LISTED
     """
     for kind, size in (("gt", (96, 128)), ("lq", (24, 32))):
         files = septuplets(size)
@@ -605,7 +617,10 @@ def numbers(frames: torch.Tensor) -> list[int]:
 
 @pytest.fixture(params=["", ".lmdb"], ids=["folders", "LMDB"])
 def end(request):
-    """Give the ending of the names of the data. So each test runs on folders, then on LMDBs."""
+    """Give the ending of the names of the data: "" for folders, ".lmdb" for LMDBs.
+
+    So each test that takes `end` runs twice.
+    """
     return request.param
 
 

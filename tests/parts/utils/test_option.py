@@ -34,7 +34,7 @@ NETWORKS = Registry("network", "net_type")
 FUSIONS = Registry("fusion operator")
 DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 LOSSES = Registry("loss", "G_lossfn_type", base=TrainOptions)
-# Section of an option file -> the parts that it may choose.
+# Section of an option file -> the registry of the parts that the section may choose.
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
@@ -123,7 +123,7 @@ def error_text(path: Path, *overrides: str) -> str:
 def test_a_url_is_no_comment(option_file):
     opt = load(option_file)
 
-    # "//" begins a comment, but not within a text, even if it comes twice.
+    # "//" begins a comment, but not within a text. This text has "//" twice.
     assert opt.path.root == "http://host//runs"
 
 
@@ -354,7 +354,7 @@ OBJECTS_IN_LISTS = """,
 
 
 def text_with(end: str) -> str:
-    """Return TEXT with something else in place of its last "}"."""
+    """Return TEXT with `end` in place of its last "}"."""
     return TEXT.rstrip().removesuffix("}").rstrip() + end
 
 
@@ -375,8 +375,8 @@ def test_a_key_given_twice_in_an_object_of_a_list_is_refused(option_file):
 def test_an_error_in_an_object_of_a_list_names_its_own_line(option_file, index):
     option_file.write_text(text_with(OBJECTS_IN_LISTS))
     key = f"logging.writers.{index}.type"
-    # TEXT has 20 lines. In line 20, "logging" replaces the last "}". Writer 0 is in line 21, writer
-    # 1 in line 22, and so on.
+    # TEXT has 20 lines, each with a line break at its end. In line 20, "logging" replaces the last
+    # "}". Writer 0 is in line 20 + 1, writer 1 in line 20 + 2, and so on.
     line = TEXT.count("\n") + 1 + index
 
     def check(opt: Options) -> None:
@@ -645,11 +645,12 @@ def test_the_value_behind_a_name_within_a_text_is_not_saved(key):
     saved = redact({"path": f"/data/{key}: canary", "note": [f"x --{key} canary y"]})
 
     assert saved == {"path": f"/data/{key}: ***", "note": [f"x --{key} *** y"]}
-    # A resumed run redacts options that are redacted already. The second time must change nothing.
+    # A resumed run reads saved options, in which the secrets are already hidden, and saves them
+    # again. So hiding secrets a second time must change nothing.
     assert redact(saved) == saved
 
 
-# Texts of messages, and what is left of each text after secrets are hidden.
+# Text of a message -> the text that a user sees, in which secrets are hidden.
 SEEN_TEXTS = {
     "tokens: 4096, num_tokens=400000": "tokens: 4096, num_tokens=400000",  # counts
     "use_auth: false": "use_auth: false",
@@ -673,11 +674,11 @@ def test_people_see_a_text_without_secrets(text):
 def test_shipped_option_files_have_no_secret():
     files = sorted(Path("options").rglob("*.json"))
 
-    # If the pattern found no files, the rest of the test would show nothing.
+    # If the pattern found no files, the loop would check nothing.
     assert len(files) > 5
     for path in files:
         text = path.read_text(encoding="utf-8")
-        # The schema describes the options, and names wandb_api_key.
+        # The schema is left out, because it describes the options, and so names wandb_api_key.
         assert path.name == "schema.json" or redact({"text": text}) == {"text": text}, path
 
 
@@ -804,7 +805,9 @@ def test_saved_options_with_global_batch_size_can_be_run_on_another_number_of_ra
 
     again = load(opt.save(tmp_path / "options"))
 
-    # The batches of the file have 2 samples: 8 are 4 batches of one rank, and 1 of each of 4 ranks.
+    # The batches of the file have 2 samples.
+    # One rank:   8 samples = 1 rank x 2 samples x 4 batches.
+    # Four ranks: 8 samples = 4 ranks x 2 samples x 1 batch.
     assert opt.train.accumulation_steps == 4
     assert again.for_ranks(4).train.accumulation_steps == 1
 
@@ -824,6 +827,9 @@ def test_another_value_changes_the_digest_of_options(option_file):
 # ---- The samples of a step on any number of ranks ----
 
 
+# A step takes ranks x batch x accumulation_steps samples. `wanted` is global_batch_size, the number
+# of samples that the user wants. E.g. the user wants 8 samples: 3 ranks x 1 sample x 3 batches = 9
+# samples are nearer than 3 x 1 x 2 = 6.
 @pytest.mark.parametrize(
     ("ranks", "batch", "wanted", "accumulation_steps"),
     [
@@ -872,7 +878,8 @@ def test_a_written_accumulation_that_contradicts_global_batch_size_is_refused(op
 def test_global_batch_size_may_not_accumulate_with_a_static_graph(option_file):
     opt = load(option_file, "train.global_batch_size=8", "use_static_graph=true")
 
-    # 4 ranks x 2 samples are 8. Two ranks would need two batches, which a static graph forbids.
+    # 4 ranks x 2 samples x 1 batch = 8 samples. Two ranks would need two batches per step, which a
+    # static graph forbids.
     assert opt.for_ranks(4).train.accumulation_steps == 1
     # The user has not written accumulation_steps, so the message says where the 2 comes from.
     origin = r"\(because of train.global_batch_size 8\)"
@@ -1056,6 +1063,7 @@ def test_a_list_that_is_not_the_tuple_of_a_part_is_refused(value, expected):
 
 @pytest.mark.parametrize("name", ["plain", "constructor", "model_fields", "_width"])
 def test_a_parameter_that_cannot_be_an_option_is_refused_in_words(name):
+    # `exec` defines a function whose parameter has this name, because the name comes from the case.
     namespace: dict[str, Any] = {}
     exec(f"def part({name}: int = 1): ...", namespace)
     boxes = Registry("part", "kind")
