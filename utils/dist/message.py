@@ -70,12 +70,13 @@ def unpack(message: bytes, sender: int) -> Any:
     Raises DistError if the message was not made by `pack`.
     """
     text_end = HEAD + int.from_bytes(message[:HEAD], "little")
+    reader = _ArrayReader(message, begin=text_end)
     try:
         outline = json.loads(message[HEAD:text_end])
-        value, end = _value(outline, message, text_end)
+        value = _value(outline, reader)
     except ERRORS_OF_OTHER_MESSAGES as e:
         raise _not_a_message(sender) from e
-    if end != len(message):  # some bytes belong to no array
+    if reader.position != len(message):  # some bytes belong to no array
         raise _not_a_message(sender)
     return value
 
@@ -99,7 +100,8 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         return ["dict", *pairs]
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return [kind, *(_outline(item, contents) for item in value)]
+        items = [_outline(item, contents) for item in value]
+        return [kind, *items]
     if isinstance(value, Path):
         return ["path", str(value)]
     if isinstance(value, Tensor):
@@ -118,49 +120,76 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
     raise TypeError(f"a message between ranks cannot hold a {type(value).__name__}")
 
 
-def _value(outline: Any, message: bytes, begin: int) -> tuple[Any, int]:
-    """Return the value that an outline describes, and the position at which its bytes end.
+class _ArrayReader:
+    """Takes the bytes of the arrays out of a message, one array after the other.
 
-    The bytes of all arrays follow one another, so the end of one value is the `begin` of the next
-    one. E.g. for two arrays of 6 bytes each, after a text of 71 bytes:
+    E.g. for two arrays of 6 bytes each, after a text that ends at position 71:
 
-        first array    begin 71   returns the array and 77
-        second array   begin 77   returns the array and 83
+        at the start              position 71
+        take(6) for the first     position 77
+        take(6) for the second    position 83, the end of the message
+    """
+
+    def __init__(self, message: bytes, begin: int) -> None:
+        """message: the whole message.
+        begin: position in `message` at which the bytes of the first array begin.
+        """
+        self.message = message
+        self.position = begin  # at which the bytes of the next array begin
+
+    def take(self, byte_count: int) -> np.ndarray:
+        """Return a copy of the next bytes as uint8, (byte_count,). Moves `position` behind them.
+
+        byte_count: number of bytes of the array. The message may come from another program, so
+            the number may be of any size, and even negative.
+
+        Raises ValueError if the message does not have so many more bytes.
+        """
+        bytes_left = len(self.message) - self.position
+        if not 0 <= byte_count <= bytes_left:
+            raise ValueError("the message is too short")
+        shared = np.frombuffer(self.message, np.uint8, count=byte_count, offset=self.position)
+        self.position += byte_count
+        # Copy the bytes, because `shared` uses the memory of the message and is read-only.
+        # `reshape` sets the stride of an empty array, which torch needs for a view.
+        return shared.copy().reshape(-1)
+
+
+def _value(outline: Any, reader: _ArrayReader) -> Any:
+    """Return the value that an outline describes. Takes the bytes of its arrays from `reader`.
+
+    `pack` has written the bytes in the order of the outline. So this function must go through the
+    outline in the same order as `_outline`: in a dict, a key comes before its value.
 
     outline: an outline that `_outline` made, or any other JSON value, because the sender may be
         another program.
-    begin: position in `message` at which the bytes of this value begin. A value without arrays has
-        no bytes, and returns `begin` unchanged.
 
     Raises ValueError, or another error that `unpack` catches, if `_outline` cannot have made the
     outline.
     """
     if not isinstance(outline, list):
-        return outline, begin
+        return outline
     kind, *rest = outline
-    if kind in ("list", "tuple"):
-        items = []
-        for item in rest:
-            value, begin = _value(item, message, begin)  # the next item begins where this one ends
-            items.append(value)
-        return (items if kind == "list" else tuple(items)), begin
+    if kind == "list":
+        return [_value(item, reader) for item in rest]
+    if kind == "tuple":
+        return tuple([_value(item, reader) for item in rest])
     if kind == "dict":
         pairs = {}
         for key_outline, value_outline in rest:
-            key, begin = _value(key_outline, message, begin)
-            item, begin = _value(value_outline, message, begin)
-            pairs[key] = item
-        return pairs, begin
+            key = _value(key_outline, reader)
+            pairs[key] = _value(value_outline, reader)
+        return pairs
     if kind == "path":
-        return Path(rest[0]), begin
+        return Path(rest[0])
     # All other kinds are arrays and tensors, e.g. ["tensor", "uint8", [2, 3]].
     type_name, shape = rest  # a ValueError if `rest` does not have two items
     if kind == "array":
-        return _array(np.dtype(type_name), shape, message, begin)
+        return _array(np.dtype(type_name), shape, reader)
     if kind == "shape":
-        return torch.empty(shape, dtype=_torch_type(type_name), device="meta"), begin
+        return torch.empty(shape, dtype=_torch_type(type_name), device="meta")
     if kind == "tensor":
-        return _tensor(_torch_type(type_name), shape, message, begin)
+        return _tensor(_torch_type(type_name), shape, reader)
     raise ValueError(f"{kind} is no kind of value")
 
 
@@ -172,40 +201,32 @@ def _torch_type(name: str) -> torch.dtype:
     return dtype
 
 
-def _tensor(dtype: torch.dtype, shape: list[int], message: bytes, begin: int) -> tuple[Tensor, int]:
-    """Return the tensor whose bytes begin at position `begin`, and the position after them."""
-    content = _content(shape, dtype.itemsize, message, begin)
+def _tensor(dtype: torch.dtype, shape: list[int], reader: _ArrayReader) -> Tensor:
+    """Return a tensor with the next bytes of `reader`."""
+    content = reader.take(_byte_count(shape, dtype.itemsize))
     # The bytes become a tensor of uint8 first, and then a view of the tensor's type, because NumPy
     # does not know all types of torch, e.g. bfloat16.
-    return torch.from_numpy(content).view(dtype).reshape(shape), begin + len(content)
+    return torch.from_numpy(content).view(dtype).reshape(shape)
 
 
-def _array(dtype: np.dtype, shape: list[int], message: bytes, begin: int) -> tuple[np.ndarray, int]:
-    """Return the array whose bytes begin at position `begin`, and the position after them.
+def _array(dtype: np.dtype, shape: list[int], reader: _ArrayReader) -> np.ndarray:
+    """Return an array with the next bytes of `reader`.
 
     dtype: type of the numbers. Object arrays and texts are refused, because they are not bytes of
         numbers.
     """
     if dtype.kind not in "biuf":
         raise ValueError(f"{dtype} is no type of an array")
-    content = _content(shape, dtype.itemsize, message, begin)
-    return content.view(dtype).reshape(shape), begin + len(content)
+    content = reader.take(_byte_count(shape, dtype.itemsize))
+    return content.view(dtype).reshape(shape)
 
 
-def _content(shape: list[int], bytes_each: int, message: bytes, begin: int) -> np.ndarray:
-    """Return the bytes of an array as a flat array of uint8, (number of bytes,).
+def _byte_count(shape: list[int], bytes_each: int) -> int:
+    """Return the number of bytes of an array, e.g. 24 for the shape [2, 3] and 4 bytes each.
 
     bytes_each: number of bytes of each number of the array.
     """
-    byte_count = int(np.prod(shape, dtype=np.int64)) * bytes_each
-    # The message may come from another program. Then the numbers in `shape` may be of any size, and
-    # even negative.
-    bytes_left = len(message) - begin
-    if not 0 <= byte_count <= bytes_left:
-        raise ValueError("the message is too short")
-    # Copy the bytes. An array that shares its memory with the message would be read-only.
-    content = np.frombuffer(message, np.uint8, count=byte_count, offset=begin).copy()
-    return content.reshape(-1)  # sets the stride of an empty array, which torch needs for a view
+    return int(np.prod(shape, dtype=np.int64)) * bytes_each
 
 
 def refuse_size(size: int, sender: int) -> None:
