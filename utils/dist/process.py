@@ -67,35 +67,37 @@ def process_state(pid: int) -> str | None:
 
     Returns None if there is no such process. On a system without /proc, each living process is "R".
     """
-    try:
-        # The watchdog calls this function twice a second, so use open(), which takes half the time
-        # of Path.read_text.
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-        fields = _fields_after_name(text)
+    fields = _stat_fields(pid)
+    if fields:
         return fields[0].decode()
-    except (OSError, IndexError):
-        if not system.has_proc() and system.is_alive(pid):
-            return "R"
-        return None
+    if not system.has_proc() and system.is_alive(pid):
+        return "R"
+    return None
 
 
 def process_parent(pid: int) -> int:
     """Return the process id of the parent of a process, or 0 if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    fields = _stat_fields(pid)
+    if not fields:
         return 0
-    fields = _fields_after_name(text)
     return int(fields[1])  # fields[0] is the state of the process
 
 
-def _fields_after_name(text: bytes) -> list[bytes]:
+def _stat_fields(pid: int) -> list[bytes]:
     """Return the fields of /proc/<pid>/stat after the name of the process: state, parent, ...
 
     E.g. [b"S", b"1", ...] for b"4711 (python (3)) S 1 ...". The name may have brackets and blanks
     itself, so the fields begin after the last bracket.
+
+    Returns [] if there is no such process, or if the file is empty.
     """
+    try:
+        # The watchdog calls this function twice a second, so use open(), which takes half the time
+        # of Path.read_bytes.
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return []
     _, _, after_name = text.rpartition(b")")
     return after_name.split()
 
@@ -109,16 +111,22 @@ def descendants_of(pid: int) -> list[int]:
     if not system.has_proc():
         if pid != os.getpid():
             return []
-        own_children = multiprocessing.active_children()
-        return [child.pid for child in own_children if child.pid is not None]
+        return _started_by_multiprocessing()
     descendants: list[int] = []
-    # Each thread of the process has a file with the children that it started.
+    # Each thread of the process has a file with the children that it started, e.g. "4712 4713 ".
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread or the process has ended meanwhile
-            for child in map(int, children.read_text().split()):
+            for word in children.read_text().split():
+                child = int(word)
                 descendants.append(child)
                 descendants.extend(descendants_of(child))
     return descendants
+
+
+def _started_by_multiprocessing() -> list[int]:
+    """Return the ids of the living processes that multiprocessing has started from this process."""
+    children = multiprocessing.active_children()
+    return [child.pid for child in children if child.pid is not None]
 
 
 def open_closed_streams() -> None:
@@ -145,10 +153,10 @@ def main_thread_writes() -> bool:
     It waits if stdout or stderr is a paused terminal, or a pipe that nobody empties. Returns False
     for a write to a file on a disk.
     """
-    # The folder /proc/self/task has a folder for each thread, by the number of the thread. The main
-    # thread has the number of the process. Its file `syscall` shows the system call in which it
-    # waits, e.g. "1 0x2 0x7f... ...": number of the call, and its arguments in hexadecimal. The
-    # file shows "running" if the thread does not wait.
+    # The folder /proc/self/task has a folder for each thread, named by the number of the thread.
+    # The number of the main thread equals the process id. Its file `syscall` shows the system call
+    # in which the thread waits, e.g. "1 0x2 0x7f... ...": the number of the call, and then the
+    # arguments of the call in hexadecimal. The file shows "running" if the thread does not wait.
     try:
         with open(f"/proc/self/task/{os.getpid()}/syscall", encoding="ascii") as file:
             text = file.read()
@@ -225,14 +233,11 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
     of two signals that come at once. A loader process ignores the first SIGTERM
     (`leave_signals_to_parent`), so the wait would never end.
     """
-    # torch has a handler of SIGCHLD, which raises an error when a loader process ends. Only the
-    # main thread may replace a handler; in another thread this raises ValueError.
-    with suppress(ValueError):
+    # torch has a handler of SIGCHLD, which raises an error when a loader process ends. Put back the
+    # system's default, which does nothing.
+    with suppress(ValueError):  # only the main thread may replace a handler
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if pids is None:
-        roots = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
-    else:
-        roots = list(pids)
+    roots = _started_by_multiprocessing() if pids is None else list(pids)
     # Find all processes before killing the first one. Otherwise a process could notice that another
     # one is gone, and report an error, before it is killed itself.
     pids_to_kill = []

@@ -5,6 +5,7 @@ utils/dist/process.py (`end`, `die_with_parent`) and utils/dist/leave.py (`leave
 programs end without Python's own shutdown. A new way to end needs a program here.
 """
 
+import io
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.dist.launching import RankResult, run_command, run_into, run_ranks
 from tests.helpers.clip_files import write_clip
 from tests.helpers.train_files import MAIN, folder_of_run, write_options
+from utils.dist import process
 
 # Exit code of the small programs. Nothing else in these tests ends with this number.
 CODE = 7
@@ -128,6 +130,24 @@ def test_a_program_with_threads_in_torch_ends_with_its_code(fresh):
     # the thread comes back to Python.
     assert fresh.exit_codes == [CODE], fresh.text
     assert fresh.stdout[0].endswith("done\nhandled\n"), fresh.text
+
+
+# ---- What the system tells of a process ----------------------------------------------------------
+
+
+def test_a_process_that_has_ended_has_neither_state_nor_parent():
+    child = subprocess.Popen(["true"])
+    child.wait()
+
+    assert process.process_state(child.pid) is None
+    assert process.process_parent(child.pid) == 0
+
+
+def test_a_process_whose_stat_file_is_empty_has_no_parent(monkeypatch):
+    # The module's own name `open` comes before Python's function.
+    monkeypatch.setattr(process, "open", lambda path, mode: io.BytesIO(b""), raising=False)
+
+    assert process.process_parent(os.getpid()) == 0
 
 
 # ---- Output that nobody reads --------------------------------------------------------------------
