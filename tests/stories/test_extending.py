@@ -154,7 +154,7 @@ def option_file_of_page() -> str:
 
 
 def new_files() -> dict[str, str]:
-    """Return all new files: name -> content."""
+    """Return all new files, of the page and of this test file: name -> content."""
     files = files_of_page() | {
         "data/dataset_lab.py": DATASET,
         "data/dataset_channels.py": CHANNELS,
@@ -180,8 +180,9 @@ def new_files() -> dict[str, str]:
 #     show             scripts/show_sample.py
 #     cache            scripts/build_clip_cache.py
 #
-# "noise", "squares" and "channels" are data sets without files, "vrt" is the network. "the page" is
-# docs/extending.md, whose option file is used. "train again" uses the options that a run has saved.
+# The other words say what the program uses. "noise", "squares" and "channels" are data sets without
+# files. "vrt" is the network. "the page" is the option file of docs/extending.md. "again" means
+# the options that a run has saved.
 STEPS = (
     "check",
     "train",
@@ -202,7 +203,7 @@ STEPS = (
     "test vrt",
 )
 
-# Name of a refused case in the report -> words of its error.
+# Name of a refused case in the report of with_new_parts.py -> words of its error.
 REFUSED = {
     "a formula on channels": "this method reads spike files, and datasets.test (Channels) gives",
     "a reader of another class": "(ForeignClip) lacks fps, times, pixel_aspect",

@@ -684,8 +684,8 @@ def test_a_test_clip_has_all_seven_frames(root):
 def test_folders_that_the_meta_file_does_not_list_are_not_looked_at(root):
     shutil.rmtree(root / "lq" / NOT_LISTED)
 
-    # The data set opens, although a folder is missing that the list does not have. `count_folders`
-    # returns 0 because it does not look at the folders.
+    # The missing folder is not in the list, so both data sets open. `count_folders` returns 0,
+    # because it does not look at the folders.
     assert len(build(root)) == 2
     assert build(root, TEST, lq="gt", temporal_scale=2).count_folders() == 0
 
@@ -785,7 +785,8 @@ def test_color_jitter_is_equal_in_all_frames(coloured_picture):
 def test_color_jitter_is_small(coloured_picture):
     first, _, _ = with_other_colours(coloured_picture)
 
-    # The values are between 0 and 1. The draw of this seed changes them by at most 0.16.
+    # The values are between 0 and 1. The draw of this seed changes them by at most 0.16. The limit
+    # of 0.3 is chosen by hand.
     change = float((first - coloured_picture).abs().max())
     assert 0 < change < 0.3
 
@@ -812,7 +813,10 @@ def clean_clips(tmp_path):
 
 
 def training_set(clean, name, **changes):
-    """Return a dataset of training on crops of the sharp frames. changes: additional keys."""
+    """Return a dataset of training on crops of the sharp frames.
+
+    clean: folder of the sharp frames. name: class of the dataset. changes: additional keys.
+    """
     section = {
         "dataset_type": name,
         "dataroot_gt": clean,
@@ -893,7 +897,8 @@ def test_a_denoising_sample_is_a_function_of_epoch_and_index(clean_clips):
 
     for epoch in range(6):
         found = dataset[(epoch, 0)]["lq"]
-        # A new data set has drawn no earlier sample, so an earlier sample has no influence.
+        # A new data set has drawn no earlier sample. If its sample is equal, then earlier samples
+        # have no influence.
         of_new_dataset = denoising(clean_clips)[(epoch, 0)]["lq"]
         assert torch.equal(found, of_new_dataset)
 
