@@ -36,8 +36,8 @@ GREY = "0.35"  # matplotlib's name of a dark grey, where "0" is black and "1" is
 def draw_panels(histories: Mapping[str, History]) -> Any:
     """Draw four panels over the iteration: loss, PSNR, learning rate, speed.
 
-    Returns a figure of matplotlib. The report of a run has one history, a comparison of runs has
-    several.
+    Returns a figure of matplotlib. The report of a run draws one history, and a comparison of runs
+    draws several.
 
     histories: name of the run -> its history.
     """
@@ -67,7 +67,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
             axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
     # Put each legend where the curves rarely are. E.g. a loss falls, so the upper right of its
-    # panel is empty. With many entries, a search of matplotlib for an empty place would take long.
+    # panel is empty. By default matplotlib searches an empty place, which takes long with many
+    # entries.
     _draw_legend(loss, "upper right", is_one_run)
     _draw_legend(psnr, "center right", is_one_run)
     _draw_legend(speed, "center left", is_one_run)

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 # Above this share a memory is "nearly full". A run with netG.checkpoint "auto" stays below, because
 # "auto" plans with 0.90.
 MOST_MEMORY_SHARE = 0.95
-# A gradient norm that grows tenfold has exploded. With too high a learning rate it grows by orders
-# of magnitude, and in a healthy run by a factor of less than 3.
+# A gradient norm that grows tenfold has exploded. In a healthy run it grows by a factor of less than
+# 3. If the learning rate is too high, it grows by orders of magnitude.
 NORM_FACTOR = 10.0
 # The median norm of at least 10 newest steps is compared with the median norm of at least 50 steps
 # before them. With fewer steps a few large batches could look like an explosion.
@@ -214,9 +214,9 @@ class Health:
 
         psnr: mean PSNR of the validation, in dB.
         """
-        # Leave out a validation that cannot be compared with others. There is no loss if no step
-        # was logged since the validation before, e.g. if a resumed run repeats this validation. A
-        # PSNR that is not finite comes from perfect frames (Inf) or broken frames (NaN).
+        # Skip a validation that cannot be compared with others. There are no losses if no step was
+        # logged since the last validation, e.g. if a resumed run repeats a validation. The PSNR is
+        # Inf if all frames are perfect, and NaN if frames are broken.
         if not self.losses or not math.isfinite(psnr):
             return
         self.validations.append(_Validation(psnr, loss=statistics.fmean(self.losses)))
@@ -256,7 +256,8 @@ class Health:
         if not utils_dist.is_main_process():
             return
         steps_to_come = self.total_iter - step
-        # math.ceil rounds up: the last save comes at the end of the run, if not before.
+        # Round up, because the end of the run has a save, too. E.g. 250 steps are left and a save
+        # comes every 100 steps: 3 saves.
         saves_to_come = math.ceil(steps_to_come / self.train.checkpoint_save)
 
         # The files of the weights in `models` are never deleted, so they fill the disk. The folder

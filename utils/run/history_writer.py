@@ -36,7 +36,7 @@ class HistoryWriter:
     """Writes the history of a run, and after each validation its curves and its report.
 
     An entry is appended to the file at once, so a killed process loses at most the line that it is
-    writing. Appending takes the same time, however long the file is.
+    writing. The time of an append does not depend on the length of the file.
     """
 
     def __init__(self, folder: Path, start: int, draws_report: bool = True) -> None:
@@ -109,8 +109,8 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # No entry after resumed_step gets here, and the new entry is not before it. So both can
-            # only have the same step if it is resumed_step.
+            # Here entry["step"] <= resumed_step <= step. So the two steps are only equal if both
+            # are resumed_step.
             is_same_step = entry["step"] == step
             # A step may have two entries: a log line and a validation. The earlier entry is written
             # again only if the new entry has a scalar of the same name.
@@ -145,8 +145,9 @@ class HistoryWriter:
         if not self.is_report_old:
             return
         self.is_report_old = False
-        # `best_effort` logs an error and goes on, by default after OSError and DataError. Here it
-        # catches every Exception, because an error in a plot must not end the run.
+        # `best_effort` logs an error and goes on. By default it does so only for OSError and
+        # DataError. Here it catches every Exception, because an error in a plot must not end the
+        # run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
             write_whole(self.folder / HISTORY_NAME, _as_json(history))

@@ -31,8 +31,9 @@ from utils.host_memory import Use, host_memory
 class Measured:
     """The measurements of one rank since the last log line.
 
-    The first step of a process is left out, because it also starts loader processes and compiles.
-    The ranks exchange these fields as plain types, so a new field must be a plain type too.
+    The first step of a process is left out, because the process also starts its loader processes
+    and compiles in this step. The ranks exchange these fields as plain types, so a new field must
+    have a plain type, too.
     """
 
     host: str  # name of the host
@@ -52,7 +53,8 @@ class Measured:
     compute_s: float  # seconds of all computing of the steps: forward, backward, optimizer
     values: dict[str, float]  # numbers of the log line, e.g. "loss", "lr", "memory_gb"
     memory: dict[str, Use]  # "GPU" and "host" -> (used, total) in GB, as far as they are known
-    # How busy the GPU is, and how much of its memory is used: the result of `gpu.usage`.
+    # How busy the GPU is, and how much of its memory is used, e.g. {"busy": 0.9, "used_gb": 61.2}:
+    # the result of `gpu.usage`. None if it is not known.
     gpu: dict[str, float] | None
 
 
@@ -73,13 +75,13 @@ def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float])
     epoch_start_share = values.pop("epoch_start_share", 0.0)
     if grad_norms:  # empty if all steps were skipped
         values["grad_norm"] = statistics.median(grad_norms)
-    # The timer gives steps per second and shares, because the log line shows them. It gives no
-    # seconds, so compute them: e.g. 10 steps at 2 steps per second took 5 s, and a share of 0.3 is
-    # 1.5 s. Without a step there is no speed, and each time is 0.
+    # The timer gives steps per second and shares, because the log line shows both. It gives no
+    # seconds, so compute the seconds here. E.g. 10 steps at 2 steps per second took 5 s, and a
+    # share of 0.3 is 1.5 s. Without a step there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
     # `data_share` contains the wait for the first batch of an epoch (`epoch_start_share`). Subtract
-    # this wait here, because it does not mean that the loader is slow. The log line shows the whole
-    # `data_share`, so `values` keeps the whole share.
+    # this wait, because it does not mean that the loader is slow. `values` keeps the whole
+    # `data_share`, because the log line shows the whole wait.
     data_share = values.get("data_share", 0.0) - epoch_start_share
     compute_share = values.get("compute_share", 0.0)
     device = utils_dist.get_device()

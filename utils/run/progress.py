@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from utils.dist.state import RUN
 from utils.run.progress_bar import Bar
 
-# Number of lines that are logged for an action without a bar: one at each tenth of the whole.
+# If an action has no bar, a line is logged after each tenth of the action.
 LINE_COUNT = 10
 # Longest time between two lines, in seconds. After this time a line is logged even if no tenth was
-# completed. So a user who looks at the log sees that a slow action does not hang.
+# completed. So a user who looks at the log sees that a slow action does not hang. The three times
+# here are chosen by hand.
 LONGEST_WITHOUT_LINE_S = 60.0
 # Seconds at the start in which no line comes, even if a tenth was completed, because a short action
 # needs no line in the log. This is the default of `quiet_s`.

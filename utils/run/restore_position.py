@@ -68,22 +68,22 @@ def restore_progress(
         progress.next_epoch()
 
     # The run uses the options of this start, and not the options in the checkpoint. Log what
-    # differs. `options` has no secrets, but older versions hid fewer secrets in a checkpoint. Hide
-    # them here, so that a secret does not count as a changed option.
+    # differs. `options` has no secrets, but checkpoints of older versions may have some. `redact`
+    # hides them, so that a hidden secret does not count as a changed option.
     changes = differences(redact(state["options"]), options)
     if changes and utils_dist.is_main_process():
         log_changed_options(changes)
 
-    # The calls below change `progress` in place. Another run may have written the checkpoint. Then
-    # forget its files and validations.
+    # The calls below change `progress` in place. If another run has written the checkpoint, forget
+    # its files and validations.
     _forget_records_of_other_run(progress, resumed, folder, options)
     # The best PSNR does not count if, for example, it was measured on other test clips.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
-    # A finished run reads no more samples, so changed data do not matter. Count the steps that are
-    # left with the steps per epoch when the checkpoint was written. With the present number, an
-    # unfinished run could look finished. E.g. it stopped in its last epoch, after 90 of 100 steps.
-    # If an epoch has 80 steps now, no step would be left.
+    # A finished run reads no more samples, so changed data do not matter. To find out whether the
+    # run is finished, use the steps per epoch of the time when the checkpoint was written. With the
+    # present number, an unfinished run could look finished. E.g. it stopped in its last epoch,
+    # after 90 of 100 steps. If an epoch has 80 steps now, no step would be left.
     planned_then = planned_steps(train, steps_per_epoch_then, progress)
     is_finished = progress.step >= planned_then
     if not is_finished:
@@ -121,12 +121,12 @@ def _forget_records_of_other_run(
 ) -> None:
     """Forget files, validations and W&B id in `progress` if they belong to another run.
 
-    Changes `progress`. A checkpoint counts as a file of this run if it lies in the folder of this
-    run.
+    Changes `progress`. A checkpoint counts as a file of this run if it lies in the folder
+    `checkpoints` of this run.
 
     resumed: the checkpoint.
     folder: the folder of this run.
-    options: all options of this start.
+    options: all options of this start, plain.
     """
     own_folder = own_checkpoint(folder, "latest").parent
     is_own = resumed.path.parent.resolve() == own_folder.resolve()

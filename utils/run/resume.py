@@ -58,12 +58,12 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     The table must stay, so that a repeated command loses no step and overwrites no run. Its cases
     are in test_which_checkpoint_wins.
 
-    Raises OptionError if the run is refused, and CheckpointError if a file is missing, damaged, or
-    no checkpoint.
+    Raises OptionError if the run is refused. Raises CheckpointError if the file is missing or
+    damaged, or if it is not a checkpoint.
     """
-    # Only rank 0 reads the folder, because other hosts may not have it. Rank 0 sends the fields as
-    # a dict, because a message between ranks holds plain types only. The other ranks send None,
-    # which is ignored.
+    # Only rank 0 reads the folder, because other hosts may not have the folder. Rank 0 sends the
+    # fields as a dict, because a message between ranks holds plain types only. The other ranks give
+    # None to `state_from_rank_0`, and get what rank 0 has given.
     values_on_rank_0 = None
     if utils_dist.is_main_process():
         # An error on rank 0 ends the whole run, because the caller runs this within
@@ -79,9 +79,9 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     """Do the work of `find_checkpoint` on rank 0."""
     latest = own_checkpoint(folder, "latest")
     # Whether this run has a checkpoint_latest, or a former version of it. Former versions are kept
-    # beside the file as checkpoint_latest_previous.pth, ..., because the newest may be damaged.
+    # beside the file as checkpoint_latest_previous.pth, ..., because the file may be damaged.
     has_own = bool(existing_versions(latest))
-    # null: a fresh start must not overwrite a run.
+    # The option is null. A fresh start must not overwrite a run.
     if resume is None and has_own:
         raise OptionError(
             what="path.resume is null, yet the folder holds a run",
@@ -90,13 +90,13 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
             do="give --resume auto to resume it; for a new run set another task name or move the "
             "folder away",
         )
-    # A path.
+    # The option is a path.
     if resume is not None and resume != "auto":
         return _find_named(_named_file(Path(resume)), latest, has_own)
-    # "auto".
+    # The option is "auto".
     if has_own:
         return Resumed(latest, _read_state(latest))
-    # "auto" or null, without a checkpoint_latest: a fresh start.
+    # The option is "auto" or null, and there is no checkpoint_latest, so this is a fresh start.
     _refuse_if_only_best_is_left(folder, latest)
     return None
 
@@ -106,9 +106,9 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
 
     The last two rows of the table of `find_checkpoint` say which file is used.
 
-    named: the file that the user has named
-    latest: where the checkpoint_latest of this run is, if it exists
-    has_own: whether this run has a checkpoint_latest, or a former version of it
+    named: the file that the user has named. It may not exist.
+    latest: path of this run's checkpoint_latest. It may not exist.
+    has_own: whether this run has a checkpoint_latest, or a former version of it.
     """
     is_of_this_run = named.parent.resolve() == latest.parent.resolve()
     if has_own and not is_of_this_run:
@@ -181,9 +181,10 @@ def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Return the content of the checkpoint in `path`.
+    """Return the content of the checkpoint in `path`, with its tensors on the CPU.
 
-    Raises CheckpointError if the file holds only weights, or something else.
+    If the file is damaged, `load` reads its former version instead. Raises CheckpointError if no
+    version can be read, or if the file is not a checkpoint, e.g. if it holds only weights.
     """
     state = load(path)
     # Checkpoints of all versions have these keys. A key that a later version added must not stand
@@ -219,7 +220,7 @@ def restoring(resumed: Resumed | None) -> Generator[None]:
             e.where = f"{e.where}, {resumed.path}"
         raise
     # RuntimeError is not in this list, because torch also raises it if the memory of a GPU is full.
-    # For weights and moments that do not fit, `load_weights` (models/loading.py) and `load_moments`
+    # If weights or moments do not fit, `load_weights` (models/loading.py) and `load_moments`
     # (models/optim.py) raise CheckpointError themselves.
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         if resumed is None:

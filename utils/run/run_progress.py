@@ -31,10 +31,10 @@ class RunProgress(ExitStack):
         """kind: the option logging.progress, e.g. "bar". If stderr is not a terminal, a "bar" shows
             nothing: the log lines of the run have the same numbers.
         total_iter: number of steps of the run.
-        timer: the run's StepTimer (utils.run.timing), which knows the speed.
-        every: "validation" and "save" -> number of steps between two validations, or two saves,
-            e.g. 1000. The last step is followed by a validation and a save in any case. 0 if the
-            run makes none at all.
+        timer: the run's StepTimer (utils.run.timing), which measures the speed and the pauses.
+        every: number of steps between two validations and between two saves, e.g.
+            {"validation": 1000, "save": 5000}. A validation and a save follow the last step in any
+            case. A number of 0 means that the run makes none at all, not even after the last step.
         """
         super().__init__()
         self.kind = kind_to_show(kind)
@@ -61,7 +61,7 @@ class RunProgress(ExitStack):
         """Show that one more step is done.
 
         step: number of steps done so far.
-        values: numbers of the newest log line, for the bar.
+        values: numbers of the newest log line, for the bar, e.g. "loss 0.0234". May be "".
         """
         if self._bar:
             self._bar.update(1, self._name, self._beside_bar(step, values))
@@ -97,16 +97,16 @@ class RunProgress(ExitStack):
         """Return the time that the rest of the run takes, e.g. "1 d 03:12:00".
 
         The rest is the steps after `step`, with their validations and saves. Validations count only
-        after the first validation of this start, because their time is not known before. Saves
-        count only after the first save. Returns "" if the speed is not known yet.
-        Test: test_the_remaining_time_holds_the_validations_and_saves_to_come.
+        after the first validation of this start, because their time is not known before. For the
+        same reason, saves count only after the first save. Returns "" if the speed is not known
+        yet. Test: test_the_remaining_time_holds_the_validations_and_saves_to_come.
         """
         seconds_per_step = self.timer.pace()
         if seconds_per_step is None:
             return ""
         seconds = (self.total_iter - step) * seconds_per_step
         for kind, every in self.every.items():  # "validation", "save"
-            measured_s = self.timer.pauses.get(kind)  # seconds that each one took so far
+            measured_s = self.timer.pauses.get(kind)  # seconds of each validation (save) so far
             if every and measured_s:
                 mean_s = statistics.fmean(measured_s)
                 seconds += self._pauses_to_come(step, every) * mean_s

@@ -33,7 +33,7 @@ LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
-# Key of a dict that training restores -> whether a checkpoint may lack the dict. A dict may be
+# The dicts that training restores: key -> whether a checkpoint may lack the dict. A dict may be
 # missing if an older version did not write it, or if not every run needs it.
 MAY_BE_MISSING = {
     "options": False,

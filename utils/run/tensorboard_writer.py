@@ -53,14 +53,15 @@ class TensorBoardWriter:
         step: number of steps done when this start begins.
         options: all options, without secrets. They are shown as text, and some sections also as
             hyperparameters next to the newest scores.
-        repeated_scalars: scalars that are written at `step`, in place of the old points of `step`,
-            which are hidden, too. None: the old points of `step` stay.
+        repeated_scalars: scalars to write at `step`. The old points of `step` are then hidden, too.
+            If it is None, the old points of `step` stay, and nothing is written.
         """
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard hides the entries of earlier files from this step on (`purge_step` below).
         first_hidden_step = step + 1 if repeated_scalars is None else step
-        # SummaryWriter starts a thread. To find this thread, compare the threads before and after.
+        # SummaryWriter starts a thread, which `_silence` needs. To find this thread, compare the
+        # threads before and after.
         threads_before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             put_before_now(folder)  # so that TensorBoard reads the new file last

@@ -32,6 +32,7 @@ def seconds_of(
 ) -> float:
     """Return the median seconds of a call of `run`, until its work on the device is done.
 
+    device: the device on which `run` computes.
     repeats: number of calls that count.
     warmup: number of calls before them, which do not count.
     """
@@ -39,7 +40,7 @@ def seconds_of(
     for _ in range(warmup + repeats):
         begin = time.perf_counter()
         run()
-        # A GPU is still computing when the call returns.
+        # Wait for the device, because a GPU is still computing when the call returns.
         devices.synchronize(device)
         seconds.append(time.perf_counter() - begin)
     seconds_that_count = seconds[warmup:]
@@ -128,6 +129,9 @@ class StepTimer:
     def part(self, name: str) -> Generator[None]:
         """Measure the block.
 
+        A block may be within another block, e.g. "epoch_start" within "data". The seconds of the
+        inner block then count for both kinds of work.
+
         name: the kind of work, e.g. "data" or "compute", or one of PAUSES.
         """
         begin = time.perf_counter()
@@ -176,7 +180,7 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
 
     def pace(self) -> float | None:
-        """Return the seconds of a step in the last minutes, or None before the second step."""
+        """Return the mean seconds of a step in the last minutes, or None before the second step."""
         sums = self._faded_sums()
         return sums.seconds / sums.steps if sums.steps else None
 

@@ -51,11 +51,11 @@ class RefusedFile(UnpicklingError):
 
 
 class GrowingFile(RefusedFile):
-    """A file would take much more memory or time than its size says."""
+    """A small file that would take much memory or time to read."""
 
 
 class DamagedFile(RefusedFile):
-    """The bytes of a file have changed since it was written."""
+    """A file whose bytes have changed since it was written."""
 
 
 def load_plain(path: Path) -> Any:
@@ -66,9 +66,10 @@ def load_plain(path: Path) -> Any:
     """
     operation_count = _check_file(path)
     content = torch.load(path, map_location="cpu", weights_only=True)
-    # Each operation of a pickle makes one value, or puts values together. So a usual file has about
-    # as many values as operations. The limit is ten times the number of operations, because a file
-    # may use some values several times. 1000 is added for files with few operations.
+    # A pickle is a list of operations. Each operation makes one value, or puts values together. So
+    # a usual file has about as many values as operations. The limit is ten times the number of
+    # operations, because a file may use some values several times. 1000 is added for files with few
+    # operations. Both numbers are chosen by hand.
     _refuse_repetition(content, most=1000 + 10 * operation_count)
     return content
 
@@ -91,7 +92,8 @@ def _check_file(path: Path) -> int:
 def _check_archive(path: Path) -> int | None:
     """Check a file of torch 1.6 or later, and return the number of operations of its pickle.
 
-    Returns None if the file is no such archive, or a damaged one.
+    Returns None if the file is not such an archive, or if the archive is damaged. Raises
+    RefusedFile if a check fails.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -110,14 +112,15 @@ def _check_archive(path: Path) -> int | None:
         # ValueError, EOFError: the directory names bytes that are not in the file.
         # NotImplementedError: a compression or a version of zip that Python does not know.
         # RuntimeError: an encrypted member.
-        # If the file is a damaged archive, torch.load will name the damage.
+        # If the file is a damaged archive, torch.load will name the damage. RefusedFile must not be
+        # caught here: it is an UnpicklingError, and so none of these errors.
         return None
 
 
 def _check_old_file(path: Path) -> int:
-    """Check an old file, of torch before 1.6, and return the operations of its five pickles.
+    """Check a file of torch before 1.6, and return the number of operations of its five pickles.
 
-    Any other file may be given: bytes that are not a pickle count as 0 operations.
+    The caller may give any other file, too: bytes that are not a pickle count as 0 operations.
     """
     # The pickles follow one another. `_check_pickle` leaves the file at the end of the pickle that
     # it has read, so the next call reads the next pickle.
@@ -131,8 +134,8 @@ def _check_old_file(path: Path) -> int:
 def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None:
     """Refuse members that are compressed or overlap. torch.save writes neither.
 
-    With such members a file of a kilobyte can hold gigabytes: zeros are compressed to nearly
-    nothing, and overlapping members are the same bytes several times. Test:
+    With such members a file of a kilobyte can hold gigabytes. Zeros are compressed to nearly
+    nothing, and several members that overlap can be the same bytes of the file. Test:
     test_members_that_are_compressed_are_not_unpacked.
 
     file_bytes: number of bytes of the file.
@@ -165,7 +168,7 @@ def _refuse_flipped_bits(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo
             # At the end of the member, zipfile compares the checksum and raises BadZipFile.
             with archive.open(member) as content:
                 while content.read(CHUNK_BYTES):
-                    pass  # only the checksum is wanted
+                    pass  # reading is enough: zipfile adds up the checksum
         except zipfile.BadZipFile as e:
             raise DamagedFile(f"the bytes of {member.filename} in it have changed: {e}") from e
 
@@ -176,8 +179,8 @@ def _check_pickle(pickle: Any) -> int:
     A pickle is a little program: its operations make values, and put them together. If the bytes
     are damaged, only the operations before the damage are checked and counted.
 
-    pickle: the bytes of a pickle, or an open file. From a file, one pickle is read. Afterwards the
-        position of the file is behind this pickle.
+    pickle: the bytes of a pickle, or an open file. If it is a file, one pickle is read, and the
+        file's position is then behind this pickle.
 
     Raises GrowingFile if the pickle names something that `_refuse_name` refuses.
     """
@@ -205,8 +208,8 @@ def _refuse_name(name: str) -> None:
     long for long texts. torch.load with weights_only=True allows all three. Test:
     test_a_small_pickle_that_would_take_much_memory_or_time_is_refused.
     """
-    # The text may be only the name of the function, or "module name". Python 2 called the module
-    # __builtin__.
+    # The text may be the name of the function alone, or module and function with a space between
+    # them. Python 2 called the module __builtin__.
     if name in ("bytearray", "builtins bytearray", "__builtin__ bytearray"):
         raise GrowingFile("its pickle makes a bytearray, of as many bytes as a number in it says")
     if name.lower() in ("punycode", "idna"):

@@ -63,7 +63,7 @@ class WandbWriter:
                 "W&B cannot be used (%s): this run is recorded offline; upload it later with: "
                 "wandb sync %s",
                 str(e).partition("\n")[0],  # its first line
-                Path(self.run.dir).parent,
+                Path(self.run.dir).parent,  # the folder of this W&B run; `dir` is files/ in it
             )
         # The methods `scalars` and `close` of this writer are methods of wandb's run.
         self.scalars = self.run.log

@@ -1,4 +1,6 @@
-"""Build the writers of a run, which write its numbers and pictures. There are three kinds:
+"""Build the writers of a run, which write its numbers and pictures.
+
+There are three kinds:
 
 * the history (utils.run.history_writer). Every run has this writer. It also makes a report, unless
   the option `logging.use_report` is false.
@@ -28,8 +30,9 @@ from utils.run.wandb_writer import WandbWriter
 # The classes of `logging.writers`, by their names. TensorBoard and W&B have options of their own.
 WRITERS = Registry("log writer")
 
-# The names of all files and folders that a run writes into its folder. A new file needs an entry:
-# the start of a run checks that it can write each of them.
+# The names of all files and folders that a run writes into its folder. A new file needs an entry.
+# A start is refused if its folder has a file with such a name that no run has made. So a run never
+# overwrites a file of another program (`claim_run_folder`, utils/files.py).
 WRITTEN = (
     "log",
     "options",
@@ -47,7 +50,8 @@ WRITTEN = (
     ".lock",
     "nonfinite_*.json",
 )
-# Files that grow while the run writes them, besides the log.
+# Files to which a run appends, besides the log. A start is refused if one of them is a link,
+# because the run would write into a file elsewhere.
 APPENDED = (history.LINES_NAME,)
 
 
@@ -73,8 +77,9 @@ def build_writers(
         if progress.validated < progress.step:
             # This start repeats the validation of this step. An earlier start may have written the
             # validation and died before it saved the score, so TensorBoard must hide the entries of
-            # this step. This also hides the training scalars of the step, which this start does not
-            # compute again. Give them to the writer, which writes them again.
+            # this step. TensorBoard then also hides the training scalars of the step, which this
+            # start does not compute again. So read them from the history, and let the writer write
+            # them again.
             repeated_scalars = history.training_scalars(folder, progress.step)
         writers.append(
             TensorBoardWriter(folder / "tb_logger", progress.step, options, repeated_scalars)
