@@ -303,7 +303,7 @@ class UsedParts(NamedTuple):
     runs: Path
     # The output of all programs.
     text: str
-    # Misspelt option -> error message.
+    # Option of MISSPELT or WRONG_SECRETS, or name of a case of REFUSED -> error message.
     refusals: dict[str, str]
     # Name of a step of STEPS -> its exit code.
     exit_codes: dict[str, int]
@@ -349,7 +349,7 @@ class UsedParts(NamedTuple):
 
 @pytest.fixture(scope="module")
 def used_parts(tmp_path_factory) -> UsedParts:
-    """Add the new files, and run the programs with them."""
+    """Give the results of the programs, which run with the new files."""
     folder = tmp_path_factory.mktemp("extending")
     for name, text in new_files().items():
         path = folder / name
@@ -379,7 +379,7 @@ def used_parts(tmp_path_factory) -> UsedParts:
 
 @pytest.fixture(params=["tiny", "vrt"])
 def run_on_files(request) -> str:
-    """Give the names of the two runs on the data set from files, one after the other.
+    """Give the name of a run on the data set from files: "tiny", then "vrt".
 
     So a test with this argument runs twice.
     """

@@ -44,8 +44,8 @@ def measures_of_rank(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=ran
     """Return the values of a healthy rank in ten steps of half a second, with some changes.
 
     data_s: seconds for which the rank waited for data. forward_s: seconds of its forward passes.
-    Both are for all steps together. memory: kind -> (used, total) in GB. values: numbers of the log
-    line.
+    Both are for all steps together. memory: kind, "GPU" or "host" -> (used, total) in GB. cores:
+    numbers of the CPU cores that the rank may use. values: numbers of the log line.
     """
     return Measured(
         host="node",
@@ -80,7 +80,8 @@ def logged_warnings(caplog) -> list[str]:
 # ---- The gradient norm ----
 
 
-# Norms of 120 steps. Every sixth norm, 90, is an outlier. The median is (1.1 + 1.3) / 2 = 1.2.
+# Norms of 120 steps. 90 is an outlier, one of every six norms. Sorted, the six norms are
+# 0.8 1.0 1.1 1.3 2.5 90.0, so the median is (1.1 + 1.3) / 2 = 1.2.
 HEALTHY_NORMS = [1.0, 1.3, 0.8, 2.5, 90.0, 1.1] * 20
 LARGE_NORMS = [30.0, 40.0, 35.0] * 40
 
@@ -160,7 +161,7 @@ def test_memory_that_is_94_percent_full_is_healthy(health, caplog):
 
 @pytest.fixture
 def warnings_of_full_memory(health, caplog):
-    """Give the warnings of two log lines in which the memory of rank 1 is full."""
+    """Give {kind of memory: warning} of two log lines in which the memory of rank 1 is full."""
     full = measures_of_rank(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})
     health.judge_log_line([measures_of_rank(), full], [])
     health.judge_log_line([measures_of_rank(), full], [])
@@ -173,7 +174,7 @@ def test_a_full_memory_of_a_gpu_is_named_with_its_rank(warnings_of_full_memory):
     message = warnings_of_full_memory["GPU"]
 
     assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in message
-    # The advice is 85 % of the 80 GB.
+    # The advice is 85 % of the 80 GB: 0.85 x 80 = 68 GB.
     assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in message
 
 
@@ -242,7 +243,8 @@ def test_the_first_window_of_a_process_is_not_judged(health, caplog):
     log_windows(health, 1, {}, {"data_s": 4.0})
     log_windows(health, 2, {}, {"data_s": 4.0})
 
-    # Only the last two windows count, and a warning needs three bad windows in a row.
+    # The first window does not count. So only two bad windows count, and a warning needs three bad
+    # windows in a row.
     assert logged_warnings(caplog) == []
 
 
@@ -286,7 +288,7 @@ def warnings_of_slow_rank(health, caplog):
 def test_a_wait_for_data_is_named_after_three_windows_in_a_row(warnings_of_slow_rank):
     message = warnings_of_slow_rank["wait"]
 
-    # A window of ten steps takes 5 s, of which rank 2 waits for 0.8 s.
+    # A window of ten steps takes 5 s, of which rank 2 waits for 0.8 s: 0.8 / 5 = 16 %.
     assert message.startswith("rank 2 on node waits for data 16 % of the time")
 
 
