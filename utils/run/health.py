@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 # Above this share a memory is "nearly full". A run with netG.checkpoint "auto" stays below, because
 # "auto" plans with 0.90.
 MOST_MEMORY_SHARE = 0.95
-# A gradient norm that grows tenfold has exploded. In a healthy run it grows by a factor of less than
-# 3. If the learning rate is too high, it grows by orders of magnitude.
+# A gradient norm that grows tenfold has exploded. In a healthy run the norm grows by a factor of
+# less than 3. If the learning rate is too high, the norm grows by orders of magnitude.
 NORM_FACTOR = 10.0
 # The median norm of at least 10 newest steps is compared with the median norm of at least 50 steps
 # before them. With fewer steps a few large batches could look like an explosion.
