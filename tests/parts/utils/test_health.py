@@ -418,7 +418,10 @@ def check_of_training(fast, spikes, **spike):
 
 
 def check_of_own_clips(fast, spikes, **spike):
-    """Return the warning of main_test_vrt.py about a user's own clips, or None."""
+    """Return the warning of main_test_vrt.py about a user's own clips, or None.
+
+    spikes: folder of the spikes. spike: keys of the section `spike`.
+    """
     return warning_of(user_clips(fast / "GOPRO_Large/train", spikes, spike_options=spike))
 
 
@@ -550,6 +553,7 @@ def test_the_step_at_which_the_rate_reaches_its_floor_is_known(tmp_path, changes
     if floor is None:
         assert found is None
     else:
+        # The steps in SCHEDULES are rounded. The limit of 2 steps is chosen by hand.
         assert found == pytest.approx(floor, abs=2)
 
 

@@ -284,7 +284,8 @@ def shows(element, x, level):
     screenshot = not_none(cv2.imdecode(content, cv2.IMREAD_COLOR))  # (H, W, 3)
     height, width, _ = screenshot.shape
     pixel = int(screenshot[height // 2, int(x * width), 0])
-    # The pictures of a page are compressed, which may change a level a little.
+    # The pictures of a page are compressed, which may change a level a little. The limit of 4 is
+    # chosen by hand. The levels of two pictures differ by at least 120 - 40 = 80.
     return abs(pixel - level) < 4
 
 
