@@ -67,8 +67,8 @@ def _is_ours(address: str) -> bool:
     listens at an address (SO_PEERCRED of unix(7)). Test:
     test_a_socket_that_another_user_has_bound_silences_no_report.
     """
-    # A process that has just bound the address may not listen yet. So try 20 times, 10 ms apart.
-    # With fewer tries, both ranks could report.
+    # A process that has just bound the address may not listen yet. So try 20 times, 10 ms apart
+    # (chosen by hand). With fewer tries, both ranks could report.
     for _ in range(20):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
             other.settimeout(1.0)
@@ -78,7 +78,7 @@ def _is_ours(address: str) -> bool:
             _, user, _ = struct.unpack("iII", credentials)
             return user == os.getuid()
         time.sleep(0.01)
-    return False
+    return False  # nobody answers, so the caller reports
 
 
 # Longest time, in seconds, that a rank with a claim waits before it ends. Ranks of one start that
@@ -112,13 +112,15 @@ def outlast_siblings(mark: str | None = None) -> None:
 def has_ranks(parent: int, without: int, mark: str | None) -> bool:
     """Return whether a rank that the process `parent` has started is alive.
 
+    The process that calls this function does not count.
+
     parent: process id of the launcher.
     without: process id of a rank. This rank and its descendants do not count.
     mark: the mark of this run. With None, any process that runs this Python counts as a rank.
     """
     uncounted = {os.getpid(), without, *descendants_of(without)}
-    others = set(descendants_of(parent)) - uncounted
-    for pid in others:
+    counted = set(descendants_of(parent)) - uncounted
+    for pid in counted:
         with suppress(OSError):  # the process has ended meanwhile
             # /proc/<pid>/exe is the program file of a process. Ranks run the same Python as this
             # process.

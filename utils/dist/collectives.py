@@ -36,7 +36,8 @@ def barrier() -> None:
         with watchdog.collective("barrier"):
             device = get_device()
             # NCCL needs the number of the device. gloo, the backend of the CPU, accepts none.
-            dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
+            device_ids = None if device.type == "cpu" else [device.index]
+            dist.barrier(device_ids=device_ids)
 
 
 def gather_objects(obj: Any) -> list[Any]:
@@ -55,8 +56,8 @@ def gather_objects(obj: Any) -> list[Any]:
         padded_bytes = _gather_padded(own_bytes, largest=max(byte_counts))
     objects = []
     for rank, byte_count in enumerate(byte_counts):
-        content = bytes(padded_bytes[rank][:byte_count].cpu().numpy())  # without the padding
-        objects.append(message.unpack(content, rank))
+        content = padded_bytes[rank][:byte_count]  # without the padding
+        objects.append(message.unpack(_to_bytes(content), rank))
     return objects
 
 
@@ -95,6 +96,11 @@ def _bytes_tensor(obj: Any) -> Tensor:
     return torch.frombuffer(bytearray(message.pack(obj)), dtype=torch.uint8)
 
 
+def _to_bytes(content: Tensor) -> bytes:
+    """Return the values of a tensor of uint8, (number of bytes,), on any device, as bytes."""
+    return bytes(content.cpu().numpy())
+
+
 def from_rank(source: int, obj: Any) -> Any:
     """Return the object of rank `source`, on every rank. Collective.
 
@@ -106,22 +112,22 @@ def from_rank(source: int, obj: Any) -> Any:
         return obj
     device = get_device()
     is_source = get_rank() == source
-    # Only the source has bytes to send. The other ranks make a tensor for the bytes when they know
-    # the size.
-    own_bytes = _bytes_tensor(obj if is_source else None)
+    # Only the source has bytes to send. The other ranks make a tensor for these bytes below, when
+    # they know the size.
+    own_bytes = _bytes_tensor(obj) if is_source else torch.empty(0, dtype=torch.uint8)
     with watchdog.collective("broadcast"):
         size = torch.tensor([len(own_bytes)], device=device)
-        dist.broadcast(size, source)  # afterwards every rank has the size of the source
+        dist.broadcast(size, source)  # replaces `size` on the other ranks by the size of the source
         byte_count = int(size)
         message.refuse_size(byte_count, source)
         if is_source:
             content = own_bytes.to(device)
         else:
             content = torch.empty(byte_count, dtype=torch.uint8, device=device)
-        dist.broadcast(content, source)
+        dist.broadcast(content, source)  # fills `content` on the other ranks
     if is_source:
         return obj
-    return message.unpack(bytes(content.cpu().numpy()), source)
+    return message.unpack(_to_bytes(content), source)
 
 
 def share_record_ids(record_ids: dict[str, Any] | None) -> None:
@@ -134,7 +140,8 @@ def share_record_ids(record_ids: dict[str, Any] | None) -> None:
     record_ids: on rank 0, digest of the options of a data set -> id of its record, or None if
         nothing was checked. Then RUN.record_ids is {}. The values of the other ranks are ignored.
     """
-    RUN.record_ids = from_rank(source=0, obj=record_ids) or {}
+    ids_of_rank_0 = from_rank(source=0, obj=record_ids)
+    RUN.record_ids = ids_of_rank_0 or {}
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
@@ -145,7 +152,7 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
     mean = tensor.detach().clone()
     if dist.is_initialized():
         with watchdog.collective("all_reduce"):
-            dist.all_reduce(mean)
+            dist.all_reduce(mean)  # now `mean` is the sum over all ranks
         mean /= get_world_size()
     return mean
 
@@ -178,10 +185,14 @@ def state_from_rank_0(state: Any) -> Any:
     """
     if get_world_size() == 1:
         return state
-    # First send everything except the numbers of the tensors: in the outline, each tensor is on
-    # torch's device "meta", so that it has only a shape and a type. E.g. {"step": 120, "weights":
-    # a tensor (3, 4) without numbers}.
-    outline = from_rank(source=0, obj=map_tensors(state, lambda tensor: tensor.to("meta")))
+
+    def without_numbers(tensor: Tensor) -> Tensor:
+        """Return the tensor on torch's device "meta", where it has only a shape and a type."""
+        return tensor.to("meta")
+
+    # First send the outline: everything except the numbers of the tensors. E.g. {"step": 120,
+    # "weights": a tensor (3, 4) without numbers}.
+    outline = from_rank(source=0, obj=map_tensors(state, without_numbers))
 
     def broadcast(tensor: Tensor) -> Tensor:
         """Send the numbers of a tensor from rank 0 to the other ranks. Returns the whole tensor.
@@ -199,6 +210,8 @@ def state_from_rank_0(state: Any) -> Any:
             return tensor
         return content.cpu().view(tensor.dtype).view(tensor.shape)
 
-    # All ranks go through the tensors in the same order.
+    # Then send the numbers of each tensor. The outline has the tensors in the order of `state`,
+    # so all ranks call the same broadcasts.
+    own_tensors = state if is_main_process() else outline
     with watchdog.collective("broadcast"):
-        return map_tensors(state if is_main_process() else outline, broadcast)
+        return map_tensors(own_tensors, broadcast)

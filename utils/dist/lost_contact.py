@@ -75,20 +75,25 @@ def _suspects() -> str:
     """
     store = RUN.store
     # Only one rank, the observer, compares the beats of all ranks before and after the wait. The
-    # observer is the first rank that comes here: `add` counts the calls of all ranks and returns 1
-    # to the first one.
-    is_observer = store.add("lost contact", 1) == 1
+    # observer is the first rank that comes here: `add` counts the calls of all ranks, and returns 1
+    # to the first rank.
+    call_count = store.add("lost contact", 1)
+    is_observer = call_count == 1
     if not is_observer:
-        _wait_for_failure(store, 2 * WAIT_FOR_REPORT_S)  # longer, so that the observer can report
+        # Wait longer than the observer, so that the observer reports first.
+        _wait_for_failure(store, 2 * WAIT_FOR_REPORT_S)
         return ""
     before = read_states(store, get_world_size())
     _wait_for_failure(store, WAIT_FOR_REPORT_S)
     if store.get(FAILURE):
         return ""
     after = read_states(store, get_world_size())
-    # A beat may be half a second old. So `before` may lack a collective that a rank had just
-    # entered when the connection broke. `after`, which is seconds younger, has all of them.
-    suspects = _silent_ranks(before, after) or _ranks_behind(after)
+    suspects = _silent_ranks(before, after)
+    if not suspects:
+        # All ranks beat. A beat may be half a second old. So `before` may lack a collective that a
+        # rank had just entered when the connection broke. `after`, which is seconds younger, has
+        # all collectives.
+        suspects = _ranks_behind(after)
     places = []
     for rank in suspects:
         state = after[rank]
@@ -97,7 +102,10 @@ def _suspects() -> str:
 
 
 def _wait_for_failure(store: Store, seconds: float) -> None:
-    """Wait until a rank has noted a failure under the key FAILURE, which is empty before."""
+    """Wait until a rank has noted a failure under the key FAILURE, but at most `seconds`.
+
+    The key is empty as long as there is no failure.
+    """
     deadline = time.monotonic() + seconds
     while not store.get(FAILURE) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -56,12 +56,12 @@ def open_store(launch: LaunchInfo) -> Store:
     _check_address_resolves(launch)
     # torchrun's agent (the parent process of the ranks) may have opened a store already. Then rank
     # 0 only connects to this store, as the other ranks do.
-    is_host = launch.rank == 0 and not launch.is_store_of_agent
-    tcp_store = _open_on_rank_0(launch) if is_host else _connect(launch)
+    opens_store = launch.rank == 0 and not launch.is_store_of_agent
+    tcp_store = _open_on_rank_0(launch) if opens_store else _connect(launch)
     # An agent keeps its store if it restarts the ranks, so the keys of each start need a name.
     start = name_of_start(tcp_store, launch) if launch.is_store_of_agent else ""
     store = PrefixStore(f"spikevrt/{start}", tcp_store)
-    if not is_host:
+    if not opens_store:  # nobody can have met yet in a store that this rank has just opened
         _refuse_run_under_way(store, launch)
     return store
 
@@ -76,11 +76,14 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
     limit_s = min(CHECK_S, launch.join_s)
     # A single look-up may take seconds. So no look-up begins in the last 5 s.
     last_begin_s = limit_s - CHECK_S / 2
+
+    def look_up() -> None:
+        socket.getaddrinfo(launch.master_addr, launch.master_port)
+
     while True:
         left_s = limit_s - clock.now()
         try:
-            # `within` raises TimeoutError if the look-up takes longer than left_s.
-            within(left_s, lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
+            within(left_s, look_up)  # raises TimeoutError after left_s
             return
         except (OSError, TimeoutError) as e:
             if clock.now() > last_begin_s:
@@ -96,8 +99,13 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
 def _open_on_rank_0(launch: LaunchInfo) -> TCPStore:
     """Open the store. Raises DistError if the port is in use, or MASTER_ADDR is another host."""
     address = f"{launch.master_addr}:{launch.master_port}"
+    check_s = min(CHECK_S, launch.join_s)
+
+    def hosted_store() -> TCPStore:
+        return _hosted_store(launch)
+
     try:
-        return within(min(CHECK_S, launch.join_s), lambda: _hosted_store(launch))
+        return within(check_s, hosted_store)  # raises TimeoutError after check_s
     except TimeoutError as e:
         # torch's store also connects to itself at MASTER_ADDR. This hangs if MASTER_ADDR is
         # another host.
@@ -132,7 +140,8 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
     host = launch.master_addr
     port = launch.master_port
     listener = _listener(host, port)
-    # wait_for_workers=False, because `meet` (rendezvous.py) waits for the other ranks.
+    # wait_for_workers=False: this call must not wait for the other ranks, because `meet`
+    # (rendezvous.py) does.
     if listener is None:  # let torch listen on every address
         return TCPStore(host, port, is_master=True, wait_for_workers=False)
     # The store takes over the open socket, and closes it with itself.
@@ -150,9 +159,9 @@ def _listener(name: str, port: int) -> socket.socket | None:
     * A cloud forwards MASTER_ADDR to this host, which has another address itself.
     * This host resolves its own name to a loopback address (127...), as Debian does.
     """
-    # Take the first address that the system knows for the name. Its five values are the arguments
-    # of `socket.socket` (family, kind, protocol), a name that is not needed, and the argument of
-    # `bind`, e.g. ("10.0.0.1", 29500).
+    # Take the first address that the system knows for the name. It has five values: the three
+    # arguments of `socket.socket` (family, kind, protocol), a name that is not needed, and the
+    # argument of `bind`, e.g. ("10.0.0.1", 29500).
     addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = addresses[0]
     # An IPv6 address may have a suffix that names a network card, e.g. "fe80::1%eth0".
@@ -190,13 +199,14 @@ def _connect(launch: LaunchInfo) -> TCPStore:
     host = launch.master_addr
     port = launch.master_port
     check_s = min(CHECK_S, launch.join_s)  # join_s is the user's SPIKEVRT_JOIN_TIMEOUT
+
+    def client() -> TCPStore:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=check_s))
+
     try:
         # Another program may listen at the port, accept the connection and never answer. In this
         # case torch ignores its own time-out. So `within` raises TimeoutError after check_s.
-        return within(
-            check_s,
-            lambda: TCPStore(host, port, is_master=False, timeout=timedelta(seconds=check_s)),
-        )
+        return within(check_s, client)
     except (TimeoutError, TorchDistError) as e:
         raise DistError(
             what=f"what listens at {host}:{port} is not the store of this run",
@@ -218,8 +228,8 @@ def _wait_until_open(launch: LaunchInfo) -> None:
     has_warned = False
     while True:
         try:
-            # An attempt takes 5 s at most. Otherwise a lost packet could cost minutes, the system's
-            # own time-out.
+            # An attempt takes 5 s at most. Without this limit, an attempt whose packet is lost
+            # could last for minutes, until the system's own time-out.
             socket.create_connection((host, port), timeout=5).close()
             return
         except OSError as e:
@@ -249,6 +259,7 @@ def _refuse_run_under_way(store: Store, launch: LaunchInfo) -> None:
     check comes before a rank writes anything
     (test_a_second_run_at_the_same_port_leaves_the_first_run_alone).
     """
+    # The last rank of a run writes MET. This rank has not arrived yet, so its own run has no MET.
     if not store.check([MET]):
         return
     raise DistError(
@@ -279,7 +290,8 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
 
     The rank 0 of an earlier start has ended, so only the rank 0 of this start can answer.
     """
-    own_id = uuid.uuid4().hex  # on rank 0 the name, on another rank the id of its request
+    # On rank 0 this is the name of the start. On any other rank it is the id of its request.
+    own_id = uuid.uuid4().hex
     if launch.rank == 0:
         # A thread sends the name to the other ranks. `clone`, because each thread needs a
         # connection of its own.
@@ -291,7 +303,11 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     request_number = tcp_store.add("requests", 1)  # adds 1, and returns the new number
     tcp_store.set(f"request/{request_number}", own_id)
     key = f"answer/{own_id}"
-    if not wait_for(tcp_store, key, launch.join_s, what_is_missing=lambda: "rank 0"):
+
+    def missing_rank() -> str:
+        return "rank 0"
+
+    if not wait_for(tcp_store, key, launch.join_s, what_is_missing=missing_rank):
         raise not_arrived("rank 0", launch)
     return tcp_store.get(key).decode()
 

@@ -63,21 +63,24 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
     The order of the requests must stay. E.g. the proof must be in the store before MET, because the
     other ranks read it as soon as they see MET.
     """
+    # First of all, because `leave` (leave.py) also waits for a process that raises an error below.
     store.add(JOINED, 1)
     _refuse_another_world_size(store, launch)
     # `seal` adds a signature that only a process with the job key can make.
     if RUN.job_key:
         proof_key = f"proof/{launch.rank}"
         store.set(proof_key, seal(proof_key, "here"))
-    # `add` returns the new number. It is 2 if another process had this rank before.
-    if store.add(f"arrived/{launch.rank}", 1) > 1:
+    # `add` adds 1, and returns the new number: 2 if another process has the same rank.
+    count_of_this_rank = store.add(f"arrived/{launch.rank}", 1)
+    if count_of_this_rank > 1:
         raise DistError(
             what=f"rank {launch.rank} arrived twice",
             where=rank_on_host(launch),
             expected="each RANK once",
             do="correct RANK, or end the other run that uses this MASTER_PORT",
         )
-    if store.add("arrived", 1) == launch.world_size:  # this rank is the last one
+    arrived_count = store.add("arrived", 1)
+    if arrived_count == launch.world_size:  # this rank is the last one
         store.set(MET, "1")
 
 
@@ -128,7 +131,8 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
     """Raise DistError if one of these ranks does not have the job key."""
     for rank in ranks:
         key = f"proof/{rank}"
-        # Another program leaves no proof. Then take an empty text, which is a wrong proof.
+        # Another program leaves no proof, and `get` would wait for it. Then take an empty text,
+        # which is a wrong proof.
         proof = store.get(key) if store.check([key]) else b""
         try:
             unseal(key, proof)

@@ -26,8 +26,8 @@ class FailedRank(NamedTuple):
 class Round:
     """A barrier at which each rank reports success or failure.
 
-    Each rank calls `arrive`. Once all have arrived, `wait` returns the same outcome on all ranks.
-    The keys of a round named "round/7":
+    Each rank calls `arrive`, and then `wait`. Once all have arrived, `wait` returns the same
+    outcome on all ranks. The keys of a round named "round/7":
 
         round/7/arrived   number of ranks that have arrived
         round/7/failed    "3 2": rank 3 failed with exit code 2, and no lower rank failed; empty if
@@ -61,27 +61,32 @@ class Round:
 
         code: the exit code if this rank failed, or None if it did not.
         """
-        # A rank without a failure writes "", because `get` in `wait` would wait for a key that
-        # nobody has written. `seal` adds a proof that a rank of this run wrote the value.
-        own_value = "" if code is None else seal(self.failed_key, f"{self.rank} {code}")
+        # A rank without a failure writes "". If no rank wrote the key, `get` in `wait` would wait
+        # for it.
+        own_value = ""
+        if code is not None:
+            # `seal` adds a proof that a rank of this run wrote the value.
+            own_value = seal(self.failed_key, f"{self.rank} {code}")
         # compare_set(key, expected, new) writes `new` if the key holds `expected`, and returns what
         # the key then holds.
         value = self.store.compare_set(self.failed_key, "", own_value)
         if own_value:
             # Replace the failure of a higher rank. Another rank may replace it at the same time.
-            # Then compare_set writes nothing, and returns the failure of the other rank, which is
-            # compared in the next turn.
+            # Then compare_set writes nothing, and returns the failure of the other rank. The next
+            # turn of the loop compares this rank with it.
             failure = self._failure(value)
             while failure is not None and failure.rank > self.rank:
                 value = self.store.compare_set(self.failed_key, value.decode(), own_value)
                 failure = self._failure(value)
-        if self.store.add(self.arrived_key, 1) == self.world_size:
+        arrived_count = self.store.add(self.arrived_key, 1)  # adds 1, and returns the new number
+        if arrived_count == self.world_size:  # this rank is the last one
             self.store.set(self.over_key, "1")
 
     def wait(self, seconds: float = float("inf")) -> FailedRank | None:
-        """Wait until all ranks have arrived, or the time is over.
+        """Wait until all ranks have arrived, or the time is over. Call `arrive` before.
 
-        Returns the lowest rank that has failed so far, or None if none has failed.
+        Returns the lowest rank that has failed so far, or None if none has failed. If the time is
+        over first, a failure of a rank that comes later is missing.
         """
         wait_for(self.store, self.over_key, seconds)
         return self._failure(self.store.get(self.failed_key))

@@ -30,7 +30,9 @@ from utils.errors import DataError
 from utils.files import write_whole
 
 STATUS_NAME = "status"
-# Seconds between two looks at the file. A beat comes more often than that.
+# Seconds between two looks at the file. After a request, `_answer` waits for POLL_S again, so that
+# each rank writes a new beat before the answer. So POLL_S must be longer than the time between two
+# beats, which is half a second.
 POLL_S = 1.0
 
 
@@ -43,6 +45,9 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
 
     rank: number of the rank, or None for this rank.
     state: the last beat of the rank: host, pid, step, phase, age and facts. None for this rank.
+
+    Raises KeyError or TypeError if the facts of a beat are incomplete, e.g. because another program
+    wrote the beat.
     """
     if state is None:
         state = _own_state()
@@ -52,12 +57,15 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     # The first samples of this start of the run, e.g. "17, 4, 230" (utils/run/start_lines.py).
     # Later samples do not change the text. The list is empty if the epoch had no sample left when
     # the run started.
-    first = ", ".join(str(index) for index in facts["first"]) or "none left of this epoch"
+    first = ", ".join(str(index) for index in facts["first"])
+    if not first:
+        first = "none left of this epoch"
+    loss = "finite" if facts["loss_is_finite"] else "NaN or Inf"
     parts = [
         f"rank {rank} of {RUN.launch.world_size} on {state['host']}, {facts['device']}, "
         f"pid {state['pid']}",
         f'step {state["step"]}, {state["age"]:.1f} s in phase "{state["phase"]}"',
-        f"loss {'finite' if facts['loss_is_finite'] else 'NaN or Inf'}",
+        f"loss {loss}",
         f"weights {facts['weights']} at step {facts['weights_step']}",
         f"{facts['samples']} samples an epoch, first {first}",
     ]
@@ -81,7 +89,9 @@ def _own_state() -> State:
 
 @contextmanager
 def answering(folder: Path) -> Generator[None]:
-    """Within the block, answer in `folder`/status each time that file is touched, on rank 0.
+    """Within the block, answer on rank 0 each time that a user touches the file `folder`/status.
+
+    The answer is written into this file.
 
     folder: the folder of the run.
     """
@@ -127,7 +137,8 @@ def _lines(store: Any) -> list[str]:
     """Return the line of every rank. store: None in a single process."""
     if store is None:
         return [status_line()]
-    beats = store.multi_get([f"beat/{rank}" for rank in range(RUN.launch.world_size)])
+    keys = [f"beat/{rank}" for rank in range(RUN.launch.world_size)]
+    beats = store.multi_get(keys)  # in the order of the ranks
     lines = []
     for rank, beat in enumerate(beats):
         try:

@@ -78,7 +78,8 @@ def unseal(key: str, value: str | bytes) -> str:
         raise foreign_value(key) from e
     if not RUN.job_key:
         return text
-    proof, _, content = text.partition(" ")  # '5f0c2a... {"beat": 512}' at its first blank
+    # '5f0c2a... {"beat": 512}' is cut at its first blank, because a proof has none.
+    proof, _, content = text.partition(" ")
     # compare_digest takes the same time for each wrong proof. Otherwise somebody could measure how
     # many characters of a guess are right.
     if not hmac.compare_digest(proof.encode(), _proof(key, content).encode()):
@@ -157,12 +158,12 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
         failure = Failure(**table)
     except TypeError as e:
         raise foreign_value("failure") from e
-    # `type(...) is int`, because True is an int for isinstance.
     ranks = range(world_size)
+    # `type(...) is int`, because isinstance would take True for an int, too.
     is_ours = (
         all(type(number) is int for number in failure)
         and failure.rank in ranks
-        and failure.by in ranks  # the rank that reports the failure
+        and failure.by in ranks
         and failure.code in FAILURE_CODES
     )
     if not is_ours:
@@ -171,11 +172,17 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
 
 
 def printable_text(text: str) -> str:
-    """Return `text` without characters that move a terminal's cursor, and not too long."""
+    """Return the first LONGEST_TEXT characters of `text`, with "?" for each unprintable character.
+
+    An unprintable character could e.g. move a terminal's cursor, and so hide a line of a report.
+    """
     text = text[:LONGEST_TEXT]
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else "?" for c in text)
+    characters = []
+    for character in text:
+        characters.append(character if character.isprintable() else "?")
+    return "".join(characters)
 
 
 def foreign_value(key: str) -> ForeignValueError:
@@ -235,5 +242,7 @@ def _facts(value: Any) -> dict[str, Any]:
     """
     facts = {}
     for name, fact in dict(value).items():
-        facts[printable_text(name)] = printable_text(fact) if isinstance(fact, str) else fact
+        if isinstance(fact, str):
+            fact = printable_text(fact)
+        facts[printable_text(name)] = fact
     return facts
