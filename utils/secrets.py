@@ -1,4 +1,4 @@
-"""Hide secrets in options and texts. All that is saved, shown or logged passes through this module.
+"""Hide secrets in options and texts before they are saved, shown or logged.
 
 A value is a secret in four cases:
 
@@ -10,11 +10,13 @@ A value is a secret in four cases:
     redact            a value or a whole section, for a file or a message
     without_secrets   any text of several lines, e.g. of the log or of an error
 
-What must stay: every name and every form of a secret. A secret that this module misses is published
-with logs and records of options (test_a_secret_is_known_by_its_form_under_any_key,
+What must stay: every name and every form of a secret, because logs and records of options are
+published, with each secret that this module misses. Tests:
+test_a_secret_is_known_by_its_form_under_any_key,
 test_the_value_of_a_key_that_says_secret_is_hidden,
-test_a_secret_within_the_value_of_an_option_is_in_no_message_and_no_file). Free to change: a name or
-a form may be added, if usual options stay readable (test_other_texts_stay_as_they_are).
+test_a_secret_within_the_value_of_an_option_is_in_no_message_and_no_file.
+Free to change: a name or a form may be added if usual options stay readable
+(test_other_texts_stay_as_they_are).
 
 Tests: tests/parts/utils/test_option.py
 """
@@ -39,7 +41,7 @@ _LAST_WORDS = (
     r"bearer", r"credentials?", r"webhooks?(?:[_-]?url)?", r"dsn", r"cookies?",
     r"session(?:[_-]?id)?", r"pat", r"jwt", r"sas", r"otp", r"connection[_-]?string",
 )  # fmt: skip
-# Any of them. (?i: ...) ignores upper and lower case.
+# Matches any one of them. (?i: ...) ignores upper and lower case, and joins them by "|" (or).
 _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
 # A key is secret if it ends with such a name, and the name begins a word. So "compat" is not
 # secret, although it ends in "pat". What may stand in front of the name:
@@ -58,16 +60,18 @@ SPELLED = (
 # because such a number is a count and no secret.
 COUNT_WORDS = {"num", "n", "max", "min", "count", "total", "size", "len", "per"}
 # A number below this limit is shown under any key, because no service gives out secrets of five
-# digits. With a higher limit, a password such as 123456 would be saved.
+# digits. A password such as 123456 is above the limit, and is hidden.
 LEAST_SECRET_NUMBER = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
-# Above each pattern stands an example of a match, with the secret in capital letters. If a pattern
-# has a group 1, the text of this group stays, and MASK replaces the rest of the match.
+# Above each pattern stands an example of a match, with the secret in capital letters. Group 1 of a
+# pattern is the text in its first "(...)". This text stays, and MASK replaces the rest of the
+# match. If a pattern has no group 1, MASK replaces the whole match. "(?:...)" is no group, and
+# "(?=@)" only looks whether "@" follows: the "@" does not belong to the match.
 #
-# A long text must take time in proportion to its length, so nearly every repetition has an upper
-# bound, e.g. {1,500}. Keep this if you add a form
+# The time of a search must grow only in proportion to the length of the text. So nearly every
+# repetition has an upper bound, e.g. {1,500}. A new form needs such bounds, too
 # (test_long_texts_are_searched_in_proportion_to_their_length).
 
 # "https://user:PASSWORD@host"
@@ -82,8 +86,12 @@ _URL_PARAMETER = re.compile(
     r"[^\s&#]{1,2000}"  # the value, up to the next parameter
 )
 # "Authorization: Bearer VALUE". A value has 12 characters at least, so "token of the run" stays.
-_BEARER = re.compile(r"(?i)\b((?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,2000}")
-# Tokens that begin as their service writes them: service -> form. The whole token is replaced.
+_BEARER = re.compile(
+    r"(?i)\b((?:bearer|basic|token)\s+)"  # group 1: "Bearer "
+    r"[A-Za-z0-9._~+/=-]{12,2000}"  # the value
+)
+# The name of a service -> the form of its tokens. The beginning of a token, e.g. "ghp_", tells its
+# service. These forms have no group 1, so MASK replaces the whole token.
 _TOKEN_FORMS = {
     "GitHub": r"gh[opsur]_\w{20,255}|github_pat_\w{20,255}",
     "GitLab": r"glpat-[\w-]{16,64}",
@@ -97,8 +105,15 @@ _TOKEN_FORMS = {
     "Docker": r"dckr_pat_[\w-]{16,64}",
 }
 _TOKEN = re.compile(rf"\b(?:{'|'.join(_TOKEN_FORMS.values())})")
-# A private key as OpenSSL and SSH write it to a file. After the line BEGIN, the match has at most
-# 20,000 characters. It stops at the first END, or at the end of the text if the key was cut off.
+# A private key as OpenSSL and SSH write it to a file:
+#
+#     -----BEGIN RSA PRIVATE KEY-----
+#     VALUE, several lines
+#     -----END RSA PRIVATE KEY-----
+#
+# The match goes from "-----BEGIN" to the first "-----END", or to the end of the text if the key was
+# cut off. It reads at most 20,000 characters after the line BEGIN. [\s\S] is any character, also a
+# line break.
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:-----END|$)")
 
 # ---- Names of secrets in a text -----------------------------------------------------------------
@@ -117,36 +132,35 @@ _NAME_IN_TEXT = rf"""{_NAME}["']?{_SEPARATOR}"""
 # "--token=", "--wandb-api-key=", "--hf2token " and "--hfToken ", but not "--compat ".
 _WORDS_OF_FLAG = r"(?:[\w-]{0,40}(?:[_\d-]|[a-z](?=[A-Z])))?"
 _FLAG = rf"--{_WORDS_OF_FLAG}{_NAME}[ =]"
-# The value is a text in quotes, whose end may be cut off, or a word. Its repetitions need no upper
-# bound, because the search continues behind a match and so reads each character once.
-_VALUE_IN_TEXT = "|".join(
-    (
-        r'"(?:\\.|[^"\\])*"?',  # in double quotes, perhaps with escapes: "a\"b"
-        r"'[^']*'?",  # in single quotes
-        # A word: up to a blank, one of ",;&", or a closing bracket. In a header of HTTP, another
-        # word stands in front of it: "Authorization: Bearer VALUE".
-        r"(?i:(?:bearer|basic|token)\s{1,9})?[^\s,;&}\]]+",
-    )
-)
-# Where a name may begin within a text, as in KEY. So "mypwd: " has no name. The three cases:
-#     (?<![^\W_])          not after a letter or digit, so also at the start of the text: "db_pwd: "
+# The value is a text in quotes or a word. The quote at the end is optional ("? and '?), because a
+# message may cut a long text off. The repetitions need no upper bound, because the search continues
+# behind a match and so reads each character once.
+_DOUBLE_QUOTED = r'"(?:\\.|[^"\\])*"?'  # perhaps with escapes: "a\"b"
+_SINGLE_QUOTED = r"'[^']*'?"
+# A word ends before a blank, one of ",;&", or one of "}]". In a header of HTTP, another word stands
+# in front of it: "Authorization: Bearer VALUE".
+_WORD = r"(?i:(?:bearer|basic|token)\s{1,9})?[^\s,;&}\]]+"
+_VALUE_IN_TEXT = f"{_DOUBLE_QUOTED}|{_SINGLE_QUOTED}|{_WORD}"
+# Where a name may begin within a text. The cases are the same as in front of a key (_BEFORE_NAME):
+#     (?<![^\W_])          not after a letter or digit: at the start of the text, or "db_pwd: "
 #     (?<=\d)              after a digit: "hf2token: "
-#     (?<=[a-z])(?=[A-Z])  after a small letter, with a capital letter: "hfToken: "
+#     (?<=[a-z])(?=[A-Z])  after a small letter and before a capital letter: "hfToken: "
+# None of them holds for "pwd" in "mypwd: ", so this text stays as it is.
 _BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
-# Group 1 stays in the text, group 2 is the value.
+# Group 1 is the name with its sign, e.g. "token: ", and stays in the text. Group 2 is the value.
 _IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
 # Characters around a value that do not belong to it, e.g. the bracket after "***" in "(token=***)".
 _AROUND_VALUE = "\"'()[]{}<>:.\\"
-# The words at the end of a text that "_" and "-" join, e.g. "num_" at the end of "with num_".
+# The letters, digits, "_" and "-" at the end of a text, e.g. "num_" at the end of "with num_".
 _END_OF_WORD = re.compile(r"[\w-]+$")
-# Values in a text that hold no secret, as `redact` leaves them under the key of a secret.
+# Values in a text that are no secrets. `redact` shows True, False and None under any key, too.
 _PLAIN_VALUES = {"true", "false", "null", "none", ""}
 
 
 def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
-    """Return a copy of `value`, the value of option `key`, without secrets, however deep they lie.
+    """Return a copy of `value` without secrets. Sections and lists within it are searched as well.
 
-    All that is saved, shown or logged of the options passes through here. There are two uses:
+    Options must pass through this function before they are saved, shown or logged. It has two uses:
 
         what is saved   redact(options)
                         {"wandb_api_key": "abc"} -> {"wandb_api_key": None}
@@ -155,14 +169,16 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
 
     What is hidden depends on the kind of the value:
 
-        section, list        its items are, each by itself
-        number, text         hidden under the key of a secret; a number may be a count, which stays
-        text, other keys     only the secrets within it: "hfToken: abc" -> "hfToken: ***"
-        True, False, None    stay
+        section, list        each item is treated by itself
+        text                 under the key of a secret, the whole text is hidden; under other keys,
+                             only the secrets within it: "hfToken: abc" -> "hfToken: ***"
+        number               it is hidden under the key of a secret, unless it is a count
+        True, False, None    they are never hidden
 
-    A message hides more, because it may quote what a user typed wrongly: the value of a misspelt
-    key, and every number under the key of a secret, or behind its name within a text.
+    A message hides more, because it may quote what a user typed wrongly. It also hides the value of
+    a misspelt key, and every number under the key of a secret or behind its name within a text.
 
+    key: the name of the option that has this value.
     replacement: the text that stands for a secret in a message, or None for what is saved.
     """
     is_message = replacement is not None
@@ -178,18 +194,19 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     # The items of a list count as values of the key of the list.
     if isinstance(value, (list, tuple)):
         return [redact(item, key, replacement) for item in value]
-    # A bool holds no secret, e.g. "use_auth": true. Ask for bool before int: a bool is an int, too.
+    # A bool holds no secret, e.g. "use_auth": true. This test must stand before the test for int,
+    # because a bool is an int, too.
     if isinstance(value, bool):
         return value
-    # A number under a secret key may be a count, e.g. "num_tokens": 8. A message hides it all the
-    # same. But a resumed run needs the counts, so what is saved hides only the other numbers.
+    # A number under a secret key may be a count, e.g. "num_tokens": 8. A message hides counts, too.
+    # In what is saved the counts stay, because a resumed run reads them.
     if isinstance(value, (int, float)):
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
         return replacement if is_hidden else value
     # Any other value that is not a text, such as None, holds no secret.
     if not isinstance(value, str):
         return value
-    # pydantic prints a SecretStr as ten stars.
+    # pydantic prints a SecretStr as ten stars, so a text of ten stars was a secret.
     if is_secret or value == "*" * 10:
         return replacement
     return _without_named(without_tokens(value), shows_counts=not is_message)
@@ -197,15 +214,15 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
 
 def is_secret_key(key: str) -> bool:
     """Return whether the last words of a key say that its value is a secret."""
-    # 200 characters are longer than any of the names, and bound the time for a long key.
+    # Only the last 200 characters, so that a long key takes little time. No name is as long.
     return KEY.search(key[-200:]) is not None
 
 
 def without_secrets(text: str) -> str:
-    """Return a text that people see, e.g. of the log or of an error, with MASK in place of secrets.
+    """Return `text`, e.g. of the log or of an error, with MASK in place of secrets.
 
-    Counts such as "tokens: 8" stay. A name and its value must stand on one line, because otherwise
-    the beginning of the next line of an error could be taken for a value.
+    Counts such as "tokens: 8" stay. Each line is searched by itself. Otherwise, after a line that
+    ends in "token:", the first word of the next line would be taken for a value.
     """
     lines = without_tokens(text).split("\n")
     return "\n".join(_without_named(line, shows_counts=True) for line in lines)
@@ -217,26 +234,42 @@ def _without_named(text: str, shows_counts: bool) -> str:
     shows_counts: whether numbers that are no secrets stay, and values such as "false".
     """
 
-    def hidden(match: re.Match[str]) -> str:
-        """Return a name and its value, hidden if it is a secret."""
-        value = match[2].strip(_AROUND_VALUE)
-        # A value that is hidden already stays. Otherwise the characters behind it would be lost,
-        # e.g. "(token=***)" would become "(token=***".
-        stays = value == MASK
-        if shows_counts:
-            # The name may have words in front of the match, e.g. "num_" of "num_tokens". As in
-            # _FLAG, they have up to 40 characters.
-            text_before = text[max(0, match.start() - 40) : match.start()]
-            words_before = _END_OF_WORD.search(text_before)
-            name = match[1] if words_before is None else words_before[0] + match[1]
-            stays = stays or _holds_no_secret(value, name)
-        return match[0] if stays else match[1] + MASK
+    def replacement_of(match: re.Match[str]) -> str:
+        """Return what stands in the text in place of a match of _IN_TEXT.
 
-    return _IN_TEXT.sub(hidden, text)
+        E.g. "token: ***" for the match "token: abc".
+        """
+        value = match[2].strip(_AROUND_VALUE)
+        # Do not hide a value twice, because the second time would remove the characters behind it:
+        # "(token=***)" would become "(token=***".
+        if value == MASK:
+            return match[0]
+        if shows_counts and _holds_no_secret(value, _whole_name(match)):
+            return match[0]
+        return match[1] + MASK
+
+    return _IN_TEXT.sub(replacement_of, text)
+
+
+def _whole_name(match: re.Match[str]) -> str:
+    """Return the name in a match of _IN_TEXT, with the words that "_" or "-" join to it in front.
+
+    E.g. in "with num_tokens: 8", the match begins at "tokens: ", and the result is "num_tokens: ".
+    """
+    # As in _FLAG, up to 40 characters in front of the match are searched.
+    start = match.start()
+    text_before = match.string[max(0, start - 40) : start]
+    words_before = _END_OF_WORD.search(text_before)
+    if words_before is None:
+        return match[1]
+    return words_before[0] + match[1]
 
 
 def _holds_no_secret(value: str, name: str) -> bool:
-    """Return whether a value within a text is no secret: a count, or a value such as "false"."""
+    """Return whether a value within a text is no secret: a count, or a value such as "false".
+
+    name: the name in front of the value, e.g. "num_tokens: ".
+    """
     if value.lower() in _PLAIN_VALUES:
         return True
     try:
@@ -260,9 +293,9 @@ def without_tokens(text: str) -> str:
 def _resembles(key: str) -> bool:
     """Return whether the end of a key looks like a misspelt name of SPELLED.
 
-    For example, of "run.wandb_api_kye" these ends are compared: "run_wandb_api_kye",
-    "wandb_api_kye", "api_kye" and "kye". The names of SPELLED have three words at most, so four
-    words are enough.
+    The ends are the last four words of the key, the last three, the last two, and the last word.
+    E.g. for "run.wandb_api_kye": "run_wandb_api_kye", "wandb_api_kye", "api_kye" and "kye". The
+    names of SPELLED have three words at most, so four words are enough.
     """
     last_words = _words_of(key)[-4:]
     for first in range(len(last_words)):
@@ -277,14 +310,15 @@ def _resembles(key: str) -> bool:
 
 def _words_of(key: str) -> list[str]:
     """Return the words of a key in small letters, e.g. "run.wandb_Key" -> run, wandb, key."""
-    # The last 200 characters are enough, and bound the time for a long key.
+    # Only the last 200 characters, so that a long key takes little time.
     return re.split(r"[\W_]+", key[-200:].lower())
 
 
 def _is_secret_number(value: float, key: str) -> bool:
     """Return whether a number under the key of a secret is a secret, and not a count.
 
-    Counts are all small numbers, and numbers under keys such as "num_tokens".
+    A number is taken for a count if it is below LEAST_SECRET_NUMBER, or if its key has one of
+    COUNT_WORDS, as "num_tokens" has.
     """
     has_count_word = not COUNT_WORDS.isdisjoint(_words_of(key))
     return abs(value) >= LEAST_SECRET_NUMBER and not has_count_word
