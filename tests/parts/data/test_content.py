@@ -1,10 +1,14 @@
-"""The digest of the clips on which a score is measured. Only a change of the data changes it."""
+"""data/clips/content.py: the digest of the clips on which a score is measured.
+
+The digest is a short text that stands for the content of the clips. Only a change of the data may
+change it. The clips are clip0 and clip1, each with 6 frames of 16 x 24 pixels and 24 spike planes
+for each frame. A reader gives the frames of one clip.
+"""
 
 import os
 import shutil
 import struct
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,19 +56,21 @@ def test_a_copy_with_other_times_of_change_has_the_same_digest(root, tmp_path):
 
 
 def test_one_changed_pixel_changes_the_digest(root):
-    before = digest(root)
     path = file_of_clip1(root, "sharp", "000050.png")
     red = np.full(FRAME_SIZE, 100, np.uint8)
+    first = digest(root)
+
     write_png(path, red)
     with_another_picture = digest(root)
-    red[7, 11] = 101
+    red[7, 11] = 101  # one level more
     write_png(path, red)
     with_another_pixel = digest(root)
 
-    assert with_another_picture != before
-    assert with_another_pixel not in (before, with_another_picture)
+    assert with_another_picture != first
+    assert with_another_pixel not in (first, with_another_picture)
 
 
+# Numbers of a byte in the file: the first, one in the middle, and the last.
 @pytest.mark.parametrize("at", [0, 100, -1])
 def test_one_changed_byte_of_the_spikes_changes_the_digest(root, at):
     before = digest(root)
@@ -76,9 +82,20 @@ def test_one_changed_byte_of_the_spikes_changes_the_digest(root, at):
     assert digest(root) != before
 
 
-def reader_of(path):
-    """Return a reader of a clip with one file. It has only what `digest_of_clips` reads."""
-    return SimpleNamespace(name="x", stems=["0"], described=lambda: "", paths=lambda: [str(path)])
+class ReaderOfOneFile:
+    """A clip of one frame in one file. It has only what `digest_of_clips` reads."""
+
+    name = "x"
+    stems = ("0",)
+
+    def __init__(self, path):
+        self.path = path
+
+    def described(self):
+        return ""
+
+    def paths(self):
+        return [str(self.path)]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +111,12 @@ def test_a_large_file_is_sampled_from_its_beginning_to_its_end(tmp_path, changed
     path = tmp_path / "x.dat"
     data = np.zeros(200_000, np.uint8)
     path.write_bytes(data.tobytes())
-    before = digest_of_clips([reader_of(path)])
+    before = digest_of_clips([ReaderOfOneFile(path)])
 
     data[changed] = 1
     path.write_bytes(data.tobytes())
 
-    assert digest_of_clips([reader_of(path)]) != before
+    assert digest_of_clips([ReaderOfOneFile(path)]) != before
 
 
 @pytest.mark.parametrize(
@@ -121,15 +138,17 @@ def test_an_option_that_reads_other_parts_of_the_files_changes_the_digest(root, 
 
 
 def test_digests_have_16_hex_digits(root):
-    (first, _) = set_for_testing(data_section(root, "test")).readers()
+    first, _ = set_for_testing(data_section(root, "test")).readers()
 
+    # The digest of all clips, and the digest of one clip.
     for found in (digest(root), first.digest()):
         assert len(found) == 16
         assert int(found, 16) >= 0  # ValueError for other characters
 
 
-def test_a_frame_more_changes_the_digest(root):
+def test_an_additional_frame_changes_the_digest(root):
     before = digest(root)
+
     # Write the same clip with 7 frames in place of 6. clip1 was written with the seed 1, so its
     # first 6 frames keep their content.
     write_clip(root, "clip1", split="test", first=47, frames=7, seed=1)
@@ -139,6 +158,7 @@ def test_a_frame_more_changes_the_digest(root):
 
 def test_another_rate_in_dataset_json_changes_the_digest(root):
     before = digest(root)
+
     write_info(root, rate=0.5)
 
     assert digest(root) != before
@@ -156,12 +176,26 @@ def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
     clips = set_for_testing(values).readers()
     shutil.rmtree(root / "GOPRO_Large")
     before = digest_of_clips(clips)
+
     path = tmp_path / "cache/clip1/gt.u8"
     pixels = bytearray(path.read_bytes())
-    pixels[0] ^= 1  # changes the last bit of the first byte
+    pixels[0] ^= 1  # flips the lowest bit of the first byte
     path.write_bytes(pixels)
 
     assert digest_of_clips(clips) != before
+
+
+class ReaderWithoutFiles:
+    """A clip whose frames are computed. lq: its blurry frames (n, 3, H, W)."""
+
+    name = "x"
+
+    def __init__(self, lq):
+        self.lq = lq
+        self.stems = [str(number) for number in range(len(lq))]
+
+    def frame(self, index):
+        return {"lq": self.lq[index]}
 
 
 # A reader without files is hashed by its first, middle and last frame. The clip has 4 frames, so
@@ -169,11 +203,10 @@ def test_a_cache_without_its_files_is_hashed_itself(root, tmp_path):
 @pytest.mark.parametrize("number", [0, 1, 3], ids=["first", "middle", "last"])
 def test_a_reader_without_files_is_known_by_its_frames(number):
     frames = torch.zeros(4, 3, 5, 6)
-    reader = SimpleNamespace(
-        name="x", stems=["0", "1", "2", "3"], frame=lambda i: {"lq": frames[i]}
-    )
+    reader = ReaderWithoutFiles(frames)
     before = digest_of_clips([reader])
-    frames[number, 2, 4, 5] = 1.0
+
+    frames[number, 2, 4, 5] = 1.0  # changes the frames of the reader, too
 
     assert digest_of_clips([reader]) != before
 
@@ -184,6 +217,7 @@ def test_the_size_of_a_file_counts_even_if_its_content_is_not_read(root, monkeyp
     # that is changed below is not one of the 5, but the digest also has the size of each file.
     monkeypatch.setattr(content, "MOST_FILES", 5)
     before = digest(root)
+
     with open(file_of_clip1(root, "sharp", "000050.png"), "ab") as file:
         file.write(b"x")
 
@@ -232,7 +266,6 @@ def test_the_digest_that_is_stored_with_results_stays(plain_clips):
 
 
 def test_the_digest_of_a_reader_without_files_stays():
-    frames = {"lq": torch.ones(3, 1, 2)}
-    reader = SimpleNamespace(name="x", stems=["0", "1"], frame=lambda _: frames)
+    reader = ReaderWithoutFiles(torch.ones(2, 3, 1, 2))
 
     assert digest_of_clips([reader]) == "18d8ff29f278a4f4"

@@ -55,9 +55,8 @@ def clips(tmp_path_factory) -> Path:
 
 def with_instants(root: Path, split: str = "train", **changes: Any) -> dict[str, Any]:
     """Return a section of `datasets` that reads the instants. changes: additional keys."""
-    return data_section(
-        root, split, dataroot_gt_instants=str(root / "GOPRO_Large" / split), **changes
-    )
+    folder = str(root / "GOPRO_Large" / split)
+    return data_section(root, split, dataroot_gt_instants=folder, **changes)
 
 
 def build(root: Path, **changes: Any) -> Any:
@@ -93,7 +92,9 @@ def sample_frames(samples) -> list[SampleFrame]:
     """Give the frames of all samples."""
     frames = []
     for sample in samples:
-        instants = (sample["gt_instants"].unflatten(1, (INSTANTS, 3)) * 255).round().int()
+        # (frames, 9, H, W) -> (frames, INSTANTS, RGB, H, W)
+        instants = sample["gt_instants"].unflatten(1, (INSTANTS, 3))
+        instants = (instants * 255).round().int()
         lq = (sample["lq"] * 255).round().int()
         for number in range(3):
             # Channel 0 counts the spikes in the first half of the exposure, and channel 1 counts
@@ -170,7 +171,8 @@ def problem_of(tmp_path) -> dict[str, str]:
     write_info(tmp_path)
     (tmp_path / "GOPRO_Large/train/clip0/instants/000001_1.png").unlink()
 
-    return {problem.clip: problem.what for problem in check_clips(with_instants(tmp_path)).problems}
+    report = check_clips(with_instants(tmp_path))
+    return {problem.clip: problem.what for problem in report.problems}
 
 
 def test_a_missing_instant_is_a_problem(problem_of):

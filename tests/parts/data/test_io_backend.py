@@ -86,9 +86,9 @@ SPIKE = {"type": "dat", "h": 8, "w": 12, "center": 12}
 
 
 def test_an_lmdb_of_frames_gives_the_samples_of_the_files(root):
-    assert_same_samples(
-        build_clips(root, spike=SPIKE, **lmdbs(root, "lq", "gt")), build_clips(root, spike=SPIKE)
-    )
+    from_lmdb = build_clips(root, spike=SPIKE, **lmdbs(root, "lq", "gt"))
+
+    assert_same_samples(from_lmdb, build_clips(root, spike=SPIKE))
 
 
 def test_an_lmdb_of_frames_and_an_lmdb_of_spikes_give_the_samples_of_the_files(root):
@@ -96,10 +96,9 @@ def test_an_lmdb_of_frames_and_an_lmdb_of_spikes_give_the_samples_of_the_files(r
     # `root`.
     os.rename(root / "GOPRO_Large_spike_seq/dataset.json", root / "dataset.json")
 
-    assert_same_samples(
-        build_clips(root, spike=SPIKE, **lmdbs(root, "lq", "gt", "spike")),
-        build_clips(root, spike=SPIKE),
-    )
+    from_lmdb = build_clips(root, spike=SPIKE, **lmdbs(root, "lq", "gt", "spike"))
+
+    assert_same_samples(from_lmdb, build_clips(root, spike=SPIKE))
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_with_the_true_calibration_spikes_and_frame_show_the_same_place():
     inside = (slice(8, -8), slice(8, -8))  # the spike camera does not see the edges
 
     def mean_error(grid):
+        """Return the mean error of the rates that the grid puts on the frame, without edges."""
         whole_frame = Augment.whole(RGB)  # no crop, no flips
         window = grid.window(whole_frame)
         (rates_on_frame,) = window.to_rgb(rates[None])  # one channel: (1, h, w) -> (1, H, W)
@@ -152,7 +153,9 @@ def test_the_calibration_says_the_rolling_shutter_and_the_blur_of_the_lens():
 
     calibration = rig.calibration(SPIKE, RGB)
 
-    assert (calibration.rolling, calibration.lens_blur) == (rig.rolling, rig.lens_blur)
+    assert calibration.rolling == rig.rolling
+    assert calibration.lens_blur == rig.lens_blur
+    # The rig "rig" has both flaws. Two zeros would show nothing.
     assert calibration.rolling > 0
     assert calibration.lens_blur > 0
 
@@ -260,6 +263,7 @@ def test_the_blur_of_a_lens_weakens_edges():
     sharp = firing_rates(Rig(), lights)
     soft = firing_rates(Rig(lens_blur=1.5), lights)
 
+    # The differences between neighbours in a row are the edges. The factor 0.8 is chosen by hand.
     assert np.abs(np.diff(soft)).mean() < 0.8 * np.abs(np.diff(sharp)).mean()
 
 
@@ -280,6 +284,26 @@ def test_stuck_pixels_are_as_many_as_asked(rate_of_pixel, share):
     assert (rates == rate_of_pixel).mean() == pytest.approx(share, abs=0.03)
 
 
+def record_half_lit_frame(sum_gamma):
+    """Return the frame and the spikes of 8 planes: 4 are dark, then 4 are bright.
+
+    sum_gamma: the frame is the mean of light ** (1 / sum_gamma). So 1 averages light, and 2.2
+        averages display values.
+    """
+    dark = np.zeros((16, 16, 3), np.float32)
+    bright = np.ones((16, 16, 3), np.float32)
+    lights = [dark] * 4 + [bright] * 4
+    rig = Rig.of_flag(f"ideal,sum_gamma={sum_gamma}", random_stream("a", 0))
+    [(blurry, _, spikes)] = rig.record(iter(lights), 8, (8, 8))
+    return blurry, spikes
+
+
+def mean_of_half_lit_frame(sum_gamma):
+    """Return the mean display value in [0, 1] of the frame of `record_half_lit_frame`."""
+    blurry, _ = record_half_lit_frame(sum_gamma)
+    return float(blurry.mean()) / 255
+
+
 def test_an_exposure_may_be_a_mean_of_display_values_instead_of_light():
     of_light = mean_of_half_lit_frame(sum_gamma=1.0)
     of_display_values = mean_of_half_lit_frame(sum_gamma=2.2)
@@ -295,22 +319,6 @@ def test_the_spike_camera_sees_light_whatever_the_exposure_is_a_mean_of():
     _, spikes_of_display_values = record_half_lit_frame(sum_gamma=2.2)
 
     assert np.array_equal(spikes_of_light, spikes_of_display_values)
-
-
-def record_half_lit_frame(sum_gamma):
-    """Return the frame and the spikes of 8 planes: 4 are dark, then 4 are bright."""
-    dark = np.zeros((16, 16, 3), np.float32)
-    bright = np.ones((16, 16, 3), np.float32)
-    lights = [dark] * 4 + [bright] * 4
-    rig = Rig.of_flag(f"ideal,sum_gamma={sum_gamma}", random_stream("a", 0))
-    [(blurry, _, spikes)] = rig.record(iter(lights), 8, (8, 8))
-    return blurry, spikes
-
-
-def mean_of_half_lit_frame(sum_gamma):
-    """Return the mean display value in [0, 1] of the frame of `record_half_lit_frame`."""
-    blurry, _ = record_half_lit_frame(sum_gamma)
-    return float(blurry.mean()) / 255
 
 
 # ---- Rigs by name, random rigs, and rigs from a record ----

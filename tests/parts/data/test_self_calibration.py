@@ -110,8 +110,10 @@ def restored_psnr(
     calibration: the option spike.calibration: "auto", "null" for none, or a file.
     spikes_of: the clip from which the spikes are taken, if it is another one.
     """
+    if spikes_of is None:
+        spikes_of = name
     clip = home / "rgb" / name
-    spikes = home / "spikes" / (spikes_of or name) / "spike"
+    spikes = home / "spikes" / spikes_of / "spike"
     files = ["--input", clip / "blur", "--spike", spikes, "--gt", clip / "sharp", "--output", out]
     flags = ["--method", "exposure", "--save", "comparison", f"spike.calibration={calibration}"]
     assert main_test_vrt.main([str(word) for word in [*files, *flags]]) == 0
@@ -300,9 +302,10 @@ class Run:
         ]
 
     def start(self, ranks: int, fitted: int, known: int) -> dict[str, Any]:
-        """Start the run. Returns the calibrations that each rank trains with.
+        """Start the run. Returns {clip: calibration or None}, which must be equal on each rank.
 
-        fitted, known: how many clips must be calibrated, and how many are known from before.
+        It also checks how many clips the start calibrated (`fitted`), and how many calibrations it
+        took from the folder of the run (`known`).
         """
         self.steps += 1
         # A step has two samples on any number of ranks.
@@ -326,7 +329,10 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(home, tmp_path_factory):
-    """Give a run that two ranks have started once. Each test leaves it with all calibrations."""
+    """Give a run that two ranks have started once.
+
+    All tests share it, so each test must leave it with the calibrations of all clips.
+    """
     started = Run(home, tmp_path_factory.mktemp("run"))
     started.first = started.start(ranks=2, fitted=5, known=0)
     return started

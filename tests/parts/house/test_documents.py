@@ -580,9 +580,9 @@ def test_other_numbers_of_gpus_take_the_clips_that_the_page_says(option_file, la
     # Two rows of a table: the numbers of GPUs, and the clips of a step. The first column is for
     # several numbers of GPUs, and the last one for more than 8: one clip for each GPU.
     table = r"(?m)^\| GPU[^|\n]*\|(.*)\|\n\|[-|]+\|\n\|[^|\n]*\|(.*)\|$"
-    [(gpus_row, clips_row)] = re.findall(table, read_page(page))[-1:]
-    columns = list(zip(gpus_row.split("|"), clips_row.split("|"), strict=True))
-    for gpus_cell, clips_cell in columns[:-1]:
+    gpus_row, clips_row = re.findall(table, read_page(page))[-1]
+    *columns, _more_than_8 = zip(gpus_row.split("|"), clips_row.split("|"), strict=True)
+    for gpus_cell, clips_cell in columns:
         for gpus in re.findall(r"\d+", gpus_cell):
             assert clips_of_step(opt, int(gpus)) == int(clips_cell)
     # The columns name the numbers 1 to 8, and the last column names 8 again: "more than 8".
@@ -619,8 +619,10 @@ def test_the_file_for_gopro_has_eight_clips_a_step(option_file, section):
     for gpus in (1, 2, 4, 8):
         assert clips_of_step(opt, gpus) == 8
     for part in (options_of_part(opt.datasets.train), options_of_part(opt.datasets.test)):
-        light_fits_frames = (part.lq_folder, part.spike.light)
-        assert light_fits_frames in [("blur_gamma", None), ("blur", "display")]
+        # Frames and spikes must both show light, or both show display values. Frames of blur_gamma
+        # are means of light. The light None is taken from dataset.json.
+        frames_and_light = (part.lq_folder, part.spike.light)
+        assert frames_and_light in [("blur_gamma", None), ("blur", "display")]
 
 
 # ---- The reference of data ----
@@ -749,7 +751,8 @@ def test_the_numbers_of_a_row_follow_from_the_bytes_of_a_parameter(memory, metho
     assert float(row.activations) == memory.activations / 1e9
     # The sum has four rounded numbers. Each error is at most 0.0005, so the error of the sum is at
     # most 0.002.
-    assert float(row.total) == pytest.approx(sum(map(float, parts)), abs=2e-3)
+    sum_of_parts = sum(float(part) for part in parts)
+    assert float(row.total) == pytest.approx(sum_of_parts, abs=2e-3)
     assert float(row.total) == pytest.approx(expected, abs=ROUNDED_GB)
     assert float(row.saved) == pytest.approx(expected_of_ddp - expected, abs=ROUNDED_GB)
     # In an exchange, a rank sends 4 bytes for each parameter, except for its own 1 / N of them.

@@ -289,7 +289,9 @@ def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flag
         """Run the net on 1, then lower the weight by 1. Return the loss, which is log(weight).
 
         The weights of the five steps are 1.5, 0.5, -0.5, NaN and NaN.
-        Like the replay of a graph, each later step overwrites the flags of the first step.
+
+        A CUDA graph records the first step, and each replay writes its results into the tensors of
+        this step. Here each later step does the same: it overwrites the flags of the first step.
         """
         with torch.no_grad():
             loss = net(torch.ones(1)).sum()

@@ -166,8 +166,13 @@ def test_the_spike_library_works_as_a_copied_folder(tmp_path):
 
     # The exit code is 1 if a module has imported `data` of the project: sys.exit(True) exits with
     # code 1, and sys.exit(False) with code 0.
-    code = f"import sys; sys.path.append({str(tmp_path)!r}); import {', '.join(modules)}; "
-    code += "sys.exit('data' in sys.modules)"
+    lines = [
+        "import sys",
+        f"sys.path.append({str(tmp_path)!r})",
+        f"import {', '.join(modules)}",
+        "sys.exit('data' in sys.modules)",
+    ]
+    code = "\n".join(lines)
     # -I: neither this folder nor PYTHONPATH is searched.
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
 

@@ -604,11 +604,10 @@ def test_view_refuses_to_write_a_video(tmp_path, clip_of_scene, capsys):
 def played_video(published_stream, tmp_path_factory):
     """Give a video of every third plane from 2 to 12 (2, 5, 8, 11), beside its reconstruction."""
     out = tmp_path_factory.mktemp("played") / "a.mp4"
-    flags = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
+    flags = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000, "--out", out)
+    # `method.half_window=9` must come last.
     method = ("--method", "tfi", "method.half_window=9")
-    assert (
-        run_spike_tool("play", published_stream, *STREAM_FLAGS, *flags, "--out", out, *method) == 0
-    )
+    assert run_spike_tool("play", published_stream, *STREAM_FLAGS, *flags, *method) == 0
     return frames_of(out)
 
 
@@ -618,11 +617,9 @@ FRAMES = [(0, 2), (1, 5), (2, 8), (3, 11)]
 
 def test_play_prints_the_planes_and_the_speed(published_stream, tmp_path, capsys):
     flags = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
+    out = ("--out", tmp_path / "a.mp4")
 
-    assert (
-        run_spike_tool("play", published_stream, *STREAM_FLAGS, *flags, "--out", tmp_path / "a.mp4")
-        == 0
-    )
+    assert run_spike_tool("play", published_stream, *STREAM_FLAGS, *flags, *out) == 0
 
     output = capsys.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame" in output
@@ -680,13 +677,9 @@ def test_each_frame_of_a_video_has_the_number_of_its_plane(played_video):
 )
 def test_play_ends_with_the_last_plane_of_the_method(published_stream, tmp_path, method, count):
     out = tmp_path / "end.mp4"
+    flags = ("--first", 39, "--out", out, "--method", method)
 
-    assert (
-        run_spike_tool(
-            "play", published_stream, *STREAM_FLAGS, "--first", 39, "--out", out, "--method", method
-        )
-        == 0
-    )
+    assert run_spike_tool("play", published_stream, *STREAM_FLAGS, *flags) == 0
 
     assert len(frames_of(out)) == count
 
@@ -729,12 +722,11 @@ NAMES = ["000000.png", "000015.png", "000030.png"]
 
 
 def test_recon_writes_nothing_but_its_outputs(folder_of_pictures):
-    assert sorted(path.name for path in folder_of_pictures.iterdir()) == [
-        "a.mp4",
-        "a.png",
-        "folder",
-    ]
-    assert sorted(path.name for path in (folder_of_pictures / "folder").iterdir()) == NAMES
+    outputs = sorted(path.name for path in folder_of_pictures.iterdir())
+    pictures = sorted(path.name for path in (folder_of_pictures / "folder").iterdir())
+
+    assert outputs == ["a.mp4", "a.png", "folder"]
+    assert pictures == NAMES
 
 
 def test_recon_writes_a_folder_with_a_picture_of_each_plane(published_stream, folder_of_pictures):
@@ -750,10 +742,9 @@ def test_recon_writes_a_folder_with_a_picture_of_each_plane(published_stream, fo
 def test_recon_writes_a_strip_of_the_planes(folder_of_pictures, number, name):
     strip = imread_rgb(folder_of_pictures / "a.png")[LABEL:]
 
-    left = number * (400 + GAP_PX)
-    assert np.array_equal(
-        strip[:, left : left + 400], imread_rgb(folder_of_pictures / "folder" / name)
-    )
+    picture = imread_rgb(folder_of_pictures / "folder" / name)
+    left = number * (400 + GAP_PX)  # the first column of the picture in the strip
+    assert np.array_equal(strip[:, left : left + 400], picture)
 
 
 def test_recon_writes_a_video_of_the_planes(folder_of_pictures):
@@ -761,6 +752,7 @@ def test_recon_writes_a_video_of_the_planes(folder_of_pictures):
 
     last = imread_rgb(folder_of_pictures / "folder/000030.png")[..., 0]
     assert len(frames) == 3
+    # Compression changes smooth pictures by about 1.5 grey levels on average.
     assert np.abs(frames[2][LABEL:] - last).mean() < 2
 
 
