@@ -146,6 +146,7 @@ def option_of_three_frames(root):
 def test_a_cache_of_chosen_clips_holds_only_these(root, option_of_three_frames):
     assert len(read_cache(root, **option_of_three_frames)) == 3
 
+    # Without the option, all clips are asked for.
     with pytest.raises(DataError, match="another selection of clips"):
         read_cache(root)
 
@@ -257,6 +258,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(root):
     with pytest.raises(KeyboardInterrupt):
         build_cache(source_of(data_section(root)), str(root / "cache"), interrupt)
     assert not (root / "cache").exists()
+    # The unfinished cache has this folder.
     made = root / ".cache.partial/clip0/lq.u8"
     time_of_first_clip = made.stat().st_mtime_ns
 
@@ -264,6 +266,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(root):
 
     # The first clip was not written again.
     assert (root / "cache/clip0/lq.u8").stat().st_mtime_ns == time_of_first_clip
+    # The second clip was added: sample 7 belongs to clip1.
     assert equal_samples(read_cache(root)[(0, 7)], build_clips(root, gt_size=16)[(0, 7)])
 
 

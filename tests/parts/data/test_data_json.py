@@ -184,7 +184,7 @@ OF_CLIP = [
 def test_a_wrong_key_or_value_of_a_clip_is_refused_with_its_name(tmp_path, own):
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"clips": {"b/2": own}}))
 
-    (key,) = own
+    (key,) = own  # the one key that is wrong
     with pytest.raises(DataError, match=f"clip b/2: .*{key}"):
         load_info(str(tmp_path))
 

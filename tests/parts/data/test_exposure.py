@@ -46,6 +46,7 @@ def recording_of(stream: np.ndarray, begin: int, end: int) -> Recording:
     [
         (44.5, 9, (40, 49)),
         (2.0, 8, (0, 6)),
+        # The planes 94 to 101, of which the stream has 94 to 99.
         (98.0, 8, (94, 100)),
         # A window outside of the stream has the nearest plane.
         (-9.0, 4, (0, 1)),
@@ -86,5 +87,8 @@ def test_times_of_an_exposure_are_shifted_if_planes_before_it_are_removed():
 
     cut = whole.with_planes(3, 12)  # without planes 0, 1 and 2
 
-    assert (cut.begin, cut.end, cut.sharp) == (1, 5, 3.0)
+    # All times become less by 3, the number of removed planes.
+    assert cut.begin == 4 - 3
+    assert cut.end == 8 - 3
+    assert cut.sharp == 6.0 - 3
     assert np.array_equal(cut.stream[cut.begin : cut.end], stream[4:8])

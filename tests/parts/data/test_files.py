@@ -500,9 +500,8 @@ def test_a_library_that_switches_pyavs_own_log_on_does_not_bring_its_deadlock_ba
     # If PyAV writes its own log, it can block a process that decodes in threads. So the project
     # switches this log off.
     path = tmp_path / "clip.mp4"
-    path.write_bytes(
-        b"\0\0\0\x18ftypmp42" + bytes(4000)
-    )  # starts as an MP4 does, but has no content
+    begin_of_mp4 = b"\0\0\0\x18ftypmp42"
+    path.write_bytes(begin_of_mp4 + bytes(4000))  # without the content of an MP4
     av.logging.set_level(av.logging.ERROR)  # as torchvision 0.23 does on import
 
     with av.logging.Capture() as lines, pytest.raises(DataError):

@@ -43,10 +43,10 @@ def test_in_dim_light_both_is_the_mean_of_network_and_dis(tmp_path):
 
     both = finder_of("both", net, CPU)(recording, clip.view, gain)
 
-    alone = finder_of("network", net, CPU)(recording, clip.view, gain)
+    of_network = finder_of("network", net, CPU)(recording, clip.view, gain)
     # With "both", DIS begins its search at the motion of the network.
-    begun = motion_of(recording, clip.view, gain, start_motion=alone)
-    assert np.array_equal(both.shifts, mean_motion(alone, begun).shifts)
+    of_dis = motion_of(recording, clip.view, gain, start_motion=of_network)
+    assert np.array_equal(both.shifts, mean_motion(of_network, of_dis).shifts)
 
 
 def test_in_bright_light_both_is_dis(tmp_path):

@@ -114,8 +114,8 @@ def test_16_bit_frames_that_use_12_bits_are_named_once_before_a_training(tmp_pat
     preflight(DatasetsOptions(train=resolve_section(values)), stored=tmp_path / "stored")
 
     # The largest value of 12 bits is 2^12 - 1 = 4095.
-    message = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
-    assert len(message) == 1
+    found = [text for text in caplog.messages if "no value is above 4095: 12 bits?" in text]
+    assert len(found) == 1
 
 
 def test_full_16_bits_are_said_to_be_cut(tmp_path, caplog):
@@ -131,11 +131,12 @@ def test_a_picture_of_floating_point_values_is_said_to_be_one(tmp_path, dtype):
     assert cv2.imwrite(str(tmp_path / "a.tif"), picture().astype(dtype) / 255)
     bits = 8 * np.dtype(dtype).itemsize  # 32 or 64
 
-    with pytest.raises(DataError, match=f"TIFF holds floating-point numbers of {bits} bits") as e:
+    message = f"TIFF holds floating-point numbers of {bits} bits"
+    with pytest.raises(DataError, match=message) as error:
         FrameSource(tmp_path / "a.tif")
 
-    assert "a.tif" in e.value.where
-    assert "16 bits" in e.value.do
+    assert "a.tif" in error.value.where
+    assert "16 bits" in error.value.do
 
 
 @pytest.mark.parametrize(

@@ -670,11 +670,12 @@ def test_a_missing_frame_is_named_as_its_neighbours_are(tmp_path, first, missing
     write_clips(tmp_path, "c", frames=5)
     write_clip(tmp_path, "t", split="test")
     # Number the files from `first` on, without zeros before the number.
-    for folder in (
+    folders = [
         tmp_path / TRAIN / "c/blur",
         tmp_path / TRAIN / "c/sharp",
         tmp_path / TRAIN_SPIKES / "c/spike",
-    ):
+    ]
+    for folder in folders:
         for path in sorted(folder.iterdir()):
             number = first + int(path.stem)
             path.rename(path.with_stem(str(number)))

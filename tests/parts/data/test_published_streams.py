@@ -134,9 +134,8 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
     planes = ["--planes", stream.first_plane, 15, "--light", "display"]
     out = tmp_path / "calibration.json"
 
-    code = calibrate.main(
-        [str(word) for word in (*pair, *planes, "--model", "similarity", "--out", out)]
-    )
+    command = [*pair, *planes, "--model", "similarity", "--out", out]
+    code = calibrate.main([str(word) for word in command])
 
     assert code == 0
     mean, largest = error_px(out, truth, mirror="none")

@@ -31,7 +31,10 @@ from tests.helpers import registration_views
 from tests.helpers.checked import not_none
 from tests.helpers.registration_views import RGB, SPIKE
 
+# Planes on each side of the start and of the end of an exposure, in which the code measures rates.
 REACH = MOST_REACH
+SIGMA = 2.0  # size of the details in spike pixels
+BLUR = 4.0  # blur of the frame, in RGB pixels
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,8 @@ def residuals_after(
 ) -> np.ndarray:
     """Return r (h, w) of a view after a change of the times and the matrix. a stays the same.
 
-    change: field of `Estimate` -> the number to add to it. step: amounts of the first four CHANGES
-    (right, down, larger, turned) of the matrix.
+    change: field of `Estimate` -> the number to add to it, e.g. {"middle": 2.0} in planes.
+    step: amounts of the first four CHANGES of the matrix: right, down, larger, turned.
     """
     estimate = Estimate([pair], nominal_matrix(SPIKE, RGB), model="similarity", most_offset=20.0)
     for field, amount in change.items():
@@ -54,10 +57,6 @@ def residuals_after(
     estimate.change_matrix(np.array(step))
     details = not_none(details_of(estimate, pair, pair.features(BLUR), SIGMA))
     return details.spikes - details.features @ a
-
-
-SIGMA = 2.0  # size of the details in spike pixels
-BLUR = 4.0  # blur of the frame, in RGB pixels
 
 
 # The code measures the rates around start and end of the exposure over REACH planes on each side.
@@ -87,11 +86,14 @@ def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, cha
     predicted = details.features @ a.astype(np.float32)
     computed = derivatives(estimate, details, predicted)[column]
 
-    later = residuals_after(pair, change, step, a)
-    back = {field: -amount for field, amount in change.items()}
-    earlier = residuals_after(pair, back, [-amount for amount in step], a)
-    amount = max([*change.values(), *step])
-    measured = (later - earlier) / (2 * amount)
+    # Measure the derivative: change one value by an amount in both directions, and divide the
+    # difference of the residuals by twice the amount.
+    opposite_change = {field: -amount for field, amount in change.items()}
+    opposite_step = [-amount for amount in step]
+    more = residuals_after(pair, change, step, a)
+    less = residuals_after(pair, opposite_change, opposite_step, a)
+    amount = max([*change.values(), *step])  # all other amounts are 0
+    measured = (more - less) / (2 * amount)
     if column == LENGTH_COLUMN:
         # This column does not include the part of the gain that larger coefficients explain.
         measured = measured - predicted / estimate.length

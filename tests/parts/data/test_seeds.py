@@ -16,19 +16,20 @@ from data.making.smooth_walk import smooth_walk
 def test_a_seed_gives_its_rig():
     rig = Rig.random(np.random.default_rng(0))
 
-    # Compare the first fields that are drawn, and below the last fields.
-    assert (rig.shift_x, rig.shift_y, rig.rotation_deg, rig.scale) == (
-        0.5478,
-        -0.9209,
-        -0.459,
-        0.9903,
-    )
-    assert (rig.read, rig.jpeg, rig.seed) == (0.0023, 95, 552547096)
+    # The fields that are drawn first. Values are rounded when they are drawn, so they are equal.
+    assert rig.shift_x == 0.5478
+    assert rig.shift_y == -0.9209
+    assert rig.rotation_deg == -0.459
+    assert rig.scale == 0.9903
+    # The fields that are drawn last. They change if the number or the order of draws changes.
+    assert rig.read == 0.0023
+    assert rig.jpeg == 95
+    assert rig.seed == 552547096
 
 
 def test_a_seed_gives_its_broken_pixels():
-    # In this rig, 5 % of the pixels are dead. Without light, a pixel has 0.1 spikes per plane,
-    # times a random factor whose spread is 0.5.
+    # In this rig, a pixel is dead with the probability 5 %. Without light, a pixel has 0.1 spikes
+    # per plane, times a random factor whose spread is 0.5.
     rig = Rig(seed=1, dead=0.05, dark_rate=0.1, dark_spread=0.5)
     lights = [np.full((8, 8, 3), 0.5, np.float32)] * 20
 
@@ -51,7 +52,8 @@ def test_a_seed_gives_its_scene():
     rng = np.random.default_rng(0)
     scene = PhotoScene(picture, side=60, intervals=3, planes=20, crop=32, rng=rng)
 
-    # The mean shift from plane 10 to plane 50, over all pixels: the background and both pieces.
+    # The mean shift from plane 10 to plane 50, over all pixels. The scene has a background, and two
+    # pieces of the photograph that move in front of it.
     mean_shift = scene.shifts(plane=10, other=50).mean(axis=(0, 1))
     assert mean_shift == pytest.approx([3.59747, 2.23950], abs=1e-4)
     # The mean light of the first plane, and of plane 30.

@@ -183,19 +183,23 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_the_header_of_an_array_with_nonsense_is_refused(tmp_path, ending, name):
     text = HEADS[name].encode() + b"\n"
-    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64)
+    # A .npy file begins with a mark and its version, 1.0. Then come the length of the header in 2
+    # bytes, the header, and the values: here one plane of 64 bytes.
+    mark = b"\x93NUMPY\x01\x00"
+    content = mark + struct.pack("<H", len(text)) + text + bytes(64)
     path = tmp_path / f"a.{ending}"
     if ending == "npy":
         path.write_bytes(content)
     else:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("spk.npy", content)
-    with pytest.raises(SpikeFileError, match="cannot read spike file") as e:
+
+    with pytest.raises(SpikeFileError, match="cannot read spike file") as error:
         read_spikes(path, SpikeGeometry(8, 8))
 
-    assert e.value.where == str(path)
-    assert e.value.expected
-    assert e.value.do
+    assert error.value.where == str(path)
+    assert error.value.expected
+    assert error.value.do
 
 
 def assert_refused_as(path: Path, words: str) -> None:
@@ -249,8 +253,11 @@ def test_a_device_or_a_pipe_in_place_of_a_file_is_refused(tmp_path, reader, devi
     for name in DEVICES[reader]:
         path = tmp_path / "clip" / name
         path.parent.mkdir(exist_ok=True)
+        # "/dev/zero" is an absolute path, so `tmp_path` has no effect on it.
         path.symlink_to(tmp_path / device)
+
         ended = call_limited(reader, path)
+
         assert ended.error in ("DataError", "SpikeFileError"), ended
         assert name in ended.text, ended
         path.unlink()

@@ -567,7 +567,10 @@ def spike_files(root, clip="0"):
 
 
 def convert(root, suffix):
-    """Convert each .dat of the data set to another format, with its bits in the other order."""
+    """Convert each .dat of the data set to another format. Packed bits get the other order, "big".
+
+    suffix: the ending of the new files, e.g. ".npy".
+    """
     for path in [*spike_files(root), *spike_files(root, "1")]:
         spikes = read_spikes(path, OF_CLIPS)
         path.unlink()
@@ -582,7 +585,8 @@ def test_samples_do_not_depend_on_the_format(clips, suffix, is_cached):
     # Compare all samples of epoch 1: two clips of six frames have 12 samples.
     expected = [of_dat[1, index] for index in range(12)]
     convert(clips, suffix)
-    values = data_section(clips, spike=data_section(clips)["spike"] | {"bit_order": "big"}, **turns)
+    spike = data_section(clips)["spike"] | {"bit_order": "big"}
+    values = data_section(clips, spike=spike, **turns)
     if is_cached:
         values = add_cache(values, clips / "cache")
 
@@ -594,9 +598,11 @@ def test_samples_do_not_depend_on_the_format(clips, suffix, is_cached):
 
 def test_a_cache_of_another_order_of_bits_is_refused(clips):
     convert(clips, ".bin")
-    big = data_section(clips, spike=data_section(clips)["spike"] | {"bit_order": "big"})
+    spike = data_section(clips)["spike"] | {"bit_order": "big"}
+    big = data_section(clips, spike=spike)
     cache = add_cache(big, clips / "cache")["io_backend"]
 
+    # These options have the default order of bits, "little".
     with pytest.raises(DataError, match="its spikes are"):
         build_clips(clips, io_backend=cache)
 

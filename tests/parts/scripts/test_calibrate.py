@@ -190,10 +190,12 @@ def test_pictures_of_different_scenes_are_refused(tmp_path, capsys, wrong):
 
 def test_frames_of_different_sizes_are_refused(tmp_path, capsys):
     pair = still_pair(tmp_path)
+    _, dat, _ = pair  # --pair DAT FRAME
     small = random_frame(tmp_path / "small.png", rows=90)
+    second_pair = ["--pair", dat, small]
     out = tmp_path / "calibration.json"
 
-    code = calibrate(*pair, "--pair", pair[1], small, *SIZE_FLAGS, "--out", out)
+    code = calibrate(*pair, *second_pair, *SIZE_FLAGS, "--out", out)
 
     assert code == 3
     assert "differ in size" in capsys.readouterr().err

@@ -106,7 +106,9 @@ def test_the_page_names_the_crop_and_the_flips(shown_sample):
 
 
 def test_the_page_shows_the_frames_of_the_sample(shown_sample):
-    name_of_first_frame = shown_sample.draw.clip.stems[shown_sample.draw.frames[0]]
+    draw = shown_sample.draw
+    first_frame = draw.frames[0]  # its number in the clip
+    name_of_first_frame = draw.clip.stems[first_frame]
 
     blurry, sharp, *_ = pictures_of(shown_sample.page, name_of_first_frame)
 
@@ -165,10 +167,12 @@ SIZE = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
 
 
 def check_wrong(home, out, override, pattern, capfd):
-    """Check that page and output say what is wrong.
+    """Check that the page and the output of the program say what is wrong.
 
-    out: the page to write. override: the option that makes the sample wrong.
-    pattern: a regular expression for the sentence. capfd: pytest's record of the output.
+    out: path of the page to write.
+    override: the option that makes the sample wrong.
+    pattern: a regular expression that the sentence of the verdict must contain.
+    capfd: pytest's record of the output.
     """
     kind, sentence = verdict_of(page_of(home, out, *SIZE, override))
     assert kind == "wrong"
@@ -291,12 +295,12 @@ def test_no_motion_is_shown_if_it_is_not_asked_for(home, tmp_path):
 
 
 def test_no_motion_can_be_shown_without_spikes(home, tmp_path, capsys):
-    command = ["--opt", home / "options.json", "--motion", "--out", tmp_path / "a.html"]
+    files = ["--opt", home / "options.json", "--out", tmp_path / "a.html"]
+    command = [*files, "--motion", WITHOUT_SPIKES]
 
-    assert (
-        show_sample.main([str(word) for word in (*command, WITHOUT_SPIKES)]) == EXIT_CHANGE_OPTIONS
-    )
+    code = show_sample.main([str(word) for word in command])
 
+    assert code == EXIT_CHANGE_OPTIONS
     assert "no spikes" in capsys.readouterr().err
 
 
@@ -322,11 +326,9 @@ def test_a_page_that_exists_is_not_overwritten(home, tmp_path, capfd):
     page = tmp_path / "a.html"
     page.write_text("mine")
 
-    assert (
-        show_sample.main(["--opt", str(home / "options.json"), "--out", str(page)])
-        == EXIT_CHANGE_OPTIONS
-    )
+    code = show_sample.main(["--opt", str(home / "options.json"), "--out", str(page)])
 
+    assert code == EXIT_CHANGE_OPTIONS
     assert "the file exists already" in capfd.readouterr().err
     assert page.read_text() == "mine"
 
