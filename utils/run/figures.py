@@ -43,7 +43,7 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     """
     is_one_run = len(histories) == 1
     # Title of a panel -> the scalar that it shows.
-    panels = {
+    tag_of_title = {
         "loss": "train/loss",
         "PSNR, dB": "val/psnr",
         "learning rate": "train/lr",
@@ -52,15 +52,21 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     # If there are several runs, their names stand above the panels. The height of these names is
     # not known here, so let matplotlib compute the margins (None).
     margins = MARGINS if is_one_run else None
-    figure, axes = _empty_figure(histories, [*panels], columns=2, size=(6, 3.75), margins=margins)
-    loss, psnr, rate, speed = axes
+    figure, panels = _empty_figure(
+        histories, list(tag_of_title), columns=2, size=(6, 3.75), margins=margins
+    )
+    loss = panels["loss"]
+    psnr = panels["PSNR, dB"]
+    rate = panels["learning rate"]
+    speed = panels["speed"]
     _draw_loss(loss, histories)
     _draw_psnr(psnr, histories)
     _draw_rate(rate, histories)
     _draw_speed(speed, histories)
 
     # If a panel has no curve, write in its middle which scalar is missing.
-    for axis, tag in zip(axes, panels.values(), strict=True):
+    for title, tag in tag_of_title.items():
+        axis = panels[title]
         if not axis.lines:
             # With transAxes, (0.5, 0.5) is the middle of the panel, and not step 0.5, value 0.5.
             style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
@@ -166,12 +172,17 @@ def _draw_legend(axis: Any, place: str, is_one_run: bool) -> None:
         own colour. A line of the legend, e.g. "restored", then stands for all runs, so it is grey.
     """
     lines, labels = axis.get_legend_handles_labels()
-    # Label -> line. If several runs have a line with the same label, the last line stays.
-    line_of = dict(zip(labels, lines, strict=True))
-    if not line_of:
+    line_of_label = {}
+    for label, line in zip(labels, lines, strict=True):
+        line_of_label[label] = line  # if several runs have the same label, the last line stays
+    if not line_of_label:
         return
     legend = axis.legend(
-        line_of.values(), line_of.keys(), loc=place, fontsize="small", framealpha=0.8
+        line_of_label.values(),
+        line_of_label.keys(),
+        loc=place,
+        fontsize="small",
+        framealpha=0.8,
     )
     if not is_one_run:
         for line in legend.get_lines():
@@ -188,8 +199,9 @@ def draw_scalars(histories: Mapping[str, History]) -> Any:
         all_tags.update(history)
     tags = sorted(all_tags)
     columns = min(3, len(tags))
-    figure, axes = _empty_figure(histories, tags, columns=columns, size=(4.5, 3))
-    for axis, tag in zip(axes, tags, strict=True):
+    # The title of each panel is the tag of its scalar.
+    figure, panels = _empty_figure(histories, tags, columns=columns, size=(4.5, 3))
+    for tag, axis in panels.items():
         for curve in _curves(histories, tag):
             axis.plot(curve.steps, curve.values, color=curve.colour)
     return figure
@@ -238,12 +250,12 @@ def _empty_figure(
     columns: int,
     size: tuple[float, float],
     margins: dict[str, float] | None = None,
-) -> tuple[Any, list[Any]]:
-    """Return a figure and its empty panels (axes of matplotlib), one for each title.
+) -> tuple[Any, dict[str, Any]]:
+    """Return a figure of matplotlib, and its empty panels: title -> axes of matplotlib.
 
     If there are several runs, their names stand above the panels.
 
-    titles: titles of the panels.
+    titles: titles of the panels, each once, in the order of the panels.
     columns: number of panels side by side.
     size: width and height of a panel in inches.
     margins: MARGINS, or None to let matplotlib compute the margins, which takes longer.
@@ -260,14 +272,13 @@ def _empty_figure(
         figure.subplots_adjust(**margins)
     else:
         figure = Figure(figsize=size_of_figure, layout="constrained")  # computes the margins
-    axes = []
+    panels = {}
     for number, title in enumerate(titles, start=1):  # matplotlib counts the panels from 1
-        axis = figure.add_subplot(rows, columns, number)
-        _style_panel(axis, title)
-        axes.append(axis)
+        panels[title] = figure.add_subplot(rows, columns, number)
+        _style_panel(panels[title], title)
     if len(histories) > 1:
         _write_names(figure, list(histories))
-    return figure, axes
+    return figure, panels
 
 
 def _write_names(figure: Any, names: list[str]) -> None:

@@ -151,8 +151,10 @@ class Health:
         self.norms.extend(grad_norms)
         if len(all_norms) < newest_count + OLD_NORM_STEPS:
             return
-        median_before = statistics.median(all_norms[:-newest_count])
-        median_now = statistics.median(all_norms[-newest_count:])
+        newest_norms = all_norms[-newest_count:]
+        norms_before = all_norms[:-newest_count]
+        median_now = statistics.median(newest_norms)
+        median_before = statistics.median(norms_before)
         if median_now > NORM_FACTOR * median_before:
             self._warn(
                 "gradient norm",
@@ -168,32 +170,29 @@ class Health:
     def _check_memory(self, ranks: list[Measured]) -> None:
         """Warn if the memory of a GPU or of a host is nearly full."""
         for kind in ("GPU", "host"):
-            fullest_rank = _fullest_rank(ranks, kind)
-            if fullest_rank is None:
-                continue
-            used, total = ranks[fullest_rank].memory[kind]
-            if used / total <= MOST_MEMORY_SHARE:
+            fullest = _fullest_memory(ranks, kind)
+            if fullest is None or fullest.share <= MOST_MEMORY_SHARE:
                 continue
             self._warn(
                 f"memory {kind}",
                 "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
                 kind,
-                fullest_rank,
-                ranks[fullest_rank].host,
-                used,
-                total,
-                self._memory_advice(kind, total),
+                fullest.rank,
+                ranks[fullest.rank].host,
+                fullest.used_gb,
+                fullest.total_gb,
+                self._memory_advice(kind, fullest.total_gb),
             )
 
-    def _memory_advice(self, kind: str, total: float) -> str:
+    def _memory_advice(self, kind: str, total_gb: float) -> str:
         """Return what to do about a full memory.
 
         kind: "GPU" or "host".
-        total: size of the memory in GB.
+        total_gb: size of the memory in GB.
         """
         if kind == "GPU":
             # checkpoint "auto" already plans with 0.90 of the memory, so advise a smaller share.
-            budget = f"{0.85 * total:.3g}"
+            budget = f"{0.85 * total_gb:.3g}"
             return (
                 f'netG.checkpoint="auto" with netG.memory_budget_gb={budget} or less, or a '
                 "smaller gt_size"
@@ -229,19 +228,23 @@ class Health:
         newest = self.validations[-validation_count:]
         psnrs = [validation.psnr for validation in newest]
         losses = [validation.loss for validation in newest]
-        always_falls = all(later < earlier for earlier, later in pairwise(psnrs))
+        always_falls = True
+        for earlier, later in pairwise(psnrs):  # (first, second), (second, third), ...
+            if later >= earlier:
+                always_falls = False
         fall_db = psnrs[0] - psnrs[-1]
         # If the training loss has not fallen either, this is not overfitting.
         has_loss_stayed = losses[-1] >= losses[0]
         if not always_falls or fall_db < LEAST_FALL_DB or has_loss_stayed:
             return
+        psnrs_text = " > ".join(f"{psnr:.2f}" for psnr in psnrs)  # e.g. "31.20 > 31.15 > ..."
         self._warn(
             "overfitting",
             "the validation PSNR falls while the loss falls: %s dB, loss %.4f to %.4f: the network "
             "overfits, or the test clips differ from the training clips. checkpoint_best.pth keeps "
             "the best weights; add clips, set datasets.train.use_hflip=true and use_rot=true, or "
             "compare the two splits with scripts/show_sample.py",
-            " > ".join(f"{psnr:.2f}" for psnr in psnrs),
+            psnrs_text,
             losses[0],
             losses[-1],
         )
@@ -305,19 +308,32 @@ class Health:
             logger.warning(text, *values)
 
 
-def _fullest_rank(ranks: list[Measured], kind: str) -> int | None:
-    """Return the number of the rank with the fullest memory, or None if no rank reports it.
+class _RankMemory(NamedTuple):
+    """The memory of a GPU or of a host, as a rank has measured it."""
 
-    If several memories are equally full, returns the lowest of these ranks.
+    rank: int  # number of the rank
+    used_gb: float
+    total_gb: float
 
-    kind: "GPU" or "host"
+    @property
+    def share(self) -> float:
+        """The share of the memory that is used."""
+        return self.used_gb / self.total_gb
+
+
+def _fullest_memory(ranks: list[Measured], kind: str) -> _RankMemory | None:
+    """Return the fullest memory of all ranks, or None if no rank reports its memory.
+
+    If several memories are equally full, returns the memory of the lowest of these ranks.
+
+    kind: "GPU" or "host".
     """
-    fullest_rank = None
-    fullest_share = -math.inf
+    fullest = None
     for rank, measured_on_rank in enumerate(ranks):
-        if kind in measured_on_rank.memory:
-            used, total = measured_on_rank.memory[kind]
-            if used / total > fullest_share:
-                fullest_rank = rank
-                fullest_share = used / total
-    return fullest_rank
+        if kind not in measured_on_rank.memory:
+            continue
+        used_gb, total_gb = measured_on_rank.memory[kind]
+        memory = _RankMemory(rank, used_gb, total_gb)
+        if fullest is None or memory.share > fullest.share:
+            fullest = memory
+    return fullest

@@ -28,9 +28,16 @@ BAR_FORMAT = (
 # By default, tqdm has a thread, and a lock that all processes share. If a process were killed or
 # forked while the lock is held, all others would wait forever.
 tqdm.monitor_interval = 0  # no thread
-tqdm.set_lock(threading.RLock())  # a lock only for the threads of this process
+
+
+def _set_own_lock() -> None:
+    """Give tqdm a new lock, only for the threads of this process."""
+    tqdm.set_lock(threading.RLock())
+
+
+_set_own_lock()
 # A forked process gets a new lock, which nobody holds.
-os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
+os.register_at_fork(after_in_child=_set_own_lock)
 
 
 class Bar(ExitStack):
@@ -132,12 +139,12 @@ class AboveBars:
         """
         # "ab\nc" is split into "ab" and "c". The last part has no end of line yet, so it is held
         # back.
-        all_text = self._unfinished + text
-        *lines, self._unfinished = all_text.split("\n")
-        if lines:
+        parts = (self._unfinished + text).split("\n")
+        self._unfinished = parts.pop()
+        if parts:
             # This block of tqdm clears the bars, and draws them again below the lines.
             with tqdm.external_write_mode(file=self.terminal):
-                self.stream.write("".join(f"{line}\n" for line in lines))
+                self.stream.write("".join(f"{line}\n" for line in parts))
                 self.stream.flush()
         return len(text)
 

@@ -55,13 +55,15 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     for step, psnr in psnr_at.items():
         if math.isfinite(psnr):
             finite_psnr_at[step] = psnr
-    best_step = None
-    if finite_psnr_at:
-        best_step = max(finite_psnr_at, key=lambda step: finite_psnr_at[step])
+    best_step = None  # stays None if no validation has a finite PSNR
+    for step, psnr in finite_psnr_at.items():
+        if best_step is None or psnr > finite_psnr_at[best_step]:
+            best_step = step
 
-    # The rows of the table: the best validation and the newest validations, the newest first. If no
-    # validation has a finite PSNR, best_step is None. `steps` has no None, so it makes no row.
-    shown_steps = {best_step, *steps[-SHOWN_ROWS:]}
+    # The rows of the table: the best validation and the newest validations, the newest first.
+    shown_steps = set(steps[-SHOWN_ROWS:])
+    if best_step is not None:
+        shown_steps.add(best_step)
     newest_first = [step for step in reversed(steps) if step in shown_steps]
     rows = _validation_rows(history, newest_first, metrics=("psnr", "ssim", *own_metrics))
     # The pictures of the newest validation: clip -> title -> picture.

@@ -72,7 +72,9 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
         if checkpoint is not None:
             values_on_rank_0 = vars(checkpoint)  # name of field -> value
     values = utils_dist.state_from_rank_0(values_on_rank_0)
-    return None if values is None else Resumed(**values)
+    if values is None:
+        return None
+    return Resumed(**values)
 
 
 def _find(resume: str | None, folder: Path) -> Resumed | None:
@@ -92,7 +94,8 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         )
     # The option is a path.
     if resume is not None and resume != "auto":
-        return _find_named(_named_file(Path(resume)), latest, has_own)
+        named = _named_file(Path(resume))
+        return _find_named(named, latest, has_own)
     # The option is "auto".
     if has_own:
         return Resumed(latest, _read_state(latest))

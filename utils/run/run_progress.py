@@ -68,8 +68,10 @@ class RunProgress(ExitStack):
         elif self.kind == "line" and self._completes_tenth(step):
             eta = self.eta(step)
             left = f", {eta} left" if eta else ""
-            share = 100 * step // self.total_iter
-            logger.info("%s: %d %%, %d of %d it%s", self._name, share, step, self.total_iter, left)
+            percent = 100 * step // self.total_iter
+            logger.info(
+                "%s: %d %%, %d of %d it%s", self._name, percent, step, self.total_iter, left
+            )
 
     def _beside_bar(self, step: int, values: str) -> str:
         """Return what stands beside the bar, e.g. "0.8 it/s, 01:40:00 left, loss 0.0234".

@@ -111,7 +111,8 @@ def refuse_wrong_types(state: dict[str, Any], path: Path) -> None:
         if not isinstance(value, dict):
             raise _wrong(path, key, value, expected="a table")
     for key in ("model_state_dict", "ema_state_dict"):
-        for name, value in (state.get(key) or {}).items():
+        tensors = state.get(key) or {}  # an optional dict may be missing, or None
+        for name, value in tensors.items():
             if not isinstance(value, Tensor):
                 raise _wrong(path, f"{key}[{name!r}]", value, expected="a tensor")
 

@@ -39,6 +39,10 @@ WINDOW_STEPS = 10
 BAD_WINDOWS_IN_A_ROW = 3
 
 
+# The measurements of a log line: one `Measured` of each rank, in the order of the ranks.
+LogLine = list[Measured]
+
+
 class _StepTimes(NamedTuple):
     """The times of a step on one rank: means over the steps of a window, in seconds."""
 
@@ -61,22 +65,20 @@ class SpeedJudge:
         """
         self.datasets = datasets
         self.warn = warn
-        # The log lines of the present window. Each line has the measurements of every rank.
-        self.window: list[list[Measured]] = []
+        self.window: list[LogLine] = []  # the log lines of the present window, the oldest first
         # Whether the present window is the first one. It is not judged, because it also starts
         # loader processes, builds DDP and compiles.
         self.is_first_window = True
         # For each name of a warning, the number of windows in a row that were bad until now.
         self.in_a_row: Counter[str] = Counter()
 
-    def judge(self, ranks: list[Measured]) -> None:
+    def judge(self, line: LogLine) -> None:
         """Add a log line to the window. If the window has enough steps, judge it.
 
-        ranks: the measurements of each rank since the last log line.
+        line: the measurements of each rank since the log line before.
         """
-        self.window.append(ranks)
-        steps_of_window = _steps_of(self.window)
-        if steps_of_window < WINDOW_STEPS:
+        self.window.append(line)
+        if _steps_of(self.window) < WINDOW_STEPS:
             return
         lines = self.window
         self.window = []
@@ -84,28 +86,28 @@ class SpeedJudge:
             self._check_speed(lines)
         self.is_first_window = False
 
-    def _check_speed(self, lines: list[list[Measured]]) -> None:
+    def _check_speed(self, lines: list[LogLine]) -> None:
         """Warn if a rank waits for data, or is slower than the others.
 
-        lines: the log lines of a window, each with the measurements of every rank.
+        lines: the log lines of a window.
         """
         times = _times_of_ranks(lines)
         newest = lines[-1]
         self._check_waits(newest, times)
         self._check_slow_ranks(newest, times)
 
-    def _check_waits(self, newest: list[Measured], times: list[_StepTimes]) -> None:
+    def _check_waits(self, newest: LogLine, times: list[_StepTimes]) -> None:
         """Warn if a rank waits for data for a large share of the time.
 
-        newest: the newest measurements of every rank.
-        times: the mean times of a step of every rank.
+        newest: the newest log line of the window. It tells hosts and cores.
+        times: the mean times of a step in the window, for each rank.
         """
         shares = [time.wait_s / time.step_s for time in times]
         worst_share = max(shares)
         worst_rank = shares.index(worst_share)
-        # The number of cores of a rank. Ranks of a host may share their cores, or SLURM may have
-        # given each rank its own cores. So count the ranks with the same host and the same cores,
-        # and divide the number of cores by this count.
+        # Find how many cores the worst rank has for itself. Ranks of a host may share their cores,
+        # or SLURM may have given each rank its own cores. So count the ranks with the same host and
+        # the same cores, and divide the number of cores by this count.
         worst = newest[worst_rank]
         sharing_count = 0  # number of ranks that use the cores of the worst rank, itself included
         for rank in newest:
@@ -122,7 +124,7 @@ class SpeedJudge:
             loader_advice(self.datasets.train, worst_share, cores_per_rank),
         )
 
-    def _check_slow_ranks(self, newest: list[Measured], times: list[_StepTimes]) -> None:
+    def _check_slow_ranks(self, newest: LogLine, times: list[_StepTimes]) -> None:
         """Warn if a rank takes longer than the others.
 
         Ranks are compared by their own time (`_StepTimes.own_s`), and not by the time of a whole
@@ -131,14 +133,15 @@ class SpeedJudge:
         test_small_differences_between_ranks_are_healthy,
         test_a_delay_of_less_than_a_twentieth_of_a_step_is_healthy.
 
-        newest: the newest measurements of every rank.
-        times: the mean times of a step of every rank.
+        newest: the newest log line of the window. It tells the hosts.
+        times: the mean times of a step in the window, for each rank.
         """
-        own_times = [time.own_s for time in times]
+        if len(times) == 1:
+            return  # there is no other rank
         for rank, time in enumerate(times):
-            times_of_others = [*own_times[:rank], *own_times[rank + 1 :]]
-            # A single rank is compared with itself, so it is never slow.
-            usual_s = statistics.median(times_of_others or own_times)
+            own_s_of_others = [other.own_s for other in times]
+            del own_s_of_others[rank]
+            usual_s = statistics.median(own_s_of_others)
             # A rank that takes 1 ms in place of 0.5 ms is much slower, but the others hardly wait
             # for it. So its delay must also be a noticeable share of its whole step.
             is_much_slower = time.own_s > SLOW_FACTOR * usual_s
@@ -174,19 +177,16 @@ class SpeedJudge:
             self.warn(name, text, *values)
 
 
-def _steps_of(lines: list[list[Measured]]) -> int:
-    """Return the number of steps of some log lines, each with the measurements of every rank."""
+def _steps_of(lines: list[LogLine]) -> int:
+    """Return the number of steps of some log lines."""
     steps = 0
-    for ranks in lines:
-        steps += ranks[0].steps  # rank 0; all ranks make the same number of steps
+    for line in lines:
+        steps += line[0].steps  # of rank 0, because all ranks make the same number of steps
     return steps
 
 
-def _times_of_ranks(lines: list[list[Measured]]) -> list[_StepTimes]:
-    """Return the mean times of a step, for each rank.
-
-    lines: the log lines of a window, each with the measurements of every rank.
-    """
+def _times_of_ranks(lines: list[LogLine]) -> list[_StepTimes]:
+    """Return the mean times of a step, for each rank. lines: the log lines of a window."""
     steps = _steps_of(lines)
     world_size = len(lines[0])
     times = []

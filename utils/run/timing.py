@@ -207,6 +207,13 @@ class StepTimer:
         )
 
 
+class _BlockEvents(NamedTuple):
+    """The events before and after a block of `DeviceClock.measure`."""
+
+    begin: torch.Event
+    end: torch.Event
+
+
 class DeviceClock:
     """Sums the seconds that the device spends on blocks of `with clock.measure():`.
 
@@ -219,8 +226,7 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds = 0.0  # seconds of finished blocks since the last `read`
-        # (begin, end) of blocks that are not read yet, the oldest first.
-        self.events: deque[tuple[torch.Event, torch.Event]] = deque()
+        self.events: deque[_BlockEvents] = deque()  # of blocks that are not read yet, oldest first
 
     @contextmanager
     def measure(self) -> Generator[None]:
@@ -230,21 +236,23 @@ class DeviceClock:
             yield
             self.seconds += time.perf_counter() - begin
             return
-        begin_event = torch.Event(self.device, enable_timing=True)
-        end_event = torch.Event(self.device, enable_timing=True)
-        begin_event.record()
+        block = _BlockEvents(
+            begin=torch.Event(self.device, enable_timing=True),
+            end=torch.Event(self.device, enable_timing=True),
+        )
+        block.begin.record()
         yield
-        end_event.record()
-        self.events.append((begin_event, end_event))
+        block.end.record()
+        self.events.append(block)
 
     def read(self) -> float:
         """Return the seconds since the last call, of the blocks that the device has finished."""
         while self.events:
-            begin_event, end_event = self.events[0]
-            if not end_event.query():  # the device has not finished this block yet
+            oldest = self.events[0]
+            if not oldest.end.query():  # the device has not finished this block yet
                 break
             self.events.popleft()
-            self.seconds += begin_event.elapsed_time(end_event) / 1000  # elapsed_time is in ms
+            self.seconds += oldest.begin.elapsed_time(oldest.end) / 1000  # elapsed_time is in ms
         seconds = self.seconds
         self.seconds = 0.0
         return seconds
