@@ -55,7 +55,7 @@ def init_dist(timeout_s: float = 1800) -> None:
 
     _set_launch_variables(launch)
     # NCCL exchanges its ids through the store, and a slow rank may come late. So wait longer than
-    # the present time-out of the store, 10 s.
+    # the 10 s with which a rank has connected to the store (open_store.py).
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     # Another library may have made the process group before (`launch_of_group`). Then use it.
     if not dist.is_initialized():
@@ -116,9 +116,11 @@ def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
     if world_size == 1:
         return launch  # a single process needs no store
     # The watchdog needs a store of this program, at a port that nobody else uses. So rank 0 finds a
-    # free port, and sends its number to the other ranks by `dist.broadcast`. The tensor for the
-    # number lies on the device of this rank, or on the CPU if the group has a backend for the CPU,
-    # e.g. gloo on a machine with GPUs.
+    # free port, and sends its number to the other ranks by `dist.broadcast`.
+    #
+    # The tensor for the number must lie on a device that the backend of the group can send from:
+    # the device of this rank if the backend is made for this device, or else the CPU. E.g. it is
+    # the CPU for gloo on a machine with GPUs.
     own_device = get_device()
     device = torch.device("cpu")
     if dist.get_backend() == devices.backend(own_device):

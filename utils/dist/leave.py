@@ -45,8 +45,10 @@ REPORTED = "reported"
 
 # Seconds that a rank waits for the key REPORTED (`Watchdog._follow`). Until then, the rank that
 # reports a stall may read the stacks of this rank, or need the store, which this rank may host.
+# With a shorter wait, a report could lack these stacks. A longer wait delays the end of the run.
 REPORT_WAIT_S = 5.0
 # Seconds that a rank with which the store may end waits for the other ranks (`_wait_for_others`).
+# With a shorter wait, the store could end before a slow rank has read in it why the run ends.
 SIGN_OFF_WAIT_S = 3.0
 # Both waits together, 8 s: the longest time between the moment at which a rank learns of a failure
 # and the end of this rank.
@@ -78,7 +80,7 @@ def write_to_log_and_stderr(text: str) -> None:
 
     def to_terminal() -> None:
         with suppress(Exception):
-            sys.stdout.flush()
+            sys.stdout.flush()  # first, so that earlier lines of the program come before the text
         with suppress(OSError):
             # Do not use sys.stderr here: the main thread may hold its lock while it waits for the
             # terminal.
@@ -164,7 +166,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
         if RUN.watchdog is not None and RUN.watchdog.guard is not None:
             RUN.watchdog.guard.kill()
         # If this rank has reported for all ranks of its host, it waits until they have ended. It
-        # finds them by the names of their memory files, which only ranks with a watchdog have.
+        # finds these ranks by the names of their memory files (stacks.py). Only ranks with a
+        # watchdog have such a file.
         mark = None if RUN.watchdog is None else run_mark()
         outlast_siblings(mark)
 
@@ -197,8 +200,9 @@ def _sign_off(store: Store) -> None:
 def _wait_for_others(store: Store, signed_off_count: int) -> None:
     """Wait until each other rank has signed off or is gone, but at most SIGN_OFF_WAIT_S.
 
-    A rank that was killed never signs off. It is found by its process id. E.g. if rank 2 of 4 was
-    killed, the wait ends as soon as 3 ranks have signed off and rank 2 is known to be gone.
+    A rank that was killed never signs off, but its process id shows that it is gone. E.g. if rank 2
+    of 4 was killed, the wait ends as soon as the other 3 ranks have signed off and rank 2 is known
+    to be gone.
 
     signed_off_count: number of ranks that have signed off so far.
     """

@@ -7,12 +7,16 @@ import hashlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# The folders whose code computes the steps. Parts of users are in them, too (docs/extending.md).
+# The folders whose code computes the steps. Users put parts of their own into these folders, too
+# (docs/extending.md).
 FOLDERS = ("data", "models", "utils")
 
 
 def digest_of_source() -> str:
-    """Return 12 hex digits that change with the names and the content of the source files."""
+    """Return 12 hex digits that change with the names and the content of the source files.
+
+    The files come in a fixed order, because the order changes the digest as well.
+    """
     sha256 = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -134,6 +134,8 @@ def _ask_for_stacks(file: Any, pids: list[int], has_titles: bool) -> None:
 def _ask_process_for_stacks(file: Any, pid: int, title: str) -> None:
     """Let one process write its stacks into `file`, below a title.
 
+    title: written before the stacks, with the ends of its lines. "" for no title.
+
     Raises OSError if the process has ended.
     """
     status = Path(f"/proc/{pid}/status").read_text()
@@ -151,7 +153,13 @@ def _ask_process_for_stacks(file: Any, pid: int, title: str) -> None:
 
 
 def _wait_for_growth(file: Any, size_before: int) -> None:
-    """Wait until another process has written into `file`, half a second at most."""
+    """Wait until another process has written into `file`, half a second at most.
+
+    A process writes its stacks at once, unless it waits in the system, e.g. for a disk. The seconds
+    are chosen by hand.
+
+    size_before: size of the file, in bytes, before the process was asked.
+    """
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:
         size = os.fstat(file.fileno()).st_size

@@ -53,7 +53,7 @@ def wait_for(
             has_warned = True
             logger.warning("waiting for %s", what_is_missing())
         time.sleep(pause_s)
-        pause_s = min(0.25, 1.3 * pause_s)
+        pause_s = min(0.25, 1.3 * pause_s)  # both numbers are chosen by hand
     return True
 
 
@@ -67,6 +67,7 @@ def within(seconds: float, function: Callable[[], Result]) -> Result:
     The function runs in a thread. If the function hangs, its thread stays behind, because Python
     cannot end a thread.
     """
+    # Not `with` an executor, because the end of this block would wait for a thread that hangs.
     call = futures.ThreadPoolExecutor(max_workers=1).submit(function)
     clock = AwakeClock(slice_s=SLICE_S)
     while not call.done():
