@@ -61,30 +61,57 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     # which works for GPUs of every maker.
     variable = devices.hiding_variable() if gpu_ids else "CUDA_VISIBLE_DEVICES"
     ids_of_environment = os.environ.get(variable)  # set by the user or the launcher, or None
-    ids_of_option = ",".join(map(str, gpu_ids))
     is_single = RUN.launch.world_size == 1
     if is_single and ids_of_environment is None:
-        os.environ[variable] = ids_of_option
+        os.environ[variable] = _comma_list(gpu_ids)
 
     # Count the GPUs after the variable is set, because it hides some of them.
     count = devices.count()
     if not gpu_ids or count == 0:
         return  # the option names no GPU, or this process sees none
-    note = ""
     if not is_single:
         note = _note_for_ranks(gpu_ids, count, variable)
     elif ids_of_environment is not None:
-        if ids_of_environment != ids_of_option:
-            chosen = f"{variable}={ids_of_environment}"
-            note = f"{chosen} takes precedence over gpu_ids [{ids_of_option}]"
-    elif count > 1:  # the option has made several GPUs visible
-        note = (
-            f"gpu_ids lists {len(gpu_ids)} GPUs; "
-            f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "
-            f"{variable}={ids_of_option} ./launch_train.sh {count} {opt_path}"
-        )
+        note = _note_for_environment(gpu_ids, ids_of_environment, variable)
+    else:
+        note = _note_for_single(gpu_ids, count, variable, opt_path)
     if note and RUN.launch.rank == 0:
         logger.warning("%s", note)
+
+
+def _comma_list(gpu_ids: list[int]) -> str:
+    """Return the ids as the variable of the environment lists them, e.g. "0,1"."""
+    return ",".join(str(gpu_id) for gpu_id in gpu_ids)
+
+
+def _note_for_environment(gpu_ids: list[int], ids_of_environment: str, variable: str) -> str:
+    """Return the warning if the environment chooses other GPUs than gpu_ids lists, or "" if not.
+
+    ids_of_environment: value of the variable, e.g. "0,1".
+    variable: name of the environment variable that chooses GPUs.
+    """
+    ids_of_option = _comma_list(gpu_ids)
+    if ids_of_environment == ids_of_option:
+        return ""
+    return f"{variable}={ids_of_environment} takes precedence over gpu_ids [{ids_of_option}]"
+
+
+def _note_for_single(gpu_ids: list[int], count: int, variable: str, opt_path: str) -> str:
+    """Return the warning if gpu_ids shows several GPUs to a single process, or "" if not.
+
+    A single process computes on the first visible GPU only.
+
+    count: number of GPUs that this process sees.
+    variable: name of the environment variable that chooses GPUs, for the advice.
+    opt_path: the option file, for the advice.
+    """
+    if count == 1:
+        return ""
+    return (
+        f"gpu_ids lists {len(gpu_ids)} GPUs; "
+        f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "
+        f"{variable}={_comma_list(gpu_ids)} ./launch_train.sh {count} {opt_path}"
+    )
 
 
 def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
@@ -102,7 +129,7 @@ def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
     listed_gpus = gpu_ids[:count]  # the list may be longer than the number of visible GPUs
     if listed_gpus == used_gpus:
         return ""
-    ids_of_option = ",".join(map(str, gpu_ids))
+    ids_of_option = _comma_list(gpu_ids)
     return (
         f"gpu_ids [{ids_of_option}] has no effect with several ranks: "
         "each rank takes the GPU of its local rank; "
@@ -303,7 +330,7 @@ def usage(device: torch.device) -> dict[str, float] | None:
     if not is_cuda(device):
         return None
     try:
-        import pynvml
+        import pynvml  # of the package nvidia-ml-py, which torch.cuda.utilization needs
     except ImportError:
         return None
     try:

@@ -36,16 +36,19 @@ class MemberNames(NamedTuple):
 def count_of_members(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
     """Return the variable `name`, which is the number of ranks or nodes.
 
-    A missing variable means 1, except in one case: if RANK and MASTER_ADDR are set, there are other
-    ranks, so a required variable must be set, too.
+    A missing variable means 1, because a single process needs no variables. But if RANK and
+    MASTER_ADDR are set, there are other ranks. Then a missing variable is a fault, unless
+    `is_required` is False.
 
     Returns 1 for a wrong or missing variable. A fault is appended to `faults`.
 
-    is_required: whether a missing variable is a fault if there are other ranks.
+    is_required: False if another variable may hold the number of ranks.
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
-    # For `number_in`, None makes a missing variable a fault, and 1 makes it mean 1.
-    default = None if is_required and has_others else 1
+    if is_required and has_others:
+        default = None  # for `number_in`: a missing variable is a fault
+    else:
+        default = 1
     return number_in(env, name, faults, default=default, low=1)
 
 
@@ -54,14 +57,14 @@ def member_of(env: Env, names: MemberNames, faults: list[str]) -> Member:
 
     Wrong variables are appended to `faults`.
 
-    Call this only if `count_of_members` has returned more than 1. Then the variable of the count is
-    set, and is a valid number.
+    Call this only if `count_of_members` has returned more than 1. Then the variable of the count
+    (`names.count`) is set, and its text is a valid number.
 
     names: the names of the variables of this rank or node, e.g. for a rank "WORLD_SIZE", "RANK",
         "MASTER_ADDR" and "MASTER_PORT".
     """
-    last = int(env[names.count]) - 1
-    number = number_in(env, names.number, faults, low=0, high=last, below=names.count)
+    count = int(env[names.count])
+    number = number_in(env, names.number, faults, low=0, high=count - 1, below=names.count)
     addr = env.get(names.addr, "").strip()
     if not addr:
         faults.append(f"{names.addr} is missing (host name or address of rank 0)")
@@ -141,10 +144,9 @@ def seconds_in(env: Env, name: str, default: float) -> float:
     text = env.get(name)
     if not text:
         return default
-    # A text that is no number, and a number outside of the limits, both lead to the error below.
-    with suppress(ValueError):
+    with suppress(ValueError):  # a text that is no number leads to the error below
         seconds = float(text)
-        if 0 < seconds < 10**6:
+        if 0 < seconds < 10**6:  # False for NaN, too
             return seconds
     raise DistError(
         what=f"{name} is {text!r}",
@@ -155,7 +157,7 @@ def seconds_in(env: Env, name: str, default: float) -> float:
 
 
 def refuse_faults(faults: list[str], env: Env) -> None:
-    """Raise one DistError for all faults, if there are any."""
+    """Raise one DistError for all faults. Returns without an error if the list is empty."""
     if not faults:
         return
     who = f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process"

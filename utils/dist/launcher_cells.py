@@ -25,7 +25,11 @@ Cell = Callable[[Env], str]
 
 def var(name: str) -> Cell:
     """Return a cell that reads the variable `name`."""
-    return lambda env: env.get(name, "").strip()
+
+    def read(env: Env) -> str:
+        return env.get(name, "").strip()
+
+    return read
 
 
 def no_variable(env: Env) -> str:
@@ -66,7 +70,7 @@ def _host_of(item: str) -> str:
 
 
 def first_of(name: str) -> Cell:
-    """Return a cell that reads the first item of the list `name`."""
+    """Return a cell that reads the first item of the list in the variable `name`."""
 
     def read(env: Env) -> str:
         hosts = split_list(env.get(name, ""))
@@ -76,7 +80,7 @@ def first_of(name: str) -> Cell:
 
 
 def count_of(name: str) -> Cell:
-    """Return a cell that reads the number of items of the list `name`."""
+    """Return a cell that reads the number of items of the list in the variable `name`."""
 
     def read(env: Env) -> str:
         hosts = split_list(env.get(name, ""))
@@ -86,11 +90,12 @@ def count_of(name: str) -> Cell:
 
 
 def position_in(name: str, host_name: str) -> Cell:
-    """Return a cell that reads the position of this host in the list `name`, counted from 0.
+    """Return a cell that reads the position of this host in a list, counted from 0.
 
     E.g. "1" if the list is "a,b" and this host is "b".
 
-    host_name: name of the variable that holds the name of this host.
+    name: the variable that holds the list.
+    host_name: the variable that holds the name of this host.
     """
 
     def read(env: Env) -> str:

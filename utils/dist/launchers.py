@@ -71,7 +71,7 @@ def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") 
         return dict(env)
     # 2. A launcher that starts one process for each rank. The fields of a row are functions:
     # `launcher.size(env)` reads the number of ranks from `env`, as a text.
-    # {**env, **variables} is a copy of `env` to which the variables are added.
+    # {**env, **variables} is a copy of `env` with the variables added.
     for launcher in PER_PROCESS:
         rank_count = _number(launcher.size(env))
         if rank_count > 1:
@@ -101,8 +101,8 @@ def process_count(env: Env) -> int:
 
     utils/dist/failure.py calls this for an error that comes before the ranks have met, to find out
     whether other processes of this host may report the same error. `with_standard_names` cannot be
-    used for this, because the error may be its own. The platforms of PER_NODE are left out, because
-    they start a single process on each host.
+    used for this, because the error may come from it. The platforms of PER_NODE are left out,
+    because they start a single process on each host.
     """
     sizes = [env.get("WORLD_SIZE", "")]
     for row in PER_PROCESS:
@@ -117,7 +117,9 @@ def process_count(env: Env) -> int:
 
 
 def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str]:
-    """Return the standard variables of a process that is a rank.
+    """Return the standard variables of a process that is a rank, under torchrun's names.
+
+    MASTER_ADDR and MASTER_PORT keep their values if the user has set them.
 
     Raises DistError if no variable has the host of rank 0, and there are several hosts
     (test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known).
@@ -152,9 +154,10 @@ def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str
 def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]:
     """Return the standard variables of a process that stands for a node.
 
-    Beware: here RANK is the number of the node, and WORLD_SIZE the number of nodes, and not of
-    ranks. The platform PAI-DLC uses the names in this way, and NPROC_PER_NODE is the sign of it.
-    `node_launch.node_variables` reads them. E.g. for node 1 of 2 with 8 GPUs each:
+    Here RANK is the number of the node, and WORLD_SIZE is the number of nodes, not the number of
+    ranks. The platform PAI-DLC uses the two names in this way. `node_launch.node_variables` reads
+    the result. If NPROC_PER_NODE is set, it takes the two names for those of a node. E.g. for node
+    1 of 2 with 8 GPUs each:
 
         RANK=1 WORLD_SIZE=2 NPROC_PER_NODE=8 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
@@ -165,13 +168,15 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
         gpus = max(1, gpu_count)  # without GPUs, one process on the CPU
     if gpu_count:
         gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some GPUs
-    # MASTER_ADDR and MASTER_PORT of the environment count, and else the cells of the table.
+    # MASTER_ADDR and MASTER_PORT of the environment take precedence over the cells of the table.
+    address = env.get("MASTER_ADDR", "").strip() or row.address(env)
+    port = env.get("MASTER_PORT", "").strip() or row.port(env) or DEFAULT_PORT
     variables = {
         "RANK": row.node_rank(env),
         "WORLD_SIZE": row.nodes(env),
         "NPROC_PER_NODE": str(gpus),
-        "MASTER_ADDR": env.get("MASTER_ADDR", "").strip() or row.address(env),
-        "MASTER_PORT": env.get("MASTER_PORT", "").strip() or row.port(env) or DEFAULT_PORT,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
     }
     # With one GPU on each of several nodes, this process is the only rank of its node:
     # LOCAL_RANK=0 (test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus). A single
@@ -210,7 +215,8 @@ def _port_of_job(env: Env) -> str:
     test_two_jobs_on_one_host_meet_at_different_ports.
     """
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
-    # A digest spreads similar names over all ports. Its first 4 bytes are enough for 10,000 ports.
+    # Jobs have similar names. A digest of the name gives each job another port, in all likelihood.
+    # Its first 4 bytes, a number below 4.3e9, are enough for 10,000 ports.
     digest = hashlib.sha256(job.encode()).digest()
     number = int.from_bytes(digest[:4], "big")
     return str(FIRST_PORT + number % PORT_COUNT)

@@ -59,11 +59,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     if "PET_NPROC_PER_NODE" not in values or _is_rank(env):
         return {}
 
-    # torchrun takes these three words in place of a number.
-    if values["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
-        values["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
-    elif values["PET_NPROC_PER_NODE"] == "cpu":
-        values["PET_NPROC_PER_NODE"] = str(os.cpu_count())
+    ranks_text = _in_digits(values["PET_NPROC_PER_NODE"], gpu_count)
+    values["PET_NPROC_PER_NODE"] = ranks_text
     # In an elastic job, nodes may come and go. torchrun's own variables describe such a job, and
     # torchrun checks them.
     is_elastic = "PET_RDZV_ENDPOINT" in env
@@ -71,7 +68,6 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         return values
 
     faults: list[str] = []
-    ranks_text = values["PET_NPROC_PER_NODE"]
     ranks_per_node = checked_number(ranks_text, names["PET_NPROC_PER_NODE"], faults, low=1)
     node_count = count_of_members(env, names["PET_NNODES"], faults)  # the members are nodes here
     if node_count > 1:
@@ -87,17 +83,31 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
         values["PET_STANDALONE"] = "1"  # torchrun then chooses address and port itself
     refuse_faults(faults, env)
     # With one rank on each node, this process need not start torchrun, because it can be the rank
-    # of its node itself. It then reads WORLD_SIZE and RANK as numbers of ranks:
+    # of its node itself. `read_launch` (platforms.py) then reads WORLD_SIZE and RANK as the number
+    # of ranks and the number of this rank:
     #
     #     PAI-DLC   NPROC_PER_NODE=1 WORLD_SIZE=2 RANK=1                    node 1 is rank 1
     #     Kubeflow  PET_NPROC_PER_NODE=1 PET_NNODES=2 WORLD_SIZE=2 RANK=1   node 1 is rank 1
     #
-    # Without WORLD_SIZE, a process counts as the only rank. This is right for a single node, and
-    # several nodes need torchrun.
+    # Without WORLD_SIZE, a process counts as the only rank. This is right for a single node. For
+    # several nodes it would be wrong, so they need torchrun.
     world_size = env.get("WORLD_SIZE", "1")
     if ranks_per_node == 1 and world_size == str(node_count):
         return {}
     return values
+
+
+def _in_digits(ranks_text: str, gpu_count: int) -> str:
+    """Return the number of ranks of a node in digits, e.g. "8" for "auto" with 8 visible GPUs.
+
+    torchrun takes the words "auto", "gpu" and "cpu" in place of a number. Any other text is
+    returned unchanged, so it may be wrong.
+    """
+    if ranks_text in ("auto", "gpu"):
+        return str(max(1, gpu_count))  # without GPUs, one rank on the CPU
+    if ranks_text == "cpu":
+        return str(os.cpu_count())
+    return ranks_text
 
 
 def _names_in(env: Env) -> dict[str, str]:

@@ -59,8 +59,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     """
     faults: list[str] = []
     task_count = _task_count(env, faults)
-    # SLURM has the number of ranks in SLURM_NTASKS, so WORLD_SIZE may be missing. Without SLURM,
-    # WORLD_SIZE is required.
+    # A task of SLURM has the number of ranks in SLURM_NTASKS, so WORLD_SIZE may be missing. Without
+    # SLURM, WORLD_SIZE is required.
     is_required = task_count == 1
     world_size = count_of_members(env, "WORLD_SIZE", faults, is_required)
 
@@ -86,7 +86,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     # Time-out of a collective. 0 means that the user has set none.
     timeout_s = seconds_in(env, "NCCL_TIMEOUT", default=0.0)
     local_rank = _local_rank(env, gpu_count, faults)
-    # If some variables are wrong, `faults` lists them, and this raises the error.
+    # If some variables are wrong, `faults` lists them, and this raises the error. So all variables
+    # must be read before this line.
     refuse_faults(faults, env)
     # With several GPUs, a missing LOCAL_RANK must not count as 0, because all ranks of a host would
     # take GPU 0. torchrun and SLURM always set the variable.
@@ -150,9 +151,9 @@ def _is_store_of_agent(env: Env) -> bool:
 
 # If a SLURM job has no MASTER_PORT, the port of rank 0 is FIRST_PORT plus the last four digits of
 # the job's number, so it lies in 15000 ... 24999. Linux does not take these ports for outgoing
-# connections, which get ports from 32768 on. torchrun does not take them by default, because its
-# default is 29500. All ranks must compute the same port, so a change here breaks a job with ranks
-# of different versions.
+# connections, which get ports from 32768 on. torchrun does not take them either, because its
+# default port is 29500. All ranks must compute the same port, so a change here breaks a job with
+# ranks of different versions.
 FIRST_PORT = 15000
 PORT_COUNT = 10000
 

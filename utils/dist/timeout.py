@@ -17,6 +17,9 @@ from utils.options.watchdog_options import SLOW_LIMIT_FACTORS, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
+# The options of `watchdog` that are limits of phases: stall_s, and the limits of the slow phases.
+LIMIT_NAMES = ("stall_s", *SLOW_LIMIT_FACTORS)
+
 
 def fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     """Return the limits of the watchdog, fitted to the time-out of the process group.
@@ -33,9 +36,10 @@ def fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     if RUN.launch.timeout_s:
         budgets = _raised_to_timeout(budgets)
 
-    # Find the limits that are as long as the time-out, or longer. There the time-out comes first.
+    # Find the limits that are as long as the time-out, or longer. In these phases, the time-out
+    # would end the run before the watchdog.
     late_limits = []
-    for name in ("stall_s", *SLOW_LIMIT_FACTORS):
+    for name in LIMIT_NAMES:
         limit_s = budgets.limit(name)
         if limit_s >= RUN.timeout_s:
             late_limits.append(f"{name} is {limit_s:g} s")
@@ -68,9 +72,7 @@ def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
         if getattr(budgets, name) is None:
             raised_limits[name] = max(budgets.limit(name), 0.9 * RUN.timeout_s)
     budgets = budgets.model_copy(update=raised_limits)
-    limits = ", ".join(
-        f"{name} {budgets.limit(name):g}" for name in ("stall_s", *SLOW_LIMIT_FACTORS)
-    )
+    limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in LIMIT_NAMES)
     logger.info(
         "NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits
     )
