@@ -87,11 +87,19 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 # Words of this file:
 #
-#     method    what restores the frames of a clip: a network, a formula, the joint solution, or
-#               learned steps. Each is a class that fulfils `Method` (utils/contract.py)
+#     method    what restores the frames of a clip: an object that fulfils `Method`
+#               (utils/contract.py). There are four kinds:
+#
+#                   network           restores frames with trained weights
+#                   formula           computes frames from the spikes, without weights, e.g. tfp
+#                   joint solution    improves the frames of a network or formula: solves equations
+#                                     of the blurry frame and its spikes
+#                   learned steps     improve the frames of a network by further weights, which the
+#                                     same file has (its netG.fusion is "motion")
+#
 #     reader    an object that reads one clip, frame by frame: a `ClipReader` (utils/contract.py)
-#     Job       a record of what a test does: the method, the readers of the clips, and what is
-#               saved where (models/restore/job.py)
+#     Job       a record of what a test does: the method, the readers of the clips, the folder of
+#               the results, and which results are saved (models/restore/job.py)
 #
 # One command, followed through the program, for a film clip.mp4 of 14 frames:
 #
@@ -114,8 +122,8 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #     spikes_for_network      the section `spike` of the training, changed by the command line:
 #                             {"type": "dat", "h": 250, "w": 400, "calibration": "auto", ...}
 #     network_for_own_clips   the network in tiles: a `NetworkMethod`
-#     with_improvement        the method: the `NetworkMethod` within a `LearnedMotion`, because
-#                             motion.pth has the fusion "motion"
+#     with_improvement        the method: a `LearnedMotion`, which improves the frames of the
+#                             `NetworkMethod` by the learned steps of motion.pth
 #     clips_with_frames       opens clip.mp4 and clip.dat: one reader, whose `frame(0)` returns the
 #                             first frame and its spikes. With calibration "auto", it also finds
 #                             where the spike pixels lie on the frames
@@ -167,7 +175,7 @@ def main(argv: list[str]) -> int:
 
     argv: the arguments without the name of the program.
     """
-    with utils_dist.ranks():
+    with utils_dist.ranks():  # from here an error on one rank ends all ranks
         # Read the command line and the option file, before the ranks know of each other.
         with utils_dist.all_ranks_or_none():
             request = read_request(argv, __doc__)
@@ -181,7 +189,8 @@ def main(argv: list[str]) -> int:
             )
             opt = read_options(request.opt, request.overrides)
         # Join the ranks. The test ends if the digest, a checksum of all options, differs between
-        # two ranks. `checks_folder` holds the data checks of earlier runs.
+        # two ranks. `budgets` are the time limits of a rank. `checks_folder` holds the data checks
+        # of earlier runs.
         if opt is None:
             # Without an option file there is no digest and no checks_folder, and the time limits
             # have their defaults.
@@ -293,7 +302,8 @@ def own_clips_by_network(
     # `read_request` has refused a network without weights and without frames.
     assert network.weights is not None
     assert files.input is not None
-    # What the option file says of the network. If it is None, the weights file says it.
+    # What the option file says of the network: a dict, e.g. with its section netG. If it is None,
+    # `read_saved` takes the description that the weights file holds.
     description = opt.portable() if opt is not None else None
     saved = read_saved(network.weights, description)  # a `SavedNetwork`, not built yet
     # The section `spike` of the training, with the user's changes. None: no spikes are read.
@@ -309,6 +319,7 @@ def own_clips_by_network(
         training_spikes=saved.spike_data,  # what the weights say of the spikes of their training
     )
     clips = opened.clips  # readers: `frame(0)` of a reader returns the tensors of the first frame
+    # A network that interpolates makes a new frame between each two frames of the clip.
     if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
     return OwnRestoration(method, clips, opened.frames_note, spike_options)
@@ -416,7 +427,7 @@ def method_on_test_set(
 ) -> MethodOnTestSet:
     """Return the method that restores the clips of datasets.test. Reads the weights of a network.
 
-    A network cuts the clips into tiles as the options `val` say.
+    A network restores a clip in tiles. The option section `val` gives their size.
 
     opt: the option file.
     network: what the command line says of a network.
@@ -433,8 +444,8 @@ def method_on_test_set(
         weights_file = find_weights(opt.path, opt.folder, network.weights)
         saved = read_saved(weights_file, opt.portable())
         first_method = network_for_test_set(saved, network, opt.val, section)
-    # The joint solution and the learned steps need spike files. Refuse a test set that only has
-    # ready spike channels for a network.
+    # The joint solution and the learned steps read spike files. So refuse a test set that gives
+    # only ready channels for a network.
     method = with_improvement(first_method, chosen.joint, saved)
     is_improved = method is not first_method
     if is_improved:
@@ -478,7 +489,11 @@ def folder_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> 
 
 
 def title_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> str:
-    """Return the title of the report, e.g. "Test of tfp on the test set of 000_sample"."""
+    """Return the title of the report, e.g. "Test of tfp on the test set of 000_sample".
+
+    If a network restores, the title is "Test of joint" with --method joint, and otherwise e.g.
+    "Test of 000_sample", with the name of the run.
+    """
     if chosen.formula is not None:
         return f"Test of {request.method_name} on the test set of {opt.task}"
     return f"Test of {request.method_name or opt.task}"
@@ -513,7 +528,8 @@ def with_improvement(
     """Return `first_method`, or a method that improves the frames of `first_method`.
 
     There are two such methods: the joint solution if --method joint asks for it, else the learned
-    steps if the network has the fusion "motion".
+    steps if the network has the fusion "motion" (its option netG.fusion). If neither applies, the
+    result is the object `first_method` itself. `method_on_test_set` relies on this.
 
     first_method: a formula or a network.
     joint: the options of the joint solution, or None without --method joint.
