@@ -63,14 +63,15 @@ def read_options(
         sources = Sources(main_file="")
     # Work on a copy, because the steps below remove keys and replace sections.
     raw = copy.deepcopy(dict(values))
-    dropped_keys = drop_without_effect(raw, parts)  # keys that only KAIR has
+    dropped_keys = drop_without_effect(raw, parts)  # dotted names of keys that only KAIR has
     # Every rank reads the options, but only rank 0 warns. The ranks are not connected yet, so the
     # number of this rank comes from the environment: torchrun sets RANK, Slurm sets SLURM_PROCID.
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if dropped_keys and rank == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped_keys))
 
-    # Keys such as the batch size: in a file of KAIR they are totals of all GPUs.
+    # The keys whose numbers are totals of all GPUs, e.g. the batch size of a file of KAIR.
+    # `Options.kair_totals` keeps these keys, for a warning.
     totals = _totals_of_kair(raw, dropped_keys, sources)
 
     # First the sections that name a part. The registry of the part checks the section and gives a
@@ -81,7 +82,7 @@ def read_options(
             _resolve_part(raw, where, parts, kind, sources)
         except OptionError as e:
             errors.append(e)
-    # Then the whole tree.
+    # Then the whole file, in which these sections are typed already.
     try:
         all_values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
         opt = read_section(Options, all_values, where="")
@@ -97,16 +98,11 @@ def _resolve_part(
 ) -> None:
     """Replace the section `where` of `raw` by the typed section of the part that it names.
 
-        the value in `raw`               what becomes of it
-        a valid section                  replaced by the typed section
-        a wrong section                  replaced by unchecked defaults; an OptionError is raised
-        a network or loss is missing     treated as {}, so the OptionError names the missing keys
-        a data set is missing            stays missing: a run may have no such data set
-        an empty data set, e.g. {}       replaced by null: the run has no such data set
-        another value, e.g. 3            stays, and `read_section` refuses it later
-        another empty value, e.g. []     replaced by null
+    E.g. {"net_type": "tiny"} at "netG" becomes a Section with net_type "tiny" and width 16, if 16
+    is the default of the parameter `width` of this network.
 
-    The unchecked defaults let the caller go on, and check the other sections as well.
+    Raises OptionError if the section is wrong. Then `raw` has unchecked defaults in place of the
+    section, so that the caller can go on, and check the other sections as well.
 
     where: dotted key of the section, e.g. "netG" or "datasets.train"
     kind: kind of part, a key of `parts`
@@ -118,25 +114,48 @@ def _resolve_part(
     outer_section = _section_of(raw, outer)  # the dict that holds the section
     if outer_section is None:
         return  # `datasets` is missing, or no dict: `read_section` decides later
-    if is_dataset and not outer_section.get(name):  # a missing or an empty data set
-        if name in outer_section:
-            outer_section[name] = None
-        return
-    # `pop` takes the section out of `raw`. Each branch below puts a value back under `name`.
+    if is_dataset and name not in outer_section:
+        return  # the run has no such data set
+
+    # `pop` takes the section out of `raw`. A missing network or loss counts as {}, so the error
+    # names the key that is missing, e.g. netG.net_type.
     section = outer_section.pop(name, {})
-    if not isinstance(section, dict):
-        outer_section[name] = section or None  # an empty value, e.g. [], becomes null
+    if not _must_name_part(section, is_dataset):
+        outer_section[name] = _null_if_empty(section)
         return
 
+    # The defaults stay in `raw` if `resolve` raises an error. `registry.base` is the model of the
+    # keys that every part of this kind has. `model_construct` gives its defaults without a check.
     registry = parts[kind]
+    outer_section[name] = registry.base.model_construct()
     own_values = _without_keys_of_other_part(section, where, registry, sources)
-    try:
-        outer_section[name] = registry.resolve(own_values, where)
-    except OptionError:
-        # `registry.base` is the model of the keys that every part of this kind has.
-        # `model_construct` gives its defaults without a check.
-        outer_section[name] = registry.base.model_construct()
-        raise
+    outer_section[name] = registry.resolve(own_values, where)
+
+
+def _must_name_part(value: Any, is_dataset: bool) -> bool:
+    """Return whether the value of a section must name a part. Otherwise no part is resolved.
+
+        {"depths": [8]}    must name a part
+        {}                 as a network or a loss: must name a part, so {} is an error
+                           as a data set: need not, because a run may have no such data set
+        3, null, []        need not, because it is no section; `read_section` refuses it later, if
+                           it is wrong
+
+    value: the value in the option file
+    """
+    if not isinstance(value, dict):
+        return False
+    is_empty = not value
+    return not (is_dataset and is_empty)
+
+
+def _null_if_empty(value: Any) -> Any:
+    """Return None for an empty value such as {} or [], and any other value as it is.
+
+    A data set that is null means that the run has no such data set. A network or loss that is null
+    is refused later, by `read_section`.
+    """
+    return value if value else None
 
 
 def _without_keys_of_other_part(
@@ -202,30 +221,40 @@ def _totals_of_kair(
 def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """Remove from `raw` the keys that only KAIR has. Return their dotted names, for a warning.
 
-    A key of KAIR without a meaning here must not be an error
+    A file of KAIR must load, although some of its keys have no meaning here
     (test_the_files_of_kair_load_unchanged).
 
     A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" stays
-    if the network has a parameter `init_type`. Otherwise it is removed.
+    if the network has a parameter `init_type`. Otherwise the key is removed.
+
+    scripts/convert_options.py calls this function, too.
     """
     dropped_keys = []
     # KAIR_ONLY: dotted key of a section -> the keys that only KAIR has in this section.
     for where, keys in KAIR_ONLY.items():
         section = _section_of(raw, where) or {}  # None if the file has no such section
-        # The parameters of the part that the section names, e.g. of the network. Some sections,
-        # e.g. "path", name no part.
-        part_keys: set[str] = set()
-        kind_of_part = PART_SECTIONS.get(where, "")
-        registry = parts.get(kind_of_part)
-        if registry:
-            name = section.get(registry.type_key)
-            if name in registry.names():
-                part_keys = set(registry.keys(name))
+        part_keys = _parameters_of_part(section, where, parts)
         for key in sorted(keys):
             if key in section and key not in part_keys:
                 dropped_keys.append(f"{where}.{key}")
                 del section[key]
     return dropped_keys
+
+
+def _parameters_of_part(section: Mapping[str, Any], where: str, parts: Parts) -> list[str]:
+    """Return the parameters of the part that a section names, e.g. ["depths", ...] of "vrt".
+
+    The list is empty if the section names no registered part. Some sections, e.g. "path", never
+    name a part.
+
+    where: dotted key of the section, e.g. "netG"
+    """
+    kind_of_part = PART_SECTIONS.get(where, "")
+    if kind_of_part not in parts:
+        return []
+    registry = parts[kind_of_part]
+    name = section.get(registry.type_key)
+    return registry.keys(name) if name in registry.names() else []
 
 
 def _section_of(raw: Mapping[str, Any], where: str) -> dict[str, Any] | None:
