@@ -273,7 +273,9 @@ def job_on_own_clips(
     if files.input is not None and len(clips) > 1:
         title = Path(files.input).name
     results = request.results
-    save_forms = results.save or forms_like_input(clips, own.method)
+    save_forms: Sequence[str] = results.save  # () without --save
+    if not save_forms:
+        save_forms = forms_like_input(clips, own.method)
     metric = opt.metric if opt is not None else MetricOptions()
     assert results.output is not None  # `read_request` has refused clips without --output
     return Job(
@@ -541,10 +543,16 @@ def with_improvement(
         return JointMethod(joint, first_method)
     if saved is None:
         return first_method
+    # The empty network has no weights in memory. It suffices to see which fusion the network has.
     fusion = motion_of(saved.empty_network)
     if fusion is None:
         return first_method
-    return learned_motion(first_method, fusion, build=lambda: motion_of(saved.build()))
+
+    def fusion_with_weights() -> Any:
+        """Return the fusion with its weights, on the CPU. Called when a device is known."""
+        return motion_of(saved.build())
+
+    return learned_motion(first_method, fusion, build=fusion_with_weights)
 
 
 if __name__ == "__main__":
