@@ -12,7 +12,7 @@ docs/coming_from.md has the table. utils/options/command_line.py and models/rest
 this module.
 
 What must stay: no flag of this project is refused. So the tables below contain only flags that this
-project does not have. The exception is SHARED_NAMES, the flags that both programs have
+project does not have. The exception is SHARED_NAMES, the flags that this project has, too
 (test_a_tile_in_our_form_is_no_flag_of_kairs). Our main_test_vrt.py must accept the command in the
 advice (test_the_command_that_answers_kairs_is_one_that_this_program_takes).
 Free to change: a flag may be added to a table. Then change the table of docs/coming_from.md, too,
@@ -132,7 +132,7 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             do="start it with srun, or with ./submit_job.sh (docs/ddp.md)",
         )
     # --launcher pytorch and --dist True ask for several processes, but only a launcher can start
-    # them. Without a launcher this is only a warning, because one process can train, too.
+    # them. Without a launcher there is only a warning, because one process can train, too.
     asks_for_several = launcher == "pytorch" or (dist is not None and TRUTHS[dist.lower()])
     if asks_for_several and not is_launched:
         logger.warning(

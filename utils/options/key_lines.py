@@ -19,9 +19,10 @@ from utils.errors import OptionError
 # The tokens of JSON5, as far as needed to find the keys. The named group that matches says the kind
 # of the token.
 #
-# The closing mark of a comment or of a text is optional: (?: \*/ )?, "? and '?. Without it, the
-# comment ends at the end of the file, and the text at the end of its line. If the closing mark were
-# required, a file of many opening marks would be searched to its end for each mark.
+# The closing mark of a comment or of a text is optional: (?: \*/ )?, "? and '?. A comment without
+# its mark ends at the end of the file, and a text without its mark at the end of its line. If the
+# closing mark were required, a file of many opening marks would be searched to its end for each
+# opening mark.
 TOKEN = re.compile(
     r"""
     (?P<skip> // [^\n]*                                # a comment up to the end of the line
@@ -139,9 +140,9 @@ def _tokens_with_lines(text: str) -> Iterator[tuple[re.Match[str], int]]:
         yield token, line
 
 
-# Number of brackets within one another. Files of this project need 6, so 64 are more than enough.
-# The limit must be below about 1000: json and json5 call themselves for each bracket, and Python
-# allows some 1000 calls within one another.
+# Largest number of brackets within one another, chosen by hand. Files of this project need 6. The
+# limit must be far below 1000: json and json5 call themselves for each bracket, and Python allows
+# some 1000 calls within one another.
 DEEPEST = 64
 
 
@@ -161,9 +162,10 @@ def _refuse_depth(depth: int, line: int, where: str) -> None:
         )
 
 
-# Number of characters of a dotted key, such as "netG.fusion.type". Our longest key has some 50. The
-# limit bounds the memory, because each dotted key holds the names of the sections around it. E.g.
-# 20,000 keys in a section whose name has 500,000 characters would take 10 GB.
+# Largest number of characters of a dotted key, such as "netG.fusion.type". The limit is chosen by
+# hand. Our longest key has some 50 characters. The limit bounds the memory, because each dotted key
+# holds the names of the sections around it. E.g. 20,000 keys in a section whose name has 500,000
+# characters would take 10 GB.
 MOST_KEY_CHARACTERS = 500
 
 

@@ -1,7 +1,8 @@
 """Read an option file and its base into sections, and note the line of each key.
 
-An option file is JSON with // comments; a short one may use all of JSON5. The key `base` names a
-second file, whose keys fill in what the file leaves out (`read_with_base`).
+An option file is JSON with // comments. A short file may use all of JSON5, e.g. names without
+quotes. The key `base` names a second file. Its keys count where the file has none
+(`read_with_base`).
 
 A user may give the path of any file by mistake, and a file may be hostile. So at most 1 MiB is
 read, and a longer file is refused. Too many nested brackets and too long keys are refused before
@@ -78,8 +79,8 @@ def _merge(
 ) -> dict[str, Any]:
     """Return the keys of a section from a file and from its base.
 
-    If both have a key, the value of the file is taken. Sections within the section are merged in
-    the same way. A list is replaced as a whole. E.g.
+    If both have a key, the value of the file is taken. If both values are sections, they are merged
+    in the same way. A list is replaced as a whole. E.g.
 
         base    {"a": 1, "b": {"c": 2, "d": 3}}
         file    {"b": {"c": 9}}
@@ -97,6 +98,7 @@ def _merge(
     # Case 2: the file names another network, dataset or loss. Some keys of the base, e.g.
     # total_iter, fit every part, and other keys fit only the old part. So all keys are taken, and
     # marked as inherited. Later, `read_options` (typed.py) drops inherited keys that do not fit.
+    # TYPE_KEYS are the keys that name such a part, e.g. "net_type".
     names_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
     if names_new_part:
         for key in base:
@@ -181,9 +183,9 @@ def _values_of_text(text: str, path: Path) -> dict[str, Any]:
     return raw
 
 
-# Largest size of an option file: 1 MiB. The longest option file of this project has about 9,000
-# bytes, so the file of a user may be 100 times as long. With a larger limit, a hostile file could
-# take more time and memory.
+# Largest size of an option file, chosen by hand: 1 MiB. The longest option file of this project has
+# about 9,000 bytes, so the file of a user may be 100 times as long. With a larger limit, a hostile
+# file could take more time and memory.
 MOST_FILE_BYTES = 2**20
 
 
@@ -207,7 +209,8 @@ def _read_text(path: Path) -> str:
             do="correct the path (a base is relative to the file that names it)",
         )
     try:
-        text = content.decode("utf-8-sig")  # "-sig": some editors put a mark of UTF-8 in front
+        # "-sig" drops the byte order mark, which some editors write in front of the text.
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise OptionError(
             what=f"the option file is not UTF-8 text (byte {e.start + 1})",
@@ -255,8 +258,8 @@ def _parse(text: str) -> Any:
     not, because json5 would take too long. Tests: test_hostile_options.py, e.g.
     test_an_unknown_key_of_a_long_file_is_named_with_its_line.
     """
-    # Replace each comment by blanks. So the positions stay, and messages name the right line and
-    # column.
+    # Replace each comment by blanks of the same length. So every other character keeps its line and
+    # column, and messages name the right ones.
     plain = TOKEN.sub(_blank_comment, text)
     try:
         return json.loads(plain)

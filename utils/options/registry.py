@@ -2,7 +2,7 @@
 
 A part is a class or function that an option file chooses by its name, e.g. the network "vrt". The
 kinds of parts are networks, datasets, losses, fusion operators, and more. Each kind has a
-`Registry` of its parts. On this page, a model is a pydantic class with the keys of a section.
+`Registry` of its parts. In this file, a model is a pydantic class with the keys of a section.
 
 A researcher who adds a part registers one class or function. Its parameters are its option keys,
 its annotations are their types, and its defaults are their defaults:
@@ -183,6 +183,7 @@ class Registry:
         key: name of the parameter
         """
         is_private = key.startswith("_")
+        # The methods of pydantic's classes begin with "model_", e.g. `model_dump`.
         is_of_pydantic = key.startswith("model_") and hasattr(Section, key)
         if is_private or is_of_pydantic or key in vars(Section):
             raise OptionError(
@@ -214,8 +215,9 @@ class Registry:
         model = self.model(name)
         _drop_gone_keys(values, model)
 
-        # Resolve the nested parts first, because the model of this section does not check them. All
-        # errors are collected, so that a user can correct them at once
+        # Resolve the nested parts first, because the model of this section does not check them:
+        # `values` then has typed sections in their places. All errors are collected, so that a user
+        # can correct them at once
         # (test_the_problems_of_a_file_are_named_at_once).
         errors = _resolve_nested_parts(values, model, where)
         # Then this section. Its own errors come before the errors of its nested parts.
@@ -305,7 +307,8 @@ class Registry:
         function = part.constructor
         if inspect.isclass(function):
             function = function.__init__
-        # The annotations that were given to `register` replace the annotations of the constructor.
+        # `include_extras` keeps what follows a type in Annotated[...], e.g. a registry. The
+        # annotations that were given to `register` replace the annotations of the constructor.
         hints = get_type_hints(function, include_extras=True) | part.annotations
         option_parameters = {}
         for key, parameter in inspect.signature(part.constructor).parameters.items():

@@ -61,14 +61,17 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
-    # The class or function whose arguments the section holds, e.g. the class VRT for netG. None if
-    # the section belongs to no class or function.
+    # The class or function whose arguments the section holds, e.g. the class VRT for netG.
+    # `Registry` sets it. None if the section belongs to no class or function, e.g. `val`.
     constructor: ClassVar[Any] = None
 
     @field_validator("*", mode="before")
     @classmethod
     def _lists_as_tuples(cls, value: Any, info: ValidationInfo) -> Any:
-        """Turn the lists of a file into tuples, if the type of the field has tuples."""
+        """Turn the lists of a file into tuples, if the type of the field has tuples.
+
+        pydantic calls this for each key, before it checks the type of the value.
+        """
         assert info.field_name is not None
         return with_tuples(value, cls.model_fields[info.field_name].annotation)
 
@@ -89,7 +92,7 @@ def with_tuples(value: Any, annotation: Any) -> Any:
     """
     if not isinstance(value, list):
         return value
-    kind = get_origin(annotation) or annotation
+    kind = get_origin(annotation) or annotation  # list for list[int]; int for int
     inner_types = get_args(annotation)
     if kind is Annotated:
         return with_tuples(value, inner_types[0])
@@ -105,7 +108,7 @@ def with_tuples(value: Any, annotation: Any) -> Any:
     if kind is tuple:
         item_types = inner_types
         if Ellipsis in inner_types:  # tuple[int, ...]: any number of items, all of the first type
-            item_types = inner_types[:1] * len(value)
+            item_types = inner_types[:1] * len(value)  # e.g. (int, int, int) for three items
         items = []
         # `strict=False`: the list may be longer or shorter than the types.
         for item, item_type in zip(value, item_types, strict=False):
@@ -127,7 +130,8 @@ def flatten_options(value: Any, name: str) -> Iterator[tuple[str, bool | int | f
     its JSON text, e.g. "[0.9, 0.99]". Options that are null are left out.
 
     value: a section as plain types, or the value of one option
-    name: dotted key of `value`
+    name: dotted key of `value`. For the whole file it is "", and then each key begins with a dot,
+        e.g. ".train.epochs"
     """
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -177,6 +181,8 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
 
     The attribute `found` of the result has all single errors, because scripts/convert_options.py
     reports each of them (test_the_problems_of_a_file_are_named_at_once).
+
+    errors: at least one error
     """
     single_errors: list[OptionError] = []
     for error in errors:

@@ -1,12 +1,12 @@
 """Check the sections of an option file, add the defaults, and return typed options: `Options`.
 
 A section may name a registered part: a network, a dataset or a loss. Then the parameters of the
-part are keys of the section, too. E.g. `depths` is a parameter of vrt:
+part are keys of the section, too. E.g. `depths` is a parameter of the network vrt:
 
     "netG": {"net_type": "vrt", "depths": [8, 8, ...]}
 
-`read_options` first checks these sections, each with the registry of its part, and then the whole
-file. The caller passes in the registries, because utils/ may not import models/ and data/.
+`read_options` first checks these sections, each with the registry of its kind of part, and then the
+whole file. The caller passes in the registries, because utils/ may not import models/ and data/.
 
 KAIR is the program in which VRT was published. Its option files can be read: keys that only KAIR
 has are dropped with one warning.

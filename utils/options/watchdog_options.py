@@ -14,12 +14,13 @@ from pydantic import Field
 from utils.options.section import Section
 
 # Key of the limit of a slow phase -> the factor by which watchdog.stall_s is multiplied if the key
-# is null. E.g. stall_s 400 gives start_s 1200. After a change, correct the descriptions of the keys
-# below, which name these factors, and test_the_limits_of_time_follow_from_one_number.
+# is null. E.g. stall_s 400 gives start_s 1200. The factors are chosen by hand. After a change,
+# correct the descriptions of the keys below, which name these factors, and
+# test_the_limits_of_time_follow_from_one_number.
 SLOW_LIMIT_FACTORS = {"start_s": 3, "validate_s": 5, "save_s": 3}
 # A user may set a short stall_s, so that a rank that hangs is reported soon. But a start or a
-# validation needs its time in any case. So a stall_s below 300 s counts as 300 s when it is
-# multiplied. E.g. stall_s 100 gives start_s 3 * 300 = 900.
+# validation needs its time in any case. So a stall_s below 300 s (its default) counts as 300 s when
+# it is multiplied. E.g. stall_s 100 gives start_s 3 * 300 = 900.
 LEAST_STALL_S_TO_MULTIPLY = 300.0
 # Phase of a run -> key of its limit. All other phases have the limit stall_s.
 LIMIT_OF_PHASE = {
@@ -86,9 +87,9 @@ class WatchdogOptions(Section):
 
         The process group is torch's connection of the ranks. The time-out must come after each
         limit of the watchdog, because the watchdog can name the rank that stands still and the
-        process group cannot. So the time-out is at least 20 % longer than the longest limit. E.g.
-        the longest default limit is validate_s, 1500 s: the time-out is at least 1800 s. Tests:
-        tests/faults/test_startup.py.
+        process group cannot. So the time-out is at least 20 % longer than the longest limit (a
+        margin chosen by hand). E.g. the longest default limit is validate_s, 1500 s: the time-out
+        is at least 1800 s. Tests: tests/faults/test_startup.py.
 
         least_s: what the user asks for (dist_timeout_s). The result is never shorter.
         """
