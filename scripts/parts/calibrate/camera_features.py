@@ -2,16 +2,18 @@
 
     find_rough_position    how the spike image is mirrored, and its `RoughPosition`
 
-Features (SIFT) of both images are matched. RANSAC finds the affine matrix with which most matches
-agree, for any turn, scale and mirroring. camera_position.py makes the position exact.
+A feature is a point with a descriptor, a vector that tells how the image looks around the point
+(SIFT). Features of both images are matched by their descriptors. Some matches are wrong. RANSAC
+finds the affine matrix with which most matches agree, for any turn, scale and mirroring.
+camera_position.py makes the position exact.
 
 A view is a frame and the spikes of its exposure. Points of an image are (x, y), and pixel centres
 are at whole numbers, as in data/cameras/calibration.py.
 
 What must stay: the same pairs give the same matrix, so RANSAC keeps its seed. A mirrored camera is
 found (test_a_mirrored_camera_is_found).
-Free to change: the limits below. They decide which pairs are refused
-(test_pictures_of_different_scenes_are_refused).
+Free to change: the limits below, and the settings of SIFT and RANSAC. All of them are chosen by
+hand. They decide which pairs are refused (test_pictures_of_different_scenes_are_refused).
 """
 
 from collections.abc import Sequence
@@ -43,7 +45,7 @@ class RoughPosition(NamedTuple):
 
     matrix: np.ndarray  # (3, 3), affine: point in the spike image -> point in the frame
     inliers: int  # features that agree with the matrix
-    matches: int  # features that were found in both images
+    matches: int  # features that were found in both images, some of them by mistake
 
 
 def find_rough_position(
@@ -67,7 +69,12 @@ def find_rough_position(
 
 
 def _from_features(views: Sequence[View], light: str) -> RoughPosition:
-    """Return the affine matrix with which most features of all views together agree."""
+    """Return the affine matrix with which most features of all views together agree.
+
+    Returns the identity with 0 inliers if there is no such matrix.
+
+    light: what the spike camera integrates, "linear" light or "display" values.
+    """
     matches: list[Match] = []
     for view in views:
         spikes, frame = images_of(view, light)
@@ -82,9 +89,11 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
-    # RANSAC draws three matches in each round. It stops as soon as it reaches `confidence`. If many
-    # matches are wrong, this takes many rounds, at most `maxIters`.
-    #     affine       (2, 3)
+    # RANSAC draws three matches in each round, and counts how many matches agree with their matrix.
+    # It stops as soon as a better matrix is unlikely (`confidence`). If many matches are wrong,
+    # RANSAC needs many rounds, at most `maxIters`.
+    #
+    #     affine       (2, 3), or None
     #     is_inlier    (matches, 1): 1 if a match agrees with the matrix, else 0
     affine, is_inlier = cv2.estimateAffine2D(
         in_spikes,
@@ -97,8 +106,8 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     if affine is None:
         return nothing
     # The determinant says how many times larger the matrix makes an area. If it is above 1000 or
-    # below 1/1000, the images do not show the same scene. If it is negative, the matrix mirrors.
-    # Such a matrix is refused, too, because `find_rough_position` tries mirrored images separately.
+    # below 1/1000, the images do not show the same scene. If it is negative, the matrix mirrors. It
+    # is refused, too, because `find_rough_position` tries mirrored images separately.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
         return nothing
@@ -147,12 +156,12 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
 def _matching_indices(
     spike_descriptors: np.ndarray, frame_descriptors: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Return which features match: (index of a feature of the spikes, index of one of the frame).
+    """Return which features match, as pairs (index in the spikes, index in the frame).
 
-    The distance of two features is the distance of their SIFT descriptors. A feature of the spikes
-    matches its nearest feature of the frame under two conditions:
+    The distance of two features is the distance of their SIFT descriptors. Let f be the feature of
+    the frame that is nearest to a feature s of the spikes. Then s and f match if both hold:
 
-        is_mutual    it is also the nearest feature of the spikes for this feature of the frame
+        is_mutual    s is also the feature of the spikes that is nearest to f
         is_clear     the second nearest feature of the frame is clearly farther away (CLEAR_MATCH)
 
     spike_descriptors, frame_descriptors: one row for each feature.

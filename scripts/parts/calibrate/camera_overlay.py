@@ -13,8 +13,8 @@ from data.cameras.registration.view import View
 from data.spike.geometry import Crop
 from scripts.parts.calibrate.camera_pairs import images_of
 
-# Side of a square of the overlay, in RGB pixels. Smaller squares are too small to compare by eye.
-# Larger squares leave long stretches without a border between frame and spikes.
+# Side of a square of the overlay, in RGB pixels, chosen by hand. Smaller squares are too small to
+# compare by eye. Larger squares leave long stretches without a border between frame and spikes.
 TILE = 64
 
 
@@ -23,6 +23,9 @@ def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
 
     The upper half has the frame in magenta and the spikes in green. Both are grey where they agree.
     The lower half shows squares of the frame and of the spikes in turn.
+
+    light: what the spike camera integrates, "linear" light or "display" values.
+    grid: where each spike pixel lies in the frame, by the calibration to look at.
     """
     rates, frame = images_of(view, light)  # (h, w) of the spike camera, (H, W) of the frame
     height, width = frame.shape
@@ -50,9 +53,10 @@ def _on_frame(rates: np.ndarray, frame: np.ndarray, grid: CalibratedGrid) -> np.
 
     Pixels that the spike camera does not see are 0.
 
-    rates: (h, w) of the spike camera. frame: (H, W).
+    rates: (h, w) of the spike camera, in [0, 1]. frame: (H, W), in [0, 1].
     """
-    # Bring the spikes to the pixels of the whole frame.
+    # Bring the spikes to the pixels of the frame. `grid` says which spike pixel sees which point of
+    # the frame, and the window is the whole frame.
     height, width = frame.shape
     window = grid.window(Crop(top=0, left=0, height=height, width=width))
     is_seen = window.covered  # (H, W): the pixels that the spike camera sees

@@ -43,10 +43,11 @@ def read_view(
     search_planes: largest time offset that is searched, which needs `planes`. None: the time is
         known.
     """
-    # A view has a stream of planes, and says which part of the stream is the exposure: `before`
-    # planes come before it, and it has `count` planes.
+    # A view has a stream of planes, and says which part of the stream is the exposure of the frame:
+    # `before` planes come before the exposure, and the exposure has `count` planes.
     if planes and search_planes:
-        # To find the time, the stream has the single planes of the exposure and of the time around.
+        # To find the time offset, the stream has the single planes of the exposure, and planes
+        # before and after it.
         first, count = planes
         stream, before = _stream_around(
             path, geometry, first=first, count=count, search_planes=search_planes
@@ -100,7 +101,7 @@ def mirror_views(views: Sequence[View], mirror: str) -> list[View]:
 
     mirror: "none", "columns" (left and right change places), "rows" or "both".
     """
-    # The axes along which a stream (planes, h, w) is reversed. E.g. mirrored columns: axis 2 (w).
+    # The axes along which a stream (planes, h, w) is reversed. E.g. "columns" reverses axis 2 (w).
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
     mirrored_views = []
     for view in views:
@@ -118,8 +119,8 @@ def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
     end = view.before + view.count
     exposure = view.stream[view.before : end]
     rates = exposure.mean(axis=0, dtype=np.float32)  # (h, w), spikes per plane
-    # The brightest half percent of the pixels is white. The rates are divided by `white`, so it is
-    # kept above 0, even for a file without spikes.
+    # The brightest half percent of the pixels becomes white. 1e-6 keeps the divisor above 0, even
+    # for a file without spikes.
     white = max(float(np.percentile(rates, 99.5)), 1e-6)
     rates /= white
     spikes = to_display(rates) if light == "linear" else np.clip(rates, 0, 1)
@@ -151,7 +152,10 @@ def refuse_different_sizes(views: Sequence[View], frames: Sequence[Path]) -> Non
 
 
 def cannot_calibrate(what: str, where: str) -> DataError:
-    """Return the error for a pair that cannot be calibrated. what: the reason. where: the files."""
+    """Return the error for a pair that cannot be calibrated.
+
+    what: the reason. where: the files.
+    """
     return DataError(
         what=f"the two cameras cannot be calibrated with this pair: {what}",
         where=where,

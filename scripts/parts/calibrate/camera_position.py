@@ -30,8 +30,8 @@ from data.cameras.registration.view import View
 from scripts.parts.calibrate.camera_features import Mirror, RoughPosition, find_rough_position
 from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirror_views
 
-# A calibration with fewer features, or with fewer patches, is refused. Smaller limits would accept
-# matrices that agree by chance.
+# The three limits are chosen by hand. A calibration with fewer features, or with fewer patches, is
+# refused. With smaller limits, matrices that agree by chance would be accepted.
 LEAST_INLIERS = 15  # features that agree
 LEAST_PATCHES = 6  # patches that were found in the frame
 # Largest error that is accepted: the median over the patches, in pixels of the coarser camera.
@@ -64,8 +64,8 @@ class Position(NamedTuple):
         """
         rough = self.rough
         quality = self.quality
-        # The first column of the matrix is the step in the frame for a step of one spike pixel
-        # along x. For a homography this holds only nearly.
+        # If a point of the spike image moves by one pixel along x, its point of the frame moves by
+        # the first column of the matrix. For a homography this holds only nearly.
         step_x = self.matrix[0, 0]
         step_y = self.matrix[1, 0]
         angle = np.degrees(np.arctan2(step_y, step_x))

@@ -29,8 +29,8 @@ from data.cameras.registration.result import (
 from data.cameras.registration.view import LEAST_REACH, View
 from scripts.parts.calibrate.camera_pairs import cannot_calibrate, mirror_views
 
-# Largest error of a time offset that is accepted, in planes. A larger limit would accept offsets
-# from scenes that hardly move.
+# Largest error of a time offset that is accepted, in planes, chosen by hand. With a larger limit,
+# offsets from scenes that hardly move would be accepted.
 MOST_OFFSET_ERROR = 1.0
 
 
@@ -71,7 +71,8 @@ def find_time(
             f"{error:.1f}",
             where,
         )
-    # If the best offset is at the end of the search, a better offset may lie beyond the end.
+    # If the best offset is at the end of the search, a better offset may lie beyond the end. The
+    # last LEAST_REACH (3) planes of the search count as its end.
     if abs(offset) > search - LEAST_REACH:
         raise cannot_calibrate(
             f"the best offset, {offset:.1f} planes, is the last one searched", where
@@ -87,7 +88,7 @@ def share_of(result: FitResult) -> float | None:
 
     result: what `find_time` has returned.
     """
-    error = result.share_error
+    error = result.share_error  # as a share, e.g. 0.02 for 2 % of the planes
     if error > SURE_WITHIN_SHARE:
         return None
     # The same limits as for `spike.calibration` "auto", in `FitResult.is_applied`.

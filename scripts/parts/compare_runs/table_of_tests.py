@@ -96,8 +96,9 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 
     result: the content of its metrics.json.
     """
-    # If LPIPS was computed, the text ends with "; LPIPS: AlexNet, version 0.1". Cut this end off,
-    # so that a test with LPIPS may be compared with a test without it.
+    # The text says how PSNR and SSIM were computed. If LPIPS was computed, the text ends with
+    # "; LPIPS: AlexNet, version 0.1". Cut this end off, so that a test with LPIPS may be compared
+    # with a test without LPIPS.
     scoring, _, _ = result["protocol"].get("metrics", "").partition(START_OF_LPIPS_NOTE)
     # Two sets of test clips differ in the frames of a clip, or in the scores of its blurry frames.
     clips = {}
@@ -107,7 +108,12 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 
 
 def read_test(name: str, folder: Path) -> dict[str, Any]:
-    """Return the metrics.json of a test. Raises DataError if it is no result with scores."""
+    """Return the content of a test's metrics.json.
+
+    Raises DataError if main_test_vrt.py has not written the file, or if the test has no scores.
+
+    name: name of the test in the table, for the error
+    """
     test = read_json(folder / METRICS_FILE)
     has_all_keys = False
     if isinstance(test, dict):

@@ -43,7 +43,12 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
 
 
 def different_options(options_of_runs: list[dict[str, Any]]) -> list[list[str]]:
-    """Return a row for each option that differs: its key, and its value in each run or "-"."""
+    """Return a row for each option that differs: its key, and its value in each run.
+
+    The value is "-" if a run does not have the option. E.g. ["train.epochs", "3", "-"].
+
+    options_of_runs: for each run, dotted key -> value. Each key begins with a dot.
+    """
     # All keys of any run, each once, in the order in which they appear first.
     keys: list[str] = []
     for options in options_of_runs:
@@ -82,9 +87,10 @@ def run_cells(run: Path) -> list[Any]:
 
 
 def _best_validation(entries: Sequence[Sequence[float]]) -> tuple[str, str]:
-    """Return the cells of the best validation: its PSNR, and its step. Without any, "-" and "-".
+    """Return the cells of the best validation: its PSNR and its step, e.g. "30.25" and "5000".
 
-    A validation with NaN does not count.
+    A validation with NaN or an infinite PSNR does not count. If no validation is left, both cells
+    are "-".
 
     entries: [step, PSNR] of each validation.
     """
