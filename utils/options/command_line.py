@@ -93,8 +93,15 @@ def _train_parser(usage: str | None) -> "OptionParser":
 
 
 def _override_of_key(key: str) -> Callable[[str], str]:
-    """Return a function that makes an override of a value, e.g. "8" -> "train.epochs=8"."""
-    return lambda value: f"{key}={value}"
+    """Return a function that makes an override of a value, e.g. "8" -> "train.epochs=8".
+
+    argparse calls the function with the text after the flag.
+    """
+
+    def override(value: str) -> str:
+        return f"{key}={value}"
+
+    return override
 
 
 def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:

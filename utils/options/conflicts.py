@@ -137,7 +137,7 @@ def refuse_milestones(train: TrainOptions) -> None:
     # [10, 20] rises. [20, 10] and [10, 10] do not rise: sorting them, or removing repetitions,
     # changes them.
     steps = train.G_scheduler_milestones
-    are_rising = bool(steps) and steps == sorted(set(steps))
+    are_rising = len(steps) > 0 and steps == sorted(set(steps))
     if train.G_scheduler_type == "MultiStepLR" and not are_rising:
         raise OptionError(
             what=f"train.G_scheduler_milestones is {steps}",

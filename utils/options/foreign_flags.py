@@ -143,13 +143,15 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
 
 def refuse_train_flags(argv: Sequence[str]) -> None:
     """Raise OptionError if the command line `argv` has flags of other training programs."""
-    train_flags = [flag for flag in TRAIN_FLAGS if flag in _flags(argv)]
+    given_flags = _flags(argv)
+    train_flags = [flag for flag in TRAIN_FLAGS if flag in given_flags]
     if train_flags:
+        advice = [f"in place of {flag}: {TRAIN_FLAGS[flag]}" for flag in train_flags]
         raise OptionError(
             what=f"the command line has flags of another program: {', '.join(train_flags)}",
             where="the command line",
             expected=f"the flags in --help; the flags of other programs are in {PAGE}",
-            do="; ".join(f"in place of {flag}: {TRAIN_FLAGS[flag]}" for flag in train_flags),
+            do="; ".join(advice),
         )
 
 
@@ -241,4 +243,9 @@ def _values_of_flags(argv: Sequence[str]) -> dict[str, list[str]]:
 
 def _flags(argv: Sequence[str]) -> set[str]:
     """Return the names of the flags in a command line, e.g. "--debug=1" -> "--debug"."""
-    return {argument.partition("=")[0] for argument in argv if argument.startswith("--")}
+    flags = set()
+    for argument in argv:
+        if argument.startswith("--"):
+            flag, _, _ = argument.partition("=")
+            flags.add(flag)
+    return flags

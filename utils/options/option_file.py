@@ -99,7 +99,10 @@ def _merge(
     # total_iter, fit every part, and other keys fit only the old part. So all keys are taken, and
     # marked as inherited. Later, `read_options` (typed.py) drops inherited keys that do not fit.
     # TYPE_KEYS are the keys that name such a part, e.g. "net_type".
-    names_new_part = any(key in file and file[key] != base.get(key) for key in TYPE_KEYS)
+    names_new_part = False
+    for type_key in TYPE_KEYS:
+        if type_key in file and file[type_key] != base.get(type_key):
+            names_new_part = True
     if names_new_part:
         for key in base:
             if key not in file:

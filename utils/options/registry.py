@@ -392,6 +392,7 @@ def import_parts(package: str, pattern: str) -> None:
     package: name of the package
     pattern: pattern of the names of its modules, with "*" for any letters
     """
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+    folders_of_package = importlib.import_module(package).__path__
+    for module in pkgutil.iter_modules(folders_of_package):
         if fnmatch.fnmatch(module.name, pattern):
             importlib.import_module(f"{package}.{module.name}")

@@ -140,9 +140,10 @@ def _bounds(limits: Sequence[Any]) -> str:
             value = getattr(limit, attribute, None)
             if value is not None:
                 bounds[sign] = value
-        if not pattern:
-            pattern = getattr(limit, "pattern", None) or ""
-        least_length = max(least_length, getattr(limit, "min_length", None) or 0)
+        if not pattern and getattr(limit, "pattern", None):
+            pattern = limit.pattern
+        if getattr(limit, "min_length", None):
+            least_length = max(least_length, limit.min_length)
     text = ", ".join(f"{sign} {value}" for sign, value in bounds.items())
     if pattern:
         text += f"that matches {pattern}"
