@@ -20,7 +20,8 @@ def refuse_problems(
 ) -> None:
     """Raise one OptionError with all problems, so that the user can answer them in one command.
 
-    The problems of the conversion come first, then what our option models and our network refuse.
+    The problems of the conversion come first. Then come the keys and values that our programs
+    refuse.
 
     values: the sections of the new file.
     parts: PARTS of main_train_vrt.py, the networks, data sets and losses that a file may name.
@@ -43,7 +44,10 @@ def refuse_problems(
 
 
 def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: Any) -> None:
-    """Add to the problems each option that our option models or our network refuse.
+    """Add to `conversion.problems` each option of the new file that our programs refuse.
+
+    This is what main_train_vrt.py would refuse: unknown keys, wrong values, and options that do not
+    fit the network.
 
     values: the sections of the new file.
     parts: PARTS of main_train_vrt.py, the networks, data sets and losses that a file may name.
@@ -72,7 +76,10 @@ def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: 
 
 
 def _way_out(error: OptionError) -> str:
-    """Return what to add to the command so that the error about one key goes away."""
+    """Return what to add to the command so that the error about one key goes away.
+
+    A wrong or missing value needs KEY=VALUE. An unknown key needs --drop, or another name.
+    """
     if not error.what.startswith(UNKNOWN_OPTION):
         key = error.where.partition("[")[0]  # `netG.depths[3]` is set as a whole
         return f"give {key}=VALUE"

@@ -16,11 +16,12 @@ from typing import Any
 from utils.errors import OptionError
 from utils.options.key_lines import DEEPEST
 
-# Most bytes of a YAML file. PyYAML reads about 50 kB per second, so the program would seem to hang
-# with a larger file. The option files of S-VRT have less than a tenth of this size.
+# Most bytes of a YAML file, chosen by hand. PyYAML reads about 50 kB per second, so the program
+# would seem to hang with a larger file. The option files of S-VRT have less than a tenth of this
+# size.
 MOST_YAML_BYTES = 2**16
-# Most values of a YAML file. A few lines with aliases can stand for billions of values, which would
-# fill the memory. Option files have some hundreds.
+# Most values of a YAML file, chosen by hand. Option files have some hundreds. A few lines with
+# aliases can stand for billions of values, which would fill the memory.
 MOST_YAML_VALUES = 20_000
 
 
@@ -122,7 +123,7 @@ def _refuse_repetition(root: Any) -> None:
 
     An alias `*name` repeats the value `&name`, and PyYAML puts the same node object at each alias.
     This function visits a node once for each use, so it counts the values that the aliases stand
-    for:
+    for. Two files that it refuses, and the limit that each of them exceeds:
 
         ten lines, each with ten aliases of the line before   10**10 values: MOST_YAML_VALUES
         an alias within its own value, e.g. `a: &a [*a]`      endless depth: DEEPEST

@@ -37,7 +37,7 @@ class Conversion:
     The functions that the top of this file names change it.
     """
 
-    values: dict[str, Any]  # dotted key -> value; in the end, only keys of ours
+    values: dict[str, Any]  # dotted key -> value; first keys of S-VRT, in the end only ours
     # The three tables of the report: key of S-VRT -> a text for the user.
     renamed: dict[str, str] = field(default_factory=dict)  # what the key became
     dropped: dict[str, str] = field(default_factory=dict)  # why the key was left out
@@ -81,9 +81,10 @@ class Conversion:
     def set_ours(self, new: str, value: Any, old: str | None = None, note: str = "") -> None:
         """Set our option `new`, and report that the key `old` of S-VRT became this option.
 
+        new: our key. value: its value.
         old: the key of S-VRT. The caller must have removed it by `take(old)`, because otherwise it
-        would stay among the options. None means that the key keeps its name, and only its value
-        changes.
+            would stay among the options. None means that the key keeps its name, and only its value
+            changes.
         note: text of the report, if it says more than "new = value"
         """
         self.values[new] = value

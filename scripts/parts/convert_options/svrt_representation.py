@@ -86,9 +86,10 @@ class Reconstruction(NamedTuple):
 def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
     """Return a section of S-VRT with the values that S-VRT takes if a key is missing.
 
-    S-VRT then takes the type "spikecv_tfp", 20 planes on each side, 4 bins, and for raw a window of
-    21 planes.
+    These defaults are S-VRT's: the type "spikecv_tfp", 20 planes on each side, 4 bins, and for raw
+    a window of 21 planes.
 
+    section: the result of `_joined_reconstruction`
     channels: the value of `spike_channels`, or None
     """
     unknown = dict(section)  # `pop` takes each known parameter out, so the unknown ones are left

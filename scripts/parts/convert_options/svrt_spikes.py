@@ -96,11 +96,13 @@ def convert_spike_size(
 def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> None:
     """Keep the firing rates as S-VRT reads them, or report by how much they differ.
 
-    info: DatasetInfo, what the dataset.json of the spikes says
+    info: DatasetInfo, what the dataset.json of the spikes says. Its `rate` is the number of spikes
+        per plane at full light.
     """
     if info.light == "display":
-        # These spikes were simulated from display values, not from light. With gamma 2.2 the power
-        # 2.2 / gamma is 1, and the rates stay as S-VRT has them.
+        # These spikes were simulated from display values, not from light. For such spikes, our
+        # reader raises the rates to the power 2.2 / gamma. With gamma 2.2 the power is 1, and the
+        # rates stay as S-VRT has them.
         conversion.values[f"{split}.spike.gamma"] = 2.2
     if info.rate not in (None, 1.0):
         # Our reader divides by the rate, S-VRT does not.

@@ -52,7 +52,7 @@ def convert_frames(conversion: Conversion, split: str) -> None:
         if is_square:
             conversion.set_ours(key, sizes[0])
 
-    # Our frames are never normalized, so the key is taken out. The report says how frames differ.
+    # Our frames are never normalized, so the key is removed. The report says how the frames differ.
     key = f"{split}.rgb_normalize"
     kind = conversion.take(key)
     if kind:
@@ -105,8 +105,9 @@ def _gpu_count(conversion: Conversion) -> int:
 def convert_test_split(conversion: Conversion) -> None:
     """Name the dataset of the test split, and give the split spikes if the training has spikes.
 
-    S-VRT's test section may name no spikes. A network that was trained with spikes needs spikes in
-    the test, too.
+    A network that was trained with spikes needs spikes in the test, too. In S-VRT, the test split
+    may name no spikes. A file without a training split has no spikes to copy, so its test split
+    stays as it is.
     """
     train, test = SPLITS
     has_spikes = conversion.has(f"{train}.spike")
@@ -116,7 +117,7 @@ def convert_test_split(conversion: Conversion) -> None:
             copy_spike_section(conversion)
         assume_spike_folder(conversion)
     elif not has_spikes and conversion.has(train):
-        # Only the class has another name here.
+        # A training without spikes: the class TestDataset of S-VRT has another name here.
         key = f"{test}.dataset_type"
         if conversion.values.get(key) == "TestDataset":
             conversion.set_ours(key, "VideoRecurrentTestDataset")
@@ -155,7 +156,7 @@ def assume_spike_folder(conversion: Conversion) -> None:
     """Set the folder of the test's spikes, if the file does not name it, and report it.
 
     If the folder of the training ends with "train", the folder of the test is assumed beside it:
-    "spikes/train" -> "spikes/test". From any other name, no folder is assumed.
+    "spikes/train" -> "spikes/test". For any other name, no folder is set.
     """
     train, test = SPLITS
     key = f"{test}.dataroot_spike"
