@@ -63,8 +63,9 @@ def read_view(
         count = 1
 
     frames = FrameSource(frame)
-    image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
-    rounded = (image + 0.5).astype(np.uint8)
+    images = [frames.read(index) for index in range(len(frames))]  # each (H, W, 3), uint8
+    mean_image = np.mean(images, axis=0, dtype=np.float32)
+    rounded = (mean_image + 0.5).astype(np.uint8)
     return View(frame=rounded, stream=stream, before=before, count=count)
 
 
@@ -102,7 +103,8 @@ def mirror_views(views: Sequence[View], mirror: str) -> list[View]:
     mirror: "none", "columns" (left and right change places), "rows" or "both".
     """
     # The axes along which a stream (planes, h, w) is reversed. E.g. "columns" reverses axis 2 (w).
-    axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
+    axes_of_mirror = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}
+    axes = axes_of_mirror[mirror]
     mirrored_views = []
     for view in views:
         stream = np.ascontiguousarray(np.flip(view.stream, axes))

@@ -78,17 +78,27 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         if not method:
             method = f"network, {protocol.get('weights', '')}"
         table_rows[name] = TestRow(method, averages["restored"])
+    return _as_table(table_rows)
 
-    # A column for each metric that any row has, in the order of COLUMNS.
+
+def _as_table(table_rows: Mapping[str, TestRow]) -> Table:
+    """Return the rows as texts, with a column for each metric that any row has.
+
+    The columns are in the order of COLUMNS, e.g. PSNR, SSIM, LPIPS.
+
+    table_rows: name of a test, or "input" -> its row.
+    """
     metrics = []
     for metric in COLUMNS:
         if any(metric in row.averages for row in table_rows.values()):
             metrics.append(metric)
+    titles = [COLUMNS[metric].title for metric in metrics]
     rows = []
     for name, row in table_rows.items():
+        # `format_score` returns "-" for None, a metric that the row does not have.
         scores = [format_score(metric, row.averages.get(metric)) for metric in metrics]
         rows.append([name, row.method, *scores])
-    return Table(rows, ["test", "method", *(COLUMNS[metric].title for metric in metrics)])
+    return Table(rows, header=["test", "method", *titles])
 
 
 def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:

@@ -58,7 +58,8 @@ def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: 
     # file is missing, check a copy of the options without its path.
     path = conversion.values.get("netG.spynet_path")
     if isinstance(path, str) and not Path(path).is_file():
-        values = {**values, "netG": {**values["netG"], "spynet_path": None}}
+        network_without_path = {**values["netG"], "spynet_path": None}
+        values = {**values, "netG": network_without_path}
 
     try:
         opt = read_options(values, parts)

@@ -71,12 +71,19 @@ class Conversion:
         The keys of a returned section are relative to it. E.g. the section `netG.optical_flow` is
         returned as {"module": "spynet"}. Returns None if there is neither.
         """
-        taken = {key: self.values.pop(key) for key in self.keys_of(section_or_key)}
+        taken = {}  # dotted key -> value
+        for key in self.keys_of(section_or_key):
+            taken[key] = self.values.pop(key)
         if not taken:
             return None
-        if section_or_key in taken:  # it is an option
+        is_option = section_or_key in taken
+        if is_option:
             return taken[section_or_key]
-        return {key.removeprefix(f"{section_or_key}."): value for key, value in taken.items()}
+        section = {}
+        for key, value in taken.items():
+            key_in_section = key.removeprefix(f"{section_or_key}.")
+            section[key_in_section] = value
+        return section
 
     def set_ours(self, new: str, value: Any, old: str | None = None, note: str = "") -> None:
         """Set our option `new`, and report that the key `old` of S-VRT became this option.

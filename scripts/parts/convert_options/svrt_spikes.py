@@ -74,14 +74,15 @@ def convert_spike_size(
     report_key = f"{spike}_h, spike_w"  # one line of the report for both keys
 
     conversion.values[f"{spike}.type"] = "dat"
-    if spike_size:
-        size = spike_size
-    elif info.h:
+    if not spike_size and info.h:
         # Our options h and w stay unset. Then our reader takes the size of dataset.json.
         conversion.renamed[report_key] = (
             f"{spike}.h, w = the size in dataset.json, {info.h} x {info.w}; {said_by_file}"
         )
         return
+
+    if spike_size:
+        size = spike_size
     else:
         size = [height, width]
         conversion.differences[report_key] = (
