@@ -17,7 +17,9 @@ class DebugLines:
     """Prints the debug lines of this rank."""
 
     def __init__(self, model: TrainedModel, every: int) -> None:
-        """every: number of steps after which a line is printed."""
+        """model: the model, which moves a batch to its device.
+        every: number of steps between two lines with loss and samples, 1 or more.
+        """
         self.model = model
         self.every = every
         self.is_first_batch_printed = False

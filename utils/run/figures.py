@@ -20,8 +20,8 @@ import numpy as np
 from utils.run.history import History
 
 # Margins of the figure of one run, as fractions of its width and height. E.g. the left panel begins
-# at 7 % of the width. The margins are fixed, because the figure is drawn after each validation. If
-# matplotlib computed them, drawing would take twice as long.
+# at 7 % of the width. The margins are fixed numbers, chosen by hand. If matplotlib computed the
+# margins, drawing would take twice as long, and the figure is drawn after each validation.
 MARGINS = {
     "left": 0.07,
     "bottom": 0.075,

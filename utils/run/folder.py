@@ -8,10 +8,10 @@ to the same log. So rank 0 locks the file `.lock` in the folder for as long as t
 
 The text of the file names the process: "process 4711 on host7, since Fri Nov 27 15:20:46 2026".
 
-What must stay: the text and the lock, because other versions of this program read the text and take
-the same lock (test_a_second_run_in_a_folder_is_refused). A run whose folder is moved saves and ends
-(test_a_run_whose_folder_is_moved_saves_its_checkpoint_there). Free to change: how long a run waits
-for a lock (test_the_lock_of_another_host_is_waited_for_longer).
+What must stay: the text of the file, and the lock, because other versions of this program read the
+text and take the same lock (test_a_second_run_in_a_folder_is_refused). A run whose folder is moved
+saves and ends (test_a_run_whose_folder_is_moved_saves_its_checkpoint_there). Free to change: how
+long a run waits for a lock (test_the_lock_of_another_host_is_waited_for_longer).
 
 Tests: tests/parts/utils/test_output_folder.py, tests/stories/test_foreign_files.py,
 tests/dist/test_changed_resume.py, tests/dist/test_life.py, tests/stories/test_checkpoint.py.
@@ -73,9 +73,9 @@ class RunFolder:
     """The folder of a run, locked by the file <folder>/.lock. Only rank 0 has one.
 
     The lock is a record lock (fcntl). The kernel releases it when rank 0 ends, also after a kill.
-    Loader processes are forked from rank 0 and do not inherit the lock, so it ends with rank 0. On
-    NFS the server keeps the lock, so it also works between hosts, unless the folder is mounted with
-    `nolock` or `local_lock`. If the file system has no locks, a warning is logged.
+    Loader processes are forked from rank 0 and do not inherit the lock, so the lock ends with rank
+    0. On NFS the server keeps the lock, so it also works between hosts, unless the folder is
+    mounted with `nolock` or `local_lock`. If the file system has no locks, a warning is logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,8 +112,9 @@ class RunFolder:
             raise FolderMovedError(self.path, new_path=None)
         # Case 3: somebody removed the lock, or the whole folder. Make both again.
         #
-        # The mark tells whether the whole folder was removed. The folder itself does not tell it,
-        # because the run may have made the folder again when it wrote a file (`write_whole`).
+        # If the file MARK, which each run makes at its start, is missing, the whole folder was
+        # removed. It is not enough to look for the folder itself: the run may have made the folder
+        # again when it wrote a file (`write_whole`).
         was_folder_removed = not (self.path / MARK).exists()
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)

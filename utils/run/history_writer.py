@@ -68,6 +68,7 @@ class HistoryWriter:
                 self.has_removed_repeated = True
             entry: dict[str, Any] = {"step": step}
             for tag, value in values.items():
+                # JSON has no NaN and no Inf, so None (null in the file) takes their place.
                 entry[tag] = float(value) if math.isfinite(value) else None
             self._append(_line(entry))
         # Only the entry of a validation has this tag. Drawing after each entry would take too long.

@@ -54,7 +54,7 @@ class Bar(ExitStack):
         name: what is done, e.g. "check".
         unit: what is counted, e.g. "clips".
         is_kept: whether the finished bar stays on the screen.
-        options: additional options of tqdm.
+        options: additional options of tqdm, e.g. initial=100 if 100 things are already done.
         """
         super().__init__()
         terminal = sys.stderr

@@ -161,6 +161,7 @@ def _forget_incomparable_best(
         reason = f"{', '.join(changed_psnr_options)} changed"
     elif not existing_versions(own_checkpoint(folder, "best")):
         reason = "this run's folder holds no checkpoint_best.pth"
+    # A digest is None if this start has no test clips, or if an early version saved the checkpoint.
     elif scored_on and progress.scored_on and scored_on != progress.scored_on:
         reason = "it was measured on other test clips"
     else:

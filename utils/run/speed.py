@@ -28,7 +28,8 @@ from utils.run.measured import Measured
 # differ in time by about this share, so a smaller wait is not noticeable.
 MOST_DATA_SHARE = 0.10
 # A rank is slow if it takes more than SLOW_FACTOR times the median of the other ranks, and if the
-# difference is more than LEAST_DELAY_SHARE of a step. A smaller delay is not noticeable.
+# difference is more than LEAST_DELAY_SHARE of a step. A smaller delay is not noticeable. Both
+# numbers, and the two numbers below, are chosen by hand.
 SLOW_FACTOR = 1.2
 LEAST_DELAY_SHARE = 0.05
 # The speed is judged over a window of at least this many steps. With long steps, several log lines

@@ -58,6 +58,7 @@ def log_start(
     sampler = loader.sampler
     sampler.seek(progress.epoch, progress.batch)
     first_three = [index for _, index in itertools.islice(sampler, 3)]
+    # The status file, and the line of the rank below, show these facts.
     state.tell(
         device=str(model.device),
         samples=loader.steps_per_epoch * sampler.samples_per_step,

@@ -91,7 +91,8 @@ class TensorBoardWriter:
         for name in HYPERPARAMETER_SECTIONS:
             hyperparameters.update(flatten_options(options.get(name), name))
         file_writer: Any = self.writer.file_writer  # open until `close`
-        metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)  # tag -> None
+        # tag -> None, because `hparams` wants a dict, but reads only its keys.
+        metrics = dict.fromkeys(TAGS_BESIDE_HYPERPARAMETERS)
         for entry in summary.hparams(hyperparameters, metrics):
             file_writer.add_summary(entry)
 
