@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Measure how fast a GPU trains and restores with network 006, and how much memory that takes.
+"""Measure how fast a GPU trains and restores with network 006, and how much memory it needs.
+
+Network 006 is the deblurring network of the GoPro option files. lab/tools.py has its sizes.
 
     python lab/gpu.py --out gpu.json
     python lab/gpu.py --out gpu.json --only "step, batch 8, no checkpointing"
@@ -11,20 +13,22 @@ written after each measurement:
     {"gpu": "NVIDIA H200", ..., "figures": {"step, batch 1, no checkpointing":
         {"s": 0.67, "peak GB": 5.1}, "naive step, batch 1, float32": {"failed": "out of memory"}}}
 
-A measurement that failed has the reason in place of its figures, and the exit code is then 1. There
-are three cases: a RuntimeError, e.g. for lack of memory, after which the next measurement begins;
-another error, which ends the process, so that the rest of its measurements failed, too; and a
-measurement for which no time was left.
+The measurements run in three processes, so that a process that crashes loses only its own figures.
+`main` starts this program again with `--here NAME ...` for each process.
 
-The measurements run in a few processes, so that a process that crashes loses only its own figures.
-`main` starts this program again with `--here NAME ...` for each of them.
+If a measurement fails, the file has the reason in place of its figures, and the exit code is 1. The
+failure decides what happens to the measurements after it:
+
+    a RuntimeError, e.g. too little memory    the process goes on with its next measurement
+    another error                             the process ends, so its other measurements fail, too
+    all 5 minutes have passed                 the process is killed, and all later measurements fail
 
 This program measures speed and memory, and `pytest -m cuda` tests whether the results are right.
 docs/gpu.md has figures of an H200.
 
-What must stay: the names of the measurements, which docs/gpu.md and stored files have, and
-`prepare`, which lab/gpu_next.py calls. test_a_measurement_of_a_gpu_writes_its_figures runs one of
-them on a CPU. Free to add: a measurement, as an entry of MEASUREMENTS.
+What must stay: the names of the measurements, because docs/gpu.md and stored files contain them.
+lab/gpu_next.py calls `prepare`. Free to add: a measurement, as an entry of MEASUREMENTS. Test:
+test_a_measurement_of_a_gpu_writes_its_figures runs one measurement on a CPU.
 """
 
 import argparse
@@ -52,7 +56,8 @@ from models.vrt.layers import tf32
 from models.vrt.memory.fit_memory import MARGIN, fit_memory
 from tests.helpers.tensor_clip import restore_clip
 
-BUDGET_S = 300.0  # seconds of all measurements together; the rest is noted as failed
+# Seconds for all measurements together. A measurement that is not finished then has failed.
+BUDGET_S = 300.0
 
 # The figures of one measurement, e.g. {"s": 0.67, "peak GB": 5.1}.
 Figures = dict[str, Any]
@@ -64,7 +69,8 @@ Figures = dict[str, Any]
 def main(argv: list[str]) -> int:
     """Make the measurements, and write their figures. Returns 1 if a measurement failed, else 0."""
     args = parse(argv)
-    # `run_in_process` has started this process for some of the measurements. It reads the lines.
+    # With --here, `run_in_process` of another process has started this process, and reads the
+    # lines that are printed here: one line of JSON for each measurement.
     if args.here:
         for name in args.here:
             print(json.dumps({name: measure_here(name, args.device)}), flush=True)
@@ -82,14 +88,17 @@ def main(argv: list[str]) -> int:
         for name, figures in run_in_process(names, args.device, limit_s=time_left_s):
             content["figures"][name] = figures
             args.out.write_text(json.dumps(content, indent=1) + "\n")
-            # Only the beginning, because the table of the profile has 30 lines.
+            # Print only the beginning, because the table of the profile has 30 lines.
             print(f"{name}: {json.dumps(figures)[:150]}", flush=True)
     has_failed = any("failed" in figures for figures in content["figures"].values())
     return int(has_failed)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the arguments of the command line. Without --here, --out is a file that is missing."""
+    """Return the arguments of the command line. Ends the program if --out is no new file.
+
+    With --here the figures are printed, so --out is not needed.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,7 +119,7 @@ def names_by_process() -> list[list[str]]:
     """Return for each process the names of the measurements that it makes, in their order.
 
     E.g. the measurements a, b, c, d, of which a and c are in FIRST_OF_PROCESS: [[a, b], [c, d]].
-    The first measurement of all must be one of FIRST_OF_PROCESS.
+    The first of all MEASUREMENTS must be in FIRST_OF_PROCESS, because it begins the first list.
     """
     names_of_processes: list[list[str]] = []
     for name in MEASUREMENTS:
@@ -144,6 +153,7 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
         assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
             if line.startswith("{"):  # other lines are messages of libraries
+                # A line has one name with its figures.
                 [(name, figures)] = json.loads(line).items()
                 unfinished.remove(name)
                 yield name, figures
@@ -162,7 +172,8 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
 
 def measure_here(name: str, device: str) -> Figures:
     """Make a measurement in this process. Returns its figures, or {"failed": the reason}."""
-    # Give back the memory of the measurement before, because it would be missing here.
+    # Free the memory that the measurement before this one has left. Otherwise less would be free
+    # for this measurement.
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -197,14 +208,14 @@ def prepare(
     """Return a network, a clip and an optimizer.
 
     device: "cuda" or "cpu". On a CPU, network and clip are always small, to try the program.
-    net: "ours" for the network of this project, or "naive" for the unoptimised one in
+    net: "ours" for the network of this project, or "naive" for the unoptimised network in
         tests/helpers/naive_vrt.py.
-    small: whether a GPU, too, gets the small network of lab/tools.py.
+    small: whether to take the small network of lab/tools.py on a GPU, too.
     batch: number of clips.
     dtype: "float32", or the dtype of autocast.
     checkpoint: whether every block is computed again in the backward pass.
     """
-    # The size of the GoPro recipe: frames, height, width.
+    # Frames, height and width of a training clip in the GoPro option files.
     options = NAMED["006"]
     size = (6, 192, 192)
     if device == "cpu" or small:
@@ -233,7 +244,7 @@ def figures_of(run: Callable[[], Any], device: str, repeats: int = 3) -> Figures
         peak_mb = figures["allocated_mb"]
     else:
         peak_mb = figures["process_mb"]
-    # An MB of lab/tools.py has 2^20 bytes, and a GB has 1e9 bytes.
+    # lab/tools.py gives MB of 2^20 bytes. The result has GB of 1e9 bytes.
     return {"s": figures["median_s"], "peak GB": peak_mb * MB / 1e9}
 
 
@@ -251,8 +262,8 @@ def ceilings(device: str) -> Figures:
     place = torch.device(device)
     is_gpu = place.type == "cuda"
 
-    # A copy of 1 GB on a GPU, so that the start of the kernel does not count, and of 4 MB on a CPU.
-    # A number of float32 has 4 bytes.
+    # Copy 2^28 float32 numbers of 4 bytes on a GPU: 1 GB takes so long that the start of the kernel
+    # does not count. On a CPU copy 4 MB, only to try the program.
     count = 2**28 if is_gpu else 2**20
     source = torch.empty(count, device=place)
     target = torch.empty_like(source)
@@ -262,11 +273,11 @@ def ceilings(device: str) -> Figures:
     figures = {"copy GB/s": bytes_moved / copy_s / 1e9}
 
     dtypes = [torch.float32]
-    if is_gpu:  # a CPU may take half a minute for a product in 16 bits
+    if is_gpu:  # not on a CPU, which may take half a minute for a product in 16 bits
         dtypes += [torch.bfloat16, torch.float16]
     for dtype in dtypes:
         figures[f"{dtype} TFLOP/s"] = matmul_rate(place, dtype) / 1e12
-    # TF32: newer GPUs round float32 factors to a mantissa of 10 bits, and multiply faster.
+    # With TF32, newer GPUs round the float32 factors to a mantissa of 10 bits. This is faster.
     with tf32(True):
         figures["TF32 TFLOP/s"] = matmul_rate(place, torch.float32) / 1e12
     return figures
@@ -321,7 +332,7 @@ def restore(device: str, side: int, dtype: str) -> Figures:
     dtype: "bfloat16" for autocast, else "float32".
     """
     frames = (12, 3, 720, 1280)  # (T, C, H, W), the size of GoPro's frames
-    if device == "cpu":
+    if device == "cpu":  # tiny, only to try the program
         frames = (2, 3, 48, 64)
         side = min(side, 32)
     net = prepare(device).net.eval()
@@ -346,9 +357,10 @@ def restore_small(device: str, net: str) -> Figures:
     The published code restores a clip of this size as one tile. So both networks can be compared
     on it.
 
-    net: "ours" for the network of this project, or "naive" for the unoptimised one in
+    net: "ours" for the network of this project, or "naive" for the unoptimised network in
         tests/helpers/naive_vrt.py.
     """
+    # (T, C, H, W). Tiny on a CPU, only to try the program.
     frames = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
     network = prepare(device, net=net).net.eval()
     blurry = torch.rand(1, *frames, device=device)
@@ -357,12 +369,14 @@ def restore_small(device: str, net: str) -> Figures:
 
 
 def curve(device: str, dtype: str, seed: int) -> Figures:
-    """Train the small network for 300 steps. Returns the mean loss of every 25 steps.
+    """Train the small network for 300 steps. Returns {"loss": mean loss of each 25 steps}.
 
     The curves of two dtypes show whether training in 16 bits is as good. The curves of two seeds
-    show how much a curve changes by chance.
+    show how much a curve changes by chance. Steps, 25 and learning rate are chosen by hand. The
+    curves in docs/gpu.md depend on them.
 
-    dtype: "bfloat16" for autocast, else "float32". seed: seed of the textures for training.
+    dtype: "bfloat16" for autocast, else "float32".
+    seed: seed of the random textures on which the network is trained.
     """
     setup = prepare(device, small=True)
     net = setup.net
@@ -392,7 +406,7 @@ def moving_texture(generator: torch.Generator, device: str) -> tuple[torch.Tenso
 
     The curves of docs/gpu.md depend on the clips, so motion and exposure must stay as they are.
     """
-    # Squares of 4 x 4 pixels.
+    # A texture of squares of 4 x 4 pixels, each with a random colour.
     coarse = torch.rand(1, 3, 20, 20, generator=generator)
     texture = torch.nn.functional.interpolate(coarse, scale_factor=4)  # (1, 3, 80, 80)
     texture = texture[..., :64, :64].to(device)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure two ideas that may make training on a GPU faster, before they become a part of it.
+"""Measure two ideas that may make training on a GPU faster. No training uses them yet.
 
     python lab/gpu_next.py        on an NVIDIA GPU
     TRITON_INTERPRET=1 python lab/gpu_next.py --device cpu
@@ -8,7 +8,7 @@
 
 1. Deformable sampling by lab/triton_sampling.py in place of torchvision's. The program measures the
    time and the error of a forward and a backward pass, at the sizes of a step of 8 clips. Triton
-   should take half of the time, with errors of at most 4e-3, which rounding to 16 bits causes.
+   should take half of the time. Errors of at most 4e-3 are expected, from rounding to 16 bits.
 2. A training step as a CUDA graph: the GPU repeats a recorded step, and Python starts no kernels.
    In an earlier try, a step took 0.28 to 0.35 s in place of 0.67 s, but the loss became NaN
    (docs/gpu.md). So the graph records for each module whether its output was finite, and the
@@ -21,12 +21,13 @@ The program prints a line of JSON for each measurement:
                   "triton": {...}}}
     {"graph": {"losses without": [...], "losses": [...], "s": 0.3, "first bad": []}}
 
-If "first bad" begins with the first module of the network, the weights were NaN before the step. So
-look for the cause in the backward pass or in the optimizer.
+"first bad" names the first modules whose output was NaN or Inf. If it begins with the first module
+of the network, the weights were NaN before the step. Then the cause is in the backward pass or in
+the optimizer of an earlier step.
 
-No GPU has run this program yet. It is expected to take a minute. Nothing else uses this file, so
-change it freely. tests/parts/house/test_lab.py tests `FiniteOutputs` and `watched_losses`. No other
-part has a test.
+No GPU has run this program yet. It should take about a minute. No other program uses this file, so
+change it freely. tests/parts/house/test_lab.py tests `FiniteOutputs` and `watched_losses`. The rest
+has no test.
 """
 
 import argparse
@@ -53,9 +54,10 @@ PAIRS = 40  # 8 clips with 5 pairs of neighbouring frames each
 CHANNELS = 96
 GROUPS = 16  # the channels of a group are sampled at the same positions
 SIDES = (192, 96, 48)  # height and width of the features at the first three scales
-GRAPH_STEPS = 5  # steps whose losses are compared
-REPEATS = 3  # measured calls
-WARMUP = 1  # calls before them, which compile kernels and fill caches
+# The next three numbers are chosen by hand.
+GRAPH_STEPS = 5  # number of steps whose losses are compared
+REPEATS = 3  # number of measured calls of a function
+WARMUP = 1  # number of calls before the measured calls, which compile kernels and fill caches
 
 
 def main(argv: list[str]) -> int:
@@ -84,9 +86,9 @@ def main(argv: list[str]) -> int:
 def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
     """Compare the present form of deformable sampling, by torchvision, with the form in Triton.
 
-    Returns the times of both forms under "present" and "triton", as `lab.tools.measure_in_turn`
-    gives them. Under "errors" it returns the error of each result of the Triton form: of the output
-    and of the gradients of the five inputs.
+    Returns a dict. "present" and "triton" have the times of the two forms, as
+    `lab.tools.measure_in_turn` gives them. "errors" has the error of each result of the Triton
+    form: of the output ("out"), and of the gradient of each of the five inputs.
 
         error = largest difference from torchvision in float32 / largest value by torchvision
 
@@ -132,12 +134,12 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
         return torch.rand(shape, generator=generator)
 
     x = random(pairs, CHANNELS, side, side) - 0.5
-    # Up to 4 pixels in each direction. Each group has two offsets, in y and in x, for each of the
-    # TAPS points of the 3 x 3 kernel.
+    # Offsets of -4 to 4 pixels. Each group has two offsets, in y and in x, for each of the TAPS = 9
+    # points of the 3 x 3 kernel.
     offset = 8 * (random(pairs, 2 * TAPS * GROUPS, side, side) - 0.5)
     mask = random(pairs, TAPS * GROUPS, side, side)
-    # From -1/16 to 1/16. An output value is the sum of 96 x 9 products, for the channels and the
-    # points of the kernel. With weights so small, it is about as large as x.
+    # Weights of -1/16 to 1/16. An output value is the sum of 96 x 9 products: 96 channels, and 9
+    # points of the kernel. With these weights, the output is about as large as x.
     weight = (random(CHANNELS, CHANNELS, 3, 3) - 0.5) / 8
     bias = random(CHANNELS)
 
@@ -149,9 +151,9 @@ def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
 def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> dict[str, Tensor]:
     """Run a form and its backward pass. Returns the output, and the gradient of each input.
 
-    The loss of the gradients is the sum of squares of the output.
+    The gradients are the gradients of a loss, the sum of the squares of the output.
 
-    inputs: the result of `_sampling_inputs`.
+    inputs: x, offset, mask, weight and bias, e.g. of `_sampling_inputs`.
     """
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     out = form(*leaves)
@@ -174,9 +176,9 @@ def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> 
 class FiniteOutputs:
     """Whether the output of each module was finite, in the order in which a step calls the modules.
 
-    A plain step appends a name and a flag for each module. With a graph, only the recorded step
-    appends: its flags become tensors of the graph, and Python does not run in a replay. Each replay
-    overwrites the same flags with its own results. So read `first_bad` after each replay.
+    A plain step appends a name and a flag for each module. A graph is different: Python runs only
+    while the step is recorded, so only this step appends. Its flags are tensors of the graph, and
+    each replay overwrites them with its own results. So call `first_bad` after each replay.
     """
 
     names: list[str] = field(default_factory=list)  # the modules that were called
@@ -184,7 +186,10 @@ class FiniteOutputs:
     flags: list[Tensor] = field(default_factory=list)
 
     def watch(self, net: nn.Module) -> None:
-        """Note from now on the output of each module that has no modules in it."""
+        """From now on, note whether the output of each module is finite.
+
+        Only modules without submodules are watched.
+        """
         for name, module in net.named_modules():
             is_leaf = not list(module.children())
             if is_leaf:
@@ -217,8 +222,14 @@ class FiniteOutputs:
 def graph(device: str) -> dict[str, Any]:
     """Run the same steps with and without a graph, from the same weights.
 
-    Returns the losses of both, the seconds of a step with a graph, and the modules that first gave
-    NaN or Inf within the graph. On a CPU there are no graphs, so the same plain steps run twice.
+    Returns a dict:
+
+        losses without    the losses of GRAPH_STEPS steps without a graph
+        losses            the losses of as many steps with a graph
+        s                 seconds of a step with a graph
+        first bad         the modules that first gave NaN or Inf within the graph
+
+    A CPU has no graphs, so there the plain steps run twice.
     """
     # `prepare` makes a network, a clip and an optimizer. The optimizer is not used, because a
     # graph needs another form of Adam (`_adam`). `run_clip(net)` returns the network's output for
@@ -228,14 +239,14 @@ def graph(device: str) -> dict[str, Any]:
     run_clip = setup.clip
     initial_weights = copy.deepcopy(net.state_dict())
 
-    # Without a graph. No module is watched, so `nothing_noted` stays empty.
+    # Steps without a graph. No module is watched, so `nothing_noted` stays empty.
     optimizer = _adam(net)
     step = _plain_step(net, run_clip, optimizer)
     nothing_noted = FiniteOutputs()
     losses_without, _ = watched_losses(step, nothing_noted)
 
-    # With a graph. From `watch` on, each plain step appends to `outputs`. `_capture` clears it
-    # before it records a step.
+    # Steps with a graph. After `watch`, each plain step appends to `outputs`. `_capture` empties
+    # `outputs` before it records a step.
     net.load_state_dict(initial_weights)
     outputs = FiniteOutputs()
     outputs.watch(net)
@@ -266,7 +277,7 @@ def _adam(net: nn.Module) -> torch.optim.Adam:
     """Return Adam in the form that a graph can record.
 
     This form keeps the number of steps on the GPU ("capturable"), where each replay increases it.
-    Its learning rate is the learning rate of `prepare`.
+    The learning rate is the same as in `prepare`.
     """
     is_on_gpu = next(net.parameters()).is_cuda
     return torch.optim.Adam(net.parameters(), lr=1e-4, capturable=is_on_gpu)
@@ -298,8 +309,8 @@ def _capture(
 
     The function always returns the same tensor, which holds the loss of the last replay.
     """
-    # Three steps on another stream, as torch.cuda.graph asks for. These steps make constant
-    # tensors, compile kernels, and allocate the state of the optimizer.
+    # The documentation of torch.cuda.graph asks for a few steps on another stream first. They make
+    # constant tensors, compile kernels, and allocate the state of the optimizer.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -307,7 +318,7 @@ def _capture(
             step()
     torch.cuda.current_stream().wait_stream(stream)
 
-    outputs.clear()  # the flags of these steps are no tensors of the graph
+    outputs.clear()  # the flags of the three steps are no tensors of the graph
     for parameter in net.parameters():
         parameter.grad = None  # so that the graph allocates the gradients itself
     recorded = torch.cuda.CUDAGraph()
@@ -326,8 +337,9 @@ def watched_losses(
 ) -> tuple[list[float], list[str]]:
     """Run GRAPH_STEPS steps. Returns their losses, and the modules that first gave NaN or Inf.
 
-    The modules are taken from the first step with NaN, because this step makes the weights NaN. In
-    each later step all modules give NaN, and the flags of a graph show only its last replay. Test:
+    The modules are taken from the first step with NaN or Inf. This step makes the weights NaN, so
+    in each later step all modules give NaN. The flags must be read after each step, because the
+    flags of a graph show only its last replay. Test:
     test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flags
     """
     losses = []

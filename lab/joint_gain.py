@@ -4,30 +4,37 @@
     python lab/joint_gain.py --videos VIDEOS [--part report] [--conditions ideal rig]
     python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
 
-A "way" is how main_test_vrt.py restores the clips: by the operator (weights/operator.pth, a
-network), by `--method joint`, or by weights/motion.pth. All ways restore the same clips, and --part
-says what the clips show:
+A "way" is how main_test_vrt.py restores the clips. There are three ways:
 
-    choose, report  the test sets of lab/quality.py
-    seven           the training videos, with seven real frames in an exposure. The parts above have
-                    one to four, and optical flow makes the light between them
-    seven_others    the videos of choose and report, with seven real frames in an exposure
-    photos          photographs under exact motion: layers cover each other, without optical flow
+    operator               by weights/operator.pth, a network. It does not use the motion
+    joint from operator    by `--method joint`, which solves equations along the motion
+    motion                 by weights/motion.pth, which adds learned steps to these equations
 
-A condition says how the clips are recorded: with a rig of data/cameras/rig.py, e.g. `ideal`, or
-with one of two false models of the frame. `means` takes means of display values instead of light,
-and `curve` uses another curve from light to display values. No way gets the true calibration:
-spike.calibration=auto finds the position of the spike camera and the times of the exposures.
+All ways restore the same clips, and --part says what the clips show:
+
+    choose, report    the test sets of lab/quality.py. An exposure has one to four real frames, and
+                      optical flow makes the light between them
+    seven             the training videos, with seven real frames in an exposure
+    seven_others      the videos of choose and report, with seven real frames in an exposure
+    photos            photographs that move as layers in front of one another. Their motion is
+                      exact, because no optical flow is used
+
+A condition says how the clips are recorded. Most conditions are rigs, i.e. pairs of simulated
+cameras (data/cameras/rig.py), e.g. `ideal`. Two conditions break an assumption of `--method joint`:
+in `means` a blurry frame is the mean of display values instead of light, and in `curve` another
+curve leads from light to display values. No way gets the true calibration: spike.calibration=auto
+finds the position of the spike camera and the times of the exposures.
 
 The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, e.g.
-motion_report_rig.json, and prints a table. <way> is the first word of the last way. The ways are in
-the order of WAYS, whatever their order in the command line. docs/benchmarks/quality.md has the
+motion_report_rig.json, and prints a table. <way> is the first word of the last way. The order of
+the ways is the order of WAYS, not the order in the command line. docs/benchmarks/quality.md has the
 figures.
 
 What must stay: the names of the written files, and what a clip is made from. Clips and frames that
-are already in <out> are used again, even if this file would make other clips now. Free to change:
-the table. tests/parts/house/test_joint_gain.py tests only the table, and which ways are refused.
-Free to add: a way, a part or a condition.
+are already in <out> are used again. So after a change of the clips, old and new clips would be
+compared. lab/true_motion.py uses PARTS and the two functions that make clips. Free to change: the
+table. Free to add: a way, a part or a condition.
+Test: tests/parts/house/test_joint_gain.py tests only the table, and which ways are refused.
 """
 
 import argparse
@@ -60,9 +67,9 @@ WAYS = {
     "joint from operator": ("--method", "joint", "--weights", OPERATOR_WEIGHTS),
     "motion": ("--weights", str(ROOT / "weights/motion.pth")),
 }
-# Ways that need no weights. They are columns before the others if --formulas is given. "joint"
-# begins with the frames of the formula exposure, and "joint from operator" above begins with the
-# frames of the operator.
+# Ways that need no weights. With --formulas, they are the first columns of the table. "joint"
+# begins with the frames of the way "exposure". "joint from operator" above begins with the frames
+# of the operator.
 FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}
 
 
@@ -73,7 +80,7 @@ class Part:
     videos: tuple[str, ...]  # names of videos; () for the photographs
     clips: int  # number of clips of each video or photograph
     frames: int  # number of frames of a clip
-    # Number of real frames in an exposure. None lets the program choose it.
+    # Number of real frames in an exposure. With None, scripts/prepare_gopro_spike.py chooses it.
     average: int | None = None
 
 
@@ -118,8 +125,8 @@ def main(argv: Sequence[str]) -> int:
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # Add the operator, because the table compares the last way with it. The ways are in the order
-    # of WAYS, not in the order of the command line.
+    # Add BASE, the operator, because the table compares the last way with it. `ways` has the order
+    # of WAYS, not the order of the command line.
     names = {BASE, *args.ways}
     ways = {way: flags for way, flags in WAYS.items() if way in names}
     if args.formulas:
@@ -216,12 +223,12 @@ def link_sources_of_part(videos: Path, folder: Path, part: str) -> Path:
 def make_clips_of_condition(out: Path, part: str, condition: str, sources: Path) -> Path:
     """Make the clips of a condition, as lab/quality.py makes its clips. Return their folder.
 
-    A condition says which cameras record the clips (the rig), e.g. a spike camera in dim light.
-    Clips that are already there are kept.
+    A condition says which cameras (which rig) record the clips, e.g. a spike camera in dim light.
+    Clips that already exist are kept.
 
     sources: folder of `link_sources_of_part`.
     """
-    # Most conditions have the name of a rig. FALSE_FRAMES has the rigs of the others.
+    # FALSE_FRAMES has the rigs of two conditions. All others have the name of their rig.
     rig = FALSE_FRAMES.get(condition, condition)
     what_to_make = PARTS[part]
     return make_clips(
@@ -236,15 +243,15 @@ def make_clips_of_condition(out: Path, part: str, condition: str, sources: Path)
 
 
 def scores_of(folder: Path, flags: Sequence[str], results: Path, out: Path) -> dict[str, Scores]:
-    """Restore the clips of a folder in one of the WAYS. Return clip -> its scores.
+    """Restore the clips of a folder in one way. Return clip -> its scores.
 
     folder: folder of the clips.
-    flags: flags of main_test_vrt.py for this way.
+    flags: flags of main_test_vrt.py, a value of WAYS or FORMULAS.
     results: folder to which the frames are written.
     out: the log is <out>/logs/<name of the folder of the clips>.txt.
     """
-    # `make_clips` puts all clips into "train", also clips for a test. The blurry and the sharp
-    # frames lie there in <clip>/blur and <clip>/sharp, so --input and --gt are the same folder.
+    # `make_clips` writes all clips below "train", even if they are only for a test. It writes the
+    # frames to <clip>/blur and <clip>/sharp, so --input and --gt are the same folder.
     frames = folder / RGB / "train"
     call(
         "main_test_vrt.py",
@@ -297,7 +304,7 @@ def table_of(scores_of_conditions: Mapping[str, ScoresOfWays]) -> str:
 def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     """Return the row of a condition: name of a column -> cell.
 
-    The gains are the gains of the last way over the way "operator" (BASE).
+    The gains are gains of the last way over the way "operator" (BASE), in dB.
 
     E.g. {"": "dim", "blurry": "20.00", "operator": "25.00", ..., "motion": "26.17",
     "gain over operator": "+1.17 ± 4.36", ..., "worst clip": "-0.50 (park_00)", ...}
@@ -325,8 +332,8 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     least_gain, worst_clip = min(gains)
     row["worst clip"] = f"{least_gain:+.2f} ({worst_clip})"
 
-    # The median time of the clips that this call restored. The time is None if an earlier call
-    # restored the clip. To measure the time of all clips, delete <out>/tests first.
+    # The median time of the clips that this call has restored. A clip that an earlier call has
+    # restored has the time None. To measure all clips, delete <out>/tests before the call.
     times = [of_clip.s_per_frame for of_clip in measured.values()]
     known_times = [time_s for time_s in times if time_s is not None]
     row["s/frame"] = f"{statistics.median(known_times):.2f}" if known_times else "unknown"

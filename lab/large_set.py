@@ -1,20 +1,21 @@
-"""Make a data set of many clips that needs little room, and measure starts of a training on it.
+"""Make a data set of many clips that needs little disk space, and measure how a training starts.
 
-`lab/benchmark.py start` calls `costs`, which makes a set with `make_set`, starts a training on it
-twice, and removes it. docs/benchmarks/data.md has the results.
+A training starts more slowly on a set of more files. `lab/benchmark.py start` calls `costs`, which
+makes a set with `make_set`, starts a training on it twice, and removes the set.
+docs/benchmarks/data.md has the results.
 
 All clips are hard links of one clip of 8 frames. For each frame there are a blurry picture, a sharp
 picture and a spike file:
 
-    original/blur/000000.png                                     the only files that need room
-    GOPRO_Large/train/clip00000/blur/000000.png                  a second name of this file
+    original/blur/000000.png                                     the only copy of the data
+    GOPRO_Large/train/clip00000/blur/000000.png                  a second name of the file above
     GOPRO_Large_spike_seq/train/clip00000/spike/000000.dat
     GOPRO_Large_spike_seq/dataset.json                           what the spike files contain
     options.json                                                 the option file of the training
     experiments/                                                 what the training writes
 
-No test runs this file, and no stored file depends on it, so everything may change. After a change,
-run `lab/benchmark.py start --clips 100`.
+No test runs this file, so run `lab/benchmark.py start --clips 100` after a change. Everything may
+change, but figures can only be compared if the sets and the measurements are the same.
 """
 
 import json
@@ -83,7 +84,7 @@ def make_set(folder: Path, clips: int) -> Path:
 def _write_clip(folder: Path) -> None:
     """Write the original clip, to which the files of all clips are links.
 
-    It shows a texture that moves to the right.
+    It shows a texture that moves to the right by 2 pixels from frame to frame.
     """
     rng = np.random.default_rng(0)
     picture = (255 * texture(rng, SIDE)).astype(np.uint8)
@@ -94,7 +95,8 @@ def _write_clip(folder: Path) -> None:
         cv2.imwrite(str(folder / f"sharp/{frame:06d}.png"), moved)
         cv2.imwrite(str(folder / f"blur/{frame:06d}.png"), cv2.blur(moved, (5, 1)))
 
-        # The spike camera sees the frame in grey, and nothing moves within the exposure.
+        # The spike camera sees the frame in grey. Each plane gets the same light, because nothing
+        # moves within the exposure.
         grey = to_grey(to_linear(moved / np.float32(255)))
         light = cv2.resize(grey, (SPIKE_SIDE, SPIKE_SIDE))
         sensor = IntegrateAndFire(*light.shape, rate=RATE, rng=rng)
@@ -132,7 +134,7 @@ def _options(folder: Path) -> dict[str, Any]:
         "G_scheduler_periods": 100,  # longer than the run
         "checkpoint_print": 1,
         "checkpoint_test": 1000,  # no validation: there is no test set
-        "checkpoint_save": 2,  # so there is a checkpoint after step 4
+        "checkpoint_save": 2,  # a checkpoint every 2 steps, so there is one after step 4
     }
     return {
         "task": "run",
@@ -146,18 +148,19 @@ def _options(folder: Path) -> dict[str, Any]:
 
 # ---- Starts ----------------------------------------------------------------------------------
 
-# System calls that are counted, by kind: they ask for the state of a file, open a file, or list a
-# folder. Which call of a kind is used depends on the C library.
+# System calls that are counted: those that ask for the state of a file, open a file, or list a
+# folder. The C library decides which of the calls of a kind is used.
 CALLS = {
     "states": {"stat", "lstat", "fstat", "newfstatat", "statx"},
     "opens": {"open", "openat"},
     "lists": {"getdents64"},
 }
-LATENCY_US = 500  # microseconds by which a call is slowed, as on a network file system
+# Microseconds by which a call is slowed, as on a network file system. Chosen by hand.
+LATENCY_US = 500
 
 # A training on the set is measured twice. The first training ends after step 4, where it writes a
 # checkpoint. The second training is the same command with total_iter=6, so it resumes after step 4.
-# `_command` sets the number, and the number in `_options` does not count.
+# `_command` passes total_iter, which replaces the total_iter of `_options`.
 STEPS_OF_START = {"first": 4, "again": 6}
 
 
@@ -178,9 +181,9 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         options = make_set(Path(temporary), clips)
-        # Each function makes two starts of its own, because strace makes a start slower.
+        # Each function makes its own two starts, because strace would make a measured start slower.
         for measure in (measure_start, count_calls, measure_slow_start):
-            # Remove the run of the measure before, because the first start would resume it.
+            # Remove the run of the function before. Otherwise the first start would resume it.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
             for name, steps in STEPS_OF_START.items():
                 costs_of_starts[name].update(measure(options, steps))
@@ -197,7 +200,7 @@ def measure_start(options: Path, steps: int, repository: Path = ROOT) -> dict[st
     """
     began = time.perf_counter()
     process = subprocess.Popen(_command(options, steps), cwd=repository, env=_environment())
-    # wait4 also gives the memory and the CPU seconds. Popen.wait does not.
+    # Popen.wait does not give the memory and the CPU seconds of the process, and wait4 does.
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     assert status == 0, f"the training ended with status {status}"
@@ -219,15 +222,15 @@ def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str,
     """
     if not shutil.which("strace"):
         return {}
-    # -f: of all threads and child processes. -c: write a table of counts in place of the calls. -U:
-    # its two columns are the name of a call, and how often it was made.
+    # -f counts the calls of all threads and child processes, too. -c writes a table of counts
+    # instead of a line for each call. -U sets its columns: the name of a call, and its count.
     table = options.parent / "calls.txt"
     strace = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(table)]
     strace += ["-e", f"trace={_names_of_calls()}"]
     command = strace + _command(options, steps)
     subprocess.run(command, cwd=repository, env=_environment(), check=True)
 
-    # A line of the table is e.g. "openat 1234". Headings and rules have no number.
+    # A line of the table is e.g. "openat 1234". Headings and lines of hyphens have no number.
     count_of_call = {}
     for line in table.read_text().splitlines():
         name, _, count = line.strip().partition(" ")
@@ -242,7 +245,7 @@ def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str,
 def measure_slow_start(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
     """Train until step `steps` while each call in CALLS takes LATENCY_US longer.
 
-    Calls of imports take longer, too.
+    This includes the calls that Python makes to import modules.
 
     Returns slow_seconds (wall time); {} if strace is not installed.
 
@@ -278,5 +281,8 @@ def _command(options: Path, steps: int) -> list[str]:
 
 
 def _environment() -> Mapping[str, str]:
-    """Return the environment variables of a training: one thread, so that figures compare."""
+    """Return the environment variables of a training.
+
+    The training has one thread, so that figures of machines with more or fewer cores compare.
+    """
     return {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -3,27 +3,28 @@
 
     python lab/still_clips.py [--out FOLDER]
 
-The learned steps of motion.pth move light along the motion that the spikes show. If nothing moves,
-noise may look like a motion, and the steps would only do harm. data/motion/stillness/ prevents
-this harm, and this program measures how well. It makes clips of three photographs, in three lights,
-with four kinds of motion. It restores each clip with motion.pth and with operator.pth. (motion.pth
-is the network of operator.pth, followed by the learned steps.) It prints the gain of motion.pth
-over operator.pth, in dB.
+motion.pth is the network of operator.pth, followed by learned steps. The steps move light along the
+motion that the spikes show. If nothing moves, noise may look like a motion, and the steps would
+make the frame worse. data/motion/stillness/ prevents this, and this program measures how well. It
+makes clips of three photographs, in three lights, with four kinds of motion. It restores each clip
+with motion.pth and with operator.pth, and prints the gain of motion.pth over operator.pth in dB.
 
-    photographs   of the package scikit-image, crops of 160 x 128 pixels (width x height)
-    cameras       both ideal. A spike pixel covers 2 x 2 RGB pixels. An exposure has 60 planes, the
-                  readings of the spike camera
-    noise         of the spike camera: each pixel begins with a random charge
+    photographs   crops of 160 x 128 pixels (width x height) of pictures in scikit-image
+    cameras       have no flaws. A spike pixel covers 2 x 2 RGB pixels. The spike camera is read 60
+                  times in an exposure. Each reading gives a plane of spikes
+    noise         only in the spikes: each spike pixel begins with a random charge
 
-Clips and results that are in <out> are not made again: delete <out> to measure again. The gain of
+Clips and results that are in <out> are not made again. Delete <out> to measure again. The gain of
 each clip is in <out>/still_clips.json.
 
-What must stay: the clips of a photograph, a light and a motion, because figures of two versions are
-compared. tests/parts/house/test_still_clips.py notices if a still clip is blurry, a moving clip is
+What must stay: how the clip of a photograph, a light and a motion is made, because figures of two
+versions are compared. Free to add: photographs, lights and motions.
+
+Tests: tests/parts/house/test_still_clips.py notices if a still clip is blurry, a moving clip is
 sharp, the disc stands still, or the background behind the disc moves. It does not notice another
-length of a motion or another SHARP_PLANE. Free to add: photographs, lights and motions. No test
-calls the whole program. But tests/stories/test_motion_weights.py restores made scenes of the same
-kinds: they stand still or move a little, in good and in dim light.
+length of a motion or another SHARP_PLANE. No test calls the whole program.
+tests/stories/test_motion_weights.py restores similar scenes: they stand still or move a little, in
+good and in dim light.
 """
 
 import argparse
@@ -48,41 +49,43 @@ from lab.tools import ROOT, environment
 from utils.image import imread_rgb, imwrite_rgb
 from utils.results import markdown_table, read_json
 
+# The sizes below are chosen by hand. Other sizes give other clips, and so other figures.
 HEIGHT = 128  # height of a frame, in pixels
-WIDTH = 160
-CORNER = (100, 100)  # x and y of the first pixel of the frame in the photograph, at time 0
+WIDTH = 160  # width of a frame, in pixels
+CORNER = (100, 100)  # x and y in the photograph, at time 0, of the upper left pixel of the frame
 PLANES = 60  # number of planes in an exposure
 SHARP_PLANE = 30  # the sharp frame is the middle plane of an exposure
 FRAMES = 2  # number of frames of a clip
 BINS = 2  # a spike pixel covers BINS x BINS RGB pixels
-# Seed of the random first charges of the pixels. Each clip begins with it, so all clips have the
-# same first charges, in each measurement. Another seed gives other spikes and so other figures.
+# Seed of the random charges with which the spike pixels begin. All clips use this seed, so they all
+# begin with the same charges. Another seed gives other spikes, and so other figures.
 SEED = 3
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")
-# Name -> spikes per plane at full light. E.g. in the light "good", a white pixel has 60 x 0.6 = 36
-# spikes in an exposure. Photographs are darker: a pixel of median light has 5 to 14 spikes in the
-# light "good", and about one spike in the light "a twelfth".
+# Name of a light -> spikes per plane of a white pixel. E.g. in the light "good", a white pixel has
+# 60 x 0.6 = 36 spikes in an exposure. Photographs are darker: a pixel of median light has 5 to 14
+# spikes in the light "good", and about one spike in the light "a twelfth".
 LIGHTS = {"good": 0.6, "a third": 0.2, "a twelfth": 0.05}
 # Radius in pixels of the disc that moves in front of a still background.
 DISC_RADIUS = 24
-# Motion -> RGB pixels by which the picture moves to the left in an exposure. It also moves half as
-# far upwards. The names say the length of both together: for 1.8 pixels to the left and 0.9 pixels
-# upwards, it is sqrt(1.8^2 + 0.9^2) = 2.0 pixels.
+# Name of a motion -> RGB pixels by which the picture moves to the left in an exposure. The picture
+# also moves half as far upwards. The name has the length of the whole motion: 1.8 pixels to the
+# left and 0.9 pixels upwards are sqrt(1.8^2 + 0.9^2) = 2.0 pixels.
 MOTIONS = {"still": 0.0, "2 pixels": 1.8, "4 pixels": 3.6}
 DISC = "a disc moves by 12 pixels"
 DISC_SHIFT = 12  # RGB pixels by which the disc moves to the right in an exposure
 
 WEIGHTS = {"operator": ROOT / "weights/operator.pth", "motion": ROOT / "weights/motion.pth"}
 
-# Light of the scene at a time in planes: (HEIGHT, WIDTH, 3) float32, linear, R, G, B.
+# A function of a time in planes. It returns the light of the scene at this time:
+# (HEIGHT, WIDTH, 3) float32, linear, R, G, B.
 Scene = Callable[[float], np.ndarray]
 
 
 def main(argv: Sequence[str]) -> int:
     """Make the clips, restore them with both weights, write the scores, and print the table.
 
-    Returns the exit code, which is 0. An error ends the program before.
+    Returns the exit code 0. An error ends the program earlier.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -109,12 +112,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_clips(folder: Path, rate: float) -> None:
-    """Make all clips of one brightness. rate: spikes per plane at full light, a value of LIGHTS.
+    """Make all clips in one light.
 
     The frames go to <folder>/rgb/<clip>/blur and <folder>/rgb/<clip>/sharp, the spikes to
-    <folder>/spike/<clip>. E.g. a clip is "astronaut, 2 pixels".
+    <folder>/spike/<clip>. The name of a clip is e.g. "astronaut, 2 pixels".
+
+    rate: spikes per plane of a white pixel, a value of LIGHTS.
     """
-    pictures = {}  # name -> light (H, W, 3)
+    pictures = {}  # name of a photograph -> its linear light (H, W, 3)
     for name in PHOTOGRAPHS:
         path = package_file("skimage", name)
         pictures[path.stem] = to_linear(imread_rgb(path).astype(np.float32) / 255)
@@ -151,9 +156,9 @@ def in_motion(picture: np.ndarray, pixels: float) -> Scene:
         """Return the picture as the frame shows it at a time in planes, (HEIGHT, WIDTH, 3)."""
         to_left = pixels * time / PLANES
         upwards = to_left / 2
-        # This matrix takes a pixel (x, y, 1) of the picture to its pixel of the frame. The pixel
-        # (left, top) of the picture is pixel (0, 0) of the frame, so both are subtracted. The
-        # motion is subtracted, too, because x grows to the right and y downwards.
+        # This matrix maps a pixel (x, y, 1) of the picture to its pixel of the frame. At time 0,
+        # the pixel (left, top) of the picture is pixel (0, 0) of the frame, so both are subtracted.
+        # The motion is subtracted, too: x grows to the right, and the picture moves to the left.
         left, top = CORNER
         to_frame = np.array([[1, 0, -left - to_left], [0, 1, -top - upwards]], np.float32)
         return cv2.warpAffine(picture, to_frame, (WIDTH, HEIGHT), borderMode=cv2.BORDER_REFLECT)
@@ -168,11 +173,11 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
 
     other: the picture that the disc shows.
     """
-    # Without motion, a scene shows the part of its picture that the frame sees, at any time.
+    # Without motion, a scene shows the same part of its picture at any time, so time 0 will do.
     still_picture = in_motion(picture, pixels=0)
     still_other = in_motion(other, pixels=0)
     background = still_picture(0)  # (HEIGHT, WIDTH, 3)
-    texture = still_other(0)
+    texture = still_other(0)  # (HEIGHT, WIDTH, 3)
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
 
     def light_at(time: float) -> np.ndarray:
@@ -200,13 +205,14 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
     The exposures follow one another without a gap: frame 0 has the planes 0 ... 59, frame 1 the
     planes 60 ... 119.
 
-    rate: spikes per plane at full light.
+    rate: spikes per plane of a white pixel.
     """
     height = HEIGHT // BINS  # of a spike plane
     width = WIDTH // BINS
     camera = IntegrateAndFire(height, width, rate=rate, rng=np.random.default_rng(SEED))
     for frame in range(FRAMES):
-        # The light of each plane, (HEIGHT, WIDTH, 3). The middle of its time is at plane + 0.5.
+        # The light of each plane, (HEIGHT, WIDTH, 3). Plane n lasts from time n to n + 1, so its
+        # light is taken in the middle, at n + 0.5.
         lights = [scene(frame * PLANES + plane + 0.5) for plane in range(PLANES)]
         # The blurry frame is the mean light of the exposure. The sharp frame is the light of one
         # plane.
@@ -227,11 +233,11 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
 
 
 def psnr_of(folder: Path, name: str) -> dict[str, float]:
-    """Restore all clips of one brightness. Return {clip: PSNR in dB}.
+    """Restore all clips in one light. Return {clip: PSNR in dB}.
 
-    The results go to <folder>/<name>.
+    The results go to <folder>/<name>. If they are there already, they are used again.
 
-    folder: the folder of the clips. `make_clips` made them, with one of the lights of LIGHTS.
+    folder: the folder in which `make_clips` has made the clips.
     name: a key of WEIGHTS.
     """
     results = folder / name

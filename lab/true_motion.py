@@ -3,27 +3,30 @@
 
     python lab/true_motion.py [--conditions ideal dim] [--out FOLDER]
 
-The clips are the photographs of lab/joint_gain.py: photographs that move as layers in front of one
-another. No optical flow has made their motion. Each clip can be painted again from its seed, so the
-true motion of each pixel is known (`data.making.photo_scene.PhotoScene.shifts`). The program
-restores each frame three times:
+The clips are the part "photos" of lab/joint_gain.py: photographs that move as layers in front of one
+another. Their motion is drawn from a seed, and no optical flow is used. So the scene of a clip can
+be painted again, and then the true motion of each pixel is known
+(`data.making.photo_scene.PhotoScene.shifts`). The program restores each frame three times:
 
     operator    by weights/operator.pth, without any motion
     found       by weights/motion.pth, which begins at the frame of "operator" and improves it in
                 learned steps, along the motion that it finds
-    true        the same, along the true motion
+    true        by weights/motion.pth, too, but along the true motion
 
-The difference between "true" and "found" is about what a better motion could gain with these
-weights. It is no exact limit, for two reasons. The weights were trained on motions with errors, so
-weights that were trained on true motions might gain more. And the true motion does not explain each
-pixel, because a thing may be covered at another time of the exposure. Then its motion leads to a
-place where something else is seen.
+The difference between "true" and "found" estimates what a better motion could gain with these
+weights. It is no exact limit, for two reasons:
+
+    The weights were trained on motions with errors. Weights that are trained on true motions might
+    gain more.
+
+    The true motion does not explain each pixel. A thing that is visible at the sharp instant may be
+    covered by another thing at another time. Then its motion leads to a pixel of the other thing.
 
 The program writes <out>/true_motion.json and prints a table. Clips that already exist are used
 again.
 
-What must stay: the scene of a clip is painted again from its seed, so it must be painted as when
-the clip was made (data/making/photo_scene.py; test_a_seed_gives_its_scene notices another scene).
+What must stay: `scene_of` must paint the same scene as data/making/prepare.py did when the clip was
+made. test_a_seed_gives_its_scene notices if data/making/photo_scene.py gives another scene.
 Free to change: the motions that are compared, and the table.
 
 Tests: tests/parts/house/test_true_motion.py tests the choice of the frame and the table, and
@@ -66,8 +69,8 @@ from utils.random_streams import random_stream
 from utils.results import markdown_table, read_json
 
 CONDITIONS = ("ideal", "dim")
-# The motions along which weights/motion.pth restores the frames. Keys of the written file, beside
-# the key OPERATOR_METHOD for the frames of weights/operator.pth.
+# The two motions along which weights/motion.pth restores the frames. They are keys of the written
+# file. Its third key is OPERATOR_METHOD, for the frames of weights/operator.pth.
 FOUND_MOTION = "found"
 TRUE_MOTION = "true"
 
@@ -93,8 +96,8 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 
-    # A folder with links to the photographs, from which the clips are made. They come with Python
-    # packages, so the first argument, the folder of the videos, is not read.
+    # A folder with links to the photographs, from which the clips are made. The first argument is
+    # the folder of the videos. It is not read here, because the photographs are in Python packages.
     sources = link_sources_of_part(out, out / "sources", "photos")
     scores_of_conditions: dict[str, Scores] = {}
     for condition in args.conditions:
@@ -113,8 +116,9 @@ def main(argv: Sequence[str]) -> int:
 class TrueMotion:
     """Gives the true motion of the frames of a clip. It is a `Finder` (data/motion/finder.py).
 
-    planes: number of planes in a frame interval. blurry: the blurry frames of the clip, (H, W, 3)
-    display values in [0, 1], R, G, B.
+    scene: the scene of the clip, which knows the shift of each pixel.
+    planes: number of planes in a frame interval.
+    blurry: the blurry frames of the clip, (H, W, 3) display values in [0, 1], R, G, B.
     """
 
     def __init__(self, scene: PhotoScene, planes: int, blurry: Sequence[np.ndarray]) -> None:
@@ -125,15 +129,18 @@ class TrueMotion:
     def __call__(self, recording: Recording, view: View, gain: np.ndarray) -> Motion:
         """Return the true motion within the exposure of a frame.
 
-        Only `recording` is needed. Each finder is called with all three arguments.
+        `view` and `gain` are not used here, but each finder gets them.
         """
-        # The sharp frame is the light of the middle plane of its interval.
+        # The sharp frame is the light of the middle plane of its interval. E.g. with 88 planes, the
+        # sharp planes of the frames 0, 1, 2 are 44, 132, 220.
         sharp_plane = self.frame_of(recording) * self.planes + self.planes // 2
-        # Times in planes after the sharp instant. A motion also has the sharp instant itself.
+        # Times in planes after the sharp instant, in rising order. A `Motion` must also have the
+        # sharp instant itself, time 0.
         times = np.array(sorted({0.0, *motion_times(recording)}))
         shifts = np.stack([self.shifts_at(sharp_plane, time) for time in times.tolist()])
-        # A finder also gives expected errors. These are the least errors that
-        # `data.motion.flow.expected_error` gives. The weights have seen no smaller errors.
+        # A finder also gives the expected error of each shift. The true shifts have no error, but
+        # the weights were not trained on errors of 0. So give them the least errors that
+        # `data.motion.flow.expected_error` gives.
         lengths = np.linalg.norm(shifts, axis=-1)
         errors = LEAST_ERROR + ERROR_BY_LENGTH * lengths
         return Motion(times, shifts, errors.astype(np.float32))
@@ -141,8 +148,8 @@ class TrueMotion:
     def frame_of(self, recording: Recording) -> int:
         """Return the number of the frame of a recording.
 
-        A finder gets one recording after the other, without the number of its frame, and some
-        frames are left out. So the frame is found by its picture.
+        A finder is not told the number of the frame, and not each frame of a clip is restored. So
+        the frame is found by its picture: the blurry frame with the least difference.
         """
         differences = [float(np.abs(recording.blurry - frame).mean()) for frame in self.blurry]
         return int(np.argmin(differences))
@@ -150,14 +157,15 @@ class TrueMotion:
     def shifts_at(self, sharp_plane: int, time: float) -> np.ndarray:
         """Return the true shifts (H, W, 2) from the sharp plane to a time.
 
-        The scene has shifts from plane to plane, so they are interpolated. E.g. the shifts to the
-        time 2.25 are 3/4 of the shifts to the second plane after the sharp plane, plus 1/4 of the
-        shifts to the third plane. No test notices another share.
+        The scene has shifts between planes only, so shifts to other times are interpolated. E.g.
+        the shifts to the time 2.25 are 3/4 of the shifts to the second plane after the sharp plane,
+        plus 1/4 of the shifts to the third plane. No test notices other weights than 3/4 and 1/4.
 
         time: in planes after the sharp plane.
         """
-        # The planes before and after the time. Beyond an end of the clip these are the two planes
-        # at the end. Then the share is below 0 or above 1, so the motion goes on at the same speed.
+        # The planes before and after the time. If the time is before the first or after the last
+        # plane of the clip, take the two planes at this end. Then the share is below 0 or above 1,
+        # so the motion is continued at the same speed.
         last_plane = self.scene.number_of_planes - 1
         plane_of_time = sharp_plane + time
         before = int(np.clip(np.floor(plane_of_time), 0, last_plane - 1))
@@ -169,9 +177,12 @@ class TrueMotion:
 
 
 def scene_of(clip: Path) -> PhotoScene:
-    """Return the scene of a clip, painted again from the seed in its record. clip: its folder.
+    """Return the scene of a clip, painted again from the seed in made.json.
 
-    `data.making.prepare.make_clip` has made the clip from the same scene.
+    The arguments of `PhotoScene` and the name of the random stream must be the same as in
+    `data.making.prepare.make_clip`, which made the clip. Otherwise this is another scene.
+
+    clip: folder of the clip, e.g. .../coffee_01.
     """
     recipe = read_json(clip / "made.json")["recipe"]
     photo_name, _, _ = clip.name.rpartition("_")  # e.g. "coffee_01" is a clip of coffee.png
@@ -207,7 +218,7 @@ def scores_of(folder: Path) -> Scores:
 
 
 def true_motion_of(reader: DatasetClip, clip: Path) -> TrueMotion:
-    """Return the true motion of a clip. clip: its folder."""
+    """Return the finder that gives the true motion of a clip. clip: folder of the clip."""
     planes = read_json(clip / "made.json")["recipe"]["planes"]
     blurry = []
     for index in range(PARTS["photos"].frames):
