@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+import torch
 from torch.distributed import DistBackendError
 
 from utils import utils_dist
@@ -56,13 +57,22 @@ def collectives() -> None:
     assert RUN.launch.local_rank == int(os.environ.get("LOCAL_RANK", 0))
     utils_dist.barrier()
     gathered = utils_dist.gather_objects({"rank": rank})
+    # Every second value of a tensor, so that the values have gaps between them in memory.
+    state = {"weights": torch.arange(6.0)[::2]} if rank == 0 else None
+    received = utils_dist.state_from_rank_0(state)
     with utils_dist.all_ranks_or_none():
         utils_dist.check_same_on_all_ranks("the seeds", value=7)
     # A single rank has no store. It prints 60, the limit of the store of several ranks, so that the
     # test can expect the same number of all ranks.
     store_s = RUN.store.timeout.total_seconds() if RUN.store else 60
     network = os.environ.get("GLOO_SOCKET_IFNAME")  # set by init_dist, of several ranks
-    print(json.dumps({"gathered": gathered, "store_s": store_s, "network": network}))
+    values = {
+        "gathered": gathered,
+        "weights": received["weights"].tolist(),
+        "store_s": store_s,
+        "network": network,
+    }
+    print(json.dumps(values))
 
 
 def four_beats() -> None:

@@ -34,6 +34,7 @@ def test_collectives_give_the_same_on_every_rank(n):
     assert result.exit_codes == [0] * n
     for found in result.jsons:
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
+        assert found["weights"] == [0.0, 2.0, 4.0]
         # The store is the table that all ranks share. helpers_worker.py gives the process group a
         # time-out of 60 s (`init_dist`). The store must wait for the same time, because NCCL waits
         # at the store for the ids of other ranks.

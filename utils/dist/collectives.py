@@ -200,7 +200,9 @@ def state_from_rank_0(state: Any) -> Any:
         tensor: the whole tensor on rank 0, the tensor of the outline on the other ranks.
         """
         if is_main_process():
-            flat = tensor.reshape(-1)
+            # `contiguous` closes gaps between the numbers, as in a slice with a step. `view` below
+            # needs numbers without gaps.
+            flat = tensor.contiguous().reshape(-1)
         else:
             flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # memory for the numbers
         # Send the numbers as bytes, because gloo does not know every dtype.
