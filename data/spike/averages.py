@@ -95,8 +95,8 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
 
     m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. At the
     upper limit, the window lacks its last plane, because this would be plane T, and the last plane
-    of the stream is T - 1. S-VRT has the same limits, and networks were
-    trained with them (test_tfp_spread_over_the_file_is_the_formula_of_s_vrt).
+    of the stream is T - 1. S-VRT has the same limits, and networks were trained with them
+    (test_tfp_spread_over_the_file_is_the_formula_of_s_vrt).
     Raises ValueError if the stream has less than 2 half_window planes.
     """
     if planes < 2 * half_window:
@@ -133,7 +133,8 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     middle of the stream, (T - 1) / 2, all planes are used.
     """
     last = len(stream) - 1
-    # E.g. 20 planes and center 6: n = 2 * 6 + 1 = 13, p = 0, the planes 0 ... 12.
+    # E.g. 20 planes and center 6: n = 2 * 6 + 1 = 13, p = 0, the planes 0 ... 12. The center is a
+    # multiple of 0.5, so n and p are whole numbers.
     n = int(2 * min(center, last - center)) + 1
     if n < num_bins:
         raise ValueError(f"{n} planes evenly around {center:g} cannot fill {num_bins} bins")
@@ -160,6 +161,9 @@ def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> n
     the time t * parts. A spike counts once for each part of its plane that lies between the times.
     E.g. a plane has 2 parts, and the times are 0 and 13: a spike in one of the planes 0 ... 5
     counts 2, and a spike in plane 6 counts 1, because the second half of plane 6 lies after 13.
+
+    The times must be at least one plane apart. `voxel` makes sure of it: it refuses fewer planes
+    than bins. Two times within one plane would give a wrong count.
 
     All numbers are whole numbers, so the reversed stream gives the same bits.
 

@@ -17,7 +17,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 PathLike = str | os.PathLike[str]
-# Name of the array in a .npz.
+# Name of the array in a .npz. It must stay, because users and published data have such files.
 NPZ_KEY = "spk"
 
 
@@ -51,8 +51,13 @@ class SpikeFileError(ValueError):
 def file_errors(path: PathLike) -> Generator[None]:
     """Turn errors of a missing, unreadable or damaged file in the block into a SpikeFileError.
 
-    The listed classes are what numpy, zipfile and zlib raise for damaged files. If you read files
-    with another package, check the list with tests/parts/data/test_any_bytes.py.
+        with file_errors(path):
+            size = os.stat(path).st_size
+
+    path: the file that the block reads. The error names it.
+
+    The listed classes are what numpy, zipfile and zlib raise for damaged files. Another package may
+    raise others: if you use one, run tests/parts/data/test_any_bytes.py and add what it shows.
     """
     try:
         yield

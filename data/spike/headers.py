@@ -24,8 +24,8 @@ MARKS = {
     # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
     rb"\x89PNG\r\n\x1a\n": "a PNG image",
-    # First comes the start of an image, and then a segment of JFIF, Exif or Adobe, or a table of 67
-    # or 132 bytes.
+    # The first two bytes start an image. Then comes a segment of JFIF (e0), Exif (e1) or Adobe
+    # (ee), or a quantisation table (db) of 67 (0x43) or 132 (0x84) bytes.
     rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
     # Two fixed bytes, the method deflate (8), flags, four bytes of time, the level of compression,
     # and the system.

@@ -49,7 +49,8 @@ def to_uint8(picture: np.ndarray) -> np.ndarray:
 def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
     """Turn light (H, W) into (H / factor, W / factor), as larger pixels would see it.
 
-    Each value is the mean of a block of factor x factor pixels.
+    Each value is the mean of a block of factor x factor pixels. H and W must be multiples of
+    factor, because `reshape` fails otherwise.
     """
     rows = light.shape[0] // factor
     columns = light.shape[1] // factor

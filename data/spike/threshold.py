@@ -65,7 +65,7 @@ def change_threshold(
     for top in range(0, height, rows):
         block = slice(top, top + rows)
         light = plane_light(stream[:, block])  # (T, rows, w)
-        charge = charges[block]  # (rows, w), a view
+        charge = charges[block]  # (rows, w), a view: `_collect` changes `charges`
         has_decreased = _has_decreased(light)
 
         # To save time, one array has three contents one after the other: the light, here the charge

@@ -71,8 +71,8 @@ class AreaMeans:
 
         places = _places_of(view)
         self.middles = torch.from_numpy(places.middles).to(device)
-        # A mean is a weighted sum of RGB pixels. `_weighted_steps` has a (y, x, weight) for each of
-        # them: the step to it from the RGB pixel above and to the left of the place. E.g. with
+        # A mean is a weighted sum of RGB pixels. `_weighted_steps` has (y, x, weight) of each of
+        # them. (y, x) is the step from the RGB pixel above and to the left of the place. E.g. with
         # aligned cameras and 2 x 2 RGB pixels in a spike pixel, the steps are (0, 0), (0, 1),
         # (1, 0) and (1, 1), with the weight 1/4 each.
         self._weighted_steps = _weighted_steps_to(places.shift + places.points)
@@ -100,7 +100,13 @@ class AreaMeans:
         extended = means.new_zeros(height + 2 * border, width + 2 * border)
         for y, x, weight in self._weighted_steps:
             self._pixels_at_step(extended, y, x).add_(means[0], alpha=weight)
-        # The adjoint of repeating the edges: what lies beyond an edge is added to the edge.
+        # `__call__` repeats the edge pixels, so the adjoint adds what lies in the border to the
+        # edge pixels. E.g. a row of 3 pixels a b c with a border of 2:
+        #
+        #     __call__    a a a b c c c
+        #     adjoint     p q r s t u v -> p + q + r, s, t + u + v
+        #
+        # First the rows of the border are added, and then the columns.
         extended[border] += extended[:border].sum(0)
         extended[border + height - 1] += extended[border + height :].sum(0)
         rows = extended[border : border + height]
@@ -140,7 +146,15 @@ class _Places(NamedTuple):
 
 
 def _places_of(view: View) -> _Places:
-    """Return the places of a view. The central spike pixel of the plane decides their shift."""
+    """Return the places of a view. The central spike pixel of the plane decides their shift.
+
+    E.g. along x, as in the docstring of this file: two spike pixels have their middles at 0.5 and
+    2.5, and their points at 0, 1 and 2, 3. The central spike pixel is the second one:
+
+        shift      2.5 % 1 = 0.5            the first place is at 0.5 - 1 = -0.5
+        middles    0.5 and 2.5 become 1 and 3, the numbers of their places
+        points     2 and 3 become -0.5 and 0.5, from the middle 2.5
+    """
     plane_height, plane_width = view.plane
     down, across = view.points_in_pixel
     points = view.points_on_frame().reshape(plane_height, down, plane_width, across, 2)
@@ -151,6 +165,7 @@ def _places_of(view: View) -> _Places:
     central_points = points[row, :, column]  # (down, across, 2)
 
     shift = central_middle % 1
+    # E.g. a middle of 1.9999 should be 2, which has the shift 0.
     shift[shift > 1 - SAME_PLACE] = 0
     # The first place has the x and y of shift - 1, e.g. -0.5, so that no RGB pixel lies outside the
     # grid. So the middles from the first place are middles - (shift - 1).

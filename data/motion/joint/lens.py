@@ -16,7 +16,11 @@ from torch import Tensor
 
 
 def gaussian_kernel(sigma: float) -> Tensor:
-    """Return a Gaussian kernel (n,) whose sum is 1. It reaches to 3 sigma, and n is odd."""
+    """Return a Gaussian kernel (n,) whose sum is 1. It reaches to 3 sigma, and n is odd.
+
+    sigma: standard deviation in RGB pixels, above 0. E.g. 0.5 gives 5 values, for the distances
+    -2 ... 2.
+    """
     radius = int(np.ceil(3 * sigma))
     distance = torch.arange(-radius, radius + 1) / sigma
     kernel = torch.exp(-(distance**2) / 2)
@@ -24,7 +28,10 @@ def gaussian_kernel(sigma: float) -> Tensor:
 
 
 def blur(pictures: Tensor, kernel: Tensor) -> Tensor:
-    """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated."""
+    """Blur pictures (N, 1, H, W) along rows and columns. Edge pixels are repeated.
+
+    kernel: (n,), from `gaussian_kernel`.
+    """
     radius = len(kernel) // 2
     pictures = F.pad(pictures, (radius, radius, radius, radius), mode="replicate")
     along_rows = kernel[None, None, None]  # (1, 1, 1, n)

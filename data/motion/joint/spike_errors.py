@@ -56,7 +56,8 @@ def grey_errors(y: Tensor, r: Tensor, n: Tensor, is_display: bool) -> Tensor:
     variance_of_n = r**2 / 6 + JITTER**2 * n
     relative_error = variance_of_n.sqrt() / n.clamp(min=1)
 
-    # The error in display values, and the slope dy / dz from display values to the unit of y.
+    # The error in display values, and the slope dy / dz from display values to the unit of y. A
+    # display value below DARK counts as DARK, as in `slope_of`.
     if is_display:
         error_of_display = y.clamp(DARK, 1) * relative_error
         slope = torch.ones_like(y)
