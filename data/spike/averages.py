@@ -113,8 +113,9 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
 def _counts(window: np.ndarray) -> np.ndarray:
     """Return the number of spikes of each pixel (h, w) in a window (t, h, w)."""
     # NumPy sums fastest into bytes, and a count of up to 255 fits into a byte.
-    fits_into_a_byte = len(window) < 256
-    return window.sum(axis=0, dtype=np.uint8 if fits_into_a_byte else np.uint32)
+    if len(window) < 256:
+        return window.sum(axis=0, dtype=np.uint8)
+    return window.sum(axis=0, dtype=np.uint32)
 
 
 # ---- Bins of the exposure -----------------------------------------------------------------------

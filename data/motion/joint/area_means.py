@@ -79,7 +79,9 @@ class AreaMeans:
         # Number of rows and columns by which the frame is extended on each side, so that each step
         # ends on it. 1 more than the longest step, because the steps of the first place begin at
         # the pixel (-1, -1).
-        longest_step = max(max(abs(y), abs(x)) for y, x, _ in self._weighted_steps)
+        longest_step = 0
+        for y, x, _ in self._weighted_steps:
+            longest_step = max(longest_step, abs(y), abs(x))
         self._border = longest_step + 1
 
     def __call__(self, l: Tensor) -> Tensor:  # noqa: E741
@@ -107,12 +109,14 @@ class AreaMeans:
         #     adjoint     p q r s t u v -> p + q + r, s, t + u + v
         #
         # First the rows of the border are added, and then the columns.
+        end_row = border + height
         extended[border] += extended[:border].sum(0)
-        extended[border + height - 1] += extended[border + height :].sum(0)
-        rows = extended[border : border + height]
+        extended[end_row - 1] += extended[end_row:].sum(0)
+        rows = extended[border:end_row]  # (H, W + 2 border)
+        end_column = border + width
         rows[:, border] += rows[:, :border].sum(1)
-        rows[:, border + width - 1] += rows[:, border + width :].sum(1)
-        l = rows[None, :, border : border + width].contiguous()  # noqa: E741
+        rows[:, end_column - 1] += rows[:, end_column:].sum(1)
+        l = rows[None, :, border:end_column].contiguous()  # noqa: E741
         if self._kernel is None:
             return l
         # L^T by autograd: the gradient of a linear map is its adjoint. The gradient is the same at
@@ -190,5 +194,8 @@ def _weighted_steps_to(points: np.ndarray) -> list[tuple[int, int, float]]:
             for x in (left, left + 1):
                 weight = (1 - abs(point_y - y)) * (1 - abs(point_x - x)) / len(points)
                 weights[y, x] = weights.get((y, x), 0.0) + weight
-    # A smaller weight differs from 0 only by rounding.
-    return [(y, x, weight) for (y, x), weight in weights.items() if weight > SAME_PLACE**2]
+    weighted_steps = []
+    for (y, x), weight in weights.items():
+        if weight > SAME_PLACE**2:  # a smaller weight differs from 0 only by rounding
+            weighted_steps.append((y, x, weight))
+    return weighted_steps

@@ -103,7 +103,8 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     is_last_nearer = edge_times - last_spikes <= next_spikes - edge_times
     takes_last = has_last & (~has_next | is_last_nearer)
     takes_next = has_next & ~takes_last
-    times = np.where(takes_last, last_spikes, np.where(takes_next, next_spikes, NO_SPIKE))
+    next_or_none = np.where(takes_next, next_spikes, NO_SPIKE)
+    times = np.where(takes_last, last_spikes, next_or_none)
     # Up to and including the last spike there are `counts` spikes, and the next spike is one more.
     return NearestSpikes(times, counts + takes_next)
 
