@@ -114,7 +114,8 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #                 network=NetworkFlags(weights=".../weights/motion.pth", ...),
 #                 results=ResultFlags(output="out", save=(), fps=25.0, ...), ...)
 #
-# 2. `choose_method` and `read_options` have nothing to do without --method and --opt.
+# 2. There is no --method and no --opt, so `choose_method` and `read_options` choose nothing. The
+#    clips are restored by the network of the weights file.
 #
 # 3. `job_on_own_clips` reads the weights, opens the clips, and returns the `Job`. It calls
 #
@@ -135,14 +136,15 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #                                       removed at the end, because a film is saved as a film
 #     out/clip.mp4, out/clip_comparison.mp4, out/strips/clip/*.png, out/clips/clip.png
 #                                       after the last frame
-#     out/clips/clip.json               at last: the scores. The clip is finished
+#     out/clips/clip.json               last of all: the scores. A clip with this file is finished,
+#                                       and a repeated command does not restore it again
 #
 # 5. `write_report` (models/restore/report.py) writes the results of all clips: out/metrics.json,
 #    out/table.txt and out/report.html.
 #
-# If --input is a folder of images, the frames are saved: out/street/000000.png for a folder street.
-# With --method, a formula or the joint solution is the method of the job. With --opt and without
-# --input, `job_on_test_set` makes the job.
+# Other commands differ as follows. If --input is a folder of images, e.g. street, the frames are
+# saved: out/street/000000.png. With --method, a formula or the joint solution is the method of the
+# job. With --opt and without --input, `job_on_test_set` makes the job.
 #
 # What must stay, and which test notices:
 #
@@ -240,7 +242,7 @@ def check_network_and_metrics(opt: Options) -> None:
 
 
 class OwnRestoration(NamedTuple):
-    """A user's own clips, and what restores them."""
+    """A user's own clips, and what restores them. `job_on_own_clips` makes a `Job` of it."""
 
     method: Method
     clips: Sequence[ClipReader]
@@ -285,7 +287,8 @@ def job_on_own_clips(
         lpips=results.lpips,
         overwrite=results.overwrite,
         title=title,
-        expected=len(clips),
+        expected=len(clips),  # number of clips of a complete test
+        # A repeated command continues the earlier test only if these options are the same.
         reading_options={"spike": own.spike_options},
         frames_note=own.frames_note,
     )
@@ -415,7 +418,8 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         lpips=results.lpips,
         overwrite=results.overwrite,
         title=title_of_test(opt, request, chosen),
-        expected=count_of_expected_clips(dataset, clips),
+        expected=count_of_expected_clips(dataset, clips),  # number of clips of a complete test
+        # A repeated command continues the earlier test only if these options are the same.
         reading_options={
             "datasets.test": keys_of_scores(section),
             "train.manual_seed": opt.train.manual_seed,

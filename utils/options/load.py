@@ -43,7 +43,8 @@ def load_options(
 
     The two main programs and several scripts call this. Raises OptionError with file and line.
 
-    overrides: "section.key=value" of the command line; the value is JSON, else a string
+    path: the option file
+    overrides: "section.key=value" of the command line. The value is read as JSON, or else as text
     parts: the registries of "netG" (networks), "datasets" and "train" (losses)
     check: additional checks, e.g. that the folders of the clips exist. A check raises OptionError
         with the dotted key in `where`, e.g. "train.epochs". This function replaces the key by its

@@ -97,6 +97,8 @@ class Options(Section):
     # uses a parameter twice (docs/troubleshooting.md).
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
+    # The default suits the default limits of the watchdog, which need at least 1800 s, too
+    # (`WatchdogOptions.timeout_s`).
     dist_timeout_s: float = Field(
         1800,
         gt=0,
@@ -169,7 +171,8 @@ class Options(Section):
         The file is <folder>/<name of the option file>_<time>.json, e.g. 000_251106_100000.json.
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        # If the run was started twice within one second, the second file gets "_2" after the time.
+        # Starts within one second have the same name up to here. Then the second file gets "_2"
+        # after the time, and the third file "_3".
         earlier_files = [path for path in folder.glob("*.json") if path.name.startswith(name)]
         if earlier_files:
             name += f"_{len(earlier_files) + 1}"
@@ -235,8 +238,9 @@ class Options(Section):
     def _check_conflicts(self) -> "Options":
         """Raise OptionError for values that contradict one another, or the file system.
 
-        pydantic first checks each key separately, and then calls this function. The first
-        contradiction is raised. A new check may be added at the end.
+        pydantic first checks each key separately, and then calls this function. If several values
+        contradict one another, the error names the first contradiction. A new check may be added at
+        the end.
         """
         conflicts.refuse_task(self.task)
         conflicts.refuse_static_graph(

@@ -39,7 +39,9 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
     {"epochs": 3}}, the file gives train.epochs, and a.json gives all other keys.
 
     Changes `sources`: stores there the places of all keys, e.g. "a.json, line 3", and the inherited
-    keys. Raises OptionError.
+    keys (`_merge`). Raises OptionError if a file cannot be read, or if the base names a base.
+
+    path: the option file. The path of the base is relative to its folder.
     """
     raw, sources.places = _read_file(path)
     if "base" not in raw:
@@ -86,8 +88,11 @@ def _merge(
         file    {"b": {"c": 9}}
         result  {"a": 1, "b": {"c": 9, "d": 3}}
 
-    `base` and `file` are not changed, and `sources` gets the inherited keys. Test:
-    test_an_option_file_of_the_project_is_valid, because most files of the project have a base.
+    `base` and `file` are not changed. `sources` gets the inherited keys: keys of the base that the
+    file does not have, although it names another part (case 2 below).
+
+    Test: test_an_option_file_of_the_project_is_valid, because most files of the project have a
+    base.
 
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
@@ -247,9 +252,9 @@ def _cannot_read(path: Path, error: OSError) -> OptionError:
     )
 
 
-# Largest number of characters of a file that may use all of JSON5. The package json5 reads about
-# 10 kB per second, so a file of this length takes 1.6 s. A longer file must be JSON with comments,
-# which the fast package json can read.
+# Largest number of characters of a file that may use all of JSON5, chosen by hand. The package
+# json5 reads about 10 kB per second, so a file of this length takes 1.6 s. A longer file must be
+# JSON with comments, which the fast package json can read.
 MOST_JSON5_CHARACTERS = 2**14
 
 

@@ -29,11 +29,11 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     well, e.g. main_test_vrt.py.
 
     raw: sections and options, changed in place
-    override: "section.key=value"; the value is JSON, else a string
-    sources: where each option came from, for messages. Gets the place of this option
+    override: "section.key=value". The value is read as JSON, or else as text
+    sources: where each option came from, changed in place: it gets the place of this option
     """
-    # A key is words with dots between them, e.g. "train.amp.enable". A word may have a "$" because
-    # of "$schema", which an option file may hold.
+    # A key is one or more words with dots between them, e.g. "train.amp.enable". A word may have a
+    # "$", because an option file may have the key "$schema".
     key, equals, text = override.partition("=")
     clean_override = argument_without_secrets(override)  # for messages
     if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
@@ -81,8 +81,11 @@ def _leave_old_part(
         after   {"total_iter": 9, "G_lossfn_type": "l1", "G_power": 1.5}, and `read_options` drops
                 G_power
 
-    The caller then writes the new value of `changed_key` into `section`. Any other key than `type`
-    and TYPE_KEYS names no part, so nothing happens.
+    The caller then writes the new value of `changed_key` into `section`. A key that is neither
+    `type` nor in TYPE_KEYS names no part, so nothing happens.
+
+    section: the section of the changed key, changed in place
+    section_names: the names of the sections from the outermost to this one, e.g. ["netG", "fusion"]
     """
     if changed_key == "type":
         section.clear()

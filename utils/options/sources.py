@@ -39,7 +39,8 @@ class Sources:
         the nearest section around it. Then `where` follows in brackets, e.g. "a.json, line 2
         (train.epochs)".
         """
-        # First choice: the key itself. Second choice: the first key within it.
+        # First choice: the key itself. Second choice: the first key within it, e.g.
+        # "train.amp.enable" for "train.amp".
         key = where
         if key not in self.places:
             for other_key in self.places:

@@ -21,8 +21,8 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     lab/make_options_doc.py, which writes the page again (test_option_files.py fails if you do not).
     For a new kind of type, add a branch here and a function below.
 
-    annotation: a type, or a field of a model
-    limits: the objects with which pydantic holds the range of the type, e.g. [Gt(gt=0)]
+    annotation: a type, or a field of a model, which has a type and limits
+    limits: the objects with which pydantic holds the range of the type, e.g. [Gt(gt=0)] for "> 0"
     """
     # First unwrap the two forms that hold a type together with limits.
     if isinstance(annotation, FieldInfo):
