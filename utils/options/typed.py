@@ -150,7 +150,7 @@ def _must_name_part(value: Any, is_dataset: bool) -> bool:
 
 
 def _null_if_empty(value: Any) -> Any:
-    """Return None for an empty value such as {} or [], and any other value as it is.
+    """Return None for an empty value such as {}, [] or "", and any other value as it is.
 
     A data set that is null means that the run has no such data set. A network or loss that is null
     is refused later, by `read_section`.
@@ -185,8 +185,9 @@ def _without_keys_of_other_part(
     return own_values
 
 
-# Keys of datasets.train for the loader (the part that reads samples in the background). Here their
-# numbers are per GPU. In files of KAIR they are totals of all GPUs.
+# Keys of datasets.train for the loader, which reads samples in the background. Here their numbers
+# are per GPU. In files of KAIR they are totals of all GPUs. scripts/convert_options.py uses these
+# names for the totals of S-VRT, too.
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
 
 
@@ -196,21 +197,20 @@ def _totals_of_kair(
     """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
     These are the keys TOTALS of a file of KAIR, e.g. ["dataloader_batch_size"]. For any other file
-    the list is empty. A file with a key that only KAIR has is taken for a file of KAIR.
+    the list is empty. A file counts as a file of KAIR if it has a key that this project never had.
 
     Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
 
-    dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type".
-        These are the keys that only KAIR has.
+    dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
     names = [key.rpartition(".")[2] for key in dropped_keys]  # "netG.init_type" -> "init_type"
-    # FORMERLY_OURS: keys that former versions of this project had, too. So they do not show that
-    # the file comes from KAIR.
+    # FORMERLY_OURS: keys of KAIR that former versions of this project saved, too. So they do not
+    # show that the file comes from KAIR.
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []
     # A number of the command line is no total, because the user means the number per GPU.
-    loader = _section_of(raw, "datasets.train") or {}  # None if the section is missing
+    loader = _section_of(raw, "datasets.train") or {}  # {} if the section is missing
     totals = []
     for key in TOTALS:
         if key in loader and f"datasets.train.{key}" not in sources.overridden:
@@ -232,7 +232,7 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     dropped_keys = []
     # KAIR_ONLY: dotted key of a section -> the keys that only KAIR has in this section.
     for where, keys in KAIR_ONLY.items():
-        section = _section_of(raw, where) or {}  # None if the file has no such section
+        section = _section_of(raw, where) or {}  # {} if the file has no such section
         part_keys = _parameters_of_part(section, where, parts)
         for key in sorted(keys):
             if key in section and key not in part_keys:
