@@ -26,20 +26,28 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
     If options of the runs differ, a second table has a row for each of these options.
     """
     rows = []
-    options_of_runs = []  # of each run: dotted key -> value, e.g. ".netG.depths" -> [8, 8]
+    options_of_runs = []
     for name, run in runs.items():
         rows.append([name, *run_cells(run)])
-        options: dict[str, Any] = {}
-        file = report.newest_options(history.folder_of(run) / "options")
-        if file:  # None for a run of which only the history file is left
-            options = dict(flatten_options(read_json(file), name=""))
-        options_of_runs.append(options)
+        options_of_runs.append(options_of_run(run))
     tables = [Table(rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])]
 
     rows_of_options = different_options(options_of_runs)
     if rows_of_options:
         tables.append(Table(rows_of_options, ["option", *runs]))
     return tables
+
+
+def options_of_run(run: Path) -> dict[str, Any]:
+    """Return the options of the newest start of a run: dotted key -> value.
+
+    Each key begins with a dot, and a list is its JSON text, e.g. ".netG.depths" -> "[8, 8]". The
+    result is empty for a run of which only the history file is left.
+    """
+    file = report.newest_options(history.folder_of(run) / "options")
+    if not file:
+        return {}
+    return dict(flatten_options(read_json(file), name=""))
 
 
 def different_options(options_of_runs: list[dict[str, Any]]) -> list[list[str]]:
@@ -72,18 +80,24 @@ def run_cells(run: Path) -> list[Any]:
     scalars = history.read_history(run)
     best, best_step = _best_validation(scalars.get(RESTORED_PSNR, []))
 
-    last_values = []
-    for tag in ("train/loss", "train/it_per_s"):
-        if tag in scalars:
-            _, value = scalars[tag][-1]
-            last_values.append(f"{value:.4g}")
-        else:
-            last_values.append("-")
+    loss = _last_value(scalars.get("train/loss", []))
+    speed = _last_value(scalars.get("train/it_per_s", []))
 
     # The file about the machine and the network, which older runs do not have.
     environment = history.folder_of(run) / report.ENVIRONMENT_NAME
     about = read_json(environment) if environment.is_file() else {}
-    return [best, best_step, *last_values, about.get("parameters", "-")]
+    return [best, best_step, loss, speed, about.get("parameters", "-")]
+
+
+def _last_value(entries: Sequence[Sequence[float]]) -> str:
+    """Return the cell of the last value of a scalar, e.g. "0.01234". Without any value, "-".
+
+    entries: [step, value] of each log line, in the order of the run.
+    """
+    if not entries:
+        return "-"
+    _, value = entries[-1]
+    return f"{value:.4g}"
 
 
 def _best_validation(entries: Sequence[Sequence[float]]) -> tuple[str, str]:
