@@ -7,8 +7,9 @@ after each beat. There are two cases:
     this rank is too long in its phase   it may be stuck itself, or it may be waiting for another
                                          rank. So it *looks* for the cause (`_cause_of_wait`)
 
-To look, a rank reads the states of all ranks in one request, which is large if there are many
-ranks. So only one rank at a time looks, and only after it has been too long in a phase.
+To look, a rank reads the states (the records in the beats) of all ranks in one request. This
+request is large if there are many ranks. So only one rank at a time looks, and only after it has
+been too long in a phase.
 
 In a state, `age` is the time since the phase began, and `budget` is the limit of this time. A
 budget of 0 means that the rank has no limits yet: it has not called `Watchdog.watch`, and may still
@@ -75,7 +76,7 @@ class Judge:
         if dead_or_silent is not None:
             return dead_or_silent
         own_state = self.beats.states[self.beats.rank]
-        has_limits = own_state["budget"] > 0
+        has_limits = own_state["budget"] > 0  # False before `Watchdog.watch`
         is_late = stall_s is not None and has_limits and own_state["age"] > own_state["budget"]
         if not is_late:
             # If this rank was late before, it still holds the key LOOKING. Give the key back, so
@@ -88,16 +89,21 @@ class Judge:
             if not self._may_look(self.beats.store):
                 return None
             self.beats.states.update(read_states(self.beats.store, self.beats.world_size))
-        # A silent rank must be found before stall_s is over. So if stall_s is below 6 s, e.g. 2 s
-        # in a test, take half of it. `Watchdog.watch` makes a rank beat at least six times in
-        # stall_s, so at least three times in this half.
+        # stall_s is not None here, because this rank is late. A silent rank must be found before
+        # stall_s is over. So if stall_s is below 6 s, e.g. 2 s in a test, take half of it.
+        # `Watchdog.watch` makes a rank beat at least six times in stall_s, so at least three times
+        # in this half.
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
     def _dead_or_silent(self, stall_s: float | None) -> Verdict | None:
-        """Return a watched rank that is DEAD, else the first that is SILENT, else None."""
+        """Return a watched rank that is DEAD. If there is none, return the first that is SILENT.
+
+        Returns None if all watched ranks live and beat. With stall_s None, no rank is SILENT.
+        """
         now = self.beats.clock.now()
-        silent = None  # the first SILENT rank; a later rank may be DEAD, which comes before it
+        # The first SILENT rank. It is returned only at the end, because a later rank may be DEAD.
+        silent = None
         for rank, last in self.beats.heard.items():
             state = self.beats.states[rank]
             if is_gone(state):
@@ -105,7 +111,8 @@ class Judge:
             has_limits = state["budget"] > 0
             if silent is None and stall_s is not None and has_limits:
                 # `last.when` is the time at which this rank read the last beat. The other rank may
-                # have written the beat up to BEAT_S earlier. So subtract BEAT_S from the limit.
+                # have written the beat up to BEAT_S (half a second) earlier. So subtract BEAT_S
+                # from the limit.
                 silent_s = now - last.when
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")
@@ -157,11 +164,12 @@ class Judge:
         return self._stuck_or_silent(latest_rank, quiet_s)
 
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
-        """Tell whether `rank` is stuck, or waits for a silent rank. Returns None if not known yet.
+        """Return `rank` as STUCK, or the silent rank for which it waits, or None if not known yet.
 
-        A silent rank writes no beats. The age in its last beat is small, so it never seems late,
-        although `rank` may be waiting for it. Such a rank has entered as few collectives as `rank`,
-        so all ranks with this number are candidates. E.g. with `rank` 2 and quiet_s 3:
+        A silent rank writes no beats. The age in its last beat is small, so the silent rank never
+        seems late, although `rank` may be waiting for it. A silent rank has entered as few
+        collectives as `rank`. So all ranks with this number are candidates. E.g. with `rank` 2 and
+        quiet_s 3:
 
             rank   syncs   age   last beat read
             2      2210    312   0.4 s ago       `rank`: it waits in an all_reduce
@@ -221,7 +229,7 @@ class Judge:
         return noted if noted.beat == beat else None
 
     def stop_looking(self) -> None:
-        """Let another rank look for the cause."""
+        """Let another rank look for the cause. Does nothing if this rank does not look."""
         if self.is_looking and self.beats.store is not None:
             self.beats.store.compare_set(LOOKING, str(self.beats.rank), "")
             self.is_looking = False
