@@ -28,7 +28,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from tests.dist.launching import ROOT, Ranks, run_ranks, start_command
-from utils.dist import claims, process
+from utils.dist import claims, process, stacks
 from utils.dist.beats import claim_failure
 from utils.dist.store_values import Failure, ForeignValueError, read_state
 
@@ -300,6 +300,25 @@ def test_a_failure_that_is_no_text_is_refused():
 
     with pytest.raises(ForeignValueError, match="key 'failure'"):
         claim_failure(store, Failure(rank=0, code=3, by=0), world_size=2)
+
+
+def test_the_file_of_a_rank_is_found_although_the_rank_closes_another_file(monkeypatch):
+    # The file of a rank, into which it writes its stacks, exists in memory only. `stack_file_of`
+    # reads the links /proc/<pid>/fd/0, 1, ..., and the first one is gone when it is read.
+    read_link = os.readlink
+
+    def read_link_of_open_file(path: str) -> str:
+        if path.endswith("/fd/0"):
+            raise FileNotFoundError(path)
+        return read_link(path)
+
+    monkeypatch.setattr(os, "readlink", read_link_of_open_file)
+    name = "spikevrt-rank-0-of-a-test"
+    with open(os.memfd_create(name), "wb"):
+        found = stacks.stack_file_of(os.getpid(), name)
+
+    assert found is not None
+    found.close()
 
 
 # ---- Which process of a host reports an error ---------------------------------------------------

@@ -63,10 +63,14 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
     """
     link_target = f"/memfd:{name} (deleted)"
     folder = f"/proc/{pid}/fd"
-    with suppress(OSError):  # there is no such process, or another user has it
+    try:
         if os.stat(f"/proc/{pid}").st_uid != os.getuid():
             return None
-        for entry in os.listdir(folder):
+        entries = os.listdir(folder)
+    except OSError:  # there is no such process, or another user has it
+        return None
+    for entry in entries:
+        with suppress(OSError):  # the process has closed this file meanwhile, or it is on a disk
             if os.readlink(f"{folder}/{entry}") == link_target:
                 # The caller closes the file.
                 file = open(f"{folder}/{entry}", "a+b", buffering=0)  # noqa: SIM115
