@@ -32,8 +32,9 @@ from models.vrt.memory.fit_memory import BYTES_PER_PARAMETER, GB, MARGIN
 
 BATCH = 8  # clips of a step on all GPUs, as published
 CLIPS_AT_ONCE = (1, 2, 4, 8)  # the divisors of BATCH
-GPUS = (8, 4, 1)
-CARDS = (24, 40, 80, 141)  # memory of a card in GB
+GPUS = (8, 4, 1)  # numbers of GPUs that the table shows; each must divide BATCH
+CARDS = (24, 40, 80, 141)  # memory of a card in GB, in the order of the table
+# Both shares are chosen by hand.
 USABLE_SHARE = 0.9  # share of a card's memory that a step can use; CUDA itself needs the rest
 STEP_SHARE = 0.5  # share of the usable memory that a step takes at most
 PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
@@ -100,7 +101,7 @@ def table() -> Iterator[str]:
         | 1 | 24 GB, 40 GB | `options/gpu/006_rgbspike_bf16_1x24gb.json` | 2 x 4 | 10.2 |
     """
     for gpus in GPUS:
-        cards_of_file: dict[Path, list[int]] = {}
+        cards_of_file: dict[Path, list[int]] = {}  # the cards that share an option file, in GB
         for card in CARDS:
             cards_of_file.setdefault(file_for(gpus, card), []).append(card)
 

@@ -35,14 +35,15 @@ import numpy as np
 # because a file has up to 12 bytes before the header, and NumPy refuses headers of more than 10,000
 # bytes.
 HEAD_BYTES = 2**14
-# Arrays of a .npz up to this size (64 MiB) are kept in memory. Larger arrays are unpacked again for
-# each read. If they were kept, a loader process that reads many files would fill the memory.
+# Arrays of a .npz up to this size (64 MiB, chosen by hand) are kept in memory. Larger arrays are
+# unpacked again for each read. If they were kept, a loader process that reads many files would fill
+# the memory.
 MOST_BYTES_KEPT = 2**26
 # A .npz with more arrays than this is refused if it has no array of the expected name, because the
-# header of each array must be unpacked, which would take long.
+# header of each array must be unpacked, which would take long. The number is chosen by hand.
 MOST_ARRAYS = 100
 # Number of planes that are in memory at once if a file is read in parts. More planes need more
-# memory, and fewer planes need more steps in Python.
+# memory, and fewer planes need more steps in Python. The number is chosen by hand.
 PART = 64
 
 

@@ -36,7 +36,8 @@ MARKS = {
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
 # Number of bytes at the beginning of a file that are compared with the marks, and tested for text.
-# All marks are shorter. With fewer bytes, spikes would look like text more often.
+# All marks are shorter, and a new mark must be, too. With fewer bytes, spikes would look like text
+# more often. The number is chosen by hand.
 HEAD_BYTES = 64
 
 

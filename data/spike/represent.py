@@ -73,6 +73,8 @@ def represent(
 ) -> np.ndarray:
     """Return representation `name` of stream (T, h, w) as (S, h, w) float32.
 
+    Training and testing call it for each frame, by `represent` in data/cameras/spike_source.py.
+
     center: time of the sharp frame in planes of `stream`, a multiple of 0.5.
     reverse: whether to return the channels of the reversed stream around the same time.
     rate: spikes per plane at full light. A proportional representation is divided by it, so that

@@ -48,7 +48,7 @@ from data.motion.joint.lens import blur
 from data.motion.view import View
 
 # A fraction of a pixel that is nearer to 1 than this counts as 0, because it differs from a whole
-# pixel only by rounding.
+# pixel only by rounding. E.g. 0.9999 counts as 0. The number is chosen by hand.
 SAME_PLACE = 1e-3
 
 
@@ -75,6 +75,9 @@ class AreaMeans:
         # them. (y, x) is the step from the RGB pixel above and to the left of the place. E.g. with
         # aligned cameras and 2 x 2 RGB pixels in a spike pixel, the steps are (0, 0), (0, 1),
         # (1, 0) and (1, 1), with the weight 1/4 each.
+        #
+        # The place lies at `shift` from this RGB pixel, and each of `points` is counted from the
+        # place. So shift + points are counted from this RGB pixel.
         self._weighted_steps = _weighted_steps_to(places.shift + places.points)
         # Number of rows and columns by which the frame is extended on each side, so that each step
         # ends on it. 1 more than the longest step, because the steps of the first place begin at

@@ -47,9 +47,11 @@ from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.system import CAUCHY, Residuals, System
 from data.motion.joint.values import display_of_light, light_of, luma, slope_of, tensor_of
 
-# The spikes in this many planes count as the spikes of the sharp instant.
+# The spikes in this many planes count as the spikes of the sharp instant. The number is chosen by
+# hand.
 INSTANT_PLANES = 9
-# Least noise of a frame, in display values. The network sees its logarithm, and log(0) is infinite.
+# Least noise of a frame, in display values, chosen by hand. The network sees its logarithm, and
+# log(0) is infinite.
 LEAST_NOISE = 3e-4
 
 
@@ -158,7 +160,7 @@ class NetworkChannels:
 
 
 # Limit of a residual of the RGB equations, in display values. A larger residual comes from a wrong
-# equation, e.g. where one thing hides another, and would only disturb the network.
+# equation, e.g. where one thing hides another, and would only disturb the network. Chosen by hand.
 MOST_RESIDUAL = 0.5
 
 
@@ -179,9 +181,11 @@ def _limited_residuals(system: System, z: Tensor) -> Residuals:
 
 
 # Limit of a change of z, in display values. A larger change comes from equations that are wrong.
+# Chosen by hand.
 MOST_PULL = 0.3
 # The spikes measure a grey value with a precision p = 1 / variance. They change it by a Newton
-# step, times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes:
+# step, times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes. The
+# number is chosen by hand:
 #
 #     error 0.01    p = 10000    0.96 of the step
 #     error 0.05    p = 400      half of the step

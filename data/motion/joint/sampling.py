@@ -60,7 +60,9 @@ class Corners(NamedTuple):
 def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     """Return the corners of samples.
 
-    positions: (..., 2), x and y in pixels. 0 is the middle of the first pixel. size: (H, W).
+    positions: (..., 2), x and y in pixels. 0 is the middle of the first pixel. Positions may lie
+    beyond the picture. They are not changed.
+    size: (H, W) of the picture.
     """
     height, width = size
     # A position beyond the picture has the value at the edge.

@@ -28,7 +28,8 @@ def sparse_matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[in
         torch.stack((rows, columns)), values, shape, check_invariants=False
     ).coalesce()
     rows, columns = entries.indices()
-    # bincount: number of entries of each row. Their sum up to row i is where row i + 1 begins.
+    # bincount: number of entries of each row. Their sum up to row i is where row i + 1 begins. E.g.
+    # rows with 2, 0 and 3 entries begin at 0, 2 and 2, and all entries end at 5: 0, 2, 2, 5.
     begins = torch.zeros(shape[0] + 1, dtype=torch.int32, device=rows.device)
     begins[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
     return csr_matrix(begins, columns.int(), entries.values(), shape)

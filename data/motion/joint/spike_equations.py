@@ -42,7 +42,8 @@ from data.motion.joint.values import tensor_of
 
 # Largest number of spike equations of a pixel in an exposure. Fewer equations, of longer intervals,
 # would say less about what changes within the exposure. More equations, of shorter intervals, would
-# add little, because neighbouring intervals share the rounding of the spike between them.
+# add little, because neighbouring intervals share the rounding of the spike between them. Chosen by
+# hand.
 INTERVALS = 8
 
 

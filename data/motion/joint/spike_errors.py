@@ -36,11 +36,12 @@ from data.spike.pictures import DISPLAY_GAMMA
 # sigma_s: the error of a spike equation that motion and optics cause, in display values. 0.02 is
 # about 5 of 255. It matters for bright pixels, whose other errors are smaller. With a smaller
 # value, a motion that is a little wrong would change bright pixels. With a larger value, the frame
-# z would stay nearer to the first estimate z_0.
+# z would stay nearer to the first estimate z_0. The value is chosen by hand.
 SIGMA_S = 0.02
 # j: standard deviation of a threshold, as a share of the threshold. It matters for intervals with
 # many spikes. E.g. 50 spikes in 100 planes: var(n) = 0.04 by rounding + 0.02^2 * 50 = 0.02 by the
-# thresholds. With a larger value, such an interval would be trusted less.
+# thresholds. With a larger value, such an interval would be trusted less. The value is chosen by
+# hand.
 JITTER = 0.02
 
 

@@ -42,7 +42,8 @@ from data.motion.joint.values import light_of, luma
 Residuals = tuple[Tensor, Tensor]
 
 # c of Cauchy's rho, in multiples of the expected error. A smaller value would weaken equations that
-# are right but noisy. With a larger value, wrong equations would change the frame more.
+# are right but noisy. With a larger value, wrong equations would change the frame more. Chosen by
+# hand.
 CAUCHY = 2.0
 
 
