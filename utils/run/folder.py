@@ -110,8 +110,14 @@ class RunFolder:
         # Case 2: somebody removed the folder, and another run made a new one with its own lock.
         if lock.exists():
             raise FolderMovedError(self.path, new_path=None)
-        # Case 3: somebody removed the lock, or the whole folder. Make both again.
-        #
+        # Case 3: somebody removed the lock, or the whole folder.
+        self._make_again(lock)
+
+    def _make_again(self, lock: Path) -> None:
+        """Make the folder, its mark and the file of the lock again, and lock this file.
+
+        lock: the file `.lock` in the folder. It does not exist.
+        """
         # If the file MARK, which each run makes at its start, is missing, the whole folder was
         # removed. It is not enough to look for the folder itself: the run may have made the folder
         # again when it wrote a file (`write_whole`).
@@ -252,16 +258,26 @@ def _take_lock(path: Path) -> BinaryIO:
             logger.warning("%s is held by %s: waiting up to %.0f s", path, holder, longest_wait_s)
         if time.monotonic() - begin > longest_wait_s:
             file.close()
+            # Only on this host can the run find out whether the process has ended.
             note = "" if is_elsewhere else _note_if_gone(holder)
-            raise OptionError(
-                what="another run is at work in this folder",
-                where=f"{path}: {holder}{note}",
-                expected="one run in a folder",
-                do="wait for it or end it, or set another task name",
-            )
+            raise _second_run(path, f"{holder}{note}")
         time.sleep(0.1)
     _write_holder(file, path)
     return file
+
+
+def _second_run(path: Path, holder: str) -> OptionError:
+    """Return the error of a run that finds another run in its folder.
+
+    path: the file `.lock`.
+    holder: the process that has the lock, in words.
+    """
+    return OptionError(
+        what="another run is at work in this folder",
+        where=f"{path}: {holder}",
+        expected="one run in a folder",
+        do="wait for it or end it, or set another task name",
+    )
 
 
 def _try_lock(file: BinaryIO) -> bool:

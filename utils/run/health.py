@@ -228,14 +228,11 @@ class Health:
         newest = self.validations[-validation_count:]
         psnrs = [validation.psnr for validation in newest]
         losses = [validation.loss for validation in newest]
-        always_falls = True
-        for earlier, later in pairwise(psnrs):  # (first, second), (second, third), ...
-            if later >= earlier:
-                always_falls = False
-        fall_db = psnrs[0] - psnrs[-1]
         # If the training loss has not fallen either, this is not overfitting.
         has_loss_stayed = losses[-1] >= losses[0]
-        if not always_falls or fall_db < LEAST_FALL_DB or has_loss_stayed:
+        if not _always_falls(psnrs) or has_loss_stayed:
+            return
+        if psnrs[0] - psnrs[-1] < LEAST_FALL_DB:
             return
         psnrs_text = " > ".join(f"{psnr:.2f}" for psnr in psnrs)  # e.g. "31.20 > 31.15 > ..."
         self._warn(
@@ -306,6 +303,11 @@ class Health:
         if name not in self.warned and utils_dist.is_main_process():
             self.warned.add(name)
             logger.warning(text, *values)
+
+
+def _always_falls(values: list[float]) -> bool:
+    """Return whether each value is smaller than the value before it, as in [31.2, 31.1, 30.9]."""
+    return all(later < earlier for earlier, later in pairwise(values))
 
 
 class _RankMemory(NamedTuple):

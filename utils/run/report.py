@@ -55,10 +55,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
     for step, psnr in psnr_at.items():
         if math.isfinite(psnr):
             finite_psnr_at[step] = psnr
-    best_step = None  # stays None if no validation has a finite PSNR
-    for step, psnr in finite_psnr_at.items():
-        if best_step is None or psnr > finite_psnr_at[best_step]:
-            best_step = step
+    best_step = _step_of_best(finite_psnr_at)
 
     # The rows of the table: the best validation and the newest validations, the newest first.
     shown_steps = set(steps[-SHOWN_ROWS:])
@@ -88,6 +85,18 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         environment=environment,
         options=newest_options(folder / "options"),
     )
+
+
+def _step_of_best(psnr_at: Mapping[float, float]) -> float | None:
+    """Return the first step with the highest PSNR, or None if `psnr_at` is empty.
+
+    psnr_at: step -> PSNR. All values are finite.
+    """
+    best_step = None
+    for step, psnr in psnr_at.items():
+        if best_step is None or psnr > psnr_at[best_step]:
+            best_step = step
+    return best_step
 
 
 def _values_by_step(history: History, tag: str) -> dict[float, float]:
