@@ -89,7 +89,7 @@ class RunFolder:
     def check(self) -> None:
         """Check that `path` is still the folder that this run has locked.
 
-        If somebody has removed the file `.lock`, it is made and locked again.
+        If somebody has removed the file `.lock`, the run makes and locks it again, with a warning.
 
         Raises FolderMovedError if the folder was moved, or if another folder has its path now, and
         OptionError if another run has locked the folder.
@@ -99,7 +99,7 @@ class RunFolder:
         if _is_same(lock, locked_file):
             return
         # The locked file is not at its path any more. The kernel knows the present path of an open
-        # file.
+        # file. If the file was removed, the kernel gives a path at which there is no file.
         present_path = system.path_of(self.lock.fileno())
         # Case 1: the folder was moved, and the locked file is still in it.
         if present_path is not None:

@@ -67,8 +67,8 @@ class SpeedJudge:
         self.datasets = datasets
         self.warn = warn
         self.window: list[LogLine] = []  # the log lines of the present window, the oldest first
-        # Whether the present window is the first one. It is not judged, because it also starts
-        # loader processes, builds DDP and compiles.
+        # Whether the present window is the first one. The first window is not judged, because the
+        # run also starts loader processes, builds DDP and compiles in it.
         self.is_first_window = True
         # For each name of a warning, the number of windows in a row that were bad until now.
         self.in_a_row: Counter[str] = Counter()
@@ -143,8 +143,8 @@ class SpeedJudge:
             own_s_of_others = [other.own_s for other in times]
             del own_s_of_others[rank]
             usual_s = statistics.median(own_s_of_others)
-            # A rank that takes 1 ms in place of 0.5 ms is much slower, but the others hardly wait
-            # for it. So its delay must also be a noticeable share of its whole step.
+            # A rank that takes 1 ms is much slower than ranks that take 0.5 ms. But the others
+            # hardly wait for it, so its delay must also be a noticeable share of a whole step.
             is_much_slower = time.own_s > SLOW_FACTOR * usual_s
             is_noticed = time.own_s - usual_s > LEAST_DELAY_SHARE * time.step_s
             is_slow = is_much_slower and is_noticed
@@ -164,10 +164,10 @@ class SpeedJudge:
             )
 
     def _warn_if_again(self, name: str, is_bad: bool, text: str, *values: Any) -> None:
-        """Warn if something is bad in several windows in a row. Call this once for each window.
+        """Warn if BAD_WINDOWS_IN_A_ROW windows in a row are bad. Call this once for each window.
 
         name: name of the warning.
-        is_bad: whether it is bad in this window.
+        is_bad: whether the present window is bad.
         text, values: format and values of the warning.
         """
         if is_bad:

@@ -75,8 +75,12 @@ def log_start(
         logger.info("%-9s %s", f"{name}:", text)
     logger.info(
         "%s: starting at iter %d of %d, epoch %d, batch %d",
-        origin, progress.step, total_iter, progress.epoch + 1, progress.batch,
-    )  # fmt: skip
+        origin,
+        progress.step,
+        total_iter,
+        progress.epoch + 1,  # progress.epoch counts from 0, and the log from 1
+        progress.batch,
+    )
 
 
 def _log_if_epochs_are_cut(
@@ -96,5 +100,6 @@ def _log_if_epochs_are_cut(
         logger.info(
             "train.total_iter = %d ends the run before train.epochs = %d; to let "
             "train.epochs decide, give --epochs or set total_iter to null",
-            total_iter, train.epochs,
-        )  # fmt: skip
+            total_iter,
+            train.epochs,
+        )

@@ -14,9 +14,9 @@ With weights_only=True torch runs no code of a file. But a file of a kilobyte ma
 gigabytes of memory or hours of time. So `_check_file` checks the archive and its pickle before
 torch.load reads the file, and `_refuse_repetition` checks the result of torch.load.
 
-What must stay: each check, because it stops a file that somebody could make (SECURITY.md):
-test_hostile_weights.py has such files. Free to change: a check may become stricter, if each file of
-torch.save still passes (test_the_shipped_weights_and_shared_tensors_are_read).
+What must stay: each check, because it stops a file that somebody could make to harm a user
+(SECURITY.md). test_hostile_weights.py has such files. Free to change: a check may become stricter,
+if each file of torch.save still passes (test_the_shipped_weights_and_shared_tensors_are_read).
 
 Tests: tests/parts/models/test_hostile_weights.py, tests/parts/models/test_any_weights.py, and for
 checksums tests/stories/test_checkpoint.py.
@@ -112,8 +112,8 @@ def _check_archive(path: Path) -> int | None:
         # ValueError, EOFError: the directory names bytes that are not in the file.
         # NotImplementedError: a compression or a version of zip that Python does not know.
         # RuntimeError: an encrypted member.
-        # If the file is a damaged archive, torch.load will name the damage. RefusedFile must not be
-        # caught here: it is an UnpicklingError, and so none of these errors.
+        # If the file is a damaged archive, torch.load will name the damage. A RefusedFile of the
+        # checks above goes to the caller, because it is not one of these errors. Keep it so.
         return None
 
 
