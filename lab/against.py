@@ -1,4 +1,4 @@
-"""Compare this checkout with another one: time and memory of the network, samples, start.
+"""Compare this checkout with another checkout: time and memory of the network, samples, start.
 
     python lab/against.py OTHER_CHECKOUT [--rounds 4] [--only network|samples|start]
 
@@ -6,19 +6,20 @@ Each of PROGRAMS runs in both checkouts in turn, as a process of its own, and pr
 
 network: CPU seconds of a training step and of a restoration with network 006 (the deblurring
     network for GoPro), in float32 and bfloat16; peak memory of the step in GB. `gradients` is the
-    sum of the absolute values of all gradients. If this sum is equal in both checkouts, both
-    compute the same numbers.
+    sum of the absolute values of all gradients. It is no cost: if its ratio is not 1, the two
+    checkouts compute different numbers.
 samples: CPU seconds of reading eight training samples.
 start: CPU seconds of a training of one step, with its imports.
 
-For each figure, the least value of all rounds is printed for both checkouts, and their ratio:
+For each figure, the program prints the least value of all rounds in each checkout, and the ratio
+this / other. A ratio below 1 says that this checkout is faster, or needs less memory:
 
     step s: other 26.81, this 24.55, ratio 0.9157
 
 samples and start need the data of `make sample` in trainsets/sample.
 
-What must stay: a program of PROGRAMS may use only what both checkouts have, so that it also runs in
-an older checkout. Everything else is free to change. No test runs this file.
+What must stay: a program of PROGRAMS uses only names that both checkouts have. Otherwise it fails
+in an older checkout. Everything else is free to change. No test runs this file.
 """
 
 import argparse
@@ -35,11 +36,11 @@ from lab.tools import NAMED, ROOT
 # ---- The programs ----------------------------------------------------------------------------
 
 # The texts below are programs that `figures_of` runs with `python -c`, in either checkout. So they
-# may only use names that both checkouts have. A program gets the arguments of `training_arguments`,
-# and the last line that it prints is its figures as JSON.
+# may only use names that both checkouts have. Each program is called with the arguments that
+# `training_arguments` returns. The last line that it prints has its figures, as JSON.
 
-# The beginning of each program. `least` calls a function several times, and returns the least CPU
-# seconds of a call.
+# The beginning of each program. `least` calls a function several times. It returns the CPU seconds
+# of the fastest call.
 HEAD = """
 import json, os, sys, time
 sys.path.insert(0, "")  # the checkout in which the program is started
@@ -55,7 +56,7 @@ def least(run, repeats=2):
     return min(times)
 """
 
-# ARGUMENTS is a placeholder for the arguments of network 006. The end of the text replaces it.
+# ARGUMENTS stands for the arguments of network 006. `replace` at the end of the text fills them in.
 NETWORK = """
 from models.network_vrt import VRT
 torch.manual_seed(0)
@@ -171,11 +172,14 @@ def figures_of(name: str, checkout: Path) -> dict[str, float]:
 
 
 def training_arguments(folder: str) -> list[str]:
-    """Return arguments of main_train_vrt.py: one step on the sample set, written to a folder.
+    """Return arguments of main_train_vrt.py for one step on the sample set.
 
-    Both checkouts read the same files: trainsets/sample of the working directory. The simulated
-    camera draws the threshold of each sample from threshold_range. With one value there, both
-    checkouts do the same work, even if they draw their random numbers in another order.
+    Both checkouts read the same files, trainsets/sample in the folder where this program is
+    started. The simulated camera draws the threshold of each sample from threshold_range. The range
+    has only one value here, so that both checkouts do the same work, even if they draw their random
+    numbers in another order.
+
+    folder: where the training writes its files.
     """
     arguments = [
         "--opt",

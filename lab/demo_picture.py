@@ -2,17 +2,17 @@
 
     python -m lab.demo_picture
 
-The program needs Chromium and its driver, and requirements-test.txt.
+The program needs Chromium and its driver, and the packages of requirements-test.txt. It writes:
 
-    demo.webp                the two restored clips, moving
+    demo.webp                an animation of the two restored clips
     training_report.webp     the page of a run
     sample_page.webp         the page of a training sample
     spike_player.webp        a picture of `spike_tool.py play`
-    sample_strip.webp        a validated frame
+    sample_strip.webp        a frame that a validation has written
     tensorboard.webp         TensorBoard's page of a run
 
-All but demo.webp are screenshots or pictures at two or three times their size, so that they are
-sharp on screens with small pixels.
+All files but demo.webp have two or three pixels for each pixel of the page or picture, so that they
+are sharp on screens with small pixels.
 
 No test runs this file, and nothing else uses it. After a change, look at the pictures.
 """
@@ -37,14 +37,14 @@ from utils.video.reader import VideoReader
 
 OUT = Path("docs/images")
 
-# What `make demo` has made.
+# Files that `make demo` has made.
 DEMO_RESULTS = Path("experiments/demo")
 DEMO_CLIPS = ("DEMO01_test", "DEMO00_test")  # the upper clip and the lower clip of the animation
 DEMO_SPIKES = "trainsets/demo/GOPRO_Large_spike_seq/test/DEMO01_test/spike/000004.dat"
-# The pictures beside one another in a frame of the demo's videos.
+# A frame of the demo's videos has these pictures side by side, in this order.
 PANELS = ("blurry", "spikes", "restored", "sharp")
 
-# What `make sample` has made.
+# Files that `make sample` has made.
 SAMPLE_OPTIONS = "options/vrt/000_train_vrt_sample_rgbspike.json"
 SAMPLE_RUN = Path("experiments/000_train_vrt_sample_rgbspike")
 SAMPLE_STRIP = SAMPLE_RUN / "images/SAMPLE00_test/500.png"
@@ -66,7 +66,7 @@ def main() -> None:
 
         video = folder / "play.mp4"
         spike_tool.main(["play", DEMO_SPIKES, "--out", str(video)])
-        middle_plane = VideoReader(video).read(44)  # of 88
+        middle_plane = VideoReader(video).read(44)  # the middle one of 88 frames
         save_enlarged(middle_plane, factor=3, path=folder / "spike_player.png")
 
         strip = imread_rgb(SAMPLE_STRIP)
@@ -91,8 +91,8 @@ def make_demo_animation(path: Path) -> None:
         rows = (without_sharp(upper), without_sharp(lower))
         pictures.append(Image.fromarray(np.concatenate(rows)))
 
-    # Play forwards, then backwards, so that nothing jumps. Pictures 0 1 2 3 become 0 1 2 3 2 1, and
-    # then the animation begins again.
+    # Play forwards, then backwards, so that nothing jumps when the animation begins again. E.g. the
+    # pictures 0 1 2 3 become 0 1 2 3 2 1.
     first = pictures[0]
     forwards = pictures[1:]
     backwards = pictures[-2:0:-1]
@@ -115,8 +115,8 @@ def read_frames(clip: str) -> list[np.ndarray]:
 
 def without_sharp(strip: np.ndarray) -> np.ndarray:
     """Return a frame of a comparison video without the last of its PANELS, the sharp frame."""
-    # All panels have the same width. A video may be a few pixels wider than its panels together.
-    # These columns at its right edge are cut off.
+    # All panels have the same width. A video may be a few pixels wider than all panels together.
+    # Cut off these pixels at the right edge. E.g. 4 panels in 402 pixels: 4 x 100 pixels are kept.
     width_of_panel = strip.shape[1] // len(PANELS)
     width = width_of_panel * len(PANELS)
     panels = panels_of(strip[:, :width], PANELS)
@@ -145,8 +145,8 @@ def save_enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
 
 # ---- TensorBoard -----------------------------------------------------------------------------
 
-# The scalars of the picture. E.g. "ranks/forward_s/0" has the seconds of the forward passes of rank
-# 0. TensorBoard draws only the cards that are in sight.
+# The scalars in the screenshot. E.g. "ranks/forward_s/0" is the time of the forward pass on rank 0,
+# in seconds. Few scalars are shown, because TensorBoard draws only what fits into the window.
 SCALARS = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
 
 
@@ -170,7 +170,7 @@ def save_tensorboard(run: Path, picture: Path) -> None:
 
             # At most 300 s: TensorBoard reads the files of the run first.
             WebDriverWait(browser, 300).until(has_all_names)
-            # This button closes the side bar.
+            # The button "Settings" closes the side bar.
             browser.find_element("xpath", "//button[contains(., 'Settings')]").click()
             time.sleep(3)  # until the curves are drawn; nothing on the page says when they are
             browser.save_screenshot(str(picture))

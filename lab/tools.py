@@ -1,4 +1,4 @@
-"""What the measurements of lab/ share: networks by name, timing, peak memory, speed of a device.
+"""Functions of the measurements in lab/: networks by name, timing, peak memory, speed of a device.
 
 lab/benchmark.py, lab/gpu.py and lab/gpu_next.py time functions with `measure_in_turn`. It returns
 figures such as
@@ -10,9 +10,9 @@ figures such as
 
 `measure_in_turn` calls `measure_once` for one run, and `measure_once` calls `seconds`.
 
-What must stay: the keys of the figures, which are keys of files in docs/benchmarks, and the
+What must stay: the keys of the figures, because files in docs/benchmarks have them, and the
 networks of NAMED, because figures of two versions are compared. Free to change: how a time is
-measured, if it is measured in the same way for all functions that are compared. Test:
+measured, if all compared functions are measured in the same way. Test:
 tests/parts/house/test_lab.py
 """
 
@@ -40,7 +40,8 @@ MB = 2**20
 # first an entry for each of the stages 1 to 7, then an entry for each layer of stage 8. Each entry
 # of indep_reconsts is the index of a layer that processes each frame separately.
 NAMED: dict[str, dict[str, Any]] = {
-    # The deblurring network of the GoPro option files, options/vrt/006_*.json.
+    # The deblurring network of the GoPro option files, options/vrt/006_*.json. Change the files and
+    # this entry together (test_the_named_network_equals_the_network_of_the_option_file).
     "006": {
         "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8],
         "depths": [8] * 7 + [4] * 4, "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4,
@@ -53,8 +54,8 @@ NAMED: dict[str, dict[str, Any]] = {
         "deformable_groups": 4,
     },
 }  # fmt: skip
-# 006 with half the blocks, to compare with the naive VRT (tests/helpers/naive_vrt.py). With the
-# arguments of 006, a training step of the naive VRT takes 16 GB on a clip of 6 x 64 x 64.
+# 006 with half the blocks. It is used to compare with the naive VRT (tests/helpers/naive_vrt.py),
+# which needs much memory: a training step of all blocks on a clip of 6 x 64 x 64 takes 16 GB.
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
 
 # Arguments of VRT that compute the activations of every block again in the backward pass.
@@ -113,7 +114,7 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def _wait_for(device: torch.device) -> None:
-    """Wait until the device has done its work: a GPU works on after the call has returned."""
+    """Wait until the device has finished, because a call returns before the GPU has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -128,8 +129,8 @@ def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, floa
         process_mb      peak memory of this process, in MB
         allocated_mb    peak memory of the tensors on the GPU, in MB; only on a GPU
     """
-    # The run before this one has freed memory that this process may still hold. Give this memory
-    # back to the system, because it would count in the peak of this run.
+    # Python may still hold memory that an earlier run has freed. Give this memory back to the
+    # system. Otherwise it would count in the peak of this run.
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     # In Linux, writing 5 to this file sets the peak memory of the process to its present memory.
@@ -141,7 +142,7 @@ def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, floa
     wall_s = seconds(run, device)
     cpu_s = time.process_time() - cpu_before
 
-    process_bytes = peak_process_gb() * 1e9  # a GB is 1e9 bytes there, and a MB is 2^20 bytes here
+    process_bytes = peak_process_gb() * 1e9  # a GB has 1e9 bytes, and an MB of this file 2^20 bytes
     figures = {"s": wall_s, "cpu_s": cpu_s, "process_mb": process_bytes / MB}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
@@ -155,7 +156,7 @@ def measure_in_turn(
 
     runs: name -> function.
     repeats: number of measured calls of each function.
-    warmup: number of calls of each function before them, whose figures are not used.
+    warmup: number of calls of each function before the measured calls. Their figures are not used.
 
     The figures of a function are the median and the least wall time (median_s, min_s), the median
     of the CPU seconds (median_cpu_s), the number of measured calls (runs), and the largest peak
@@ -197,8 +198,8 @@ def _summary(calls: list[dict[str, float]]) -> dict[str, float]:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return how many FLOP/s this device reaches in a large matrix product: the best of 8 runs."""
-    # Large enough that the product takes some milliseconds, so that the start of the kernel does
-    # not count.
+    # The product is so large that it takes some milliseconds. Then the time to start the kernel
+    # does not count.
     size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
@@ -208,5 +209,6 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         times.append(seconds(lambda: a @ b, device))
     times_after_warmup = times[1:]  # the first call loads the kernel
 
-    flops = 2 * size**3  # each of size^2 results takes size multiplications and size additions
+    # Each of the size^2 numbers of the product takes `size` multiplications and `size` additions.
+    flops = 2 * size**3
     return flops / min(times_after_warmup)

@@ -1,22 +1,23 @@
-"""Deformable sampling on an NVIDIA GPU, in Triton: a prepared form that no GPU has run yet.
+"""Compute a deformable convolution on an NVIDIA GPU with Triton. No GPU has run this file yet.
 
-`deform_conv` of this file computes the same as `models.vrt.deform_conv.deform_conv`, which calls
-torchvision on a GPU. The two forms differ in their cost:
+A deformable convolution reads the input at shifted positions. `deform_conv` of this file gives the
+same results as `models.vrt.deform_conv.deform_conv`, which calls torchvision on a GPU. The two
+forms differ in their cost:
 
     torchvision     samples in float32, and writes 9 samples per pixel and channel in float32. Its
                     backward pass samples three times: for the gradient of the weights, for the
                     gradients of positions and masks, and for the gradient of the input.
-    this form       samples in 16 bits if the input has 16 bits. Positions stay float32, because in
-                    16 bits they would be rounded, which would move the samples. The backward pass
-                    samples once.
+    this form       samples in 16 bits if the input has 16 bits. Positions stay float32, because
+                    rounding them to 16 bits would move the samples. The backward pass samples
+                    once.
 
-On an H200 (network 006, 8 clips of 6 x 192 x 192) this form should take 0.2 s of a step, and
-torchvision takes 0.46 s. `lab/gpu_next.py` measures both. If this form saves at least 3 % of a
+In a training step on an H200 (network 006, 8 clips of 6 x 192 x 192) torchvision takes 0.46 s, and
+this form should take 0.2 s. `lab/gpu_next.py` measures both. If this form saves at least 3 % of a
 step, move it to models/vrt. Otherwise remove it.
 
-A column is what one output pixel reads. The convolution is a matrix product of columns and weights.
-The kernels in lab/triton_kernels.py make the columns. The head of that file explains the words that
-both files use, e.g. group and tap.
+A column is the list of all samples that one output pixel reads. The convolution is the matrix
+product of the columns and the weights. The kernels in lab/triton_kernels.py make the columns. The
+head of lab/triton_kernels.py explains the words of both files, e.g. group and tap.
 
 Free to change: every line, if the test passes, because no training uses this file.
 tests/parts/house/test_triton_sampling.py compares all results with float64. It needs no GPU,
@@ -32,11 +33,14 @@ from torch.autograd.function import once_differentiable
 
 from lab.triton_kernels import sample, sample_backward
 
-TAPS = 9  # points of a 3 x 3 kernel. lab/triton_kernels.py has this number as 9 and 3, too
-# Output pixels of a program: the argument ROWS of the kernels. 128 is a usual size of a block and
-# was not measured. With another number, only the last bits of the gradient of x change. They change
-# from run to run anyway, because the backward kernel adds atomically, in any order. The test has
-# 126 output pixels, fewer than a program computes. So it also tests the rows beyond the last pixel.
+# Points of a 3 x 3 kernel. lab/triton_kernels.py has the numbers 9 and 3 in its code, so another
+# number needs changes there, too.
+TAPS = 9
+# Number of output pixels that one program of a kernel computes: its argument ROWS. 128 is a usual
+# size of a block. No other size was tried. Another number changes only the last bits of the
+# gradient of x. These bits change from run to run anyway, because the backward kernel adds
+# atomically, in any order. The test has 126 output pixels, fewer than PIXELS, to test the rows
+# beyond the last pixel.
 PIXELS = 128
 
 
@@ -62,16 +66,17 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     weight: (c', c / k, 3, 3) with k weight groups.
     bias: (c',).
     """
-    # The kernels compute addresses in offset and mask, so these must be contiguous. x and weight
-    # are copied into another order later (`_channels_innermost`, `_weights_of_columns`).
+    # offset and mask must be contiguous, because the kernels compute addresses in them. x and
+    # weight need not be: `_channels_innermost` and `_weights_of_columns` copy them into another
+    # order.
     return _DeformConv.apply(x, offset.contiguous(), mask.contiguous(), weight, bias)
 
 
 class _DeformConv(torch.autograd.Function):
     """Sample the columns, then multiply them by the weights.
 
-    The backward pass adds atomically. So its sums have another order each time, and the last bits
-    of the gradient of x differ from run to run. With torchvision they differ as well.
+    The backward pass adds atomically, so its sums have another order in each run. So the last bits
+    of the gradient of x differ from run to run, as they do with torchvision.
     """
 
     @staticmethod
@@ -90,8 +95,9 @@ class _DeformConv(torch.autograd.Function):
 
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
-        # One matrix product for each of the k groups of the weights: bmm. The G * 9 * C entries of
-        # a column are k parts of K entries, one part for each group. E.g. with pixels = n * h * w:
+        # `bmm` computes one matrix product for each of the k groups of the weights. The G * 9 * C
+        # entries of a column are k parts of K entries, one part for each of these groups. E.g. for
+        # G = 8, C = 8, k = 2, with pixels = n * h * w:
         #
         #     columns   (pixels, 8, 9, 8)                  4 groups for sampling, then 4 more
         #     by_pixel  (pixels, 2, 288)                   the same numbers in the same order
@@ -100,7 +106,7 @@ class _DeformConv(torch.autograd.Function):
         by_group = by_pixel.transpose(0, 1)  # (k, pixels, K)
         out = torch.bmm(by_group, weights.transpose(1, 2))  # (k, pixels, c'/k)
         out = out.transpose(0, 1).reshape(n, h, w, -1) + bias.to(x.dtype)  # (n, h, w, c')
-        # The columns are not saved: the backward pass samples them again, which saves memory.
+        # To save memory, the columns are not saved: the backward pass samples them again.
         ctx.save_for_backward(grouped, offset, mask, weight)
         return out.permute(0, 3, 1, 2)
 
@@ -123,10 +129,10 @@ class _DeformConv(torch.autograd.Function):
         by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # D, (k, pixels, c'/k)
         grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
-        # A buffer of this size has 9 times as many numbers as x, so one buffer is used twice. It
-        # holds the gradient of the columns until the kernel, and the columns after the kernel:
-        # the kernel reads each gradient, and writes the column in its place. The kernel sees the
-        # buffer as `columns`, and the matrix products see it as `by_pixel`.
+        # The columns have 9 times as many numbers as x. So one buffer serves twice, to save memory.
+        # Before the kernel runs, the buffer holds the gradient of the columns. The kernel reads
+        # each gradient, and writes the column in its place. `columns` and `by_pixel` are two shapes
+        # of this buffer, for the kernel and for the matrix products.
         columns = _columns_like(grouped)  # (n * h * w, G, 9, C)
         by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
         grad_columns = torch.bmm(by_group, weights)  # (k, pixels, K)
@@ -152,14 +158,14 @@ class _DeformConv(torch.autograd.Function):
 
 
 def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others: Tensor) -> None:
-    """Run a kernel over all pixels and groups.
+    """Run a kernel for all output pixels and all G groups of C channels.
 
-    grouped: the input, (n, G, h, w, C). others: the remaining tensors of the kernel, in the order
-    of its arguments.
+    grouped: the input, (n, G, h, w, C).
+    others: the other tensors of the kernel, in the order of its arguments.
     """
     n, groups, h, w, channels = grouped.shape
     pixels = n * h * w
-    # A program computes PIXELS output pixels of one group.
+    # A program, one instance of the kernel, computes PIXELS output pixels of one group.
     programs = (math.ceil(pixels / PIXELS), groups)
     next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 6 channels -> 8
     kernel[programs](
@@ -172,16 +178,17 @@ def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others:
         w,
         G=groups,
         C=channels,
-        PAD=next_power_of_two,  # a block of Triton must have a power of two
+        PAD=next_power_of_two,  # the length of a block in Triton must be a power of two
         ROWS=PIXELS,  # a row of a block is an output pixel
     )
 
 
 def _channels_innermost(x: Tensor, groups: int) -> Tensor:
-    """Return x (n, c, h, w) as (n, G, h, w, C).
+    """Return x (n, c, h, w) as (n, G, h, w, C): the c channels as G groups of C channels.
 
-    A sample reads all channels of a group, so they lie side by side in memory. Neighbouring output
-    pixels mostly read neighbouring pixels of the input, so the pixels of a row follow each other.
+    This order makes reading fast. A sample reads all channels of a group, so they lie side by side
+    in memory. Neighbouring output pixels mostly read neighbouring pixels of the input, so the
+    pixels of a row follow one another.
     """
     n, c, h, w = x.shape
     x = x.reshape(n, groups, c // groups, h, w)  # (n, G, C, h, w)
@@ -202,9 +209,10 @@ def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
         weight      a0 a1 ... a8 b0 b1 ... b8    (C, 9)
         a column    a0 b0 a1 b1 ... a8 b8        (9, C)
 
-    So the two axes are swapped. `_as_weight` swaps them back: change both together.
+    So the two axes are swapped. `_as_weight` swaps them back, so change both functions together.
 
-    The shapes in the example above (c = 64, c' = 64, G = 8, k = 2):
+    E.g. 64 input channels, 64 output channels, G = 8 groups of C = 8 channels for sampling, and
+    k = 2 groups of the weights, each with K = 4 * 9 * 8 = 288 entries of a column:
 
         weight     (64, 32, 3, 3)
         ordered    (2, 32, 4, 8, 9), then (2, 32, 4, 9, 8) with swapped axes
@@ -221,6 +229,8 @@ def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
 
 def _as_weight(grads: Tensor, weight: Tensor, grouped: Tensor) -> Tensor:
     """Return the gradient of the weights in the shape and order of `weight`, (c', c / k, 3, 3).
+
+    This is `_weights_of_columns` backwards.
 
     grads: the gradient in the order of the columns, (k, c'/k, K).
     """

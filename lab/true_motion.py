@@ -3,9 +3,9 @@
 
     python lab/true_motion.py [--conditions ideal dim] [--out FOLDER]
 
-The clips are the part "photos" of lab/joint_gain.py: photographs that move as layers in front of one
-another. Their motion is drawn from a seed, and no optical flow is used. So the scene of a clip can
-be painted again, and then the true motion of each pixel is known
+The clips are the part "photos" of lab/joint_gain.py: photographs that move as layers in front of
+one another. Their motion is drawn from a seed, and no optical flow is used. So the scene of a clip
+can be painted again, and then the true motion of each pixel is known
 (`data.making.photo_scene.PhotoScene.shifts`). The program restores each frame three times:
 
     operator    by weights/operator.pth, without any motion
