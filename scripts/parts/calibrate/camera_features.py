@@ -25,7 +25,9 @@ import numpy as np
 from data.cameras.registration.view import View
 from scripts.parts.calibrate.camera_pairs import images_of, mirror_views
 
-# Wider frames are reduced to about this width, because the spike image has few pixels.
+# The three values are chosen by hand.
+#
+# Width in pixels to which wider frames are reduced, because the spike image has few pixels.
 FEATURE_WIDTH = 1200
 # Largest distance between a feature and the point where the matrix puts it, as a share of the
 # longer side of the frame: e.g. 10 pixels of 1280. It must allow for perspective, which an affine
@@ -53,6 +55,7 @@ def find_rough_position(
 ) -> tuple[Mirror, RoughPosition]:
     """Return how the spike image is mirrored, e.g. "columns", and its rough position.
 
+    views: for each pair, the frame and the spikes of its exposure. All frames have one size.
     mirror: how the spike image is mirrored. "auto" tries the image as it is, and mirrored, and
         returns the case in which more features agree.
     light: what the spike camera integrates, "linear" light or "display" values.
@@ -131,9 +134,10 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     # frame stays as it is: factor 1.
     factor = max(1, round(frame.shape[1] / FEATURE_WIDTH))
     small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
-    smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)  # reduces the noise of single spikes
-    # At most 5000 features of each image. The least contrast is below OpenCV's default, 0.04, so
-    # that features of low contrast are found as well.
+    # A blur of 0.8 pixels (chosen by hand) reduces the noise of single spikes.
+    smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)
+    # At most 5000 features of each image (chosen by hand). The least contrast is below OpenCV's
+    # default, 0.04, so that features of low contrast are found as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
     points_of_spikes, spike_descriptors = sift.detectAndCompute(
         _stretch_contrast(smooth), mask=None

@@ -64,8 +64,8 @@ def _on_frame(rates: np.ndarray, frame: np.ndarray, grid: CalibratedGrid) -> np.
     # `to_rgb` takes and returns channels first, (1, h, w) -> (1, H, W).
     spikes = window.to_rgb(needed_rates[None])[0]  # (H, W)
 
-    # Give the spikes the mean and the contrast of the frame, where both cameras see. An image of
-    # one value has the deviation 0, so divide by at least 1e-6.
+    # Give the spikes the mean and the contrast of the frame, both measured at the pixels that both
+    # cameras see. An image of one value has the deviation 0, so divide by at least 1e-6.
     spikes_seen = spikes[is_seen]
     frame_seen = frame[is_seen]
     normal = (spikes - spikes_seen.mean()) / max(spikes_seen.std(), 1e-6)  # mean 0, deviation 1

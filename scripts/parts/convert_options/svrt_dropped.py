@@ -32,7 +32,7 @@ DROPPED_UNASKED = {
 
 
 def drop_without_counterpart(conversion: Conversion) -> None:
-    """Leave out the options and sections that DROPPED_UNASKED names."""
+    """Leave out the options and sections that DROPPED_UNASKED names, and report each of them."""
     for key in list(conversion.values):  # a copy, because `drop` removes keys
         # A pattern may match a section around the key. Then `drop` removes the whole section. The
         # other keys of this section come later in the loop, and then `drop` does nothing.

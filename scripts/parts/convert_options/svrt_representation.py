@@ -19,6 +19,9 @@ from scripts.parts.convert_options.svrt_conversion import Conversion, Problem
 def convert_representation(conversion: Conversion, split: str) -> None:
     """Set `spike.representation`, and `spike.center` if it has an effect.
 
+    A representation says how spike planes become channels. E.g. "tfp" is the mean of the planes
+    around a time, and `center` is the plane of this time. `_counterparts` describes them all.
+
     The versions of S-VRT name the representation in two different keys. A third key may hold the
     center of the representation "middle_tfp". For example, the file
 
