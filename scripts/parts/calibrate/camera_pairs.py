@@ -55,7 +55,10 @@ def read_view(
     else:
         # To find how the cameras lie to one another, one picture is enough: the sum of all planes
         # of the exposure. The stream has only this picture in place of a plane.
-        first, count_in_file = planes or (0, None)  # None: to the end of the file
+        first = 0
+        count_in_file: int | None = None  # None: to the end of the file
+        if planes:
+            first, count_in_file = planes
         spikes = read_spikes(path, geometry, first, count_in_file)  # (planes, h, w)
         picture = spikes.sum(axis=0, dtype=np.uint32)  # (h, w)
         stream = picture[None]  # (1, h, w)
