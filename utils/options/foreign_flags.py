@@ -184,8 +184,10 @@ def refuse_kair_test_flags(argv: Sequence[str]) -> None:
 def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> list[str]:
     """Return the arguments of our main_test_vrt.py that do the same as KAIR's flags.
 
-    E.g. --task 001_VRT_videosr_bi_REDS_6frames --folder_lq CLIPS
-    -> --weights vrt/001 --input CLIPS --output results/001_VRT_videosr_bi_REDS_6frames.
+    `refuse_kair_test_flags` shows them to the user. E.g.
+
+        KAIR    --task 001_VRT_videosr_bi_REDS_6frames --folder_lq CLIPS
+        ours    --weights vrt/001 --input CLIPS --output results/001_VRT_videosr_bi_REDS_6frames
 
     values: KAIR's flags, each with all its values, e.g. {"--task": ["006_..."]}.
     argv: the whole command line. Only --sigma is read from it. Both programs have this flag in the

@@ -36,8 +36,8 @@ from utils.errors import OptionError
 from utils.options.section import Section, join_errors, nearest_hint, read_section
 from utils.secrets import redact
 
-# The type of a part. `Registry.register` returns the part unchanged, so a type checker must know
-# that input and output have one type.
+# The type of a part, for the type checker: the decorator of `Registry.register` returns the class
+# or function that it gets.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
 # pydantic's sign for a key without a default, which the file must have. It is given in place of the
@@ -94,7 +94,7 @@ class Registry:
         self.type_key = type_key
         self.base = base
         self._parts: dict[str, Registered] = {}
-        # Name of a part -> model of its section. `model` makes each model at the first call.
+        # Name of a part -> model of its section. The method `model` adds a model at its first call.
         self._models: dict[str, type[Section]] = {}
 
     def register(
