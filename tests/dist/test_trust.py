@@ -30,6 +30,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from tests.dist.launching import ROOT, Ranks, run_ranks, start_command
 from utils.dist import claims, process, stacks
 from utils.dist.beats import claim_failure
+from utils.dist.status import status_line
 from utils.dist.store_values import Failure, ForeignValueError, read_state
 
 WORKER = "tests/dist/helpers_worker.py"
@@ -283,6 +284,20 @@ def test_a_stranger_that_comes_as_the_missing_rank_executes_nothing(tmp_path):
 
 def test_a_true_beat_is_read_as_it_was_written():
     assert read_state(rank=1, value=json.dumps(BEAT)) == BEAT
+
+
+def test_a_forged_fact_does_not_move_the_cursor_of_a_terminal():
+    facts = {
+        "device": "cpu",
+        "first": ["\x1b[2J"],  # the escape sequence that clears a terminal
+        "loss_is_finite": True,
+        "weights": "0",
+        "weights_step": 0,
+        "samples": 1,
+    }
+    state = read_state(rank=1, value=json.dumps(BEAT | {"facts": facts}))
+
+    assert status_line(rank=1, state=state).endswith("first ?[2J")
 
 
 def test_seconds_that_no_float_holds_are_refused():

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.dist.state import RUN
-from utils.dist.store_values import ForeignValueError, State, read_state
+from utils.dist.store_values import ForeignValueError, State, printable_text, read_state
 from utils.errors import DataError
 from utils.files import write_whole
 
@@ -57,7 +57,8 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     # The first samples of this start of the run, e.g. "17, 4, 230" (utils/run/start_lines.py).
     # Later samples do not change the text. The list is empty if the epoch had no sample left when
     # the run started.
-    first = ", ".join(str(index) for index in facts["first"])
+    # In a forged beat, the items may be texts that move a terminal's cursor (`printable_text`).
+    first = printable_text(", ".join(str(index) for index in facts["first"]))
     if not first:
         first = "none left of this epoch"
     loss = "finite" if facts["loss_is_finite"] else "NaN or Inf"

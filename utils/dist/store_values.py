@@ -238,6 +238,8 @@ def _text(value: Any) -> str:
 def _facts(value: Any) -> dict[str, Any]:
     """Return the facts with printable texts. Raises TypeError or ValueError if it is no table.
 
+    Texts within a list stay as they are, so a reader of such a fact calls `printable_text` itself.
+
     value: the table of facts in a beat, e.g. {"device": "cuda:0", "samples": 37}.
     """
     facts = {}
