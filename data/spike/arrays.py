@@ -254,6 +254,7 @@ def _read_header(head: bytes) -> _Header:
     head: the beginning of the file.
     """
     file = io.BytesIO(head)
+    # Version 1 states the length of the header in 2 bytes, and versions 2 and 3 in 4 bytes.
     version, _ = np.lib.format.read_magic(file)
     if version == 1:
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)

@@ -144,7 +144,8 @@ class _Synapses:
         # the logarithm of 0.
         used_after_spike = self.used * (1 - self.u) + self.u  # 1 - R (1 - u)
         interval = -self.tau_d * np.log(np.maximum(self.used, 1e-300) / used_after_spike)
+        # At least 1, because it is 0 for a pixel that fires in this plane.
         planes_since_spike = np.maximum(time - self.last_spike, 1)
         rate = 1 / np.maximum(interval, planes_since_spike)
-        rate_of_few_spikes = self.spikes / (time + 1)
+        rate_of_few_spikes = self.spikes / (time + 1)  # planes 0 ... time
         return np.where(self.spikes > 1, rate, rate_of_few_spikes).astype(np.float32)

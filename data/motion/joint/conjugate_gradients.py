@@ -45,7 +45,8 @@ def conjugate_gradients(
 ) -> Tensor:
     """Return d after `steps` steps from 0 towards the solution of N d = right_side.
 
-    linear: A. adjoint: A^T. prior: (H, W), positive, so N is positive definite.
+    linear: A. adjoint: A^T. It must return a new tensor, because the result is overwritten.
+    prior: (H, W), positive, so N is positive definite.
     right_side: (3, H, W). divisor: M, (3, H, W), positive. steps: number of steps.
     """
     d = torch.zeros_like(right_side)

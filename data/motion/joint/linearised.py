@@ -77,6 +77,7 @@ class Linearised:
     def gradient(self) -> Tensor:
         """Return A^T W r, (3, H, W): how the equations would change z."""
         to_l = self._cameras.adjoint_of_spikes(self._w_s**2 * self._r_s)
+        # A copy, because `_to_display` overwrites it.
         return self._to_display(self._gradient_x.clone(), to_l)
 
     def row_sums(self) -> Tensor:

@@ -54,7 +54,7 @@ class Corners(NamedTuple):
     right: Tensor
     below: Tensor
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1: from c to the four pixels
-    pixel_count: int  # P
+    pixel_count: int  # P = H * W, number of pixels of the picture
 
 
 def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:

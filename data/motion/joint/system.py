@@ -73,6 +73,8 @@ class System:
 
         The residuals of the first frame are kept, because this frame comes again, and the map of
         the cameras takes long. The frame may come as another tensor, so the values are compared.
+        Do not change z or the result in place afterwards: a later call compares and returns the
+        same tensors.
         """
         if self._first_residuals is None:
             self._first_residuals = (z, self._compute_residuals(z))
