@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
-    labels = [*names, *["another seed"] * len(args.noise)]
+    labels_of_seeds = ["another seed"] * len(args.noise)
+    labels = [*names, *labels_of_seeds]  # in the order of `curves`
     figure = plot(steps, curves, labels, args.tag)
     figure.savefig(args.out.with_suffix(".png"), dpi=110)
 

@@ -119,8 +119,10 @@ def plane_groups(
     errors = []  # (H, W) of each group
     for time in middles.tolist():
         # Begin the search at the shifts of the last two groups, continued at the same speed. E.g.
-        # after the shifts 4 and 6, it begins at 8.
-        start = 2 * shifts[-1] - shifts[-2] if len(shifts) >= 2 else None
+        # after the shifts 4 and 6, it begins at 8. The first two groups have no such beginning.
+        start = None
+        if len(shifts) >= 2:
+            start = 2 * shifts[-1] - shifts[-2]
         shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp, start)
         shifts.append(shifts_to_sharp)
         errors.append(errors_of_shifts)

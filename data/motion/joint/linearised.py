@@ -53,7 +53,7 @@ class Linearised:
     def weighted_change(self, d: Tensor) -> tuple[Tensor, Tensor]:
         """Return w A d, (3, H, W) and (M, h, w). d: change of z, (3, H, W)."""
         change_of_light = self._slope * d
-        change_integrated = luma(d if self._is_display else change_of_light)
+        change_integrated = luma(d) if self._is_display else luma(change_of_light)
         blurry, spikes = self._cameras(change_of_light, change_integrated)
         return blurry.mul_(self._w_b), spikes.mul_(self._w_s)
 

@@ -139,16 +139,15 @@ class NetworkChannels:
         size_of_r_s = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
         # In display values, (h, w).
         brightness_missing = self._spikes_at_instant - self._seen_at_instant(z)
-        spike_channels = self._pixels.to_frame(  # (2, H, W)
-            torch.stack((size_of_r_s, brightness_missing))
-        )
+        on_spike_pixels = torch.stack((size_of_r_s, brightness_missing))  # (2, h, w)
+        spike_channels = self._pixels.to_frame(on_spike_pixels)  # (2, H, W)
         # 3 + 1 + 1 + 2 channels
         return torch.cat((colour_change, grey_change, size_of_r_b, spike_channels))
 
     def _seen_at_instant(self, z: Tensor) -> Tensor:
         """Return what the spike pixels see of a frame z (3, H, W), in display values (h, w)."""
         is_display = self._system.is_display
-        integrated = luma(z if is_display else light_of(z))  # (1, H, W)
+        integrated = luma(z) if is_display else luma(light_of(z))  # (1, H, W)
         [seen] = self._pixels(integrated)
         return _display_of(seen, is_display)
 

@@ -89,7 +89,8 @@ def spike_equations(
     # The weight w_s = 1 / error. It is 0 for a pixel that has no interval, lies beside the frame,
     # or cannot be trusted (e.g. a dead pixel).
     is_used = has_interval & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
-    weights = is_used / grey_errors(y, r, n, pixels.view.is_display)
+    errors = grey_errors(y, r, n, pixels.view.is_display)
+    weights = is_used / errors  # True counts as 1, False as 0
 
     return SpikeEquations(coverage, y, weights, _median_rate(r[has_interval]))
 

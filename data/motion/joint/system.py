@@ -86,7 +86,7 @@ class System:
     def _compute_residuals(self, z: Tensor) -> Residuals:
         """Compute what `residuals` returns."""
         x = light_of(z)
-        integrated = luma(z if self.is_display else x)  # l, (1, H, W)
+        integrated = luma(z) if self.is_display else luma(x)  # l, (1, H, W)
         blurry_seen, spikes_seen = self.cameras(x, integrated)
         return self.rgb.b - blurry_seen, self.spikes.y - spikes_seen
 
