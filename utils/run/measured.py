@@ -39,7 +39,7 @@ class Measured:
     host: str  # name of the host
     cores: tuple[int, ...]  # numbers of the cores that the process may use
     steps: int  # number of steps that were measured
-    # Wall-clock seconds of all these steps. They contain the three times below:
+    # Wall-clock seconds of all these steps. The three times below are parts of these seconds:
     #
     #     seconds   = data_s + compute_s + the rest
     #     compute_s = forward_s + backward passes + optimizer
@@ -126,7 +126,7 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
     """
     values = {}
     for name in ranks[0].values:
-        # A number that only some ranks have is left out, because its mean would leave ranks out.
+        # Leave out a number that only some ranks have, because it has no mean over all ranks.
         if all(name in rank.values for rank in ranks):
             values[name] = statistics.fmean(rank.values[name] for rank in ranks)
     values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)

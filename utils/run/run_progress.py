@@ -3,8 +3,8 @@
 `utils.run.run.Run` has a `RunProgress`. On a terminal it draws a bar with the remaining time. If
 the option logging.progress is "line", it logs a line at each tenth of the run.
 
-What must stay: showing progress never ends or blocks a run. So the docstring of `begin_epoch` says
-at which moment this method may be called. Free to change: the shown texts.
+What must stay: showing progress never ends or blocks a run. So `begin_epoch` may only be called
+where no other rank waits for rank 0 (see its docstring). Free to change: the shown texts.
 
 Tests: tests/parts/utils/test_progress.py.
 """
