@@ -42,31 +42,28 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     histories: name of the run -> its history.
     """
     is_one_run = len(histories) == 1
-    # Title of a panel -> the scalar that it shows.
-    tag_of_title = {
-        "loss": "train/loss",
-        "PSNR, dB": "val/psnr",
-        "learning rate": "train/lr",
-        "speed": "train/it_per_s",
+    # Tag (name of a scalar) -> title of the panel that shows it.
+    titles = {
+        "train/loss": "loss",
+        "val/psnr": "PSNR, dB",
+        "train/lr": "learning rate",
+        "train/it_per_s": "speed",
     }
     # If there are several runs, their names stand above the panels. The height of these names is
     # not known here, so let matplotlib compute the margins (None).
     margins = MARGINS if is_one_run else None
-    figure, panels = _empty_figure(
-        histories, list(tag_of_title), columns=2, size=(6, 3.75), margins=margins
-    )
-    loss = panels["loss"]
-    psnr = panels["PSNR, dB"]
-    rate = panels["learning rate"]
-    speed = panels["speed"]
+    figure, panels = _empty_figure(histories, titles, columns=2, size=(6, 3.75), margins=margins)
+    loss = panels["train/loss"]
+    psnr = panels["val/psnr"]
+    rate = panels["train/lr"]
+    speed = panels["train/it_per_s"]
     _draw_loss(loss, histories)
     _draw_psnr(psnr, histories)
     _draw_rate(rate, histories)
     _draw_speed(speed, histories)
 
     # If a panel has no curve, write in its middle which scalar is missing.
-    for title, tag in tag_of_title.items():
-        axis = panels[title]
+    for tag, axis in panels.items():
         if not axis.lines:
             # With transAxes, (0.5, 0.5) is the middle of the panel, and not step 0.5, value 0.5.
             style = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": GREY}
@@ -199,8 +196,8 @@ def draw_scalars(histories: Mapping[str, History]) -> Any:
         all_tags.update(history)
     tags = sorted(all_tags)
     columns = min(3, len(tags))
-    # The title of each panel is the tag of its scalar.
-    figure, panels = _empty_figure(histories, tags, columns=columns, size=(4.5, 3))
+    titles = {tag: tag for tag in tags}
+    figure, panels = _empty_figure(histories, titles, columns=columns, size=(4.5, 3))
     for tag, axis in panels.items():
         for curve in _curves(histories, tag):
             axis.plot(curve.steps, curve.values, color=curve.colour)
@@ -246,16 +243,16 @@ def _colour(number: int) -> str:
 
 def _empty_figure(
     histories: Mapping[str, History],
-    titles: Sequence[str],
+    titles: Mapping[str, str],
     columns: int,
     size: tuple[float, float],
     margins: dict[str, float] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a figure of matplotlib, and its empty panels: title -> axes of matplotlib.
+    """Return a figure of matplotlib, and its empty panels: tag -> axes of matplotlib.
 
     If there are several runs, their names stand above the panels.
 
-    titles: titles of the panels, each once, in the order of the panels.
+    titles: tag of a scalar -> title of its panel, in the order of the panels.
     columns: number of panels side by side.
     size: width and height of a panel in inches.
     margins: MARGINS, or None to let matplotlib compute the margins, which takes longer.
@@ -273,9 +270,9 @@ def _empty_figure(
     else:
         figure = Figure(figsize=size_of_figure, layout="constrained")  # computes the margins
     panels = {}
-    for number, title in enumerate(titles, start=1):  # matplotlib counts the panels from 1
-        panels[title] = figure.add_subplot(rows, columns, number)
-        _style_panel(panels[title], title)
+    for number, tag in enumerate(titles, start=1):  # matplotlib counts the panels from 1
+        panels[tag] = figure.add_subplot(rows, columns, number)
+        _style_panel(panels[tag], titles[tag])
     if len(histories) > 1:
         _write_names(figure, list(histories))
     return figure, panels

@@ -74,7 +74,8 @@ class TensorBoardWriter:
 
         with best_effort(str(folder)):
             self._write_options(options, step)
-            self.scalars(repeated_scalars or {}, step)
+            if repeated_scalars is not None:
+                self.scalars(repeated_scalars, step)
 
     def _write_options(self, options: dict[str, Any], step: int) -> None:
         """Write all options as text, and some sections as hyperparameters beside the scores."""
