@@ -202,6 +202,7 @@ def _unknown_rank(row: CountOnly, env: Env, command: str) -> DistError:
 
 # The port of a launch on one host lies in 15000 ... 24999. Linux gives the ports from 32768 on to
 # outgoing connections, and DEFAULT_PORT is above 24999, too. So neither takes a port of this range.
+# platforms.py takes the same range for jobs of SLURM, but the two ranges need not be equal.
 FIRST_PORT = 15000
 PORT_COUNT = 10000
 

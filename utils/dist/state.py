@@ -95,7 +95,7 @@ class Run:
     # What is added to the name of each phase. E.g. it is " in validate" during a validation, so
     # that its forward pass is the phase "forward in validate". `watchdog.stage` sets it.
     stage: str = ""
-    # The facts of this rank for the status file: all arguments of `tell` so far.
+    # The facts of this rank for the status file: the newest value of each argument of `tell`.
     facts: dict[str, Any] = field(default_factory=dict)
 
     # ---- The end ----
@@ -113,7 +113,7 @@ RUN = Run()
 def tell(**facts: Any) -> None:
     """Keep facts of this rank for the status file. A fact of the same name is replaced.
 
-    These facts are told:
+    The facts go into each beat as JSON. `status.status_line` needs all of these facts, except gpu:
 
         device          name of the device
         samples         number of samples of this rank in an epoch

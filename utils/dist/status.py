@@ -53,7 +53,7 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
         state = _own_state()
     if rank is None:
         rank = RUN.launch.rank
-    facts: dict[str, Any] = state["facts"]  # `tell` in state.py lists them
+    facts: dict[str, Any] = state["facts"]  # `tell` (state.py) lists them
     # The first samples of this start of the run, e.g. "17, 4, 230" (utils/run/start_lines.py).
     # Later samples do not change the text. The list is empty if the epoch had no sample left when
     # the run started.

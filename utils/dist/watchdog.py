@@ -86,7 +86,7 @@ def stage(name: str) -> Generator[None]:
     try:
         yield
     finally:
-        inner = RUN.place.phase.removesuffix(RUN.stage)
+        inner = RUN.place.phase.removesuffix(RUN.stage)  # e.g. "forward in validate" -> "forward"
         RUN.stage = ""
         phase(inner)
 
@@ -100,7 +100,7 @@ def collective(name: str) -> Generator[None]:
     """
     outer = RUN.place.phase
     phase(f"{name} in {outer}", is_sync=True)
-    # There is no `finally`: after an error in the block, the phase stays, because the report names
-    # the phase in which the rank failed.
+    # There is no `finally`: after an error in the block, the phase must stay as it is, because the
+    # report names the phase in which the rank failed.
     yield
     phase(outer)
