@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""Compare the loss curves of two runs: do they differ by more than the curves of two seeds?
+"""Compare the loss curves of two runs. Do they differ by more than curves of two seeds differ?
 
     python -m lab.compare_curves experiments/fp32 experiments/bf16 \\
         --noise experiments/seed1 --out docs/benchmarks/amp
 
 --noise: repetitions of the first run with another train.manual_seed.
 
-Writes OUT.json, with the figures, and OUT.png, with the curves. The exit code is 1 if the two runs
-differ by more than the first run and its repetitions.
+The program writes OUT.json with the figures, and OUT.png with the curves. The exit code is 1 if the
+second run differs from the first run by more than all the repetitions differ from the first run.
 
-How it is computed: all curves are smoothed by a running mean. `first` is the smoothed curve of the
-first run. The difference of another curve is one figure, `rms`: the root mean square, over all
-steps, of (curve - first) / |first|. The `rms` of the second run is compared with the largest `rms`
-of the repetitions.
+All curves are smoothed by a running mean. The smoothed curve of the first run is the reference. The
+figure `rms` says how much another curve differs from it:
 
-What must stay: the keys of OUT.json, which docs/benchmarks has. Nothing else uses this file. Test:
+    rms = root mean square, over all steps, of (curve - reference) / |reference|
+
+The `rms` of the second run is compared with the largest `rms` of the repetitions.
+
+What must stay: the keys of OUT.json, because files in docs/benchmarks have them. No other program
+uses this file. Test:
 test_a_difference_is_compared_with_the_difference_between_two_seeds in
 tests/parts/utils/test_history.py.
 """
@@ -32,7 +35,7 @@ from utils.run.history import read_history, run_names
 
 
 def main(argv: list[str]) -> int:
-    """Compare the curves, and write the figures and the plot. Returns the exit code."""
+    """Compare the curves, and write the figures and the plot. Returns the exit code, 0 or 1."""
     args = read_arguments(argv)
     names = run_names(args.runs)
     steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
@@ -42,7 +45,8 @@ def main(argv: list[str]) -> int:
     reference, curve_of_second, *curves_of_seeds = curves
     difference_of_runs = difference(curve_of_second, reference)
     differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]
-    # If there are several seeds, the largest difference counts, for each figure on its own.
+    # If there are several seeds, take the largest difference of each figure. The figures may come
+    # from different seeds.
     noise = {}  # e.g. {"rms": 0.02, "largest": 0.09, "last": 0.01}
     for key in difference_of_runs:
         noise[key] = max(of_seed[key] for of_seed in differences_of_seeds)
@@ -100,8 +104,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     for history in histories[1:]:
         common = common & set(history)
     steps = sorted(common)
-    # If a curve has fewer values than the running mean has weights, np.convolve exchanges the two.
-    # Then its results would be no means.
+    # If a curve had fewer values than the running mean has weights, np.convolve would exchange
+    # values and weights. Its results would not be means.
     if len(steps) < smooth:
         raise DataError(
             what=f"{len(steps)} common steps, fewer than the {smooth} entries of a running mean",
@@ -121,8 +125,11 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
 def difference(curve: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     """Return how much a curve differs from a reference, as a fraction of the reference.
 
-    rms: root mean square over all steps. largest: at the step with the largest difference. last: at
-    the last step.
+    rms: root mean square of the difference over all steps.
+    largest: absolute difference at the step where it is largest.
+    last: absolute difference at the last step.
+
+    curve, reference: (N,), the values at N steps.
     """
     change = (curve - reference) / np.abs(reference)
     return {
@@ -133,7 +140,12 @@ def difference(curve: np.ndarray, reference: np.ndarray) -> dict[str, float]:
 
 
 def plot(steps: list[int], curves: np.ndarray, labels: list[str], tag: str) -> Figure:
-    """Plot the curves above, and below their difference from the first one in percent."""
+    """Plot the curves in the upper half, and their difference from the first curve below.
+
+    The difference is in percent of the first curve.
+
+    steps: the N steps. curves: (runs, N). labels: a label for each run.
+    """
     figure = Figure(figsize=(7, 6), layout="tight")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     for curve, label in zip(curves, labels, strict=True):

@@ -7,14 +7,14 @@
 A method is an option file (a network with its fusion), trained for a number of steps, or a formula
 that needs no training. The suite says what the methods are trained and tested on:
 
-    sample   the made scenes of `make sample`; a smoke test
+    sample   the made scenes of `make sample`. This suite only tests that the program runs
     real     eleven videos. Seven of them are for training, together with photographs and the made
              scenes. Two (--part choose) are for choosing between methods, and two (--part report,
-             the default) for the reported results. Each test video is used once for each condition.
-             A condition is the name of a rig (a pair of simulated cameras,
-             data/cameras/rig_values.py), with which the test clips are made.
+             the default) for the reported results. Test clips of each test video are made once for
+             each condition. A condition is the name of the rig that records them, i.e. of a pair of
+             simulated cameras (data/cameras/rig_values.py).
 
-The program works in this order. The parts are modules of lab/quality_suite/:
+The program works in this order. The modules are in lab/quality_suite/:
 
     module     functions               input                   output
     sets       make_made, make_real    scenes and videos    -> Data (the sets of clips)
@@ -27,7 +27,7 @@ repeated only if its options have changed. The runs in docs/benchmarks/quality c
 docs/benchmarks/quality_networks.md has the figures.
 
 What must stay: the lists in quality_suite/sources.py and quality_suite/sets.py, because finished
-results are valid only for these lists. Never train on the videos of the parts "choose" and
+results were measured with these lists. Never train on the videos of the parts "choose" and
 "report". Free to add: a method (an option file), or a formula (a value of --method of
 main_test_vrt.py, in FORMULAS).
 tests/parts/house/test_quality_command.py, a slow test, runs this program on the suite `sample`.
@@ -66,17 +66,18 @@ def main(argv: list[str]) -> int:
         data = make_real(out, args.videos, args.part, args.conditions)
     else:
         data = make_made(out)
-    # A method is an option file with a number of steps. All files of --opt are read, also the files
-    # that --only leaves out, because the tables show their results, too.
+    # A method is an option file with a number of steps. All files of --opt are read, because the
+    # tables also show finished results of files that --only leaves out.
     methods = []
     for steps in args.steps:
         for file in args.opt:
             methods.append(read_method(file, data, steps))
-    # Methods are compared after the same number of steps. With more pixels per step, one method
-    # would be trained on more data than another.
+    # Methods are compared after the same number of steps. A method with more pixels per step would
+    # be trained on more data than the others.
     refuse_unequal_pixels_per_step(methods)
 
-    # The seeds are the outer loop, so that after a stop all methods have the same finished seeds.
+    # The seeds are the outer loop: seed 0 of all methods is finished before seed 1 of any method.
+    # So if the program is stopped, methods can be compared over the seeds that are finished.
     for seed in args.seeds:
         for method in methods:
             is_chosen = args.only is None or method.file.stem in args.only
@@ -90,7 +91,10 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the command line, with the defaults of `out` and `opt` filled in."""
+    """Return the arguments of the command line, with the defaults of `out` and `opt` filled in.
+
+    Ends the program if --only names a file that --opt does not have.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -139,19 +143,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int]) -> str:
-    """Return the tables, as Markdown, of the formulas and of all finished runs.
+    """Return the tables of the formulas and of all finished runs, as Markdown.
 
-    Tests a formula first if its results are not there.
+    If the results of a formula do not exist, this function tests the formula first.
     """
     outcomes = []
     for formula in FORMULAS:
         file = out / "results" / f"{formula}_{data.part}.json"
         if not file.exists():
-            # A formula has no network. It takes from an option file only how clips are read.
+            # A formula has no network. It needs an option file only to know how clips are read.
             option_file = methods[0].file
             clips = scores_on_tests(out, data, formula, option_file, "--method", formula)
             write_result(out, data, formula, {"clips": clips})
-        # A formula has no seed and no parameters. 0 stands for its only run.
+        # A formula has no parameters and no seed. Its only run gets the seed 0.
         outcomes.append(Outcome(formula, parameters=0, runs={0: read_json(file)}))
     for method in methods:
         runs = {}

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measure what attention over frames is worth at equal training time: three forms, three points.
+"""Measure how much attention over frames improves a restoration, at equal training time.
 
     python lab/vrt_curve.py --videos VIDEOS --out FOLDER --form FORM [--minutes 8 16 24] [--seed 0]
 
-A Video Restoration Transformer (VRT) restores a frame with the help of the other frames of its
-clip, by attention. The default of this project has no attention over frames. It makes a frame in
-three steps:
+A Video Restoration Transformer (VRT) uses attention over frames: it restores a frame with the help
+of the other frames of its clip. The default weights of this project have no attention over frames.
+They restore a frame in three steps:
 
     1  weights/operator.pth, the operator, restores each blurry frame with the help of its spikes
-    2  a small network finds the motion within the exposure, also from spikes
+    2  a small network finds the motion within the exposure, from the spikes, too
     3  the learned steps of weights/motion.pth improve the frame along this motion
 
 --form says where attention over frames is added:
@@ -17,19 +17,26 @@ three steps:
     prior    in step 3, between the learned steps
     behind   after step 1, on the frames of the operator, as VRT is used in the option files
 
-For each form two networks are trained: one with attention over frames, and a control without. They
-have about the same number of parameters, and see the same training data in the same order. The
-tests come from videos on which nothing is trained. A point of the curve is a time of training: the
-CPU time of one thread, so other programs on the machine do not count. The scores are written to
-FOLDER/vrt_curve_FORM.json, see `measure`.
+For each form two networks are trained: one with attention over frames, and a control without it.
+They have about the same number of parameters, and see the same training data in the same order.
+They are tested on videos on which no network is trained.
+
+Both networks are tested after each time of --minutes. These are the points of the curve. A time is
+the CPU time of one thread, so other programs on the machine do not count. The scores are written to
+FOLDER/vrt_curve_FORM.json (see `measure`).
 
 If the program is stopped, repeat the command: it resumes from the state of the training in FOLDER,
 which is saved each minute. docs/benchmarks/quality_networks.md has the figures.
 
-What must stay: the order of the random draws, and the keys of the written JSON, because such files
-are in docs/benchmarks/quality. Both networks of a form get the same time and the same data
-(test_both_networks_of_a_form_are_trained_for_the_same_time), and the control sees no other frame
-(test_attention_sees_the_other_frames_and_the_control_does_not).
+What must stay:
+
+    the order of the random draws, so that a seed gives the same training data
+    the keys of the written JSON, because such files are in docs/benchmarks/quality
+    both networks of a form get the same time and the same data
+        (test_both_networks_of_a_form_are_trained_for_the_same_time)
+    the control sees no other frame
+        (test_attention_sees_the_other_frames_and_the_control_does_not)
+
 Free to add: a form, which is a module of lab/vrt_forms/ and an entry of FORMS.
 """
 
@@ -95,28 +102,30 @@ def main(argv: Sequence[str]) -> int:
 def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
     """Train and test both networks of a form, and write <out>/vrt_curve_<form>.json.
 
-    A point of the written file, shortened:
+    A point of the written file looks like this (shortened):
 
         {"minutes": 3,
          "attention": {"steps": 110, "scores": {"dim": {"coffee_00": 3.55, ...}, ...}},
          "control": {"steps": ..., "scores": ...},
          "attention - control": {"dim": [0.06, 0.08], ...}}     see `differences`
 
-    minutes: CPU minutes of training at the points, in rising order.
+    minutes: CPU minutes of training at the points, in rising order. A training goes on from one
+        point to the next.
     """
     points: list[dict[str, Any]] = [{"minutes": minute} for minute in minutes]
-    content: dict[str, Any] = {  # what is written
+    # The content of the written file. `points` is filled below.
+    content: dict[str, Any] = {
         "environment": environment(),
         "form": form.name,
         "score": form.score,
         "seed": seed,
         "parameters": {},
         "points": points,
-        # Some forms add scores of other methods, to compare with.
+        # Some forms add keys with the scores of other methods, to compare with.
         **form.references(),
     }
-    # An arm of the comparison is one of the two networks: ATTENTION comes first, then CONTROL. So
-    # the differences of a point can be computed as soon as the control is tested.
+    # An arm is one of the two networks. ARMS has first ATTENTION, then CONTROL. `differences` needs
+    # the scores of both, so it is called after the control is tested.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
         content["parameters"][arm] = training.parameter_count
@@ -152,7 +161,7 @@ def differences(point: Mapping[str, Any]) -> dict[str, list[float | None]]:
 
     E.g. {"dim": [0.06, 0.08]}: in dim light the true difference is between -0.02 and 0.14.
 
-    point: the scores of both networks at one point, as the written file has them.
+    point: a point of the written file, see `measure`. It must have the scores of both networks.
     """
     difference_of_light: dict[str, list[float | None]] = {}
     for light in LIGHTS:
