@@ -18,13 +18,14 @@ ends. Each clip is restored by main_test_vrt.py in a process of its own. See doc
 #   4. `restore` shows the result.
 #
 # The page is built with the package gradio. A handler is a function that gradio calls when a button
-# is pressed. It gets the values of the fields that `build_page` names as inputs, and returns new
-# values for the fields that `build_page` names as outputs. A generator, such as `restore`, yields
-# new values several times.
+# is pressed. `build_page` names fields of the page as inputs and outputs of the handler. Gradio
+# gives the values of the inputs to the handler, and shows the values that it returns in the
+# outputs. A generator, such as `restore`, yields new values several times.
 #
-# What must stay: the limits below, because in a Hugging Face Space strangers use the page. Outside
-# of a Space, no other machine can reach it (test_other_machines_cannot_reach_the_page). A stopped
-# restoration leaves no file (test_a_stop_ends_the_work_and_leaves_no_file).
+# What must stay: the limits below, because in a Hugging Face Space (a public host of such pages)
+# strangers use the page. Outside of a Space, no other machine can reach it
+# (test_other_machines_cannot_reach_the_page). A stopped restoration leaves no file
+# (test_a_stop_ends_the_work_and_leaves_no_file).
 # Free to change: the fields and texts of the page. The test finds the fields by their elem_id.
 #
 # Tests: tests/stories/test_app.py opens the page in a browser.
@@ -61,7 +62,7 @@ from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.image import imread_rgb
 from utils.results import read_json
 
-# Seconds after which a restoration is ended, so that the next visitor gets a turn.
+# Seconds after which a restoration is ended, so that the next visitor gets a turn. Chosen by hand.
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
 # Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor: 1 h
@@ -97,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         page = build_page(gradio(), folder)
         # One restoration at a time. Other visitors wait for its end.
         page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
+        # The address is the local one, e.g. http://127.0.0.1:7860/.
         _, address, _ = page.launch(
             # A Hugging Face Space sets this variable, e.g. to 0.0.0.0, with which every machine can
             # reach the page. With the default 127.0.0.1, only this machine can.
@@ -105,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
             share=False,  # no public address at the makers of gradio
             ssr_mode=False,  # no second server, which would need Node.js
             max_file_size=MOST_BYTES_OF_FILE,
-            footer_links=[],  # no links to gradio below the page
+            footer_links=[],  # no links of gradio at the bottom of the page
             quiet=True,  # we print the address ourselves
             prevent_thread_lock=True,  # return at once; `block_thread` waits below
         )
@@ -113,7 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             page.block_thread()  # until Ctrl-C
         finally:
-            # A restoration may still be running. It would write into the folder that is removed.
+            # A restoration may still be running. It must end first, because it writes into the
+            # temporary folder, which is removed next.
             process.kill_trees(process.descendants_of(os.getpid()))
     return 0
 
@@ -135,7 +138,10 @@ def gradio() -> Any:
 
 
 def build_page(gr: Any, folder: Path) -> Any:
-    """Return the page.
+    """Return the page, an object of gradio.
+
+    Gradio adds each field that is made inside of `with gr.Blocks` to the page. The fields stand on
+    the page in the order of these lines.
 
     gr: the package gradio.
     folder: the folder in which each restoration makes a folder of its own.
@@ -161,7 +167,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         download = gr.File(label="Results", interactive=False, elem_id="download")
         messages = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        # What the buttons do: `click` gets a handler, its inputs and its outputs.
+        # What the buttons do: `click` gets a handler, its inputs and its outputs. `partial` gives a
+        # handler its first arguments, which are no fields.
         for_page_only = {"api_visibility": "private"}  # other programs cannot call the handler
         clip = [fields.frames, fields.spikes, fields.sharp]
         demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **for_page_only)
@@ -202,9 +209,12 @@ class Fields(NamedTuple):
 
 
 def fields_of_visitor(gr: Any) -> Fields:
-    """Make the fields of the page, and return them. gr: the package gradio.
+    """Make the fields that a visitor fills in, and return them.
 
+    Call this inside of `with gr.Blocks`, so that gradio adds the fields to the page.
     tests/stories/test_app.py finds the fields by their elem_id.
+
+    gr: the package gradio.
     """
     with gr.Row():
         file_field = partial(gr.File, file_count="multiple", height=160)
@@ -219,7 +229,8 @@ def fields_of_visitor(gr: Any) -> Fields:
         weights = gr.Dropdown(
             [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
         )
-        # With 0, the program finds the value: from dataset.json, or else from the spikes.
+        # With the value 0, main_test_vrt.py finds the height, the width or the rate itself: in
+        # dataset.json, or else from the spikes.
         side_field = partial(gr.Number, value=0, precision=0, minimum=0)
         height = side_field(label="Height of a spike plane (0: automatic)", elem_id="height")
         width = side_field(label="Width of a spike plane (0: automatic)", elem_id="width")
@@ -250,7 +261,10 @@ def fields_of_visitor(gr: Any) -> Fields:
 def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """Return the files of the clip of `make demo`: blurry frames, spikes, sharp frames.
 
-    folder: where the clips of the demo are. The first call makes them.
+    The order is the order of `clip` in `build_page`.
+
+    folder: the folder of all clips of the page. The first call makes the demo clips in its folder
+        "demo".
     """
     demo_folder = folder / "demo"
     make_sample(demo_folder, DEMO)  # DEMO has the number, length and size of the clips
@@ -283,6 +297,8 @@ class PageState(NamedTuple):
 def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterator[PageState]:
     """Restore a clip, and yield what the page shows at each step.
 
+    This is a generator: gradio shows each state that it yields, and may close it before its end.
+
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.
     former: the last restoration of this visitor, or None. Its files are removed.
@@ -307,8 +323,8 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
         yield without_result(work, state_html("refused"), as_uploaded(str(e), folder))
         return
     except GeneratorExit:
-        # Gradio has closed this generator before the process ended: the visitor has closed the
-        # page, or has pressed "Cancel" and the process was not yet killed (see `build_page`).
+        # Gradio has closed this generator before the process ended. Either the visitor has closed
+        # the page, or "Cancel" was pressed and the process was not yet killed (see `build_page`).
         # Nobody sees the result any more, so the files are removed.
         if work is not None:
             work.remove()
@@ -325,7 +341,12 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
 
 
 def page_without_result(gr: Any, work: Work | None, state: str, messages: str) -> PageState:
-    """Return a state of the page that shows no frame. gr: the package gradio."""
+    """Return a state of the page that shows no frame.
+
+    gr: the package gradio.
+    state: HTML from `state_html`.
+    messages: what main_test_vrt.py has printed, or the text of an error.
+    """
     # The slider that chooses the frame goes back to 1, because it may still stand at a frame of the
     # last clip, e.g. 8.
     number = gr.update(value=1)
@@ -335,7 +356,8 @@ def page_without_result(gr: Any, work: Work | None, state: str, messages: str) -
 def page_with_result(gr: Any, work: Work, archive: str) -> PageState:
     """Return the state of the page after a restoration: the middle frame, the scores, the archive.
 
-    gr: the package gradio. archive: path of the results as one file.
+    gr: the package gradio.
+    archive: path of the zip file with all results.
     """
     count = len(work.restored())
     middle = count // 2 + 1  # the middle frame, counted from 1: number 2 of 3 frames
@@ -351,9 +373,9 @@ def page_with_result(gr: Any, work: Work, archive: str) -> PageState:
 
 
 def follow(work: Work) -> Iterator[int]:
-    """Yield the number of restored frames until the process ends.
+    """Yield the number of restored frames every POLL_S seconds until the process ends.
 
-    Raises DataError after LONGEST_RESTORATION_S.
+    After LONGEST_RESTORATION_S, ends the process and raises DataError.
     """
     begin = time.monotonic()
     while work.process.poll() is None:
@@ -387,7 +409,9 @@ def forget(work: Work | None) -> None:
 
 
 def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
-    """Return a blurry frame and its restored frame, (H, W, 3) uint8 each, for the slider.
+    """Return a blurry frame and its restored frame, (H, W, 3) uint8 each, for the image slider.
+
+    If the chosen frame is not restored yet, these are the frames of the last restored one.
 
     number: number of the frame, from 1. None (an empty field) stands for the first frame.
 

@@ -1,15 +1,20 @@
-"""The shipped networks for torch.hub:
+"""Offer the networks of weights/ to torch.hub:
 
     net = torch.hub.load("REPOSITORY", "operator", source="local")
     net = torch.hub.load("REPOSITORY", "motion", source="local")
     net = torch.hub.load("REPOSITORY", "vrt_small", source="local")
 
-net(lq, spike) takes blurry frames (B, T, 3, H, W) in [0, 1] and spike channels (B, T, S, H, W), and
-returns sharp frames (B, T, 3, H, W). net.input_spec has the number of frames, the number of
-channels and the sizes that fit. docs/python.md restores whole clips.
+net(lq, spike) takes T blurry frames, `lq` (B, T, 3, H, W) in [0, 1], and S spike channels for each
+frame, `spike` (B, T, S, H, W). It returns sharp frames (B, T, 3, H, W). S is 12 for these three
+networks. net.input_spec says which T, H and W fit (`utils.contract.InputSpec`). docs/python.md
+restores whole clips.
 
-torch.hub calls the public functions of this file by name, so the names must stay. `dependencies`
-lists the packages that torch.hub looks for before it calls a function.
+A fusion operator is a module that combines the blurry frames with their spikes (models/fusion). VRT
+is a transformer that restores the frames of a clip together (models/vrt).
+
+What must stay: the names of the public functions and their argument `pretrained`, because users
+name them in torch.hub.load. torch.hub looks for the packages in `dependencies` before it calls a
+function.
 
 Test: tests/parts/models/test_released.py
 """
@@ -29,7 +34,8 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 def operator(pretrained: bool = True) -> torch.nn.Module:
     """Return the fusion operator "exposure" without a VRT, in eval mode on the CPU.
 
-    It has 46 thousand parameters.
+    It mixes the blurry frame with estimates of the sharp frame, which it makes from the spikes. It
+    has 46 thousand parameters.
 
     pretrained: True for the weights of weights/operator.pth, False for new random weights.
     """
@@ -39,23 +45,25 @@ def operator(pretrained: bool = True) -> torch.nn.Module:
 def motion(pretrained: bool = True) -> torch.nn.Module:
     """Return the fusion operator "motion" without a VRT, in eval mode on the CPU.
 
-    It has 471 thousand parameters.
+    It first makes an estimate z_0 of the sharp frame, as "exposure" does. Then learned steps
+    improve z_0. It has 471 thousand parameters.
+
+    net(lq, spike) returns only z_0. The steps are `net.fusion.steps(z_0, equations)`. The equations
+    relate a sharp frame to its blurry frame and its spikes
+    (data.motion.joint.equations.Equations). They are made from the binary pictures of the spike
+    camera, because the channels `spike` are not enough for them. main_test_vrt.py makes the
+    equations and runs the steps for whole clips.
 
     pretrained: True for the weights of weights/motion.pth, False for new random weights.
-
-    net(lq, spike) returns only the first estimate z_0 of the operator. Then
-    `net.fusion.steps(z_0, equations)` improves z_0 by learned steps. The equations of an exposure
-    (data.motion.joint.equations.Equations) are made from its spike planes, because the channels
-    `spike` are not enough for them. main_test_vrt.py makes the equations and runs the steps for
-    whole clips.
     """
     return _network(read_saved(WEIGHTS / "motion.pth"), pretrained)
 
 
 def vrt_small(pretrained: bool = True) -> torch.nn.Module:
-    """Return the operator with a small VRT behind it, in eval mode on the CPU.
+    """Return a small VRT behind the fusion operator "exposure", in eval mode on the CPU.
 
-    It has 2.5 million parameters.
+    The operator restores each frame. Then VRT improves the frames of a clip together. The network
+    has 2.5 million parameters.
 
     pretrained: True for the weights of weights/vrt_small.pth, False for new random weights.
     """
@@ -63,8 +71,9 @@ def vrt_small(pretrained: bool = True) -> torch.nn.Module:
 
 
 def _network(saved: SavedNetwork, pretrained: bool) -> torch.nn.Module:
-    """Build the network of a weights file, in eval mode.
+    """Build the network of a weights file, in eval mode on the CPU.
 
+    saved: the content of the file: the tensors, and the options of their network.
     pretrained: True for the weights of the file, False for new random weights.
     """
     if pretrained:

@@ -1,12 +1,13 @@
 """Define the interfaces between data, networks and programs.
 
-data/ and models/ do not import one another. They use the protocols of this page. Any class with the
+data/ and models/ do not import one another. They use the protocols of this file. Any class with the
 members of a protocol fulfils it, without a common base class:
 
     InputSpec       what a network needs of its input clips; the network offers it
     FrameReader     reads the frames of one clip one by one
     ClipReader      a FrameReader of a clip to test on; data/clips has them
-    Method          how a test restores frames: a network, a formula, or the joint solution
+    Method          how a test restores frames: a network, a formula, or the joint solution, which
+                    solves equations of the blurry frame and its spikes
     FrameRestorer   a method on one device; it yields restored frames
     ShowsPictures   a FrameRestorer that also has pictures of how it restored a frame
     JointEquations, MotionNetwork, MotionCurves
@@ -14,7 +15,7 @@ members of a protocol fulfils it, without a common base class:
 
 What must stay: the names of the members, because researchers write their own classes with these
 members (docs/extending.md, tests/stories/test_extending.py). Free to change: a member may be added.
-Older classes lack the new member, so read it with `getattr` and a default.
+Classes of researchers lack the new member, so read it with `getattr` and a default.
 
 Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
 colours, S the number of spike channels, s the scale, and K the number of sharp instants for each
@@ -51,9 +52,9 @@ class InputSpec:
     # Whether each frame is restored without its neighbours. Then the frames of a clip are restored
     # one by one, which takes least memory.
     each_frame_alone: bool = False
-    # Size of the output over size of the input, e.g. 4 for super-resolution.
+    # Size of the output divided by size of the input, e.g. 4 for super-resolution.
     scale: int = 1
-    # 1 (grey), 3 (RGB) or more, without the noise map.
+    # Number of channels of an input frame: 1 (grey), 3 (RGB) or more. The noise map is not counted.
     image_channels: int = 3
     # Whether a map of the noise level goes in as an additional channel.
     noise_map: bool = False
@@ -63,7 +64,8 @@ class InputSpec:
     # `least_frames` frames.
     interpolates: bool = False
     # K, the number of sharp frames for each blurry frame. These K frames follow one another in the
-    # channels, in the order of time. The middle one is compared with gt, so K is odd.
+    # channels, in the order of time. The middle one is compared with the sharp frame of the data
+    # set (gt), so K is odd.
     out_instants: int = 1
 
     @property
@@ -101,6 +103,8 @@ def wanted_frames(count: int, only_middle: bool) -> range:
 def middle_instant(frame: Tensor, instants: int) -> Tensor:
     """Return the middle one of K sharp frames, (..., C, H, W).
 
+    E.g. of K = 3 RGB frames, 9 channels in all, these are the channels 3, 4 and 5.
+
     frame: (..., K C, H, W), the K frames one after the other in the channels.
     instants: K, an odd number.
     """
@@ -125,7 +129,8 @@ class FrameReader(Protocol):
             lq            (3, H, W) in [0, 1]: the blurry frame
             spike         (S, H, W): its spikes, if the clip has spikes
             gt            (3, sH, sW) in [0, 1]: the sharp frame, if there is one
-            gt_instants   (3 K, sH, sW): several sharp frames, of which gt is the middle one
+            gt_instants   (3 K, sH, sW): K sharp frames, of which gt is the middle one. Only if
+                          there are sharp frames of several instants
 
         index: index of the frame, from 0.
         reverse: whether the spikes are reversed in time, for a clip that is restored from its end
@@ -149,15 +154,15 @@ class ClipReader(FrameReader, Protocol):
     @property
     def pixel_aspect(self) -> Fraction: ...
 
-    # The paths of the files of the clip, for the report, under the names "input", "gt" and "spike".
+    # The paths of the clip, for the report: "input", "gt" or "spike" -> its path.
     @property
     def origin(self) -> dict[str, str]: ...
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return a grey picture (H, W) of the sharp instant of a frame, made only from its spikes.
 
-        The values are display values: 0 is black, and a larger value is brighter. There is no fixed
-        value for white: `utils.image.comparison` chooses it.
+        0 is black, and a larger value is brighter. There is no fixed value for white:
+        `utils.image.comparison` chooses it.
 
         index: number of the frame.
         spike: the spikes of the frame, (S, H, W), as `frame` returned them.
@@ -165,9 +170,9 @@ class ClipReader(FrameReader, Protocol):
         ...
 
     def digest(self) -> str:
-        """Return 16 hex digits that tell whether the files of the clip are still the same.
+        """Return 16 hex digits by which a caller sees whether the files of the clip have changed.
 
-        They change with the name, the size or the modification time of any file.
+        The digits change with the name, the size or the modification time of any file.
         """
         ...
 
@@ -198,10 +203,11 @@ class JointEquations(Protocol):
         ...
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return how well a frame fulfils the equations, (7, H, W).
+        """Return how far a frame misses the equations, and how to change it, (7, H, W).
 
-        The channels are the change of z that reduces the errors of the equations, and the present
-        errors themselves, the residuals.
+        Channels 0 to 3 are changes of R, G, B and grey that reduce the errors of the equations.
+        Channels 4 and 5 are the present errors themselves, of the blurry frame and of the spikes.
+        Channel 6 is by how much the spikes of the sharp instant are brighter than z.
 
         z: the present frame, (3, H, W).
         """
@@ -251,8 +257,8 @@ class MotionNetwork(Protocol):
         ...
 
 
-# A function that shows progress. It takes the work that was done since its last call, in frames
-# unless a docstring says otherwise. E.g. 0.5 after one of two tiles that cover a frame.
+# A function that shows progress. Its argument is the work that was done since its last call, in
+# frames unless a docstring says otherwise. E.g. 0.5 after one of two tiles that cover a frame.
 Tick = Callable[[float], object]
 
 
@@ -288,7 +294,7 @@ class FramePicture(NamedTuple):
 class ShowsPictures(Protocol):
     """A FrameRestorer that also has pictures of how it restored a frame.
 
-    It is optional: a FrameRestorer without `pictures` adds no pictures to the report.
+    The method `pictures` is optional. A FrameRestorer without it adds no pictures to the report.
     """
 
     def pictures(self) -> Sequence[FramePicture]:
@@ -299,8 +305,8 @@ class ShowsPictures(Protocol):
 def picture_names(method: Any) -> tuple[str, ...]:
     """Return the names of the pictures that the restorers of a Method have, e.g. ("motion",).
 
-    A method says them in its attribute `picture_names`, which is optional, too. Files have these
-    names, so a test knows all files that it will write before it begins.
+    Returns () if the method has no attribute `picture_names`, which is optional. The files of the
+    pictures have these names, so a test knows all files that it will write before it begins.
     """
     return getattr(method, "picture_names", ())
 
@@ -308,16 +314,16 @@ def picture_names(method: Any) -> tuple[str, ...]:
 class Method(Protocol):
     """How a test restores its frames: a network, a formula, or the joint solution."""
 
-    # Whether the frames have no colour, so that only their luma can be scored.
+    # Whether the restored frames have no colour, so that only their luma can be scored.
     @property
     def is_grey(self) -> bool: ...
 
     # Whether the result of a frame is the same if only some frames of the clip are restored. If so,
-    # several ranks can share the frames of a clip.
+    # several ranks (processes) can share the frames of a clip.
     @property
     def can_cut(self) -> bool: ...
 
-    # K, the number of sharp frames for each frame. These frames follow one another in the channels.
+    # K, the number of sharp frames for each blurry frame. They follow one another in the channels.
     @property
     def instants(self) -> int: ...
 
@@ -329,12 +335,13 @@ class Method(Protocol):
         """Return all settings of the method that change the restored frames, as plain JSON.
 
         They are saved with the results. A test continues earlier results only if the settings are
-        equal. If a setting is missing here, one folder may get frames of two methods.
+        equal. If a setting were missing here, a test could continue results that were made with
+        another value of this setting.
         """
         ...
 
     def protocol(self) -> dict[str, str]:
-        """Return the method in words, for the report: name of a line -> its text."""
+        """Return the lines of the report that describe the method: name of a line -> its text."""
         ...
 
     def restorer(self, device: torch.device) -> FrameRestorer:

@@ -3,9 +3,9 @@
 An accelerator is a GPU or NPU. Its *kind* is torch.device.type: "cuda" (NVIDIA and AMD), "xpu"
 (Intel), "mps" (Apple), "npu" (Ascend) or "musa" (Moore Threads). The kind of the CPU is "cpu".
 
-Other modules ask this page which accelerator there is, how much memory it has, when its work is
+Other modules ask this module which accelerator there is, how much memory it has, when its work is
 done, and which random generators it has. So the other modules name no kind, and for a new kind only
-this page changes. There are two exceptions: utils/dist/gpu.py has what only CUDA has, and
+this module changes. There are two exceptions: utils/dist/gpu.py has what only CUDA has, and
 models/vrt/forms.py says which form of a computation runs on which kind.
 
 What must stay: `kind`, `count`, `hiding_variable` and `is_cpu_wanted` start no accelerator. They
@@ -110,14 +110,16 @@ def is_cpu_wanted() -> bool:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return False
+    # The text begins with a number, "GPU-" or "MIG-", perhaps after blanks.
     names_a_device = re.match(r"\s*(\d|GPU-|MIG-)", visible)
     return not names_a_device
 
 
 def device_of_rank(local_rank: int) -> torch.device:
-    """Return the accelerator of a rank, or the CPU if there is none.
+    """Return the accelerator of a rank (a process of a run), or the CPU if there is none.
 
-    This starts CUDA, so call it only after `gpu.choose_gpus`.
+    This starts CUDA. So call it only after `gpu.choose_gpus` (utils/dist/gpu.py), which sets
+    CUDA_VISIBLE_DEVICES: CUDA reads this variable only once, at its start.
 
     local_rank: number of the rank on this host, from 0.
     """
@@ -130,10 +132,10 @@ def device_of_rank(local_rank: int) -> torch.device:
 
 
 def _kind_of_torch() -> str:
-    """Return the kind of accelerator that this torch is built for.
+    """Return the kind of accelerator that this torch is built for, e.g. "cuda" or "xpu".
 
-    If this torch is built for no accelerator, returns "cuda". Each torch has the module torch.cuda,
-    and without a GPU its device count is 0.
+    Returns "cuda" if this torch is built for no accelerator. This is safe for the callers, because
+    each torch has the module torch.cuda, and without a GPU its device count is 0.
     """
     _load_packages()
     accelerator = torch.accelerator.current_accelerator()
@@ -157,9 +159,9 @@ def _load_packages() -> None:
 
 
 def backend(device: torch.device) -> str:
-    """Return the name of the backend by which ranks on such devices exchange tensors, e.g. "nccl".
+    """Return the name of the backend by which ranks exchange tensors, e.g. "nccl".
 
-    Raises DistError if torch has none.
+    A rank is a process of a run. Raises DistError if torch has no backend for this kind of device.
     """
     try:
         return torch.distributed.get_default_backend_for_device(device)
@@ -173,7 +175,7 @@ def backend(device: torch.device) -> str:
 
 
 def make_current(device: torch.device) -> None:
-    """Make this accelerator the one that "cuda" without a number means. Nothing to do for a CPU."""
+    """Make this accelerator the one that "cuda" without a number means. Does nothing for a CPU."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
 
@@ -195,10 +197,10 @@ def name(device: torch.device) -> str:
 def notes(device: torch.device, ranks: int, other_forms: list[str]) -> list[str]:
     """Return what the log says of a device after its name, one text per fact.
 
-    ranks: number of processes.
-    other_forms: a sentence for each computation that runs in another form on this device than on
-        NVIDIA's GPUs, e.g. "our own sampling stands in for torchvision's deformable convolution".
-        `stand_ins` in models/vrt/forms.py makes the sentences.
+    ranks: number of processes of the run.
+    other_forms: sentences from `stand_ins` in models/vrt/forms.py. Each says that a computation
+        runs in another form on this device than on NVIDIA's GPUs, e.g. "our own sampling stands in
+        for torchvision's deformable convolution".
     """
     facts = []
     if device.type == "cpu" and is_cpu_wanted():
@@ -213,8 +215,8 @@ def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
 
     Returns [] if one of them is used, or if the user asked for the CPU.
 
-    root: the folder below which the files of drivers are looked for, e.g. <root>/dev/kfd. This is
-        "/", the root folder of the system, and another folder only in tests.
+    root: the folder below which the files of drivers are looked for, e.g. <root>/dev/kfd. Only
+        tests give another folder than "/", the root folder of the system.
     """
     if device.type != "cpu" or is_cpu_wanted():
         return []
@@ -298,7 +300,10 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def has_fused_optimizers(device: torch.device) -> bool:
-    """Return whether torch's optimizers can update all weights at once (`fused=True`) on it."""
+    """Return whether torch's optimizers have the setting `fused=True` on this device.
+
+    With this setting, a step of the optimizer updates all weights at once.
+    """
     return device.type == "cuda"
 
 
@@ -320,7 +325,7 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 
 
 def peak_gb(device: torch.device) -> float | None:
-    """Return the most memory that torch's tensors had on the device so far, in GB.
+    """Return the most memory that torch's tensors had on the device so far, in GB (1e9 bytes).
 
     Returns None on the CPU, and on kinds of devices on which torch does not count the memory.
     """
@@ -363,7 +368,10 @@ def memory_gb(device: torch.device) -> tuple[float, float] | None:
 
 
 def free_kept_memory(device: torch.device) -> None:
-    """Give the memory that torch keeps for reuse back to the device. Tensors stay as they are."""
+    """Give the memory that torch keeps for later tensors back. Existing tensors stay as they are.
+
+    Other programs on the device can use this memory then.
+    """
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
 

@@ -19,8 +19,8 @@ from utils.secrets import without_secrets
 
 # The address of the weights of VRT and of its flow network SpyNet, from the authors of VRT.
 PUBLISHED_ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
-# A word in the path of a released file or data set -> where it can be downloaded. docs/links.md
-# names the papers, too.
+# A word in the path of a released file or data set -> where it can be downloaded. docs/links.md has
+# the papers.
 ADDRESSES = {
     "/meta_info_": "https://github.com/cszn/KAIR/tree/master/data/meta_info",
     "/spynet_sintel": PUBLISHED_ADDRESS,
@@ -59,7 +59,7 @@ def printable(text: str) -> str:
     """Return `text` with control characters written out, such as \\x1b.
 
     Names of files and keys of options come from other people, and may have control characters. A
-    terminal would obey them, e.g. erase a line.
+    terminal would carry out such characters, e.g. erase a line.
     """
     return CONTROLS.sub(_written_out, text)
 
@@ -81,7 +81,7 @@ class SpikeVRTError(Exception):
     worker from its message alone. Then the whole message is in `what`.
     """
 
-    exit_code = 1  # of a program that this error ends
+    exit_code = 1  # the exit code of a program that this error ends
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
         self.what = what
@@ -100,8 +100,8 @@ class SpikeVRTError(Exception):
 class OptionError(SpikeVRTError):
     """An option file or a command-line override is wrong.
 
-    Several errors may be found at once. Then this error has the message of the first one, and
-    `found` has all of them. Otherwise `found` is empty.
+    Several errors may be found at once. Then this error has the message of the first error, and
+    `found` has all errors. Otherwise `found` is empty.
     """
 
     exit_code = 2
@@ -109,7 +109,7 @@ class OptionError(SpikeVRTError):
 
 
 class DistError(SpikeVRTError):
-    """The ranks cannot start or cannot agree: launch variables, rendezvous, differing options."""
+    """The ranks (processes of a run) cannot start together, or have different options."""
 
     exit_code = 2
 
@@ -133,6 +133,6 @@ class NonFiniteError(SpikeVRTError):
 
 
 class StallError(SpikeVRTError):
-    """A rank is stuck, silent or dead."""
+    """A rank (a process of a run) hangs, does not answer, or has died."""
 
     exit_code = 70

@@ -44,9 +44,9 @@ OTHER_ROOT = "free some space, or set path.root to another disk"
 
 
 def open_plain(path: str | Path) -> BinaryIO:
-    """Open a file to read. Raises OSError, also for a pipe or a device.
+    """Open a file to read its bytes. Raises OSError, also for a pipe or a device.
 
-    Reading from a pipe or a device may never end, e.g. from /dev/zero.
+    A pipe or a device is refused, because reading from it may never end, e.g. from /dev/zero.
     """
     descriptor, _ = plain_descriptor(path)
     return os.fdopen(descriptor, "rb")
@@ -66,7 +66,7 @@ def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     os.close(descriptor)
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # 0: no error of the system has this number, so a message shows only this text.
+    # No error of the system has the number 0, so a message shows only this text.
     raise OSError(0, "it is a device or a pipe, not a file", str(path))
 
 
@@ -94,7 +94,7 @@ def rest_of(descriptor: int, count: int = -1) -> bytes:
     count: largest number of bytes to return, or -1 for all bytes.
     """
     parts = []
-    bytes_left = sys.maxsize if count < 0 else count  # sys.maxsize: more than any file has
+    bytes_left = sys.maxsize if count < 0 else count  # no file has sys.maxsize bytes
     while bytes_left > 0:
         # os.read may return fewer bytes than asked for, and none at the end of the file.
         part = os.read(descriptor, min(bytes_left, READ_AT_ONCE))
@@ -125,8 +125,8 @@ def sha256_of(path: Path) -> str:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file completely or not at all, even on a full disk or if the process is killed.
 
-    The content is written under another name, and then the file is renamed to `path`. The folder is
-    made if it is missing. Raises DataError if the file cannot be written.
+    The content is written to a temporary file, which is then renamed to `path`. An existing file is
+    replaced. The folder is made if it is missing. Raises DataError if the file cannot be written.
     """
     path = Path(path)
     with writing(path):
@@ -157,7 +157,7 @@ def writing(
     """Turn an OSError of the block into a DataError: the file or folder `path` cannot be written.
 
     do: the advice of the DataError.
-    errors: types of the errors that become a DataError.
+    errors: types of the errors that become a DataError. All other errors stay as they are.
     """
     try:
         yield
@@ -181,7 +181,7 @@ def free_bytes(folder: Path) -> float:
     file_system = os.statvfs(folder)
     if not file_system.f_blocks:  # a file system without a size
         return math.inf
-    # Blocks that a user may take, times the bytes of a block.
+    # Number of free blocks that a user without special rights may take, times bytes of a block.
     return file_system.f_bavail * file_system.f_frsize
 
 
@@ -189,7 +189,10 @@ def free_bytes(folder: Path) -> float:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise DataError if a file that a run writes is a link: its target may be a file of a user."""
+    """Raise DataError if `path`, which a run writes, is a link.
+
+    The target of the link may be a file of a user, which must not be changed.
+    """
     if path.is_symlink():
         raise DataError(
             what="a link has the name of a file of the run",
@@ -202,15 +205,17 @@ def refuse_link(path: Path) -> None:
 def open_kept(path: Path, mode: str, permissions: int = 0o666, encoding: str | None = None) -> Any:
     """Open a file that a run keeps open and writes, such as its log.
 
-    The file has no buffer for bytes, and for text only a buffer of one line. So a killed run loses
-    at most a line. If `path` itself is a link, the link is not followed, because its target may not
-    be ours.
+    Bytes are written at once, and text line by line. So a killed run loses at most a line. If
+    `path` itself is a link, the link is not followed, because its target may be a file of a user.
 
-    permissions: permissions of a new file, from which the umask is subtracted.
+    mode: as for `open`, e.g. "a" or "wb".
+    permissions: permissions of a new file. The umask of the user removes some of them.
 
-    Raises DataError if `path` is a link, OSError as `open` does.
+    Raises DataError if `path` is a link, and the same OSError as `open` for other causes.
     """
 
+    # `open` calls this function in place of os.open. O_NOFOLLOW: fail if the file is a link.
+    # O_CLOEXEC: do not hand the open file to programs that this process starts.
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
 
@@ -230,10 +235,10 @@ def claim_run_folder(folder: Path, patterns: Iterable[str], is_ours: bool) -> No
     patterns: patterns of the names of files that a run writes there, such as "*.log".
     is_ours: whether the caller knows that an earlier run made the folder. Then nothing is checked.
 
-    Raises OptionError for a folder of results, and for a folder without MARK that has a file whose
-    name fits a pattern.
+    Raises OptionError for a folder with results of a test (RESULTS), and for a folder without MARK
+    that has a file whose name fits a pattern.
     """
-    # Files in the folder that the run would write over.
+    # Names of files in the folder that the run would write over.
     existing_names = []
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):

@@ -1,8 +1,9 @@
 """Find how much memory this process may use, and how much of this memory is in use.
 
 A container or a SLURM job limits the memory of its processes below the memory of the host. Linux
-shows both in files: /proc/meminfo for the host, and the files of control groups for the limits.
-`host_memory` reads all of them and returns the memory that is fullest.
+shows both in files: /proc/meminfo for the host, and the files of control groups for the limits. A
+control group is a set of processes whose memory Linux counts and limits together. `host_memory`
+reads all of these files, and returns the memory that is fullest.
 
 What must stay: a missing or strange file is skipped, and never ends a run, because each system has
 other files. Free to change: another source of a limit may be added.
@@ -22,16 +23,18 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     """Return (used, total) in GB of the fullest memory that this process may use.
 
     A process is in control groups of Linux, one within another. A container or a SLURM job limits
-    the memory of its group. So a group may be full while the host has much free memory. E.g. 40 of
-    500 GB of the host and 15 of 16 GB of a container are in use. Then the result is (15, 16),
-    because this is the larger share. Returns None if no memory is known.
+    the memory of its group. So a group may be full while the host has much free memory.
+
+    The fullest memory is the memory with the largest share in use. E.g. if 40 of 500 GB of the host
+    and 15 of 16 GB of a container are in use, the result is (15, 16). Returns None if no memory is
+    known.
 
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
 
-    proc, groups: where the kernel mounts its files. Only tests give other folders:
+    proc, groups: folders with the files of the kernel. Only tests give other folders:
         test_the_memory_of_a_container_is_its_limit has the files of a container, and
-        test_the_limit_of_the_first_version_of_cgroups_is_read the files of an old Linux.
+        test_the_limit_of_the_first_version_of_cgroups_is_read has the files of an old Linux.
     """
     uses: list[Use] = []  # of the host and of each group
     with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
@@ -80,7 +83,8 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
 
     line: a line of /proc/self/cgroup, "<number>:<controllers>:<path>". The controllers say what the
         group counts, e.g. "memory". Linux has two versions of groups: "4:memory:/slurm/job_7" is a
-        group of version 1, "0::/user.slice" is a group of version 2.
+        group of version 1, and "0::/user.slice" is a group of version 2.
+    groups: the folder in which the kernel shows the control groups, "/sys/fs/cgroup".
 
     Returns [] if the group counts no memory, or has no limit.
     """
@@ -122,8 +126,9 @@ def _use_of_group(folder: Path, names: _GroupFiles) -> Use:
     Raises OSError, ValueError or KeyError if a file is missing or has another form.
     """
     total_bytes = int((folder / names.limit).read_text())
-    # memory.stat has lines such as "active_file 1048576". The file cache is in two lists of the
-    # kernel. It is not counted as used, because the kernel frees it when memory is short.
+    # memory.stat has lines such as "active_file 1048576". The kernel counts the file cache as two
+    # parts, active and inactive. Neither counts as used here, because the kernel frees the cache
+    # when memory is short.
     texts = {}
     for stat_line in (folder / "memory.stat").read_text().splitlines():
         name, text = stat_line.split(" ", 1)

@@ -48,7 +48,8 @@ JPEG_QUALITY = 93
 def tensor_to_uint8(image: Any) -> np.ndarray:
     """Turn a tensor (..., C, H, W) in [0, 1] into an array (..., H, W, C) uint8.
 
-    Values are clamped, multiplied by 255, and rounded. Halves become the even neighbour: 2.5 -> 2.
+    Values are clamped, multiplied by 255, and rounded. A half is rounded to the even number: 2.5
+    becomes 2, and 3.5 becomes 4. Scores depend on this rounding.
     """
     image = image.detach().float().clamp(0, 1) * 255
     image = image.round().byte()
@@ -93,8 +94,9 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
 def imread_rgb(path: str | Path) -> np.ndarray:
     """Return an image file as (H, W, 3) uint8. Raises DataError if it cannot be decoded."""
     image = None
-    # Read the file here, and let OpenCV decode its content. With a file name that is not UTF-8,
-    # OpenCV would end the process. For an empty content, OpenCV would raise an error of its own.
+    # OpenCV gets the content and not the name of the file, because a name that is not UTF-8 would
+    # end the process in OpenCV. An empty content is left out, because OpenCV would raise an error
+    # of its own for it.
     if Path(path).is_file():
         content = np.fromfile(path, np.uint8)
         if content.size:
@@ -149,14 +151,14 @@ def comparison(
     """
     panels = {"blurry": blurry}
     if spikes is not None:
-        # The lower limit avoids a division by 0 if there are no spikes.
+        # `white` is at least 1e-6, because without any spike it would be 0, and we divide by it.
         white = max(float(np.percentile(spikes, 99.5)), 1e-6)
         relative = np.clip(spikes / white, 0, 1)  # 0 is black, 1 is white
         grey = np.round(255 * relative).astype(np.uint8)  # (H, W)
         panels["spikes"] = np.repeat(grey[..., None], 3, axis=2)  # (H, W, 3)
     panels["restored"] = restored
     if sharp is not None:
-        # In int16, because a difference of uint8 would wrap around.
+        # In int16, because uint8 has no negative numbers: there, 3 - 5 would be 254.
         difference = np.abs(restored.astype(np.int16) - sharp.astype(np.int16))
         panels["sharp"] = sharp
         panels[ERROR] = np.clip(difference * 5.0, 0, 255).astype(np.uint8)
@@ -169,8 +171,9 @@ def comparison_strip(
     """Put panels (h, w, 3) uint8 side by side, each below its name. Returns (H, W, 3) uint8.
 
     `panels_of` cuts a strip into its panels again, also a strip of an earlier version of this
-    program. So label and gap must keep their sizes.
+    program. So LABEL_HEIGHT and GAP must keep their values.
 
+    panels: name -> panel, from left to right.
     size: (height, width) of each panel in the strip. A smaller panel is enlarged to this size by
         repeating its pixels. With None, it is the size of the panel "restored".
     """
@@ -245,16 +248,16 @@ def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
 def render(template: str, **values: Any) -> str:
     """Return an HTML page that needs no other file: images and styles are in it.
 
-    template: name of a file utils/templates/<template>.html. There, `image | data_uri` calls
-        `jpeg_uri(image)`.
-    values: what is filled into the template, by name. Text is escaped.
+    template: name of a file utils/templates/<template>.html. In the file, `image | data_uri` stands
+        for `jpeg_uri(image)`.
+    values: name in the template -> the value that is filled in. Text is escaped.
     """
     return _pages().get_template(f"{template}.html").render(**values)
 
 
 @cache
 def _pages() -> Any:
-    """Return the jinja2 environment of all templates. It keeps the templates that it has read."""
+    """Return the environment of jinja2, which reads the templates and keeps them."""
     # Imported here, because only programs that write pages need it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

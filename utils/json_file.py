@@ -13,10 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-# Bytes of a file, 64 MiB. Exposures of 1000 clips of 1000 frames take a quarter of this.
+# Largest number of bytes of a file, 64 MiB. Exposures of 1000 clips of 1000 frames take a quarter
+# of it.
 LARGEST = 2**26
-# Number of brackets within one another. Our files need 5; Python and pydantic fail at some
-# hundreds.
+# Largest number of brackets within one another, e.g. 2 in {"a": [1]}. Our files need 5. Python and
+# pydantic fail at some hundreds.
 DEEPEST = 32
 
 
@@ -38,7 +39,10 @@ def read_json(path: str | Path, largest: int = LARGEST) -> Any:
 
 
 def cause_in_words(e: Exception) -> str:
-    """Return the cause of an error in one line: "clips.a.h is 0: Input should be ..."."""
+    """Return the cause of an error of reading a file, in one line.
+
+    E.g. "clips.a.h is 0: Input should be ...".
+    """
     if isinstance(e, ValidationError):
         first = e.errors()[0]
         # `reprlib` shortens the value, because it may be the table of a whole data set.
@@ -54,7 +58,8 @@ def cause_in_words(e: Exception) -> str:
 def _depth(text: str) -> int:
     """Return the largest number of brackets within one another. Brackets in texts do not count.
 
-    json.loads calls itself for each bracket, so the depth must be known before.
+    The depth must be known before json.loads is called, because json.loads calls itself for each
+    bracket, and too many such calls end in an error.
     """
     deepest = 0
     depth = 0

@@ -1,7 +1,8 @@
 """Set up the text log of a run.
 
-Rank 0 writes all lines, e.g. "[2025-11-06 10:00:00] epoch 1". The other ranks write only warnings,
-e.g. "[rank 2] the disk is slow". `setup_logging` gives these handlers to the logger of Python:
+A rank is a process of the run. Rank 0 writes all lines, e.g. "[2025-11-06 10:00:00] epoch 1". The
+other ranks write only warnings, e.g. "[rank 2] the disk is slow". `setup_logging` adds these
+handlers to the root logger of Python:
 
     rank 0        _StdoutHandler     all lines, to stdout
                   _FileHandler       all lines, to log/train.log
@@ -39,7 +40,8 @@ LOG_NAME = "log/train.log"
 WARNINGS_NAME = "log/warnings.jsonl"
 TIME = "%Y-%m-%d %H:%M:%S"  # e.g. 2025-11-06 10:00:00
 
-# What could not be written last time: texts `what` of `best_effort`. Each was reported once.
+# What could not be written last time, as texts `what` of `best_effort`. `best_effort` has warned of
+# each text once.
 _unwritten: set[str] = set()
 
 
@@ -50,9 +52,9 @@ def best_effort(what: str, *errors: type[Exception]) -> Generator[None]:
     If writing fails, this warns once, and the run goes on after the block. When writing works
     again, this says so.
 
-    what: what is written, for the warnings. Each text is warned of once, until it can be written
-        again.
-    errors: additional types of errors that do not end the run.
+    what: what is written, for the warnings, e.g. "the report of the run". Blocks with the same text
+        share their warning.
+    errors: types of errors that do not end the run, in addition to OSError and DataError.
     """
     try:
         yield
@@ -79,8 +81,8 @@ class _ReportsOnceHandler(logging.Handler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Report the error that `logging` has just caught. It calls this within `except`."""
         error = sys.exc_info()[1]
-        # A full disk is an OSError, a closed stream a ValueError. Anything else is a mistake of our
-        # code, which needs its traceback.
+        # A full disk is an OSError, and a closed stream is a ValueError. Any other error is a
+        # mistake in our code, and the handler of `logging` prints its traceback.
         if not isinstance(error, (OSError, ValueError)):
             super().handleError(record)
         elif not self.has_failed:
@@ -93,21 +95,21 @@ class _ReportsOnceHandler(logging.Handler):
 
 
 class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
-    """Appends lines to a file. It follows no link, because a link may lead to a file elsewhere."""
+    """Appends lines to a file. It follows no link, because its target may be a file of a user."""
 
     def _open(self) -> Any:
-        """Open the file, which is not a link. FileHandler calls this.
+        """Open the file. FileHandler calls this function.
 
-        `open_kept` opens a file that stays open during the run, and writes each line at once.
+        `open_kept` follows no link, and writes each line at once.
         """
         return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
     def reopen_if_removed(self) -> None:
-        """Make the file again if somebody has removed it. Else its lines would go nowhere."""
+        """Make the file again if somebody has removed it. Otherwise new lines would be lost."""
         if self.stream is None:
             return
-        # Number of names that the open file has in folders: 0 after the file was removed, 1 if it
-        # is there or was moved.
+        # Number of names (hard links) of the open file: 0 if the file was removed, 1 if it is still
+        # there or was moved.
         name_count = os.fstat(self.stream.fileno()).st_nlink
         if name_count > 0:
             return
@@ -127,7 +129,7 @@ class _WarningsHandler(_FileHandler):
 
 
 class _StdoutHandler(_ReportsOnceHandler, logging.StreamHandler):
-    """Writes to what sys.stdout is at this moment.
+    """Writes each line to the present sys.stdout, and not to the sys.stdout of its creation.
 
     A progress bar replaces sys.stdout while it is shown, so that lines appear above the bar. A
     handler that kept the first sys.stdout would write across the bar.
@@ -165,6 +167,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     ranks write warnings to stderr, as ``[rank 2] text``. Warnings that Python modules such as torch
     give by `warnings.warn` go the same way.
 
+    rank: number of this process in the run, from 0.
     log_file: the file to which lines are appended, or None for no file.
     """
     logging.captureWarnings(True)

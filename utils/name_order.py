@@ -20,8 +20,10 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key under which "2" comes before "10".
 
     Digits in a row are compared as a number, and other text is compared letter by letter. If two
-    numbers are equal, e.g. "1" and "01", the shorter text comes first. For example, "a12" becomes
-    ((1, 0, "a"), (0, 12, "0002"), (1, 0, "")). Here "0002" says that 12 has two digits.
+    numbers are equal, e.g. "1" and "01", the shorter text comes first.
+
+    The key has a triple for each part of the name. E.g. the key of "a12" is ((1, 0, "a"),
+    (0, 12, "0002"), (1, 0, "")), in which "0002" says that 12 has two digits.
     """
     key = []
     # With a group in the pattern, split returns text and digits in turn, beginning with text: "a12"
@@ -30,8 +32,8 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     for index, part in enumerate(_DIGITS.split(str(path))):
         is_digits = index % 2 == 1
         if is_digits:
-            # A text, because the same place of other triples has a text. With zeros in front, the
-            # order of such texts is the order of the numbers.
+            # The number of digits is a text, because the third item of each triple is a text. With
+            # zeros in front, these texts have the order of their numbers.
             digit_count = f"{len(part):04d}"  # "0001" for "1", "0002" for "01"
             key.append((0, int(part), digit_count))
         else:
@@ -48,8 +50,8 @@ class _Value(NamedTuple):
     exponent: str
 
 
-# A number as Python and C print it, e.g. "-1.50e+3". The limits of the lengths keep a long name of
-# a file from taking much time.
+# A number as Python and C print it, e.g. "-1.50e+3". The four groups are the fields of `_Value`, in
+# their order. Each length has a limit, so that a long name takes little time.
 _VALUE = re.compile(
     r"([+-]?)"  # sign
     r"(\d{1,100})"  # digits before the point
@@ -99,7 +101,8 @@ def _is_counter(values: list[_Value]) -> bool:
     counts = []
     for value in values:
         count = int(value.fraction or "0")
-        # A counter has a number after the point, without leading zeros. So "1." and "1.01" end it.
+        # A counter has a number after the point, without leading zeros. So names such as "1." and
+        # "1.01" are no counter.
         if value.fraction != str(count):
             return False
         counts.append(count)

@@ -1,8 +1,8 @@
 """Write a folder of results, and refuse an output folder that holds files of others.
 
 No program of the project changes or removes a file that it did not make. A folder of results or of
-a run is new, or holds a file that marks it as ours (MARK, RESULTS in utils/files.py). Any other
-folder is refused as a whole, before any work is done. "Ours" means: made by a program of this
+a run is new, or holds a file that marks it as ours: the file MARK or RESULTS (utils/files.py). Any
+other folder is refused as a whole, before any work is done. "Ours" means: made by a program of this
 project.
 
     Folders     refuse_links, remove_files, scratch_folder, publish_folder
@@ -31,7 +31,8 @@ from utils.files import MARK
 def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     """Raise DataError if a file that is to be written would lie outside of `folder`.
 
-    DataError also comes if something else, such as a folder, has the name of the file.
+    A link or ".." in its path can lead outside. Also raises DataError if something else, such as a
+    folder, has the name of the file.
 
     paths: paths of the files, below `folder`.
     """
@@ -100,7 +101,7 @@ def _folders_between(folder: Path, path: Path) -> list[Path]:
 
 
 def scratch_folder(path: Path) -> Path:
-    """Make a new empty folder with our mark.
+    """Make a new folder that has only our mark, the file MARK. Returns `path`.
 
     If the folder exists with our mark, an earlier run has left it, and it is removed. An empty
     folder is removed, too. Raises DataError if something else has this name.
@@ -123,9 +124,12 @@ def scratch_folder(path: Path) -> Path:
 
 
 def publish_folder(scratch: Path, target: Path) -> None:
-    """Give a finished scratch folder its name, and remove its mark.
+    """Give a finished scratch folder its final name, and remove its mark.
 
-    Raises DataError if something else has the name `target`. An empty folder is replaced.
+    scratch: the folder that `scratch_folder` made.
+    target: the final name. An empty folder of this name is replaced.
+
+    Raises DataError if something else has the name `target`.
     """
     if os.path.lexists(target):
         is_folder = target.is_dir() and not target.is_symlink()
@@ -136,9 +140,9 @@ def publish_folder(scratch: Path, target: Path) -> None:
                 expected="nothing under this name",
                 do="move it away",
             )
-    # The mark goes last. If the program is killed between the two lines, a complete folder with a
-    # mark is left. In the other order it could leave a scratch folder without a mark, which the
-    # next start must not clear.
+    # Remove the mark last. If the program is killed between the two lines, it leaves a complete
+    # folder with a mark. In the other order it could leave a scratch folder without a mark, and
+    # `scratch_folder` would refuse this folder at the next start.
     os.replace(scratch, target)
     (target / MARK).unlink()
 
@@ -147,7 +151,10 @@ def publish_folder(scratch: Path, target: Path) -> None:
 
 
 def refuse_existing(path: Path, where: str) -> None:
-    """Raise OptionError if an output file exists already. where: the flag that named it."""
+    """Raise OptionError if an output file exists already.
+
+    where: the flag that named the file, e.g. "--output".
+    """
     if os.path.lexists(path):
         raise OptionError(
             what="the file exists already",
@@ -161,10 +168,10 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
     """Raise DataError if `folder` holds files or folders that are not ours.
 
     A file is ours if it has the name and the size of one of our files. The contents are not read,
-    because that would take minutes for a large data set.
+    because reading would take minutes for a large data set.
 
-    ours: the files that may be there: name relative to the folder, such as "a/0.png" -> its size in
-        bytes.
+    ours: name of a file that may be there, relative to the folder -> its size in bytes. E.g.
+        {"a/0.png": 1234}.
     what: what our files are, for the message, e.g. "this cache".
     """
     foreign_paths = []
@@ -196,8 +203,10 @@ def refuse_overlap(
 ) -> None:
     """Raise OptionError if an output folder is, contains or lies in an input.
 
-    inputs: {flag of an input: its path, or None if the input is not given}.
-    flag: flag of the output. Links are resolved first.
+    Links are followed before the paths are compared.
+
+    inputs: flag of an input -> its path, or None if the input is not given.
+    flag: flag of the output.
     """
     target = output.resolve()
     for name, path in inputs.items():
@@ -220,7 +229,7 @@ def refuse_overlap(
         )
 
 
-# Largest number of names in a message. More names would make the message unreadable.
+# Largest number of names in a message. More names would make the message long. Chosen by hand.
 MOST_SHOWN_NAMES = 5
 
 

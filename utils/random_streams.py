@@ -14,30 +14,39 @@ import numpy as np
 
 
 def random_stream(purpose: str, *key: int) -> np.random.Generator:
-    """Return the generator of one purpose, e.g. ("camera", seed, epoch, index).
+    """Return the generator of one purpose, e.g. random_stream("camera", seed, epoch, index).
 
-    It gives the same numbers on every machine. NumPy could also take a list of numbers as its seed.
-    But NumPy pads a list with zeros, so [0, 5, 7] and [0, 5, 7, 0] would be one stream.
+    It gives the same numbers on every machine. NumPy could also take the key as its seed, as a list
+    of numbers. But NumPy pads a list with zeros, so the keys [0, 5, 7] and [0, 5, 7, 0] would give
+    the same numbers.
+
+    purpose: what the numbers are for. Another purpose gives other numbers for the same key.
+    key: whole numbers, such as the seed of the run and the index of a sample.
     """
     return np.random.default_rng(mix_seed(purpose, *key))
 
 
 def published_stream(*key: int) -> np.random.Generator:
-    """Return the generator of one of four old purposes.
+    """Return the generator of one of four old purposes, which are older than `random_stream`.
 
-    They are made scenes, prepared spikes, the order of an epoch, and the noise of a denoising test.
-    They are older than `random_stream`. Their numbers are "published" because users already have
-    data sets, scores and runs that were made with them. So the numbers stay: data sets and scores
-    are made as before, and older runs can be resumed. Do not use this function for a new purpose:
-    NumPy ignores zeros at the end of a key, so two keys may have the same numbers.
+    The four purposes are computed scenes, prepared spikes, the order of an epoch, and the noise of
+    a denoising test. Their numbers are "published": users already have data sets, scores and runs
+    that were made with them. So the numbers must stay. Otherwise data sets and scores could not be
+    made again, and older runs could not be resumed.
+
+    Do not use this function for a new purpose. NumPy ignores zeros at the end of a key, so two keys
+    may have the same numbers.
+
+    key: whole numbers, such as the seed and the index of a scene.
     """
     return np.random.default_rng(key)
 
 
 def mix_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed from a few values, the same on every machine.
+    """Return a 63-bit seed that is made of a few values.
 
-    Python's own hash() differs from process to process.
+    The seed is the same on every machine. Python's own hash() is not used, because it differs from
+    process to process.
     """
     text = "/".join(map(str, parts))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()  # 64 bits

@@ -20,8 +20,9 @@ from utils.errors import DataError
 # were cut shorter, different names could look the same.
 LEAST_WIDTH = 8
 
-# "inf" or "-inf" as a whole value that `json_bytes` wrote. It is not a key (a colon would follow),
-# and no part of a longer text (a backslash would stand before the quote).
+# "inf" or "-inf" as a whole value that `json_bytes` wrote. The pattern matches no key, because a
+# colon follows a key. It matches no part of a longer text, because a quote within a text has a
+# backslash before it.
 _INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')
 
 
@@ -32,8 +33,9 @@ def json_bytes(value: Any) -> bytes:
     an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json` turns the
     texts back into numbers.
     """
-    # Python writes the words Infinity, -Infinity and NaN, which are not JSON. When json.loads reads
-    # the text again, it calls parse_constant for each of these words, which replaces them.
+    # json.dumps writes the words Infinity, -Infinity and NaN, which are not JSON. json.loads reads
+    # the text again. It calls parse_constant with each of these words, and puts the result in place
+    # of the word.
     replacements = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
     plain = json.loads(json.dumps(value), parse_constant=replacements.get)
     text = json.dumps(plain, indent=1, allow_nan=False)
@@ -41,9 +43,9 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a file that `json_bytes` made. Raises DataError for a damaged file.
+    """Return the value in a file that `json_bytes` made. Raises DataError for a damaged file.
 
-    "inf" becomes an infinite number again. null stays None.
+    The texts "inf" and "-inf" become infinite numbers again. null becomes None, so NaN is lost.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -70,11 +72,11 @@ def plain_table(
         clip_a       6
         clip_b      12
 
-    rows: lines of cells.
+    rows: the cells of each line below the header.
     header: the names of the columns.
-    line_width: largest number of characters in a line, None without a limit. Long cells are cut in
-        their middle, in the widest column first. A line may stay too long if all columns are
-        narrow.
+    line_width: largest number of characters in a line, or None for no limit. Long cells are cut in
+        their middle, in the widest column first. No column becomes narrower than LEAST_WIDTH, so a
+        line may stay too long.
     """
     # Take one character at a time from the widest column, until a line is short enough. Two blanks
     # stand between two columns.
@@ -99,7 +101,8 @@ def _cut(cell: str, width: int) -> str:
     """Return a cell with at most `width` characters, e.g. "experiments", 8 -> "exp..nts"."""
     if len(cell) <= width:
         return cell
-    # Two dots stand in the middle. E.g. width 8: 3 characters before them, 3 after them.
+    # Two dots stand in the middle. With width 8, 3 characters stand before and 3 after the dots.
+    # With width 9, 4 characters stand before and 3 after the dots.
     letters = width - 2
     tail = letters // 2
     head = letters - tail

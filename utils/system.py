@@ -1,7 +1,8 @@
 """Functions of the system that only Linux has, with substitutes for macOS and hosts without /proc.
 
-A run of one process works with the substitutes. Several ranks need Linux: they look at one another
-through /proc, so that a rank that has died or stands still is found and named.
+A run of one process works with the substitutes. Several ranks (processes of one run) need Linux.
+They read the state of one another in /proc, so that an error can name a rank that has died or
+hangs.
 
 Free to change: how a system is asked. A branch for another system may be added.
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from utils.errors import DistError
 
 PROC = Path("/proc")
-PR_SET_PDEATHSIG = 1  # the number of this request in linux/prctl.h
+PR_SET_PDEATHSIG = 1  # number of the request for a signal at the end of the parent (linux/prctl.h)
 # The numbers of two settings in malloc.h of glibc, the C library of most Linux systems.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -35,7 +36,7 @@ def has_proc() -> bool:
 
 
 def refuse_ranks_without_proc() -> None:
-    """Raise DistError on a system without /proc, where ranks cannot look at one another."""
+    """Raise DistError on a system without /proc, in which ranks read the state of one another."""
     if has_proc():
         return
     raise DistError(
@@ -56,13 +57,13 @@ def cores() -> tuple[int, ...]:
 
 def peak_process_gb() -> float:
     """Return the most memory that this process had so far, in GB (1e9 bytes)."""
-    # On Linux, read the line "VmHWM:  123456 kB". Use ru_maxrss below only without this line,
-    # because on Linux ru_maxrss of a new process begins with the peak of its parent.
+    # On Linux, read the line "VmHWM:  123456 kB". ru_maxrss below is used only if there is no such
+    # line, because on Linux ru_maxrss of a new process begins with the peak of its parent.
     with suppress(OSError), open(PROC / "self/status", encoding="ascii") as status:
         for line in status:
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) * 1024 / 1e9
-    # macOS counts in bytes, other systems in units of 1024 bytes.
+    # ru_maxrss is in bytes on macOS, and in units of 1024 bytes on other systems.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
@@ -79,13 +80,14 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Size of the largest array whose memory is kept, in bytes. It is 64 MiB, or 32 MiB with an old
-# glibc, which ignores a larger size. So both sizes are set, one after the other.
+# Size of the largest array whose memory is kept, in bytes: 64 MiB. An old glibc ignores a size of
+# more than 32 MiB. So first 32 MiB are set, and then 64 MiB.
 LARGEST_KEPT_ARRAYS = (2**25, 2**26)
-# Largest amount of freed memory that is kept, in bytes.
+# Largest amount of freed memory that is kept, in bytes: 1 GiB. Chosen by hand.
 MOST_KEPT_MEMORY = 2**30
-# Freed memory in bytes that is much for `give_back_much_freed_memory`. With motion.pth, a frame of
-# 192 x 192 pixels leaves 75 MB at most, and a frame of 1280 x 720 leaves 0.8 GB or more.
+# Freed memory above this number of bytes, 268 MB, is given back by `give_back_much_freed_memory`.
+# With motion.pth, a frame of 192 x 192 pixels leaves 75 MB at most, and a frame of 1280 x 720
+# leaves 0.8 GB or more.
 MUCH_FREED_MEMORY = 2**28
 
 
@@ -102,13 +104,17 @@ def keep_freed_memory() -> None:
     if mallopt:
         # Up to this amount, freed memory stays with the process.
         mallopt(M_TRIM_THRESHOLD, MOST_KEPT_MEMORY)
-        # An array above this size gets memory of its own (mmap), which is given back with it.
+        # An array above this size gets memory of its own (mmap). This memory is given back when the
+        # array is deleted.
         for size in LARGEST_KEPT_ARRAYS:
             mallopt(M_MMAP_THRESHOLD, size)
 
 
 class _FreedMemory(ctypes.Structure):
-    """What `mallinfo2` of glibc returns: ten sizes in bytes. `fordblks` is the freed memory."""
+    """What `mallinfo2` of glibc returns: ten sizes in bytes. `fordblks` is the freed memory.
+
+    All ten must stay in this order, because it is the order of the C struct (malloc.h).
+    """
 
     _fields_ = (
         ("arena", ctypes.c_size_t),
@@ -131,7 +137,8 @@ def give_back_much_freed_memory() -> None:
     every piece needs new memory. So a process with large frames would take up to a gigabyte more
     than it needs. With small frames the kept memory is small. Then it stays, because it saves time.
 
-    Only glibc has the two functions, `mallinfo2` since 2.33. Elsewhere this function does nothing.
+    Only glibc has the functions `mallinfo2` (since 2.33) and `malloc_trim`. Without them, this
+    function does nothing.
     """
     if sys.platform != "linux":
         return
@@ -145,8 +152,8 @@ def give_back_much_freed_memory() -> None:
 
 def is_alive(pid: int) -> bool:
     """Return whether there is a process with this number. This needs no /proc."""
-    # Signal 0 sends nothing, but the system checks whether it could be sent. EPERM: the process is
-    # there and belongs to another user.
+    # Signal 0 sends nothing, but the system checks whether it could be sent. The error EPERM says
+    # that the process is there, and belongs to another user.
     try:
         os.kill(pid, 0)
     except OSError as e:
@@ -155,18 +162,19 @@ def is_alive(pid: int) -> bool:
 
 
 def file_in_memory(name: str) -> tuple[FileIO, str]:
-    """Open a file for appending that is gone when this process ends. Return it and a path to it.
+    """Open a file for appending that disappears when this process ends.
 
-    On Linux the file is in memory. Other processes of the same user can open its path while this
-    process lives. The path is a link to "/memfd:<name> (deleted)". On other systems the file is a
-    temporary file without a name, and the path is "".
+    Returns the open file and a path to it. On Linux the file is in memory. Other processes of the
+    same user can open the path while this process lives. The path is a link to
+    "/memfd:<name> (deleted)". On other systems the file is a temporary file without a name, and the
+    path is "".
 
     name: what the file is for. `stacks.stack_file_of` finds the file of a rank by this name.
     """
     if not hasattr(os, "memfd_create"):
         file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115
         return file, ""
-    # O_APPEND: several processes may write, and each write goes to the end.
+    # With O_APPEND, several processes may write, and each write goes to the end of the file.
     descriptor = os.memfd_create(name)
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)

@@ -15,13 +15,20 @@ rank leaves out such a call, the other ranks wait for it until the watchdog ends
 
 In a single process there is no process group, and every function works the same.
 
-This page has the start and the end of a run. The modules in utils/dist do all other work, and
+This file has the start and the end of a run. The modules in utils/dist do all other work, and
 utils/dist/__init__.py lists them. `__all__` lists the functions of these modules that a program may
 call as `utils_dist.<name>`.
 
+Words:
+
+    RUN           the state of the run in this process (utils/dist/state.py)
+    store         the key-value store of the run, by which all ranks exchange short texts
+    beat          the record of a rank in the store: that the rank lives, where, and in which phase
+    watchdog      a thread of each rank. It reads the beats, and ends the run if a rank hangs
+
 What must stay: the order of the lines of a start and of an end, because the ranks wait for one
-another in their requests to the store. An error on one rank ends all ranks, with one report and one
-exit code (test_an_error_ends_all_ranks_with_one_message_and_one_code).
+another by means of the store. An error on one rank ends all ranks, with one report and one exit
+code (test_an_error_ends_all_ranks_with_one_message_and_one_code).
 
 Tests: tests/dist/test_dist.py, tests/dist/test_life.py, tests/faults/test_startup.py.
 """
@@ -102,19 +109,21 @@ JOB_KEY = "SPIKEVRT_JOB_KEY"
 def ranks(log: bool = True) -> Generator[None]:
     """Start the ranks, and end all of them together. The whole program runs within the block.
 
-    Collective. At the start the ranks meet. From then on, an error on one rank ends all ranks, with
-    one message and one exit code. After an error the ranks end by os._exit, because destroying a
-    broken process group can block forever.
+    Collective. At the start the ranks meet: each waits until all have arrived. From then on, an
+    error on one rank ends all ranks, with one message and one exit code. After an error the ranks
+    end by os._exit, because destroying a broken process group can block forever.
 
-    After the block no rank is left over, and RUN is empty again, so that a notebook may start the
-    next run. The order of the lines in `_start`, `_end_without_error` and `_end_after_error` must
-    stay. The comments there give the reasons. Tests: tests/faults and tests/dist/test_life.py.
+    After the block no rank is left over, and RUN, the state of the run in this process, is empty
+    again. So a notebook may start the next run.
+
+    The order of the lines in `_start`, `_end_without_error` and `_end_after_error` must stay. The
+    comments there give the reasons. Tests: tests/faults and tests/dist/test_life.py.
 
     A cloud platform may have started one process for all GPUs of a node. This process then becomes
     torchrun, which starts this program again, once for each GPU.
 
-    Next, read the options within `all_ranks_or_none`, then call `begin`. A program without options
-    calls `init_dist`.
+    Within the block, first read the options within `all_ranks_or_none`, then call `begin`. A
+    program without options calls `init_dist` in place of `begin`.
 
     log: whether to set up the log of a run. Tools that print their results need no log.
     """
@@ -135,7 +144,13 @@ def ranks(log: bool = True) -> Generator[None]:
 
 
 def _start(is_group_of_others: bool, log: bool) -> None:
-    """Find out which rank this is, and meet the other ranks. Collective. Sets the fields of RUN."""
+    """Find out which rank this is, and meet the other ranks. Collective.
+
+    Sets the fields `launch`, `job_key`, `store` and `watchdog` of RUN, the state of the run.
+
+    is_group_of_others: whether another library has made a process group, which this run uses.
+    log: whether to set up the log of a run.
+    """
     launch = _read_own_launch()
     if is_group_of_others:
         launch = launch_of_group(launch)
@@ -143,29 +158,34 @@ def _start(is_group_of_others: bool, log: bool) -> None:
         setup_logging(launch.rank)
     RUN.launch = launch
     # Take the secret of this start out of the environment, so that no child process and no report
-    # has it. A second run in this process, e.g. in a notebook, then finds no secret there: `pop`
-    # returns "", and RUN.job_key keeps the secret of the first run.
+    # has it. With the secret, ranks sign what they write into the store. A second run in this
+    # process, e.g. in a notebook, finds no secret in the environment: `pop` returns "", and
+    # RUN.job_key keeps the secret of the first run.
     RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
     if launch.mode == "torchrun":
-        # If somebody kills torchrun, no rank is left over.
+        # torchrun is the parent of this process. If somebody kills torchrun, its ranks end, too.
         process.die_with_parent()
     if launch.world_size == 1:
         return
-    # A beat is the record of a rank in the store. It says that the rank lives, and where.
-    # `Watchdog()` writes the first beat of this rank. It comes before `meet`, so that every rank
-    # has a beat when it arrives at the meeting.
+    # A beat is the record of a rank in the store, the key-value store of all ranks. It says that
+    # the rank lives, and where. `Watchdog()` writes the first beat of this rank. This must be done
+    # before `meet`, so that every rank has a beat when it meets the other ranks.
     RUN.store = open_store(launch)
     RUN.watchdog = Watchdog()
     meet(RUN.store, launch)
-    # Give the watchdog a beat of rank 0 now, because rank 0 and its store may be lost before the
-    # thread of the watchdog reads one. To report the end of rank 0, it needs the host and process
-    # id in the beat. If the thread has already read a newer beat, `setdefault` keeps the newer one.
+    # To report the end of rank 0, the watchdog needs the host and process id in a beat of rank 0.
+    # Give the watchdog such a beat now, because rank 0 and its store may be lost before the thread
+    # of the watchdog reads one. If the thread has already read a newer beat, `setdefault` keeps the
+    # newer beat.
     first_state = read_state(rank=0, value=RUN.store.get("beat/0"))
     RUN.watchdog.beats.states.setdefault(0, first_state)
 
 
 def _end_without_error(is_group_of_others: bool) -> None:
-    """Leave the other ranks when all have finished. Collective. Empties RUN."""
+    """Leave the other ranks when all have finished. Collective. Empties RUN, the state of the run.
+
+    is_group_of_others: whether another library has made the process group, and destroys it later.
+    """
     if RUN.watchdog is not None:
         # From here on, a rank without a process is not a failure for the watchdog.
         RUN.watchdog.is_ending = True
@@ -178,7 +198,10 @@ def _end_without_error(is_group_of_others: bool) -> None:
 
 
 def _end_after_error(error: BaseException) -> NoReturn:
-    """Report the error, unless another rank reports, and end this process with its exit code."""
+    """Report the error, unless another rank reports it, and end this process.
+
+    The exit code is the code of the error, e.g. 3 for a DataError.
+    """
     code = report_error(error)
     # Free the tensors of the run: RUN.reported keeps the error, and so the tensors in the functions
     # of its traceback.
@@ -200,11 +223,11 @@ def _end_after_error(error: BaseException) -> NoReturn:
 def _read_own_launch() -> LaunchInfo:
     """Return how the environment describes this process: its rank, the number of ranks, ...
 
-    If a platform has started one process for all GPUs of this node, this function does not return:
-    torchrun takes the place of this process.
+    If a cloud platform has started one process for all GPUs of this host (a node), this function
+    does not return: torchrun takes the place of this process.
     """
     gpu_count = devices.count()
-    # What the user typed, for the advice in errors, which must show no secret.
+    # What the user typed, without secrets. Errors show it in their advice.
     command = shlex.join(["python", "-u", *map(argument_without_secrets, sys.argv)])
     env = with_standard_names(os.environ, gpu_count, command)
     # If this process stands for a node, torchrun has to start the ranks of the node. `os.execve`
@@ -225,7 +248,7 @@ def _read_own_launch() -> LaunchInfo:
 def _forget_run() -> None:
     """Forget a run that has ended, and stop its watchdog.
 
-    The process may live on, e.g. in a notebook. A watchdog that still runs would end it.
+    The process may live on, e.g. in a notebook. A watchdog that still runs would end the process.
 
     Each field of RUN that belongs to one run gets its first value again (utils/dist/state.py
     explains the fields). A new field of this kind needs a line here. RUN.job_key stays, because a
@@ -250,18 +273,20 @@ def begin(
 ) -> None:
     """Make the process group, check that all ranks have the same options, and watch the phases.
 
-    Collective. From now on a rank that stays too long in one phase ends the run, see
-    utils.dist.watchdog.
+    Collective. From now on the watchdog ends the run if a rank stays too long in one phase, e.g. in
+    "forward" (utils/dist/watchdog.py).
 
-    budgets: the options `watchdog`, or None for a test without an option file.
-    timeout_s: least time-out of a collective, in seconds.
+    budgets: the options `watchdog`: how long each phase may take. None if a network is tested
+        without an option file.
+    timeout_s: least time-out of a collective operation of the process group, in seconds.
     digest: a digest of all options, e.g. "3f9a0c12b4de". It must be equal on all ranks.
     checks_folder: folder in which results of checks of the data are kept for later runs, or None.
     """
     RUN.checks_folder = checks_folder
     is_single = get_world_size() == 1
-    # The watchdog keeps the limits of the option file (`budgets`), and it ends ranks that would
-    # wait for one another. A single process without an option file needs neither.
+    # The watchdog enforces the limits of the option file (`budgets`), and ends ranks that would
+    # wait for one another. In a single process without an option file, there are neither limits nor
+    # other ranks.
     needs_watchdog = budgets is not None or not is_single
     if budgets is None:
         budgets = WatchdogOptions()  # the default limits

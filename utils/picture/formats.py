@@ -1,13 +1,14 @@
 """Read the headers of JPEG, WebP, BMP and PNM pictures.
 
-Each format has one reader. Its docstring shows the layout of the file: at which byte of the file,
-or of a part of the file, a value begins. A number of several bytes is big endian (the highest byte
-first) in a JPEG, and little endian (the lowest byte first) in a WebP and a BMP. In the code, `at`
-is a position in the file, counted in bytes from 0.
+Each format has one reader. Its docstring shows the layout of the file: the byte of the file, or of
+a part of the file, at which a value begins. A number of several bytes is big endian (the highest
+byte first) in a JPEG, and little endian (the lowest byte first) in a WebP and a BMP. In the code,
+`at` is a position in the file, counted in bytes from 0.
 
-What must stay: a reader accepts any bytes. It returns None for a header that is cut short or
-contradicts itself. It trusts no number without a limit. Each turn of a loop moves forward in the
-file, so that no loop is endless.
+What must stay: a reader accepts any bytes, because the files come from other people. It returns
+None for a header that is cut short or contradicts itself. A number in the file may be wrong, so no
+reader takes memory or time in proportion to it. Each turn of a loop moves forward in the file, so
+that no loop is endless.
 
 Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
 """
@@ -20,24 +21,26 @@ from utils.picture.tiff import exif_orientation
 
 # The bytes before Exif data in a JPEG, and in some WebP.
 EXIF_BEGIN = b"Exif\0\0"
-# Markers of a JPEG: the second byte of a segment, after 0xFF.
+# Markers of a JPEG. A marker is the second byte of a segment, after 0xFF, and tells its kind.
 JPEG_END = 0xD9  # end of the picture
 JPEG_PIXELS = 0xDA  # the pixels follow
 JPEG_EXIF = 0xE1  # Exif data, with the orientation
-# The markers 0xC0 to 0xCF are frame headers, which have the size of the picture. These three are
-# exceptions: tables, an extension and arithmetic coding.
+# The markers 0xC0 to 0xCF are frame headers, which have the size of the picture. These three
+# markers are exceptions: tables (0xC4), an extension (0xC8) and arithmetic coding (0xCC).
 JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
 
 
 def read_jpeg(content: bytes) -> Header | None:
     """Read a JPEG up to its frame header, the segment that has the size of the picture.
 
+    Returns None if there is no frame header before the pixels.
+
     Layout: 2 bytes that every JPEG has, then segments.
 
         byte of the segment    content
         0                      0xFF
         1                      marker, the kind of the segment
-        2                      length: of its own 2 bytes and the data
+        2                      length: number of bytes of the data, plus 2 for the length itself
         4                      data
 
     The data of a frame header:
@@ -58,11 +61,11 @@ def read_jpeg(content: bytes) -> Header | None:
             if at < 0:
                 return None
         elif marker == 0xFF:
-            # A byte that fills the space before a marker: skip it.
+            # A JPEG may have more than one 0xFF before a marker: skip the first.
             at += 1
         elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
-            # A marker without length and data: 0x00 (then the byte 0xFF before it is data), 0x01
-            # (temporary), 0xD0 to 0xD7 (restart) or 0xD8 (begin of the picture).
+            # A marker without length and data: 0x01 (temporary), 0xD0 to 0xD7 (restart) or 0xD8
+            # (begin of the picture). 0x00 is no marker: it says that the 0xFF before it is data.
             at += 2
         elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
             # The frame header.
@@ -89,7 +92,7 @@ LOW_14_BITS = 0x3FFF  # number & LOW_14_BITS keeps the lowest 14 bits of a numbe
 
 
 def read_webp(content: bytes) -> Header | None:
-    """Read a WebP.
+    """Read a WebP. Returns None if it is shorter than 30 bytes, or its first chunk has no size.
 
     Layout: 12 bytes ("RIFF", 4 bytes, "WEBP"), then chunks.
 
@@ -111,14 +114,14 @@ def read_webp(content: bytes) -> Header | None:
         width = 1 + little_endian(content, at=24, length=3)
         height = 1 + little_endian(content, at=27, length=3)
     elif first_kind == b"VP8L":
-        # Lossless: from byte 21 on, a number whose lowest 14 bits are width - 1, and whose next 14
-        # bits are height - 1.
+        # Lossless: a number from byte 21 on. Its lowest 14 bits are width - 1, and the next 14 bits
+        # are height - 1.
         packed = little_endian(content, at=21, length=4)
         width = 1 + (packed & LOW_14_BITS)
         height = 1 + ((packed >> 14) & LOW_14_BITS)
     elif first_kind == b"VP8 ":
-        # Lossy: width from byte 26 on, height from byte 28 on, of 14 bits each. The two bits above
-        # them ask for scaling.
+        # Lossy: width from byte 26 on, height from byte 28 on. Each has 14 bits. The two bits above
+        # them say how a player should enlarge the picture, and do not belong to the size.
         width = little_endian(content, at=26, length=2) & LOW_14_BITS
         height = little_endian(content, at=28, length=2) & LOW_14_BITS
     else:
@@ -138,7 +141,7 @@ def read_webp(content: bytes) -> Header | None:
 
 
 def read_bmp(content: bytes) -> Header | None:
-    """Read a BMP.
+    """Read a BMP. Returns None if it is shorter than 30 bytes.
 
     Layout:
 
@@ -148,7 +151,7 @@ def read_bmp(content: bytes) -> Header | None:
         20                  height, if the header has 12 bytes (an old form)
         22                  height, if the header is larger
 
-    A negative height says that the first row is the upper one.
+    A BMP stores its lowest row first. A negative height says that the highest row comes first.
     """
     # The smallest BMP has 30 bytes: two headers of 14 and 12 bytes, and one row of 4 bytes.
     if len(content) < 30:
@@ -165,13 +168,14 @@ def read_bmp(content: bytes) -> Header | None:
 
 
 def read_pnm(content: bytes) -> Header | None:
-    """Read a PBM, PGM or PPM.
+    """Read a PBM, PGM or PPM. Returns None if it does not begin with a kind, a width and a height.
 
-    Layout, as text: P and a digit, width, height, and the largest value, e.g. "P6 640 480 255".
-    Between them there are spaces, line ends, and comments from # to the end of a line. P1 and P4
-    are black and white, and have no largest value.
+    The layout is text: "P" and a digit, width, height, and the largest value, e.g.
+    "P6 640 480 255". Between two of these parts there are spaces, line ends, and comments from "#"
+    to the end of a line. Pictures of the kinds P1 and P4 are black and white, and have no largest
+    value.
     """
-    # One or more of: a blank or line end, or a comment. {0,1000} limits the time for a long line.
+    # Spaces, line ends and comments between two parts. {0,1000} limits the time for a long line.
     space = rb"(?:\s|#[^\n]{0,1000}\n)+"
     number = rb"(\d{1,9})"
     head = re.match(rb"P([1-6])" + space + number + space + number, content)

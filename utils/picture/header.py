@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from utils.picture.orientation import UPRIGHT, Orientation
 
 # Largest number of pixels of a picture, or of a frame of a film, that is decoded: 67 million. 8K
-# frames have 33 million. With a larger limit, a hostile file could take more memory.
+# frames have 33 million. With a larger limit, a hostile file could take more memory. Chosen by
+# hand.
 MOST_PIXELS = 2**26
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a picture file tells before its pixels."""
+    """What a picture file tells before its pixels. Any number may be wrong in a damaged file."""
 
     kind: str  # "PNG", "JPEG", "TIFF", "WebP", "BMP" or "PNM"
     height: int  # of the picture as it is stored, not yet upright
@@ -36,7 +37,7 @@ class Header:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of the upright picture."""
+        """Return (height, width) of the upright picture."""
         if self.orientation.is_transposed:
             return self.width, self.height
         return self.height, self.width

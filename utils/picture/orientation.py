@@ -15,7 +15,8 @@ import numpy as np
 class Orientation(NamedTuple):
     """What makes a stored picture upright. `upright` does these three steps in their order.
 
-    E.g. rows and columns are exchanged, and then the columns are reversed:
+    E.g. if the first two fields are True, rows and columns are exchanged, and then the columns are
+    reversed:
 
         stored    exchanged    upright
         1 2 3     1 4          4 1
@@ -34,8 +35,10 @@ UPRIGHT = Orientation()
 def upright(image: np.ndarray, orientation: Orientation) -> np.ndarray:
     """Turn an image upright, without a copy.
 
-    image: (H, W, ...) as it is stored. Returns (H, W, ...), or (W, H, ...) if the orientation is
-    transposed. The result shares its memory with `image`: a change of one changes the other, too.
+    Returns (H, W, ...), or (W, H, ...) if the orientation is transposed. The result shares its
+    memory with `image`: a change of the result changes `image`, too.
+
+    image: (H, W, ...) as it is stored.
     """
     if orientation.is_transposed:
         image = image.swapaxes(0, 1)  # (W, H, ...)

@@ -8,9 +8,9 @@ Layout: 8 bytes that every PNG has, then chunks. Numbers are big endian (the hig
     8                    data
     8 + length           checksum, 4 bytes
 
-What must stay: no length in the file is trusted without a limit, and each turn of a loop moves
-forward in the file. A reader must not copy the pixels, because `data/` reads the headers of
-thousands of frames.
+What must stay: any length in the file may be wrong, so each is compared with the size of the file.
+Each turn of a loop moves forward in the file. A reader must not copy the pixels, because `data/`
+reads the headers of thousands of frames.
 
 Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
 """
@@ -51,7 +51,7 @@ def _png_chunk(content: bytes, at: int) -> _PngChunk:
 
 
 def read_png(content: bytes) -> Header | None:
-    """Read a PNG.
+    """Read a PNG. Returns None if the content ends before the pixels.
 
     The first chunk is IHDR. It begins at byte 8 of the file, so its data begin at byte 8 + 8 = 16:
 
@@ -92,8 +92,11 @@ def has_whole_chunks(png: bytes) -> bool:
 
     Each chunk must end within the file. Otherwise OpenCV would take memory for the length that the
     chunk states, before it finds out that the file is shorter.
+
+    png: all bytes of the file. The first chunk of a PNG is IHDR, which begins at byte 8. So width
+        and height are read from the bytes 16 to 23.
     """
-    width_and_height = png[16:24]  # of the picture, in the first chunk: 4 bytes each
+    width_and_height = png[16:24]  # of the picture, 4 bytes each
     at = PNG_FIRST_CHUNK
     while at + PNG_CHUNK_OVERHEAD <= len(png):
         chunk = _png_chunk(png, at)

@@ -11,7 +11,7 @@ What must stay: every reader accepts any bytes, because a file may hold anything
 for a header that is cut short or contradicts itself, and has no endless loop
 (tests/stories/test_foreign_files.py and tests/parts/data/test_any_bytes.py read damaged files).
 
-Free to change: to add a format, add a reader and a row in READERS.
+Free to change: a format may be added, as a reader and a row in READERS.
 """
 
 import re

@@ -3,8 +3,8 @@
 Exif data, which cameras add to a JPEG, PNG or WebP, have the form of a TIFF. So both need the same
 reader, `_tiff_tags`.
 
-What must stay: any number in the file may be wrong. So nothing is read beyond the end of the
-content, and each turn of the loop moves forward (tests/stories/test_foreign_files.py,
+What must stay: nothing is read beyond the end of the content, and the loop over the entries ends
+there, because any number in the file may be wrong (tests/stories/test_foreign_files.py,
 tests/parts/data/test_any_bytes.py).
 """
 
@@ -23,7 +23,7 @@ TAG_VALUES_PER_PIXEL = 277
 TAG_TILE_WIDTH = 322
 TAG_TILE_HEIGHT = 323
 TAG_NUMBER_FORMAT = 339
-# Values of TAG_COLOUR_SPACE for grey. 0: white is 0. 1: black is 0.
+# Values of TAG_COLOUR_SPACE for grey: with 0, the number 0 is white; with 1, it is black.
 TIFF_GREY = (0, 1)
 # Value of TAG_NUMBER_FORMAT for floating-point numbers.
 TIFF_FLOAT = 3
@@ -32,8 +32,8 @@ TIFF_FLOAT = 3
 def read_tiff(content: bytes) -> Header | None:
     """Read the first picture of a TIFF. `_tiff_tags` describes the layout.
 
-    The orientation is left out, because OpenCV turns a TIFF upright itself. A missing tag has the
-    default of TIFF 6.0, such as 1 bit.
+    Returns None if the width or the height is missing. Another missing tag has the default of TIFF
+    6.0, such as 1 bit. The orientation is left out, because OpenCV turns a TIFF upright itself.
     """
     tags = _tiff_tags(content)
     if TAG_WIDTH not in tags or TAG_HEIGHT not in tags:
@@ -86,8 +86,8 @@ class TiffForm(NamedTuple):
     entries, and an entry is a tag with its values (`_tiff_tags` shows an example).
     """
 
-    # Number of bytes of an offset. Two parts of an entry have as many bytes: the number of its
-    # values, and the values themselves or their offset.
+    # Number of bytes of an offset. In an entry, the number of its values has the same number of
+    # bytes, and so have the values themselves or their offset.
     offset_bytes: int
     directory_offset_at: int  # where the file has the offset of the first directory
     entry_count_bytes: int  # bytes of the number of entries, with which a directory begins
@@ -125,8 +125,8 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         the values or their offset   4 bytes       8 bytes
         an entry as a whole          12 bytes      20 bytes
 
-    Any number in the file may be wrong, but nothing is read beyond the end of the content. An entry
-    whose values lie there is left out. The loop ends at the first entry that lies there itself.
+    Any number in the file may be wrong. An entry whose values lie beyond the end of the content is
+    left out. The loop ends at the first entry that does not lie within the content itself.
     """
     tiff = _TiffBytes(content, "big" if content[:2] == b"MM" else "little")
     is_big = tiff.number(at=2, length=2) == MARK_OF_BIG_TIFF
@@ -153,7 +153,10 @@ class _TiffBytes(NamedTuple):
     order: Literal["big", "little"]
 
     def number(self, at: int, length: int) -> int:
-        """Return the number in the `length` bytes from byte `at` on."""
+        """Return the number in the `length` bytes from byte `at` on.
+
+        If the content ends earlier, only the bytes that are there count. Without any byte it is 0.
+        """
         return int.from_bytes(self.content[at : at + length], self.order)
 
 

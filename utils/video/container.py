@@ -1,7 +1,8 @@
 """Open a film with FFmpeg's libraries (PyAV), within limits.
 
-A file may come from anybody, so `open_container` limits what FFmpeg may open and decode. It opens
-only films, no other file that a film names, and decodes no frame that would take much memory.
+A file may come from anybody, so `open_container` limits what FFmpeg may open and decode. FFmpeg
+opens only films, and no other file that a film names. It decodes no frame that would take much
+memory.
 
 What must stay: these limits
 (test_a_small_film_of_huge_frames_is_refused_before_memory_is_taken). Free to change: a suffix or a
@@ -34,9 +35,9 @@ CONTAINERS = (
 # Words for the message about a frame that is not decoded.
 TOO_LARGE = f"more than {MOST_PIXELS / 1e6:.0f} million pixels (8K frames have 33)"
 # The errors of reading or writing a film: OSError of the operating system, and errors of FFmpeg.
-# utils/video also raises OSError(0, text) for a fault that it has found itself, e.g. a file without
-# a film. (No error of the system has the number 0.) Messages quote the text, which is `strerror` of
-# the error.
+# Messages quote their attribute `strerror`. utils/video also raises OSError(0, text) for a fault
+# that it has found itself, e.g. a file without a film. Then `strerror` is the text. No error of the
+# system has the number 0.
 FFMPEG_ERRORS = (OSError, av.error.FFmpegError)
 
 
@@ -51,14 +52,16 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
 
     Raises OSError or av.error.FFmpegError.
     """
-    # PyAV's log callback can hang: a decoder thread that logs a line waits for the GIL, while
-    # close() holds the GIL and waits for this thread (PyAV #751). So restore FFmpeg's callback,
-    # which needs no GIL. Silence its lines, because errors come as exceptions. Do both each time,
-    # because importing torchvision 0.23 switches PyAV's callback on again.
+    # PyAV's function for log lines can hang: a decoder thread that logs a line waits for the GIL
+    # (the lock of Python), while close() holds the GIL and waits for this thread (PyAV #751). So
+    # restore FFmpeg's own function, which needs no GIL. Silence its lines, because errors come as
+    # exceptions. Do both each time, because importing torchvision 0.23 switches PyAV's function on
+    # again.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
 
-    # Without "file:", FFmpeg would take "12" in "12:30:05.mp4" for a protocol, like "http".
+    # Without "file:", FFmpeg would take the "12" of a file "12:30:05.mp4" for a protocol, as "http"
+    # is one.
     url = f"file:{path}"
     if mode != "r":
         av_open: Any = av.open  # the type checker knows only literal modes

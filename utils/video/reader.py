@@ -6,7 +6,8 @@
 
 Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled.
 
-Below, "a frame of PyAV" is an `av.VideoFrame`, and "a film" is the video stream in a file.
+Below, a "frame of PyAV" is an `av.VideoFrame`, and the "film" is the video stream in a file. PyAV
+is the package `av`, which calls the libraries of FFmpeg.
 
 What must stay: the frames and the times of a film, because they decide the samples of a run
 (test_every_frame_of_a_video_keeps_its_time, test_the_frames_of_a_video_are_read_in_any_order). Free
@@ -50,9 +51,11 @@ class VideoReader:
     pixel_aspect: width over height of a pixel of the upright frame. 1 if the film does not say it.
 
     These values come from decoding the whole film once, because containers often state wrong
-    numbers. To jump to a frame (seek) is not reliable, either. So to read an earlier frame, the
-    film is decoded from its start again. Then some frames before the wanted frame are kept, because
-    a clip may be read backwards.
+    numbers.
+
+    To jump to a frame (seek) is not reliable, either. So if an earlier frame is read, the film is
+    decoded from its start again. Then some frames before the wanted frame are kept, because a clip
+    may be read backwards.
     """
 
     def __init__(self, path: str | Path, go_on: Callable[[], object] = lambda: None) -> None:
@@ -72,7 +75,7 @@ class VideoReader:
         self.times = _usable_times(path, facts.stamps, facts.fps)
         self.pixel_aspect = facts.pixel_aspect
 
-        # The decoder: yields the frames from number `_next_index` on. None before the first `read`.
+        # The decoder yields the frames from number `_next_index` on. None before the first `read`.
         self._frames: Iterator[np.ndarray] | None = None
         self._next_index = 0
         # Number of a frame -> the decoded frame. As long as the caller reads forwards, only the
@@ -116,7 +119,8 @@ class VideoReader:
 
         Decoding begins again at the first `read`, or after a step back. After a step back, the
         caller probably reads the clip backwards, and asks for the frames before the wanted frame
-        next. So as many frames are kept as fit into MOST_KEPT_BYTES, e.g. 48 frames of 720p.
+        next. So as many frames are kept as fit into MOST_KEPT_BYTES, e.g. 48 frames of 720p, but
+        at least 1.
         """
         if not self._kept:  # nothing was read yet, or the last `read` failed
             return 0
@@ -162,7 +166,7 @@ class VideoReader:
 
 
 class _FilmFacts(NamedTuple):
-    """The values that `VideoReader` needs of a film before it reads frames."""
+    """What `VideoReader` finds out about a film by decoding it once."""
 
     stamps: list[Fraction | None]  # seconds of each frame; None if the container has no time stamp
     fps: Fraction  # mean number of frames per second
@@ -177,11 +181,11 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
 
     container: the opened file, an object of PyAV.
     path: path of the file, for messages.
-    go_on: called after each decoded frame.
+    go_on: function that is called after each decoded frame.
     """
     stream = _film_in(container)
     stamps: list[Fraction | None] = []
-    first = None  # the first frame. All others must have its size
+    first = None  # the first frame; all other frames must have its size
     is_interlaced = False
     for frame in container.decode(stream):
         if first is None:
@@ -196,7 +200,8 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     if first is None:
         raise OSError(0, "no frame can be decoded")
     _warn_of_hdr_or_interlaced(path, stream, is_interlaced)
-    # If neither the container nor the codec gives a rate, take 25 frames per second.
+    # If neither the container nor the codec gives a rate, take 25 frames per second (chosen by
+    # hand).
     fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
     return _FilmFacts(stamps, fps, upright_aspect(stream, first))
 
@@ -204,14 +209,17 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
 def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
     """Yield all frames of a film in order, (H, W, 3) uint8 each.
 
-    The caller does not need the frames before number `first_kept`, so they are not converted to
-    RGB. Each is replaced by an empty array, because the caller counts the frames that it gets.
+    first_kept: number of the first frame that the caller needs. Earlier frames are not converted to
+        RGB. Each is replaced by an empty array, because the caller counts the frames that it gets.
 
-    This must be a function and not a method of the reader, because with a method a loader process
-    could wait forever. The reader keeps the generator, and the generator of a method would keep the
-    reader. Python frees such a cycle late, perhaps in a loader process that was forked meanwhile.
-    When the generator is freed, the film is closed, and closing waits for the threads of the
-    decoder. These threads do not exist in the loader process, because a fork does not copy threads.
+    This must be a function and not a method of `VideoReader`, because with a method a loader
+    process could wait forever:
+
+    * The reader keeps this generator. The generator of a method would keep the reader (`self`) as
+      well, so that each keeps the other.
+    * Python frees such a cycle late, perhaps in a loader process that was forked meanwhile.
+    * When the generator is freed, the film is closed. Closing waits for the threads of the decoder.
+    * A fork does not copy threads, so the loader process waits for threads that do not exist there.
     """
     with open_container(str(path)) as container:
         for number, frame in enumerate(container.decode(_film_in(container))):
@@ -224,7 +232,7 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
 
 # Frames of this number of pixels (16.8 million) or more are decoded one at a time, because several
 # of them would take much memory. Smaller frames, e.g. 4K frames with 8.3 million pixels, are
-# decoded several at a time.
+# decoded several at a time. The limit was chosen by hand, between 4K and 8K (33 million pixels).
 LARGE_FRAME_PIXELS = 2**24
 
 
@@ -264,6 +272,7 @@ def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction
 
     path: the film, for the warning.
     stamps: time stamp of each frame in seconds, None if it is missing.
+    fps: number of frames per second.
     """
     times = [stamp for stamp in stamps if stamp is not None]
     has_all = len(times) == len(stamps)
@@ -279,8 +288,9 @@ def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction
 def _other_size_error(path: str | Path, number: int, frame: Any, first: Any) -> DataError:
     """Return the error for a frame of PyAV that has another size than the first frame.
 
-    path: the film.
+    path: the file of the film.
     number: number of the frame, from 0.
+    frame, first: this frame and the first frame.
     """
     height, width = upright_size(frame)
     first_height, first_width = upright_size(first)
@@ -301,8 +311,9 @@ HDR = {16: "PQ", 18: "HLG"}
 def _warn_of_hdr_or_interlaced(path: str | Path, stream: Any, is_interlaced: bool) -> None:
     """Log a warning for a film that looks different here than in a player.
 
-    path: the film, for the message.
+    path: the file, for the message.
     stream: the film, an object of PyAV.
+    is_interlaced: whether a frame has two fields: its even rows and its odd rows show two moments.
     """
     transfer = HDR.get(stream.codec_context.color_trc)
     if transfer:

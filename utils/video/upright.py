@@ -1,7 +1,7 @@
 """Make a frame look as in a player: turned, mirrored, with the film's colours and pixel shape.
 
-"A frame of PyAV" is an `av.VideoFrame`. A file stores frames as a camera wrote them, e.g. lying on
-their side, and says how a player must turn them.
+A file stores frames as a camera wrote them, e.g. turned by 90 degrees, and says how a player must
+turn them. A "frame of PyAV" is an `av.VideoFrame`.
 
 Tests (tests/parts/utils/test_video.py): test_a_turned_or_mirrored_film_is_read_as_players_show_it
 (`orientation`), test_a_film_that_does_not_describe_its_colours_gets_them_by_its_size (`pixels`).
@@ -19,12 +19,12 @@ UNSPECIFIED = 2
 
 
 def pixels(frame: Any) -> np.ndarray:
-    """Return a frame of PyAV as (H, W, 3) uint8 RGB.
+    """Return a frame of PyAV as (H, W, 3) uint8 RGB, not yet upright.
 
     BT.601 and BT.709 are two standards of how colours are coded as YUV. If a film does not say
-    which of them it has, players take BT.601 for small frames and BT.709 for large frames. FFmpeg
-    would always take BT.601, so this function asks for BT.709. Source of the sizes: mpv,
-    mp_csp_guess_colorspace.
+    which standard it has, players take BT.601 for small frames and BT.709 for large frames. FFmpeg
+    would always take BT.601, so for large frames this function asks for BT.709. Source of the
+    limits 1280 and 576: mpv, mp_csp_guess_colorspace.
     """
     is_yuv = not frame.format.is_rgb and not frame.format.has_palette
     is_large = frame.width >= 1280 or frame.height > 576
@@ -64,16 +64,18 @@ def orientation(frame: Any) -> Orientation:
          0   1  -1   0      -y       x     a quarter turn clockwise
         -1   0   0  -1      -x      -y     upside down
 
-    If b and c are larger than a and d, rows and columns are exchanged. If the remaining number of
-    the column is negative, the columns are reversed, and likewise the rows. Source: FFmpeg,
-    libavutil/display.h.
+    For the nearest quarter turn, the smaller pair of numbers counts as 0: b and c, or a and d. If a
+    and d remain, the column is a x and the row is d y. If b and c remain, the column is c y and the
+    row is b x, so rows and columns are exchanged. If the number of the column is negative, the
+    columns are reversed. If the number of the row is negative, the rows are reversed. Source:
+    FFmpeg, libavutil/display.h.
     """
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
-        # PyAV fails if the frame has side data that it does not know, such as Exif. The angle can
-        # still be read. It counts counter-clockwise, as TURNS does. It may be negative: -90 degrees
-        # are -1 quarter turn, and -1 % 4 is 3.
+        # PyAV fails if the frame has side data that it does not know, such as Exif. The angle in
+        # degrees can still be read. It counts counter-clockwise, as TURNS does. It may be negative:
+        # -90 degrees are -1 quarter turn, and -1 % 4 is 3, which is the same turn.
         quarter_turns = round(frame.rotation / 90)
         return TURNS[quarter_turns % 4]
     if matrix is None:
@@ -102,6 +104,8 @@ SQUARE = Fraction(1)
 
 def upright_aspect(stream: Any, frame: Any) -> Fraction:
     """Return width over height of a pixel as it is shown, or 1 if the film does not say it.
+
+    If the frame is turned by a quarter turn, width and height of a pixel are exchanged, too.
 
     stream, frame: the film and a frame of it, objects of PyAV.
     """

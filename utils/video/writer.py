@@ -5,8 +5,8 @@
 
 Every time stamp and every row of a frame is kept: nothing is dropped, doubled or scaled.
 
-What must stay: the times of the frames (test_every_frame_of_a_video_keeps_its_time). A file with
-the name of the film is always complete. Free to change: RATE_FACTOR.
+What must stay: the times of the frames (test_every_frame_of_a_video_keeps_its_time). The file gets
+the name of the film only when it is complete. Free to change: RATE_FACTOR.
 
 Tests: tests/parts/utils/test_video.py, tests/parts/data/test_files.py
 """
@@ -30,22 +30,23 @@ from utils.video.upright import SQUARE
 
 logger = logging.getLogger(__name__)
 
-# Suffixes of films that have one more clock, of the whole file (movie_timescale). The file states
-# the start of each stream in ticks of this clock.
+# Suffixes of files that have two clocks: one of the film, and one of the whole file
+# (movie_timescale). The file states the start of each stream in ticks of the second clock.
 MP4_SUFFIXES = (".mp4", ".mov", ".m4v")
-# The finest clock of a written film, in ticks per second. Finer time stamps are rounded to it.
+# The finest clock of a written film, in ticks per second. A time stamp between two ticks is
+# rounded to a tick. Chosen by hand.
 FINEST_CLOCK = 2**24
-# The constant rate factor of the encoder x264. 0 is lossless, 18 counts as visually lossless. With
-# a larger factor, the file is smaller and the quality is lower.
+# The constant rate factor (crf) of the encoder x264: 0 is lossless, and 18 counts as visually
+# lossless. With a larger factor, the file is smaller and the quality is lower.
 RATE_FACTOR = "10"
 # FFmpeg's numbers for colours. They are written into the file, because otherwise players guess the
 # colours from the size of the frame.
-BT709 = 1  # AVCOL_SPC_BT709, and its companions for primaries and transfer
+BT709 = 1  # AVCOL_SPC_BT709, AVCOL_PRI_BT709 and AVCOL_TRC_BT709 all have this number
 LIMITED = 1  # AVCOL_RANGE_MPEG
 
 
 class VideoWriter(AbstractContextManager):
-    """A video in H.264, near lossless. Its file appears only when it is whole.
+    """A video in H.264, near lossless. Its file appears only when it is complete.
 
     A writer is used in a `with` block. Frames go into a temporary file. If the block ends without
     an error, the temporary file is read back and gets its name. If the block ends with an error,
@@ -65,18 +66,19 @@ class VideoWriter(AbstractContextManager):
 
         path: the file of the film.
         fps: frames per second.
-        times: seconds at which each frame is shown. None: `fps` frames per second.
+        times: seconds at which each frame is shown, or None for `fps` frames per second.
         chroma: "444" keeps the colour of every pixel. "420" keeps one colour for 2 x 2 pixels, and
             plays everywhere. It needs even sizes: if a size is odd, the last row or column is
             repeated.
-        pixel_aspect: width over height of a pixel. The file says it, so that players show it.
+        pixel_aspect: width of a pixel divided by its height. The file states it for players.
         """
         self.path = Path(path)
         self.chroma = chroma
         self.pixel_aspect = pixel_aspect
-        # A float such as 29.97002997 stands for 30000 / 1001, but its exact fraction has a power of
-        # two as denominator, e.g. 2^48, which is no clock for a film. The limit of 100,000 finds
-        # the simple fraction, and keeps each rate with up to five decimals exact.
+        # A float such as 29.97002997 stands for 30000 / 1001. But its exact fraction has a power of
+        # two as denominator, e.g. 2^48, which is too fine for the clock of a film. With a
+        # denominator of at most 100,000, the result is 30000 / 1001, and a rate with up to five
+        # decimals stays exact.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
         self._ticks_per_second = _ticks_per_second(times or [1 / self._fps])
@@ -122,7 +124,7 @@ class VideoWriter(AbstractContextManager):
             self._frame_count += 1
 
     def _open(self, frame: np.ndarray) -> None:
-        """Open the temporary file and add a film for frames as large as `frame`."""
+        """Open the temporary file and add a film for frames as large as `frame`, (H, W, 3)."""
         height, width = frame.shape[:2]
         if self.chroma == "420" and (height % 2 or width % 2):
             logger.info(
