@@ -156,8 +156,8 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
 
     Here RANK is the number of the node, and WORLD_SIZE is the number of nodes, not the number of
     ranks. The platform PAI-DLC uses the two names in this way. `node_launch.node_variables` reads
-    the result. If NPROC_PER_NODE is set, it takes the two names for those of a node. E.g. for node
-    1 of 2 with 8 GPUs each:
+    the result, and knows by NPROC_PER_NODE that the two names describe a node. E.g. for node 1 of 2
+    with 8 GPUs each:
 
         RANK=1 WORLD_SIZE=2 NPROC_PER_NODE=8 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 

@@ -56,6 +56,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     command: what started this process, for the advice of an error.
 
     Raises one DistError that lists every variable that is missing, not a number, or out of range.
+    Raises another DistError if the variables are right, but the launch would hang, leave GPUs idle,
+    or give GPU 0 to several ranks.
     """
     faults: list[str] = []
     task_count = _task_count(env, faults)
@@ -64,7 +66,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     is_required = task_count == 1
     world_size = count_of_members(env, "WORLD_SIZE", faults, is_required)
 
-    # The number of this rank, and the host and port of rank 0.
+    # `member` is the number of this rank, and the host and port of rank 0.
     if world_size > 1:
         mode = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "platform"
         names = MemberNames(

@@ -109,7 +109,10 @@ def answering(folder: Path) -> Generator[None]:
 
 
 def _answer(folder: Path, over: threading.Event) -> None:
-    """Answer requests until `over` is set. Runs in a thread."""
+    """Answer requests until `over` is set. Runs in a thread of rank 0.
+
+    A request is a new time of the file `folder`/status, which `touch` sets.
+    """
     path = folder / STATUS_NAME
     store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
     # The time of the file after the newest answer. If the file has another time, somebody has
@@ -135,11 +138,14 @@ def _answer(folder: Path, over: threading.Event) -> None:
 
 
 def _lines(store: Any) -> list[str]:
-    """Return the line of every rank. store: None in a single process."""
+    """Return the line of every rank, in the order of the ranks.
+
+    store: this thread's connection to the store of the run, or None in a single process.
+    """
     if store is None:
         return [status_line()]
     keys = [f"beat/{rank}" for rank in range(RUN.launch.world_size)]
-    beats = store.multi_get(keys)  # in the order of the ranks
+    beats = store.multi_get(keys)  # in the order of the keys
     lines = []
     for rank, beat in enumerate(beats):
         try:
