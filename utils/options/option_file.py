@@ -168,19 +168,13 @@ def _values_of_text(text: str, path: Path) -> dict[str, Any]:
     try:
         # An emoji may be written as two escapes, "\ud83d\ude00". They become one character.
         raw = _with_whole_characters(_parse(text))
-    except (ValueError, RecursionError) as e:
-        if isinstance(e, RecursionError):
-            expected = "fewer brackets within one another"
-        else:
-            # json5 begins its messages with "<string>:LINE". "<string>:3 Unexpected" becomes
-            # "line 3: Unexpected".
-            expected = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
-        raise OptionError(
-            what="the option file is no valid JSON",
-            where=str(path),
-            expected=expected,
-            do="correct the file there or just above",
-        ) from e
+    except RecursionError as e:
+        raise _no_valid_json(path, "fewer brackets within one another") from e
+    except ValueError as e:
+        # json5 begins its messages with "<string>:LINE". "<string>:3 Unexpected" becomes
+        # "line 3: Unexpected".
+        reason = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
+        raise _no_valid_json(path, reason) from e
     if not isinstance(raw, dict):
         raise OptionError(
             what="the option file holds no object",
@@ -189,6 +183,19 @@ def _values_of_text(text: str, path: Path) -> dict[str, Any]:
             do="correct the file",
         )
     return raw
+
+
+def _no_valid_json(path: Path, expected: str) -> OptionError:
+    """Return the error for a file that is no valid JSON.
+
+    expected: what was expected, or what json says, with the line if it is known
+    """
+    return OptionError(
+        what="the option file is no valid JSON",
+        where=str(path),
+        expected=expected,
+        do="correct the file there or just above",
+    )
 
 
 # Largest size of an option file, chosen by hand: 1 MiB. The longest option file of this project has

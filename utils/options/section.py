@@ -106,17 +106,24 @@ def with_tuples(value: Any, annotation: Any) -> Any:
     if kind is list and inner_types:
         return [with_tuples(item, inner_types[0]) for item in value]
     if kind is tuple:
-        item_types = inner_types
-        if Ellipsis in inner_types:  # tuple[int, ...]: any number of items, all of the first type
-            item_types = inner_types[:1] * len(value)  # e.g. (int, int, int) for three items
-        items = []
-        # `strict=False`: the list may be longer or shorter than the types.
-        for item, item_type in zip(value, item_types, strict=False):
-            items.append(with_tuples(item, item_type))
-        # Keep additional items as they are, so that pydantic refuses a list that is too long.
-        items += value[len(items) :]
-        return tuple(items)
+        return _as_tuple(value, inner_types)
     return value
+
+
+def _as_tuple(values: list[Any], item_types: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a list as a tuple. Lists within it become tuples, too, as the types of its items say.
+
+    item_types: what stands in the brackets of the type, e.g. (int, str) for tuple[int, str]
+    """
+    if Ellipsis in item_types:  # tuple[int, ...]: any number of items, all of the first type
+        item_types = item_types[:1] * len(values)  # e.g. (int, int, int) for three items
+    items = []
+    # `strict=False`: the list may be longer or shorter than the types.
+    for item, item_type in zip(values, item_types, strict=False):
+        items.append(with_tuples(item, item_type))
+    # Keep additional items as they are, so that pydantic refuses a list that is too long.
+    items += values[len(items) :]
+    return tuple(items)
 
 
 # For the type checker: `read_section` returns an object of the class that it gets.

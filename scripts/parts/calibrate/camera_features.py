@@ -74,7 +74,8 @@ def find_rough_position(
 def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     """Return the affine matrix with which most features of all views together agree.
 
-    Returns the identity with 0 inliers if there is no such matrix.
+    If there is no such matrix, the result is the identity with 0 inliers. `find_position`
+    (camera_position.py) then refuses the pairs, because no feature agrees.
 
     light: what the spike camera integrates, "linear" light or "display" values.
     """
@@ -82,14 +83,30 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
     for view in views:
         spikes, frame = images_of(view, light)
         matches += _matches(spikes, frame)
-    # Returned if there is no matrix. `find_position` refuses it, because no feature agrees.
-    nothing = RoughPosition(np.eye(3), inliers=0, matches=len(matches))
-    if len(matches) < 4:  # an affine matrix fits any three matches exactly
-        return nothing
-    in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
-    in_frame = np.array([match.in_frame for match in matches], np.float64)  # (matches, 2)
     # All frames have the size of the first one (`refuse_different_sizes` in camera_pairs.py).
     tolerance = FEATURE_TOLERANCE * max(views[0].frame.shape[:2])  # in pixels
+    position = _fit_affine(matches, tolerance)
+    if position is None:
+        return RoughPosition(np.eye(3), inliers=0, matches=len(matches))
+    return position
+
+
+class Match(NamedTuple):
+    """A feature that is in both images. The points are (x, y)."""
+
+    in_spikes: Sequence[float]  # point in the spike image, in spike pixels
+    in_frame: np.ndarray  # point in the frame, in RGB pixels
+
+
+def _fit_affine(matches: Sequence[Match], tolerance: float) -> RoughPosition | None:
+    """Return the affine matrix with which most matches agree, or None without such a matrix.
+
+    tolerance: distance in RGB pixels up to which a match agrees with a matrix.
+    """
+    if len(matches) < 4:  # an affine matrix fits any three matches exactly
+        return None
+    in_spikes = np.array([match.in_spikes for match in matches], np.float64)  # (matches, 2)
+    in_frame = np.array([match.in_frame for match in matches], np.float64)  # (matches, 2)
     # RANSAC draws at random. With this seed the same pairs give the same matrix.
     cv2.setRNGSeed(0)
     # RANSAC draws three matches in each round, and counts how many matches agree with their matrix.
@@ -107,22 +124,15 @@ def _from_features(views: Sequence[View], light: str) -> RoughPosition:
         confidence=0.9999,
     )
     if affine is None:
-        return nothing
+        return None
     # The determinant says how many times larger the matrix makes an area. If it is above 1000 or
     # below 1/1000, the images do not show the same scene. If it is negative, the matrix mirrors. It
     # is refused, too, because `find_rough_position` tries mirrored images separately.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
-        return nothing
+        return None
     matrix = np.vstack((affine, (0, 0, 1)))
     return RoughPosition(matrix, inliers=int(is_inlier.sum()), matches=len(matches))
-
-
-class Match(NamedTuple):
-    """A feature that is in both images. The points are (x, y)."""
-
-    in_spikes: Sequence[float]  # point in the spike image, in spike pixels
-    in_frame: np.ndarray  # point in the frame, in RGB pixels
 
 
 def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
