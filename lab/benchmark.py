@@ -9,17 +9,19 @@
 
 net: restoring one clip.
 train: one training step.
-data: reading training samples from clips of GoPro size (1280 x 720), from picture and spike files
-    and from the clip cache, which has the same clips as raw arrays.
+data: reading training samples of clips of GoPro size (1280 x 720) in two ways: from picture and
+    spike files, and from the clip cache, which has the same clips as raw arrays.
 start: the first and the second start of a training on a large data set.
 
 --json FILE also writes the numbers to a new file. docs/benchmarks has the results.
 
-The modules of lab/speed/ measure: network (net and train), samples (data) and starts (start).
+Each command is in a module of lab/speed/: net and train in network.py, data in samples.py, start in
+starts.py.
 
-What must stay: the keys of the numbers, because the files in docs/benchmarks have them.
-test_the_benchmark_compares_with_the_naive_network runs net and train. No test runs data and start:
-try them after a change. Free to change: sizes, repeats and the form of the tables.
+What must stay: the keys of the numbers, because the files in docs/benchmarks have them. Free to
+change: sizes, repeats and the form of the tables.
+test_the_benchmark_compares_with_the_naive_network runs net and train. No test runs data and start,
+so try them after a change.
 """
 
 import argparse

@@ -2,22 +2,24 @@
 
     python lab/card_recipes.py
 
-Every recipe trains the published batch of 8 clips per step = GPUs x clips at once x passes. E.g. 4
-GPUs x 1 clip x 2 passes. A GPU with little memory takes few clips at once, and sums the gradients
-of several passes.
+A recipe is an option file for a number of GPUs of a size. Every recipe trains 8 clips per step, the
+published batch. A GPU with little memory takes few clips at once, and sums the gradients of several
+passes:
 
-The memory of a step is computed from the activations of one clip, "A = 4.47 GB" in docs/memory.md.
-The result is a little too large, which is safe: for 8 clips it is 39.7 GB, and an H200 took 34.3 GB
-(docs/gpu.md).
+    8 clips = GPUs x clips at once x passes        e.g. 4 GPUs x 1 clip x 2 passes
+
+The memory of a step is computed from the memory of the activations of one clip, "A = 4.47 GB" in
+docs/memory.md. The result is a little too large, which is safe: for 8 clips it is 39.7 GB, and an
+H200 needed 34.3 GB (docs/gpu.md).
 
 A recipe keeps a large reserve: a step takes at most half of the usable memory of a card
-(STEP_SHARE). The reserve costs little, because it only leads to more passes, which together compute
-nothing twice. Without it the memory might not suffice. Then blocks would be computed again in the
-backward pass (netG.checkpoint), which takes time.
+(STEP_SHARE). The reserve costs little, because it only leads to more passes of fewer clips. Without
+the reserve, the memory might not suffice. Then netG.checkpoint would compute blocks again in the
+backward pass to save memory, which costs more time.
 
-Free to change: the constants below, with the tables of docs/gpu.md and docs/zh/gpu.md and the
-files in options/gpu. tests/parts/models/test_fake_gpu.py notices if one of them says something else
-than this program.
+Free to change: the constants below, together with the tables of docs/gpu.md and docs/zh/gpu.md and
+the files in options/gpu. tests/parts/models/test_fake_gpu.py notices if a table or a file differs
+from this program.
 """
 
 import re
@@ -36,7 +38,7 @@ GPUS = (8, 4, 1)  # numbers of GPUs that the table shows; each must divide BATCH
 CARDS = (24, 40, 80, 141)  # memory of a card in GB, in the order of the table
 # Both shares are chosen by hand.
 USABLE_SHARE = 0.9  # share of a card's memory that a step can use; CUDA itself needs the rest
-STEP_SHARE = 0.5  # share of the usable memory that a step takes at most
+STEP_SHARE = 0.5  # share of the usable memory that a step takes at most; chosen by hand
 PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
 CROP = 192  # pixels along a side of a training clip; docs/memory.md says the memory of this size
 
@@ -56,7 +58,7 @@ def step_gb(clips: int, activations_gb: float) -> float:
 
     clips: number of clips at once. activations_gb: GB of activations of one clip.
     """
-    # Weights, gradients and moments of Adam.
+    # Memory of the weights, of their gradients and of the moments of Adam.
     parameters_gb = PARAMETERS * BYTES_PER_PARAMETER / GB
     return MARGIN * (parameters_gb + clips * activations_gb)
 
@@ -64,12 +66,12 @@ def step_gb(clips: int, activations_gb: float) -> float:
 def clips_at_once(gpus: int, card: int) -> int:
     """Return how many clips a GPU takes at once: the largest number that fits, at least 1.
 
-    E.g. one GPU of 40 GB: a step may take 0.5 * 0.9 * 40 = 18 GB. It takes 10.2 GB for 2 clips and
-    20.0 GB for 4 clips. So the GPU takes 2 clips at once.
+    E.g. for one GPU of 40 GB, a step may take 0.5 * 0.9 * 40 = 18 GB. A step of 2 clips takes
+    10.2 GB, and a step of 4 clips takes 20.0 GB. So the GPU takes 2 clips at once.
 
     gpus: number of GPUs. card: memory of a GPU in GB.
     """
-    clips_of_gpu = BATCH // gpus  # clips of a GPU in a step
+    clips_of_gpu = BATCH // gpus  # clips of one GPU in a step, in all its passes
     limit_gb = STEP_SHARE * USABLE_SHARE * card
     most = 1
     for clips in CLIPS_AT_ONCE:
@@ -79,10 +81,11 @@ def clips_at_once(gpus: int, card: int) -> int:
 
 
 def file_for(gpus: int, card: int) -> Path:
-    """Return the option file for GPUs of a size.
+    """Return the option file for a number of GPUs with `card` GB each.
 
-    Cards that take the same number of clips at once share a file. The name of the file has the
-    smallest of these cards, e.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for 24 and for 40 GB.
+    Cards that take the same number of clips at once have the same file. Its name has the memory of
+    the smallest of these cards. E.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for one GPU of 24
+    or of 40 GB.
     """
     clips = clips_at_once(gpus, card)
     cards = [other for other in CARDS if clips_at_once(gpus, other) == clips]
@@ -96,7 +99,7 @@ def table() -> Iterator[str]:
     """Yield the rows of "Which option file for which GPU" in docs/gpu.md.
 
     A row has the number of GPUs, the cards, the option file, clips at once x passes, and the GB of
-    a step. E.g. one GPU of 24 or 40 GB takes 2 clips at once, so 8 clips are 4 passes:
+    a step. E.g. one GPU of 24 or 40 GB takes 2 clips at once, so it needs 4 passes for 8 clips:
 
         | 1 | 24 GB, 40 GB | `options/gpu/006_rgbspike_bf16_1x24gb.json` | 2 x 4 | 10.2 |
     """
@@ -108,7 +111,7 @@ def table() -> Iterator[str]:
         for file, cards in cards_of_file.items():
             names = ", ".join(f"{card} GB" for card in cards)
             clips = clips_at_once(gpus, cards[0])
-            clips_of_gpu = BATCH // gpus  # in a step
+            clips_of_gpu = BATCH // gpus  # clips of one GPU in a step, in all its passes
             passes = clips_of_gpu // clips
             gb = step_gb(clips, counted_gb())
             path = file.relative_to(ROOT)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the size of this repository: figures that a change should not raise.
+"""Print figures about the size of this repository. A change should not raise them.
 
     python lab/house.py
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lab.tools import ROOT
 from tests.helpers.imports import imports_of, modules_below
 
-# Folders whose modules a program may import. lab/ and tests/ are no part of the product.
+# Folders of the modules that a program of the product may import.
 FOLDERS = {"utils", "data", "models", "scripts"}
 
 
@@ -38,14 +38,14 @@ def lines_of(path: Path) -> int:
 def reachable(start: str) -> set[str]:
     """Return the modules that a program imports, directly or through other modules.
 
-    Empty modules do not count, e.g. most __init__.py.
+    The program itself is one of them. Empty modules are left out, e.g. most __init__.py.
 
-    start: name of the program's module
+    start: name of the program's module, e.g. "main_train_vrt".
     """
     modules = modules_below(ROOT, FOLDERS)  # name -> path
     reached = set()
-    waiting = [start]  # names of modules whose imports have not been followed yet
-    visited = set()
+    waiting = [start]  # modules whose imports are not yet followed; may have a name several times
+    visited = set()  # modules whose imports are followed
     while waiting:
         name = waiting.pop()
         if name in visited:
@@ -74,10 +74,10 @@ class Counts:
     """What the syntax trees of some modules show."""
 
     functions: int = 0
-    # Functions with a parameter `opt`, the options of the whole run. A keyword-only `opt` does not
-    # count.
+    # Number of functions with a parameter `opt`, the options of the whole run. A parameter that is
+    # keyword-only does not count.
     with_opt: int = 0
-    import_lines: int = 0
+    import_lines: int = 0  # lines of all import statements
     longest_size: int = 0  # lines of the longest function
     longest_name: str = ""  # its file and name, e.g. "data/clip.py: checked_name"
 

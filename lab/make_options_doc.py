@@ -2,22 +2,25 @@
 
     python lab/make_options_doc.py
 
-They are made from the option models (`Options` in utils/options/models.py and its sections) and
-from the registered parts. A part is a network, a dataset or another class that an option file
-names. Its section then has the parameters of the part as keys, see utils/options/registry.py.
+These documents are made from the option models (`Options` in utils/options/models.py and its
+sections) and from the registered parts. A part is a network, a dataset or another class that an
+option file names. The section that names a part has the part's parameters as keys
+(utils/options/registry.py).
 
-docs/zh/options.json has the translations: English text -> Chinese text, for each paragraph of a
-docstring and each description of a key. An option file names the JSON Schema with "$schema".
-Editors then complete and check keys, and show their meaning.
+docs/zh/options.json has the translations. Its keys are the English texts: each paragraph of a
+docstring, and each description of an option. Its values are the Chinese texts.
+
+options/schema.json is a JSON Schema. An option file names it with "$schema", so that editors
+complete and check the keys, and show their meaning.
 
 lab/options_doc/ has a module for the pages, page.py, and a module for the schema, schema.py.
 
-What must stay: the schema accepts every option file of this project, and the headings of the pages,
-to which other pages link. Free to change: the form of the pages.
+What must stay: the schema accepts every option file of this project, and the pages keep their
+headings, because other pages link to them. Free to change: the form of the pages.
 
 Tests: tests/parts/utils/test_option_files.py fails if one of the three files is not what this
-program writes now. So write them after a change, and look at `git diff`. Tests of the schema, e.g.
-test_the_schema_finds_a_wrong_key_or_type, read the written file.
+program writes now. So run this program after a change, and look at `git diff`. Tests of the schema,
+e.g. test_the_schema_finds_a_wrong_key_or_type, read the written file.
 """
 
 import sys
@@ -32,7 +35,7 @@ from utils.files import write_whole
 
 
 def main() -> None:
-    """Write the three files."""
+    """Write the two pages and the schema."""
     pages = {
         "docs/options.md": make_page(),
         "docs/zh/options.md": make_page(CHINESE),

@@ -2,10 +2,10 @@
 
 usage: python lab/make_tried_table.py [--check]
 
-The section is about the test files in FOLDERS. The first sentence of a test file says the
-situation, and the name of a test says what happens. E.g. a file tests/stories/test_a.py that begins
-with "Wrong options." and has the one test `test_a_wrong_key_is_refused` gives a row of a table, and
-below the table a list, which a reader unfolds:
+The section describes the test files in FOLDERS. The first sentence of a test file says the
+situation, and the name of each test says what happens then. E.g. a file tests/stories/test_a.py
+begins with "Wrong options.", and has one test, `test_a_wrong_key_is_refused`. It gives a row of the
+table, and a list below the table. The page shows the lists only after a click:
 
     | Wrong options | 1 | [test_a](../tests/stories/test_a.py) |
 
@@ -13,9 +13,9 @@ below the table a list, which a reader unfolds:
 
     * a wrong key is refused
 
-`--check` writes nothing and exits with 1 if the page has another table.
+With `--check` the program writes nothing, and exits with 1 if the page has another section.
 
-Nothing else uses this file. Run it after a test of FOLDERS got another name.
+No other program uses this file. Run it after a test in FOLDERS got another name.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reliability.md"
 FOLDERS = ("tests/stories", "tests/dist", "tests/faults")
-# Lines of the page before and after what this program writes.
+# Two lines of the page. This program writes everything between them, and nothing else.
 BEGIN = "<!-- python lab/make_tried_table.py -->\n"
 END = "<!-- end of the table -->\n"
 
@@ -63,7 +63,7 @@ class TestFile(NamedTuple):
 
     path: Path  # below the project, e.g. tests/stories/test_a.py
     situation: str  # its first sentence
-    happens: list[str]  # for each test: what happens
+    happens: list[str]  # what happens in each test, e.g. "a wrong key is refused"
 
 
 def read_test_files() -> list[TestFile]:
@@ -76,10 +76,10 @@ def read_test_files() -> list[TestFile]:
 
 
 def read_test_file(file: Path) -> TestFile:
-    """Return what a test file says. Nothing is imported."""
+    """Return what a test file says. The file is only read: importing it would run its code."""
     module = ast.parse(file.read_text(encoding="utf-8"))
     docstring = ast.get_docstring(module) or ""
-    # A full stop within a word, as in "app.py", ends no sentence.
+    # A sentence ends with a full stop before a space or at the end. The stop in "app.py" ends none.
     first_sentence = re.split(r"\.(?:\s|$)", docstring, maxsplit=1)[0]
     situation = " ".join(first_sentence.split())
     happens = []
@@ -99,7 +99,10 @@ def table(files: list[TestFile]) -> Iterator[str]:
 
 
 def lists(files: list[TestFile]) -> Iterator[str]:
-    """Yield the lines of the lists: what happens in each test. A reader unfolds them."""
+    """Yield the lines of the lists of what happens in each test.
+
+    The page shows the lists only after a click (<details>).
+    """
     count = sum(len(file.happens) for file in files)
     yield "<details>"
     yield f"<summary>What happens in each of the {count} tests</summary>"
@@ -114,7 +117,7 @@ def lists(files: list[TestFile]) -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """Return a text as a cell of a table, whose bars do not end the cell."""
+    """Return a text as a cell of a table. A backslash keeps a bar from ending the cell."""
     return text.replace("|", "\\|")
 
 

@@ -1,32 +1,36 @@
 #!/usr/bin/env python3
-"""Train the small network of weights/motion.pth, which improves the frames of weights/operator.pth.
+"""Train the learned steps of weights/motion.pth, which improve the frames of the operator.
 
     python lab/train_motion_net.py --videos VIDEOS --out FILE
     python lab/train_motion.py --videos VIDEOS --network FILE [--steps 2000] [--begin WEIGHTS]
 
-The network is the fusion "motion" (models/fusion/fusion_motion.py). It restores a frame in this
-order:
+The network of weights/motion.pth is the fusion "motion" (models/fusion/fusion_motion.py). It
+restores a frame in this order:
 
-    the operator (weights/operator.pth) makes a first estimate of the sharp frame, z_0
-    the motion within the exposure gives equations, and a frame that solves them: the proposal
-    learned steps (three small passes, MotionSteps) mix z_0, the proposal and the equations
+    1  the operator (weights/operator.pth, a network) makes z_0, a first estimate of the sharp frame
+    2  the motion within the exposure gives equations. A frame that solves them is the proposal
+    3  the learned steps (MotionSteps, three passes of a small network) improve z_0 with the
+       proposal and the equations
 
-This program trains only the learned steps, on one thread of a CPU. There are two parts of them, for
-frames with few spikes and for good light: --part says which is trained. The other part stays as in
---begin. A sample is one frame of a clip, with everything that its equations need.
-lab/motion_steps/sets.py says what the clips show. Clips and samples that are already in <out> are
-used again.
+This program trains only the learned steps, on one thread of a CPU. They have two parts, each with
+its own weights: "few" for frames with few spikes, and "good" for good light. --part says which part
+is trained. The other part keeps the weights of --begin.
+
+A sample is one frame of a clip, with everything that its equations need. lab/motion_steps/sets.py
+says what the clips show. Clips and samples that are already in <out> are used again.
 
 --plain trains a control: the same network on the same samples, without the motion and its
-equations. The difference of the two gains is what the motion and its equations are worth.
+equations. The gain without --plain, minus the gain with --plain, is the gain by the motion and its
+equations.
 
-The program writes <out>/motion.pth every 500 updates and at the end. (An update is a step of the
-optimizer; --steps is their number.) Every 100 updates it prints by how many dB the learned steps
-improve on the operator.
+An update is a step of the optimizer, and --steps is the number of updates. The program writes
+<out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by how many dB the
+learned steps improve on the operator.
 
 What must stay: the order of the random draws, because with another order a seed gives other
-weights, and the keys of the written weights, which models/fusion/fusion_motion.py reads. Free to
-change: the values at the head of each module of lab/motion_steps/, for the next training.
+weights; and the keys of the written weights, because models/fusion/fusion_motion.py reads them.
+Free to change, for the next training: the values at the head of each module of lab/motion_steps/.
+
 Tests: tests/parts/house/test_train_motion.py trains for 12 updates on one sample. No test makes the
 clips and samples.
 """
@@ -70,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     cv2.setNumThreads(1)
     torch.manual_seed(args.seed)  # for the initial weights of the steps
 
-    # The network: the operator with the fusion "motion". --begin gives its steps other weights.
+    # Build the operator with the fusion "motion". Its learned steps are new, or those of --begin.
     operator = read_saved(OPERATOR_WEIGHTS)
     description, net = motion_network(operator, args.network)
     if args.begin:
@@ -85,8 +89,8 @@ def main(argv: Sequence[str]) -> int:
     parameter_count = sum(parameter.numel() for parameter in trained.parameters())
     print(f"{sample_count} samples, {parameter_count:,} parameters", flush=True)
 
-    # The file gets the average of the weights over many updates. The training goes on with the
-    # newest weights, so they must stay in `net`. A second network is filled for the file.
+    # The file gets the average of the weights over many updates. `net` must keep the newest
+    # weights, because the training goes on with them. So the average is put into a second network.
     _, net_of_file = motion_network(operator, args.network)
 
     def save(averaged: Mapping[str, Tensor], updates: int) -> None:
@@ -94,7 +98,8 @@ def main(argv: Sequence[str]) -> int:
 
         updates: number of updates so far.
         """
-        net_of_file.load_state_dict(net.state_dict())  # everything that is not trained
+        # First copy all weights, also those that are not trained. Then replace the trained ones.
+        net_of_file.load_state_dict(net.state_dict())
         steps_of(net_of_file, args.part).load_state_dict(averaged)
         write_weights(out / "motion.pth", description, net_of_file, updates)
 

@@ -3,10 +3,10 @@
 
     python lab/train_motion_net.py --videos VIDEOS --out FILE [--minutes 45] [--seed 0]
 
-The network learns from scenes whose motion is known exactly (`Scene`): a background, and up to five
-things in front of it, each with its own motion. Two simulated spike cameras see each scene, each in
-another light. The data of one step of the training flow in this order, through the modules
-textures, scenes, samples, batches and loss of lab/motion_net/:
+The network learns from made scenes (`Scene`), because their motion is known exactly. A scene has a
+background, and up to five things in front of it, each with its own motion. Two simulated spike
+cameras see each scene, each in another light. A step of the training makes its data in this order,
+with the modules textures, scenes, samples, batches and loss of lab/motion_net/:
 
     all_textures -> random_scene -> record_sample (spikes, blurry frame) -> Sample
     8 samples -> batch_of -> turn_at_random -> MotionNet -> loss_of
@@ -16,13 +16,13 @@ and prints the mean error of the motion. lab/train_motion.py reads FILE, and tra
 of weights/motion.pth with this network.
 
 What must stay: the order of the random draws. All random numbers come from one generator, so a new
-draw changes all scenes after it, and a training cannot be repeated. No test notices.
+draw changes all scenes after it. Then an earlier training cannot be repeated. No test notices this.
 Free to change, for the next training: the values in lab/motion_net/training.py and
 lab/motion_net/loss.py. lab/vrt_curve.py uses functions of lab/motion_net/, too.
 
-No test runs `train`. tests/parts/house/test_vrt_curve.py passes if a true shift has the wrong sign.
-So train for two minutes after a change: the printed error must become clearly smaller than the
-printed length, e.g. 0.7 of 1.2 pixels. With the wrong sign of y it stays as large as the length.
+No test runs `train`, and no test notices if a true shift has the wrong sign. So train for two
+minutes after a change. The printed error must become clearly smaller than the printed length, e.g.
+0.7 of 1.2 pixels. If y had the wrong sign, the error would stay as large as the length.
 """
 
 import argparse
