@@ -188,6 +188,7 @@ def training_arguments(folder: str) -> list[str]:
         "train.total_iter=1",
         "datasets.train.camera.threshold_range=[0.7,0.7]",
     ]
+    # Absolute, because the program runs in the folder of a checkout.
     data = Path("trainsets/sample").resolve()
     folder_of_kind = {"gt": "GOPRO_Large", "lq": "GOPRO_Large", "spike": "GOPRO_Large_spike_seq"}
     for kind, name in folder_of_kind.items():

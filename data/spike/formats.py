@@ -241,11 +241,11 @@ def _write_zip(
 ) -> None:
     """Write parts (t, H, W) as the one array of a .npz.
 
-    folder: where a temporary file may be written, as large as the array.
-
     np.savez_compressed needs a whole array, which may not fit into memory. So the parts are first
     written to a temporary file, which is then mapped: NumPy can use it as a whole array, and the
     system reads it piece by piece.
+
+    folder: where the temporary file is written. It is as large as the array.
     """
     with tempfile.TemporaryFile(dir=folder) as array_file:
         start, shape = _write_array(array_file, parts, geometry)

@@ -51,6 +51,7 @@ def refuse_other_format(head: bytes, path: PathLike) -> None:
         return
     do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
     if "MATLAB" in seen:
+        # A MATLAB file is not read under any suffix, so its planes must be saved again.
         do = "save its planes as an array (planes, h, w) of uint8 in a .npy file"
     raise SpikeFileError(
         what=f"the file begins with {seen}: {head[:24]!r}",

@@ -40,7 +40,8 @@ def packed_planes(
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_other_format(data[:HEAD_BYTES].tobytes(), path)
     # The byte at which the first whole plane of an SPS100 starts. None if the file has no words of
-    # this sensor. The words are searched only if a side of the plane has 1000 pixels.
+    # this sensor. The words are searched only if a side of the plane has 1000 pixels, because all
+    # planes of an SPS100 have 1000 x 1000 pixels.
     start = None
     if SPS100_SIDE in (geometry.height, geometry.width):
         start = start_of_sps100(data)

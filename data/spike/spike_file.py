@@ -70,8 +70,8 @@ class SpikeFile:
 
         first: number of the first plane.
         count: number of planes.
-        Raises SpikeFileError for a wrong range of planes, at once. Wrong content is noticed only
-        during the iteration, which then raises SpikeFileError.
+        Raises SpikeFileError at once if the planes are not in the file. Wrong content is noticed
+        only during the iteration, which then raises SpikeFileError.
         """
         # This method is not a generator itself, because a generator would check only when the
         # iteration begins.
