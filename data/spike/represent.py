@@ -94,7 +94,8 @@ def represent(
         center = math.ceil(center)
     # A function that takes context must know where the exposure ends. If the user has not set its
     # option half_exposure, i.e. the planes of the exposure on each side of the center, it is
-    # computed here.
+    # computed here. `options` is a dict of this call, so the options of the caller stay as they
+    # are.
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 

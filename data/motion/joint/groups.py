@@ -115,17 +115,7 @@ def plane_groups(
     middles = (edges[:-1] + edges[1:]) / 2
 
     # All planes of a group get the shifts at its middle.
-    shifts: list[np.ndarray] = []  # (H, W, 2) of each group
-    errors = []  # (H, W) of each group
-    for time in middles.tolist():
-        # Begin the search at the shifts of the last two groups, continued at the same speed. E.g.
-        # after the shifts 4 and 6, it begins at 8. The first two groups have no such beginning.
-        start = None
-        if len(shifts) >= 2:
-            start = 2 * shifts[-1] - shifts[-2]
-        shifts_to_sharp, errors_of_shifts = motion.back(time - recording.sharp, start)
-        shifts.append(shifts_to_sharp)
-        errors.append(errors_of_shifts)
+    shifts, errors = _shifts_at(motion, middles - recording.sharp)
     shares = exposure_shares(recording, edges, delays)
     shifts_of_groups = tensor_of(np.stack(shifts), device)
     # The lengths sqrt(x^2 + y^2) of the shifts. `torch.hypot` takes three times as long.
@@ -139,6 +129,26 @@ def plane_groups(
         motion_length=lengths.mean(0),
         motion_error=tensor_of(np.mean(errors, axis=0), device),
     )
+
+
+def _shifts_at(motion: Motion, times: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the shifts (H, W, 2) to the sharp frame at each time, and their errors (H, W).
+
+    times: in planes after the sharp instant, negative before it. They rise in equal steps, because
+    the search at a time begins where the two times before it lead.
+    """
+    shifts: list[np.ndarray] = []
+    errors: list[np.ndarray] = []
+    for time in times.tolist():
+        # Begin the search at the last two shifts, continued at the same speed. E.g. after the
+        # shifts 4 and 6, it begins at 8. The first two times have no such beginning.
+        start = None
+        if len(shifts) >= 2:
+            start = 2 * shifts[-1] - shifts[-2]
+        shifts_to_sharp, errors_of_shifts = motion.back(time, start)
+        shifts.append(shifts_to_sharp)
+        errors.append(errors_of_shifts)
+    return shifts, errors
 
 
 def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray) -> np.ndarray:
