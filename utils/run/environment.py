@@ -48,7 +48,7 @@ def write_environment(folder: Path, parameters: int) -> None:
     }
     path = folder / report.ENVIRONMENT_NAME
     with best_effort(str(path)):
-        # A value of None is left out: there is no CUDA GPU, or no commit.
+        # Leave out a value of None. "CUDA" is None without a CUDA GPU, and "commit" without git.
         known_values = {name: value for name, value in values.items() if value is not None}
         write_whole(path, f"{json.dumps(known_values, indent=2)}\n".encode())
 
@@ -64,13 +64,13 @@ def _commit() -> str | None:
     """
     environment = {
         **os.environ,
-        # Let git look for a repository only in the folder of this program. In the folders above it,
-        # git could find another repository, and would name the commit of that one.
+        # Let git look for a repository only in the folder of this program. In a folder above, git
+        # could find another repository, and would name the commit of the other repository.
         "GIT_CEILING_DIRECTORIES": str(ROOT.parent),
         # Let git take no lock, because somebody may be working in the repository.
         "GIT_OPTIONAL_LOCKS": "0",
     }
-    # --exclude=*: name the commit and no tag.
+    # With --exclude=* git ignores all tags, so it names the commit.
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         answer = subprocess.run(

@@ -70,7 +70,7 @@ class FolderMovedError(OptionError):
 
 
 class RunFolder:
-    """The folder of a run, locked by the file <folder>/.lock. Only rank 0 has one.
+    """The folder of a run, locked by the file <folder>/.lock. Only rank 0 has a RunFolder.
 
     The lock is a record lock (fcntl). The kernel releases it when rank 0 ends, also after a kill.
     Loader processes are forked from rank 0 and do not inherit the lock, so the lock ends with rank
@@ -232,8 +232,9 @@ def _take_lock(path: Path) -> BinaryIO:
     # `open_kept` opens a file that the run keeps open. It refuses a link. If the file cannot be
     # opened, `writing` raises a DataError with the advice OTHER_ROOT ("free some space, ...").
     with writing(path, OTHER_ROOT):
-        # 0o600: only the owner may open the file. Another user who could open the file could lock
-        # it, too. "a+b": make the file if it is missing, and keep the content of an existing file.
+        # With 0o600 only the owner may open the file. Another user who could open the file could
+        # lock it, too. "a+b" makes the file if it is missing, and keeps the content of an existing
+        # file.
         file = open_kept(path, "a+b", permissions=0o600)
     begin = time.monotonic()
     has_warned = False
@@ -286,8 +287,8 @@ def _try_lock(file: BinaryIO) -> bool:
     Raises OSError if the file system has no locks.
     """
     try:
-        # LOCK_EX: only one process can have the lock. LOCK_NB: if another process has it, raise an
-        # error in place of waiting.
+        # With LOCK_EX only one process can have the lock. With LOCK_NB `lockf` does not wait, but
+        # raises an error if another process has the lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows both errors for a taken lock
         return False
@@ -318,7 +319,7 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
     """
     file.seek(0)
     beginning = file.read(len(HOLDER))
-    # A file of empty lines counts as empty: it holds nothing that could be lost.
+    # A file of empty lines counts as empty, because it holds nothing that could be lost.
     is_empty = not beginning.strip(b"\n")
     is_of_a_run = beginning == HOLDER
     if not is_empty and not is_of_a_run:

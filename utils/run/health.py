@@ -53,8 +53,8 @@ MOST_FLOOR_SHARE = 0.10
 # PSNR varies by some hundredths of a dB anyway.
 FALLS_IN_A_ROW = 3
 LEAST_FALL_DB = 0.1
-# If the disk has room for this many saves, there is no warning: with usual options, the user still
-# has a day or more to free some space.
+# If the disk has room for this many saves, there is no warning, because with usual options the user
+# still has a day or more to free some space.
 ENOUGH_SAVES = 20
 
 

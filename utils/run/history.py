@@ -1,6 +1,6 @@
 """Read the history of a run: its numbers over the steps.
 
-The history is kept in two files. They have null in place of NaN and Inf, because JSON has neither.
+The history is kept in two files. NaN and Inf are null in both files, because JSON has neither.
 
 * training_history.jsonl has a line for each entry, in the order of the steps:
   `{"step": 100, "train/loss": 0.0234, "train/lr": 0.0004}`
@@ -106,7 +106,8 @@ def entries_of(path: Path) -> list[dict[str, Any] | None]:
     killed while it wrote.
     """
     if path.suffix == ".jsonl":
-        # The last item of the split is the text after the last end of line: no complete line.
+        # The last item of the split is the text after the last end of line. It is empty, or a line
+        # without an end.
         lines = path.read_bytes().split(b"\n")[:-1]
         return [_entry_of(line) for line in lines]
     return _entries_of_curves(path)

@@ -79,10 +79,10 @@ class HistoryWriter:
         """Return the entries in the file that this start of the run does not write again.
 
         A start resumes from a checkpoint, so it repeats all later steps and writes their entries
-        again. It may also repeat the validation at the step of the checkpoint: it does so if the
-        earlier start was killed before it saved the score. E.g. the checkpoint has step 200, and
-        the first new entry is the validation of step 200. Then the entries of the file are handled
-        like this:
+        again. If the earlier start was killed before it saved the score of a validation, this start
+        also repeats the validation at the step of the checkpoint. E.g. the checkpoint has step 200,
+        and the first new entry is the validation of step 200. Then the entries of the file are
+        handled like this:
 
             {"step": 100, "train/loss": ...}   stays
             {"step": 200, "train/loss": ...}   stays: the new entry has no "train/loss"
@@ -90,7 +90,7 @@ class HistoryWriter:
             {"step": 300, "train/loss": ...}   is left out: step 300 comes again
 
         values: scalars of the first new entry.
-        step: step of this entry, the step of the checkpoint or a later one.
+        step: step of the first new entry. It is the step of the checkpoint, or a later step.
 
         Tests: test_a_resume_drops_later_entries_once_and_doubles_no_step,
         test_a_validation_that_is_repeated_at_the_step_of_the_resume_replaces_the_former_one.

@@ -32,8 +32,8 @@ class Progress:
 
     step: int = 0  # number of optimizer steps done
     epoch: int = 0  # number of epochs done
-    # Number of steps done in the current epoch. E.g. 100: the steps 0 to 99 are done, and step 100
-    # is the next one.
+    # Number of steps done in the current epoch. E.g. 100 means that the steps 0 to 99 of the epoch
+    # are done, and that step 100 comes next.
     batch: int = 0
     best_psnr: float | None = None  # in dB; None before the first validation
     best_step: int = 0  # step of best_psnr

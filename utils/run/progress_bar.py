@@ -20,13 +20,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-# The bar, in the placeholders of tqdm.
+# The form of the bar, with placeholders that tqdm fills in: name, percentage, bar, things done and
+# total, time passed and time left, speed.
 BAR_FORMAT = (
     "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 )
 
-# By default, tqdm has a thread, and a lock that all processes share. If a process were killed or
-# forked while the lock is held, all others would wait forever.
+# By default, tqdm has a thread that watches the bars, and a lock that all processes share. If a
+# process were killed or forked while the lock is held, all others would wait forever.
 tqdm.monitor_interval = 0  # no thread
 
 
@@ -79,14 +80,15 @@ class Bar(ExitStack):
         )
 
     def _write_above(self, redirect: Callable[[Any], Any], stream: Any, terminal: Any) -> None:
-        """Replace `stream` by one that writes above the bars, until this bar is closed.
+        """Replace `stream` by a stream that writes above the bars, until this bar is closed.
 
         redirect: redirect_stderr or redirect_stdout of contextlib.
+        stream: the present stderr or stdout.
         terminal: the stream that shows the bars.
         """
         above = AboveBars(stream, terminal)
-        # At its end, an ExitStack undoes the last line first. So these two lines first put the
-        # original stream back, and then `finish` writes the rest of the text to it.
+        # When an ExitStack ends, it undoes its entries in reverse order. So first the end of
+        # `redirect` puts the original stream back, and then `finish` writes the rest of the text.
         self.callback(above.finish)
         self.enter_context(redirect(above))
 

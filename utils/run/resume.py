@@ -119,7 +119,7 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
         _warn_not_used(named, state)
         return Resumed(latest, state)
 
-    # `existing_versions` finds the file itself, and its former versions beside it, X_previous.pth.
+    # `existing_versions` finds a file X.pth and its former versions beside it, X_previous.pth, ...
     if not existing_versions(named):
         raise CheckpointError(
             what="no such checkpoint",
@@ -130,7 +130,8 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
     named_checkpoint = Resumed(named, _read_state(named), is_named=True)
     if not has_own:
         return named_checkpoint  # there is no checkpoint_latest to compare with
-    # From here on the named file is of this run: it lies in the folder of checkpoint_latest.
+    # Here the named file lies in the folder of checkpoint_latest, so it is a file of this run. The
+    # first `if` has handled the files of other runs.
     if named.name == latest.name:
         return named_checkpoint  # the user has named checkpoint_latest itself
 

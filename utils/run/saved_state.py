@@ -28,7 +28,7 @@ from torch import Tensor
 from utils.errors import CheckpointError
 
 # The largest count that a checkpoint may hold. With a thousand steps per second, a run would need
-# 35 years to reach it. A float holds every whole number up to 2^53 exactly, so also this one.
+# 35 years to reach it. A float holds every whole number up to 2^53 exactly, so also 2^40.
 LARGEST_COUNT = 2**40
 # `ge` means "greater or equal", `le` "less or equal".
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -42,7 +42,7 @@ MAY_BE_MISSING = {
     "ema_state_dict": True,  # moving averages of the weights
     "scaler": True,  # the loss scale of float16
 }
-# The advice of the errors: take another checkpoint.
+# The advice in the errors about a wrong checkpoint.
 TAKE_ANOTHER = "go on from another checkpoint of this run, such as checkpoint_latest_previous.pth"
 
 

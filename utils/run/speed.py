@@ -2,8 +2,8 @@
 
 In each step all ranks wait for the slowest rank, in the backward pass. A step therefore takes
 equally long on all ranks, and its time does not show the slow rank. While a rank waits for data,
-and in its forward pass, it does not wait for other ranks. So these two times are compared, in
-seconds per step.
+and in its forward pass, it does not wait for other ranks. So `SpeedJudge` compares these two times
+of the ranks, in seconds per step.
 
 A single log line may look bad by chance, because another program may have run at the same time. So
 several log lines form a window of at least WINDOW_STEPS steps, and a warning needs

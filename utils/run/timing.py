@@ -5,9 +5,9 @@
     DeviceClock   time that the device spends on a block, e.g. on the forward passes
 
 What must stay: no function that runs in a step waits for the device, because the host prepares the
-next work while the device computes. Only `seconds_of` waits, and no training step calls it.
-The names that callers give to `StepTimer.part` must stay, too, because they are part of the tags of
-a run's history. E.g. "data" has the tag "train/data_share".
+next work while the device computes. Only `seconds_of` waits, and no training step calls it. The
+names that callers give to `StepTimer.part` must stay, too, because they are part of the tags of a
+run's history. E.g. "data" has the tag "train/data_share".
 
 Tests: tests/parts/utils/test_progress.py, and for the clock of the device
 tests/parts/utils/test_health.py (test_the_event_files_hold_the_times_of_each_rank).
@@ -52,7 +52,7 @@ PAUSES = ("validation", "save")
 
 
 class Span:
-    """A stretch of a run, e.g. an epoch: its number of steps, and the seconds of each kind of work.
+    """The steps of a part of a run, e.g. of an epoch, and the seconds of each kind of work.
 
     The kinds of work are the names given to `StepTimer.part`, e.g. "data" (wait for a batch) and
     "compute". The time of PAUSES is counted separately.

@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-# Number of pickles at the beginning of an old file, of torch before 1.6: a magic number, the
-# version of the format, facts about the machine, the object itself, and the names of the tensors'
-# memory.
+# Number of pickles at the beginning of a file of torch before 1.6. The five pickles are a magic
+# number, the version of the format, facts about the machine, the object itself, and the names of
+# the tensors' memory.
 OLD_PICKLES = 5
 # Greatest depth of dicts and lists within each other, e.g. 2 for {"a": [1]}. A checkpoint has a
 # depth below ten. A program that follows the lists by recursion fails at a depth of about 1000.
@@ -120,7 +120,7 @@ def _check_archive(path: Path) -> int | None:
 def _check_old_file(path: Path) -> int:
     """Check a file of torch before 1.6, and return the number of operations of its five pickles.
 
-    The caller may give any other file, too: bytes that are not a pickle count as 0 operations.
+    The caller may give any other file, too. Bytes that are not a pickle count as 0 operations.
     """
     # The pickles follow one another. `_check_pickle` leaves the file at the end of the pickle that
     # it has read, so the next call reads the next pickle.

@@ -17,7 +17,7 @@ MicroBatches = list[dict[str, Any]]  # the batches of one optimizer step, from t
 class TrainedModel(Protocol):
     """The attributes and methods that a run needs of its model. models.model_vrt has them.
 
-    A model of your own needs no common base class: it only needs these members.
+    A model of your own needs no common base class. It only needs these members.
     """
 
     device: torch.device

@@ -91,5 +91,5 @@ def build_writers(
     return writers
 
 
-# Find the files utils/writer_*.py: each registers its class in WRITERS.
+# Import the files utils/writer_*.py. Each file registers its class in WRITERS.
 import_parts("utils", "writer_*")
