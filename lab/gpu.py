@@ -215,9 +215,8 @@ def prepare(
     dtype: "float32", or the dtype of autocast.
     checkpoint: whether every block is computed again in the backward pass.
     """
-    # Frames, height and width of a training clip in the GoPro option files.
     options = NAMED["006"]
-    size = (6, 192, 192)
+    size = (6, 192, 192)  # frames, height, width of a training clip in the GoPro option files
     if device == "cpu" or small:
         options = NAMED["small"]
         size = (2, 32, 32)
@@ -267,8 +266,9 @@ def ceilings(device: str) -> Figures:
     count = 2**28 if is_gpu else 2**20
     source = torch.empty(count, device=place)
     target = torch.empty_like(source)
-    # The fastest of 5 copies, because other work can only make a copy slower.
-    copy_s = min(seconds(lambda: target.copy_(source), place) for _ in range(5))
+    copy = partial(target.copy_, source)
+    times_s = [seconds(copy, place) for _ in range(5)]
+    copy_s = min(times_s)  # the fastest, because other work can only make a copy slower
     bytes_moved = 2 * source.nbytes  # each byte is read and written
     figures = {"copy GB/s": bytes_moved / copy_s / 1e9}
 
@@ -314,7 +314,7 @@ def profile(device: str) -> Figures:
         activities.append(ProfilerActivity.CUDA)
         time_key = "self_device_time_total"
 
-    net, clip, optimizer = prepare(device, batch=8 if is_gpu else 1)
+    net, clip, optimizer = prepare(device, batch=8)  # on a CPU `prepare` makes one clip
     clip.train_step(net, optimizer)  # not profiled, because the first step compiles kernels
     with torch.profiler.profile(activities=activities) as profiled:
         clip.train_step(net, optimizer)

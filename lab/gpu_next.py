@@ -254,14 +254,8 @@ def graph(device: str) -> dict[str, Any]:
     step = _plain_step(net, run_clip, optimizer)
     if device == "cuda":
         step = _capture(net, step, outputs)
-        # `_capture` has made some steps before the recording, which changed the weights and the
-        # state of Adam. Set both back in place, because the graph holds the addresses of their
-        # memory. The state of Adam begins with zeros: its means of the gradients and of their
-        # squares, and its number of steps.
-        net.load_state_dict(initial_weights)
-        for state_of_parameter in optimizer.state.values():
-            for tensor in state_of_parameter.values():
-                tensor.zero_()
+        # `_capture` has made some steps before the recording, which changed weights and optimizer.
+        _set_back(net, optimizer, initial_weights)
     losses, first_bad = watched_losses(step, outputs)
     # `measure_in_turn` measures several functions, here one.
     figures = measure_in_turn({"step": step}, torch.device(device), repeats=REPEATS, warmup=WARMUP)
@@ -281,6 +275,21 @@ def _adam(net: nn.Module) -> torch.optim.Adam:
     """
     is_on_gpu = next(net.parameters()).is_cuda
     return torch.optim.Adam(net.parameters(), lr=1e-4, capturable=is_on_gpu)
+
+
+def _set_back(
+    net: nn.Module, optimizer: torch.optim.Adam, initial_weights: dict[str, Tensor]
+) -> None:
+    """Set the weights and the state of Adam back to their values before the first step.
+
+    The tensors are changed in place, because a graph holds the addresses of their memory.
+    """
+    net.load_state_dict(initial_weights)
+    # The state of a parameter is the means of its gradient and of the square of its gradient, and
+    # the number of steps. All begin with 0.
+    for state_of_parameter in optimizer.state.values():
+        for tensor in state_of_parameter.values():
+            tensor.zero_()
 
 
 def _plain_step(

@@ -147,16 +147,11 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
 
     If the results of a formula do not exist, this function tests the formula first.
     """
+    # A formula has no network. It needs an option file only to know how clips are read.
+    option_file = methods[0].file
     outcomes = []
     for formula in FORMULAS:
-        file = out / "results" / f"{formula}_{data.part}.json"
-        if not file.exists():
-            # A formula has no network. It needs an option file only to know how clips are read.
-            option_file = methods[0].file
-            clips = scores_on_tests(out, data, formula, option_file, "--method", formula)
-            write_result(out, data, formula, {"clips": clips})
-        # A formula has no parameters and no seed. Its only run gets the seed 0.
-        outcomes.append(Outcome(formula, parameters=0, runs={0: read_json(file)}))
+        outcomes.append(outcome_of_formula(out, data, formula, option_file))
     for method in methods:
         runs = {}
         for seed in seeds:
@@ -166,6 +161,19 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
         if runs:
             outcomes.append(Outcome(method.name, method.parameters, runs))
     return tables(outcomes, list(data.tests))
+
+
+def outcome_of_formula(out: Path, data: Data, formula: str, option_file: Path) -> Outcome:
+    """Return the results of a formula. Tests the formula if it has no results yet.
+
+    A result that exists is used again, even if it was measured with other test clips.
+    """
+    file = out / "results" / f"{formula}_{data.part}.json"
+    if not file.exists():
+        clips = scores_on_tests(out, data, formula, option_file, "--method", formula)
+        write_result(out, data, formula, {"clips": clips})
+    # A formula has no parameters and no seed. Its only run gets the seed 0.
+    return Outcome(formula, parameters=0, runs={0: read_json(file)})
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ class TrueMotion:
         sharp_plane = self.frame_of(recording) * self.planes + self.planes // 2
         # Times in planes after the sharp instant, in rising order. A `Motion` must also have the
         # sharp instant itself, time 0.
-        times = np.array(sorted({0.0, *motion_times(recording)}))
+        instants = {0.0, *motion_times(recording)}
+        times = np.array(sorted(instants))
         shifts = np.stack([self.shifts_at(sharp_plane, time) for time in times.tolist()])
         # A finder also gives the expected error of each shift. The true shifts have no error, but
         # the weights were not trained on errors of 0. So give them the least errors that
