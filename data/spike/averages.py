@@ -97,7 +97,7 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     upper limit, the window lacks its last plane, because this would be plane T, and the last plane
     of the stream is T - 1. S-VRT has the same limits, and networks were trained with them
     (test_tfp_spread_over_the_file_is_the_formula_of_s_vrt).
-    Raises ValueError if the stream has less than 2 half_window planes.
+    Raises ValueError if the stream has fewer than 2 half_window planes.
     """
     if planes < 2 * half_window:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")

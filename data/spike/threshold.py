@@ -44,9 +44,11 @@ def change_threshold(
 ) -> np.ndarray:
     """Return the spikes that a sensor with `factor` times the threshold would have recorded.
 
-    E.g. factor 4 gives a quarter of the spikes, and factor 0.5 gives twice as many spikes.
+    E.g. factor 4 gives a quarter of the spikes. Factor 0.5 gives twice as many spikes, but at most
+    one in a plane.
 
     stream: recorded spikes (T, h, w) uint8.
+    factor: new threshold / old threshold, above 0.
     rng: the generator of the first charge of each pixel.
     dark: dark current, in spikes per plane, that is added to the light.
     Returns spikes (T, h, w) uint8. With factor 1 and no dark current, this is `stream` itself.
