@@ -49,8 +49,8 @@ TAKE_ANOTHER = "go on from another checkpoint of this run, such as checkpoint_la
 class Saved(BaseModel):
     """A part of a checkpoint, checked by pydantic.
 
-    strict=True: a text such as "5" is not accepted as a number. extra="ignore": keys that newer
-    versions add are ignored.
+    With strict=True a text such as "5" is not accepted as a number. With extra="ignore" the keys
+    that newer versions add are ignored.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")

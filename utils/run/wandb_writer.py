@@ -36,13 +36,13 @@ class WandbWriter:
         """section: the options `logging`.
         folder: the folder of the run. wandb writes its files into the folder wandb/ there.
         options: all options, without secrets. W&B shows them as its config.
-        run_id: id of the W&B run to continue, or None for a new one.
+        run_id: id of the W&B run to continue, or None for a new W&B run.
         """
         import wandb
 
         if section.wandb_api_key:
             os.environ["WANDB_API_KEY"] = section.wandb_api_key
-        # wandb copies the command line into its files, so secrets in it are replaced first.
+        # wandb copies the command line into its files, so first replace the secrets in it.
         sys.argv = [argument_without_secrets(argument) for argument in sys.argv]
         arguments: dict[str, Any] = {
             "project": section.wandb_project,

@@ -5,8 +5,8 @@ There are three kinds:
 * the history (utils.run.history_writer). Every run has this writer. It also makes a report, unless
   the option `logging.use_report` is false.
 * TensorBoard and W&B, if the options ask for them (tensorboard_writer.py, wandb_writer.py)
-* the user's own writers, which the option `logging.writers` names: classes in files
-  utils/writer_<name>.py
+* the user's own writers, which the option `logging.writers` names. They are classes in files
+  utils/writer_<name>.py.
 
 A writer has a method `scalars(values, step)`, and may have `image(tag, rgb, step)` and `close()`.
 docs/extending.md shows an example. Only rank 0 has writers. One process has one run at a time.
