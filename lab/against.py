@@ -154,6 +154,7 @@ def compare(name: str, other_checkout: Path, rounds: int) -> None:
         rounds_of_other.append(figures_of(name, other_checkout))
         rounds_of_this.append(figures_of(name, ROOT))
 
+    # All rounds have the same figures, so take their names from the first round.
     for key in rounds_of_other[0]:
         other = min(figures[key] for figures in rounds_of_other)
         this = min(figures[key] for figures in rounds_of_this)

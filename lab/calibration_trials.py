@@ -78,7 +78,7 @@ def main() -> None:
         ranges = ((0, first_limit), (first_limit, second_limit), (second_limit, ABOVE_ALL))
         for low, high in ranges:
             group = [result for result in trials if low <= result["rig"][key] < high]
-            if group:
+            if group:  # with other limits a group may be empty
                 print_summary(group, f"{key} {low} to {high}")
 
 
@@ -95,6 +95,7 @@ def trial(number: int) -> dict[str, Any]:
     # rig it gets only `light`: whether the spike camera sees linear light or display values.
     found = fit(record_views(rig, rng), nominal_matrix(SPIKE, RGB), rig.light)
 
+    # The errors: found value - true value.
     errors = {
         "px": mean_distance(found.matrix, rig.matrix(SPIKE, RGB)),
         "planes": found.offset - rig.time_offset,

@@ -106,11 +106,12 @@ def table() -> Iterator[str]:
     for gpus in GPUS:
         cards_of_file: dict[Path, list[int]] = {}  # the cards that share an option file, in GB
         for card in CARDS:
+            # Cards with the same file share a row.
             cards_of_file.setdefault(file_for(gpus, card), []).append(card)
 
         for file, cards in cards_of_file.items():
             names = ", ".join(f"{card} GB" for card in cards)
-            clips = clips_at_once(gpus, cards[0])
+            clips = clips_at_once(gpus, cards[0])  # the same for all cards of a file
             clips_of_gpu = BATCH // gpus  # clips of one GPU in a step, in all its passes
             passes = clips_of_gpu // clips
             gb = step_gb(clips, counted_gb())

@@ -123,9 +123,9 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
 def _sampling_inputs(pairs: int, side: int, device: str) -> list[Tensor]:
     """Return random x, offset, mask, weight and bias, with the types that a layer gets.
 
-    The layer is one of a training step under autocast to bfloat16. On a GPU, x is bfloat16, and the
-    other four are float32. The offsets stay float32, because rounding them to 16 bits would move
-    the samples.
+    The layer is a deformable convolution in a training step under autocast to bfloat16. On a GPU, x
+    is bfloat16, and the other four are float32. The offsets stay float32, because rounding them to
+    16 bits would move the samples.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -174,15 +174,15 @@ def _forward_and_backward(form: Callable[..., Tensor], inputs: list[Tensor]) -> 
 
 @dataclass
 class FiniteOutputs:
-    """Whether the output of each module was finite, in the order in which a step calls the modules.
+    """Notes whether the output of each module is finite, in the order in which a step calls them.
 
     A plain step appends a name and a flag for each module. A graph is different: Python runs only
     while the step is recorded, so only this step appends. Its flags are tensors of the graph, and
     each replay overwrites them with its own results. So call `first_bad` after each replay.
     """
 
-    names: list[str] = field(default_factory=list)  # the modules that were called
-    # For each name one bool tensor without axes, on the device of the output.
+    names: list[str] = field(default_factory=list)  # the modules in the order of their calls
+    # One bool tensor of shape () for each name, on the device of the output. True: all finite.
     flags: list[Tensor] = field(default_factory=list)
 
     def watch(self, net: nn.Module) -> None:
@@ -212,7 +212,8 @@ class FiniteOutputs:
             # A list of tensors, e.g. the pyramid of the optical flow, is not noted, because NaN in
             # one of its tensors shows in the next modules.
             if isinstance(output, Tensor):
-                # No bool() here: it would wait for the GPU, which a recording refuses.
+                # Do not call bool() here. It would wait for the GPU, and torch refuses to wait
+                # while a graph is recorded.
                 self.names.append(name)
                 self.flags.append(torch.isfinite(output.detach()).all())
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+# lab/tools.py has ROOT, too, but importing lab/tools.py would load torch.
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reliability.md"
 FOLDERS = ("tests/stories", "tests/dist", "tests/faults")

@@ -153,7 +153,7 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
     for formula in FORMULAS:
         outcomes.append(outcome_of_formula(out, data, formula, option_file))
     for method in methods:
-        runs = {}
+        runs = {}  # seed -> result of a finished run
         for seed in seeds:
             result = finished_result(out, data, method, seed)
             if result:

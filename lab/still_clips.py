@@ -97,6 +97,8 @@ def main(argv: Sequence[str]) -> int:
     gains: dict[str, dict[str, float]] = {}  # light -> clip -> gain in dB
     for light, rate in LIGHTS.items():
         folder = out / light.replace(" ", "_")
+        # A folder that exists is not completed. If the program was stopped while it made the clips,
+        # delete the folder.
         if not folder.exists():
             make_clips(folder, rate)
         by_operator = psnr_of(folder, "operator")  # clip -> dB
@@ -148,8 +150,8 @@ def make_clips(folder: Path, rate: float) -> None:
 def in_motion(picture: np.ndarray, pixels: float) -> Scene:
     """Return a scene (time -> light) in which a picture (H, W, 3) moves to the left and upwards.
 
-    pixels: how far it moves to the left in an exposure, in RGB pixels. It moves half as far
-        upwards.
+    pixels: how far the picture moves to the left in an exposure, in RGB pixels. It moves half as
+        far upwards.
     """
 
     def light_at(time: float) -> np.ndarray:
@@ -207,7 +209,7 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
 
     rate: spikes per plane of a white pixel.
     """
-    height = HEIGHT // BINS  # of a spike plane
+    height = HEIGHT // BINS  # height of a spike plane, in spike pixels
     width = WIDTH // BINS
     camera = IntegrateAndFire(height, width, rate=rate, rng=np.random.default_rng(SEED))
     for frame in range(FRAMES):

@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     samples = training_samples(out, args.videos, operator, net)
     samples = samples_of_part(samples, args.part)
     if args.plain:
-        hide_motion(samples)
+        hide_motion(samples)  # changes the samples in place
     sample_count = sum(len(samples_of_set) for samples_of_set in samples.values())
     parameter_count = sum(parameter.numel() for parameter in trained.parameters())
     print(f"{sample_count} samples, {parameter_count:,} parameters", flush=True)

@@ -61,6 +61,7 @@ from lab.vrt_forms.motion import MotionForm
 from lab.vrt_forms.prior import PriorForm
 from lab.vrt_forms.training import Training
 
+# Value of --form -> its class. The value is also `name` of the class, and in the names of files.
 FORMS: dict[str, type[Form]] = {
     "motion": MotionForm,
     "prior": PriorForm,
