@@ -34,14 +34,18 @@ def convert_network(conversion: Conversion) -> None:
 
 
 def convert_optical_flow(conversion: Conversion) -> None:
-    """Convert the section of the optical flow network to `netG.spynet_path`."""
+    """Convert the section of the optical flow network to `netG.spynet_path`, the file of SpyNet.
+
+    E.g. {"module": "spynet", "checkpoint": "spynet.pth"} gives netG.spynet_path "spynet.pth". Any
+    other module is a problem, because the only optical flow network here is SpyNet.
+    """
     key = "netG.optical_flow"
     do = "give netG.spynet_path=FILE"
-    # With --drop, the user may have left out the whole section.
+    # With --drop, the user may have left out the whole section. Then its path of the weights is
+    # lost, too, and the report says so.
     if key in conversion.dropped:
         conversion.differences[key] = f"its weights went with it: {do}"
-    # E.g. {"module": "spynet", "checkpoint": "spynet.pth"}, or None if there is no such section.
-    flow = conversion.take(key)
+    flow = conversion.take(key)  # None if there is no such section
     if not isinstance(flow, dict):
         return
     module = flow.pop("module", "spynet")

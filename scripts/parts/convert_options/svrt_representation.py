@@ -42,7 +42,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
     center_key = f"{split}.middle_tfp_center"
     channels_key = f"{split}.spike_channels"
     given_keys = [given for given in (key, other_key, center_key) if conversion.has(given)]
-    # E.g. {"type": "middle_tfp", "half_win_length": 20, "middle_tfp_center": 44}.
+    # What the given keys say together, as one section of S-VRT. In the example it is
+    # {"type": "middle_tfp", "half_win_length": 20, "middle_tfp_center": 44}.
     section = _joined_reconstruction(
         conversion, given_keys, center_key=center_key, key_of_problems=key
     )
@@ -51,6 +52,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
 
     counterpart = _counterpart_of(reconstruction)
     if counterpart is None:
+        # The advice works because S-VRT's default is tfp: `_with_defaults` takes the default if
+        # none of the keys is left.
         conversion.problems[key] = Problem(
             what=f"{reconstruction.kind!r} has no counterpart; only tfp, middle_tfp, tfi, "
             "raw_window and encoding25 have one",
@@ -59,6 +62,7 @@ def convert_representation(conversion: Conversion, split: str) -> None:
         )
         return
 
+    # Each unknown parameter is a problem, so that the user decides whether it may be left out.
     for name in reconstruction.unknown:
         conversion.problems[f"{key}.{name}"] = Problem(
             what="unknown to this script",
@@ -113,9 +117,9 @@ def _joined_reconstruction(
 ) -> dict[str, Any]:
     """Take `given_keys` out of the user's options. Return their values as one section of S-VRT.
 
-    E.g. `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 -> {"type": "middle_tfp",
-    "middle_tfp_center": 44}. If two keys give one parameter different values, e.g. the types "tfp"
-    and "tfi", the first value stays and a problem is noted.
+    E.g. the keys `spike_reconstruction` "middle_tfp" and `middle_tfp_center` 44 give {"type":
+    "middle_tfp", "middle_tfp_center": 44}. If two keys give one parameter different values, e.g.
+    the types "tfp" and "tfi", the first value stays, and `conversion.problems` gets a problem.
 
     center_key: the key that holds the center, the number of the plane in the middle. Each other key
         holds a section, or only the type.
@@ -164,7 +168,8 @@ class Counterpart(NamedTuple):
     """Our representation that replaces a representation of S-VRT."""
 
     representation: dict[str, Any]  # the section spike.representation
-    channels: int | None  # number of its channels; None: not compared with `spike_channels`
+    # Number of its channels. None: the number is not compared with `spike_channels` of the file.
+    channels: int | None
     difference: str  # how its channels differ from the channels of S-VRT, or ""
 
 
