@@ -62,7 +62,7 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     table_rows: dict[str, TestRow] = {}
     first: ScoredTest | None = None
     for name, folder in folders.items():
-        result = read_test(name, folder)
+        result = read_test(name, folder)  # the content of metrics.json
         averages = result["averages"]
         test = scored_test(name, result)
         # The first test gives the row of the input. All other tests must have the same input.
@@ -119,6 +119,11 @@ def scored_test(name: str, result: dict[str, Any]) -> ScoredTest:
 
 def read_test(name: str, folder: Path) -> dict[str, Any]:
     """Return the content of a test's metrics.json.
+
+        "protocol"    how the test was made, e.g. {"weights": "motion.pth", "metrics": "PSNR ..."}
+        "clips"       name of a clip -> its frames ("stems") and its scores ("input", "restored")
+        "averages"    {"restored": {metric: mean over the clips}, "input": the same of the blurry
+                      frames}
 
     Raises DataError if main_test_vrt.py has not written the file, or if the test has no scores.
 
