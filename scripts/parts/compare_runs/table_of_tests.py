@@ -122,8 +122,8 @@ def read_test(name: str, folder: Path) -> dict[str, Any]:
 
         "protocol"    how the test was made, e.g. {"weights": "motion.pth", "metrics": "PSNR ..."}
         "clips"       name of a clip -> its frames ("stems") and its scores ("input", "restored")
-        "averages"    {"restored": {metric: mean over the clips}, "input": the same of the blurry
-                      frames}
+        "averages"    the means of the clips: {"restored": {"psnr": 30.1, ...}, "input": {...}},
+                      where "input" are the blurry frames
 
     Raises DataError if main_test_vrt.py has not written the file, or if the test has no scores.
 
