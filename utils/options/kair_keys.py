@@ -88,10 +88,11 @@ def note_on_totals(keys: list[str], loader: Any, ranks: int) -> str:
         if key == "dataloader_batch_size" and value % ranks:
             indivisible.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
         else:
+            value_per_rank = value // ranks
             # If KAIR had workers, each rank gets at least 1. E.g. 2 workers for 4 ranks: 2 // 4 is
-            # 0, and with 0 workers the training process would read the samples itself. A value of 0
-            # in the file stays 0.
-            value_per_rank = max(1, value // ranks) if value else 0
+            # 0, and with 0 workers the training process would read the samples itself.
+            if value > 0:
+                value_per_rank = max(1, value_per_rank)
             overrides.append(f"datasets.train.{key}={value_per_rank}")
     return (
         "This option file has keys that only KAIR has. KAIR divides the loader's numbers among "
