@@ -135,7 +135,7 @@ def save_screenshot(page: Path, height: int) -> None:
     The window is 900 pixels wide and `height` pixels high. The PNG has twice as many pixels along
     each side.
     """
-    with headless_browser(900, height, 2) as browser:
+    with headless_browser(900, height, scale=2) as browser:
         browser.get(page.as_uri())
         browser.save_screenshot(str(page.with_suffix(".png")))
 
@@ -163,7 +163,7 @@ def save_tensorboard(run: Path, picture: Path) -> None:
         # expression `tagFilter`.
         names = "|".join(f"^{re.escape(tag)}$" for tag in SCALARS)
         address = f"{_address_of(process)}?tagFilter={quote(names)}#timeseries"
-        with headless_browser(1280, 1160, 2) as browser:
+        with headless_browser(1280, 1160, scale=2) as browser:
             browser.get(address)
             body = browser.find_element("tag name", "body")
 
@@ -179,7 +179,7 @@ def save_tensorboard(run: Path, picture: Path) -> None:
             browser.save_screenshot(str(picture))
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(timeout=30)
 
 
 def _address_of(process: subprocess.Popen[str]) -> str:

@@ -159,6 +159,8 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
                 yield name, figures
 
         timer.cancel()
+        # The error output is read only now. If it is longer than a pipe holds (64 KiB), the process
+        # waits for a reader until the timer kills it.
         messages = process.stderr.read().splitlines()
 
     reason = messages[-1] if messages else "no message"
@@ -212,7 +214,7 @@ def prepare(
         tests/helpers/naive_vrt.py.
     small: whether to take the small network of lab/tools.py on a GPU, too.
     batch: number of clips.
-    dtype: "float32", or the dtype of autocast.
+    dtype: "float32" for no autocast, else the dtype of autocast. Only `Setup.clip` uses it.
     checkpoint: whether every block is computed again in the backward pass.
     """
     options = NAMED["006"]

@@ -222,9 +222,9 @@ def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str,
     """
     if not shutil.which("strace"):
         return {}
+    table = options.parent / "calls.txt"
     # -f counts the calls of all threads and child processes, too. -c writes a table of counts
     # instead of a line for each call. -U sets its columns: the name of a call, and its count.
-    table = options.parent / "calls.txt"
     strace = ["strace", "-f", "-c", "-U", "name,calls", "-o", str(table)]
     strace += ["-e", f"trace={_names_of_calls()}"]
     command = strace + _command(options, steps)
@@ -255,6 +255,8 @@ def measure_slow_start(options: Path, steps: int, repository: Path = ROOT) -> di
     if not shutil.which("strace"):
         return {}
     names = _names_of_calls()
+    # -f slows the calls of all threads and child processes, too. inject adds the delay at the
+    # beginning of each call, in microseconds.
     strace = ["strace", "-f", "-o", os.devnull, "-e", f"trace={names}"]
     strace += ["-e", f"inject={names}:delay_enter={LATENCY_US}"]
     command = strace + _command(options, steps)
@@ -266,7 +268,7 @@ def measure_slow_start(options: Path, steps: int, repository: Path = ROOT) -> di
 def _names_of_calls() -> str:
     """Return the names of all calls in CALLS as strace takes them: "?stat,?lstat,...".
 
-    The question mark lets strace ignore a call that this processor does not have.
+    Some processors lack some of the calls. A call with a question mark is ignored if it is lacking.
     """
     names = []
     for names_of_kind in CALLS.values():

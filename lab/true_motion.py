@@ -187,6 +187,7 @@ def scene_of(clip: Path) -> PhotoScene:
     """
     recipe = read_json(clip / "made.json")["recipe"]
     photo_name, _, _ = clip.name.rpartition("_")  # e.g. "coffee_01" is a clip of coffee.png
+    # Exactly one photograph has this name.
     [photo] = [file for file in photographs() if file.stem == photo_name]
     return PhotoScene(
         FrameSource(photo).read(0),
@@ -207,6 +208,7 @@ def scores_of(folder: Path) -> Scores:
     scores: Scores = {OPERATOR_METHOD: {}, FOUND_MOTION: {}, TRUE_MOTION: {}}
     shipped = network_of(SHIPPED_WEIGHTS)
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
+    # With the calibration "auto", the calibration of each clip is found from its frames and spikes.
     for reader in readers_of_set(folder, "auto", operator):
         along_found = restore_along(find_motion, reader, operator)
         true_motion = true_motion_of(reader, clip=folder / RGB / "train" / reader.name)
@@ -223,7 +225,7 @@ def true_motion_of(reader: DatasetClip, clip: Path) -> TrueMotion:
     planes = read_json(clip / "made.json")["recipe"]["planes"]
     blurry = []
     for index in range(PARTS["photos"].frames):
-        lq = reader.frame(index)["lq"]  # (3, H, W)
+        lq = reader.frame(index)["lq"]  # the blurry frame, (3, H, W)
         blurry.append(lq.permute(1, 2, 0).numpy())
     return TrueMotion(scene_of(clip), planes, blurry)
 
