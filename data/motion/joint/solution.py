@@ -71,7 +71,7 @@ def solve(
     """
     z = z_0
     for _ in range(linearisations):
-        z = _solve_linearised(system, prior_weight, z, z_0, steps)
+        z = _solve_linearised(system, prior_weight, z=z, z_0=z_0, steps=steps)
     return z
 
 
@@ -96,12 +96,15 @@ def _solve_linearised(
     z_0: first estimate, near which z is held, (3, H, W). steps: steps of conjugate gradients.
     """
     linearised = Linearised(system, z)
+    # A^T W r - lambda (z - z_0), and M
+    right_side = linearised.gradient() - prior_weight * (z - z_0)
+    divisor = prior_weight + DIVISOR + DIVISOR_BY_ROW_SUM * linearised.row_sums()
     d = conjugate_gradients(
         linearised.weighted_change,
         linearised.adjoint,
         prior=prior_weight,
-        right_side=linearised.gradient() - prior_weight * (z - z_0),
-        divisor=prior_weight + DIVISOR + DIVISOR_BY_ROW_SUM * linearised.row_sums(),
+        right_side=right_side,
+        divisor=divisor,
         steps=steps,
     )
-    return (z + d).clamp(0, 1)
+    return (z + d).clamp(0, 1)  # display values lie in [0, 1]
