@@ -183,11 +183,12 @@ def _limited_residuals(system: System, z: Tensor) -> Residuals:
 # Chosen by hand.
 MOST_PULL = 0.3
 # The spikes measure a grey value with a precision p = 1 / variance. They change it by a Newton
-# step, times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes. The
-# number is chosen by hand:
+# step, times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes:
 #
 #     error 0.01    p = 10000    0.96 of the step
 #     error 0.05    p = 400      half of the step
+#
+# Chosen by hand.
 PRIOR_PRECISION = 400.0
 
 
