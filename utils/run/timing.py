@@ -139,13 +139,13 @@ class StepTimer:
             yield
         finally:
             seconds = time.perf_counter() - begin
-            for span in (self.line, self.epoch):
-                if name in PAUSES:
-                    span.paused_s += seconds
-                else:
-                    span.seconds_of_work[name] += seconds
             if name in PAUSES:
+                self.line.paused_s += seconds
+                self.epoch.paused_s += seconds
                 self.pauses[name].append(seconds)
+            else:
+                self.line.seconds_of_work[name] += seconds
+                self.epoch.seconds_of_work[name] += seconds
 
     def step_done(self) -> None:
         """Count a step. After the first step of the process, begin to measure."""
