@@ -130,7 +130,8 @@ def _draw_rate(axis: Any, histories: Mapping[str, History]) -> None:
     """Draw the learning rate."""
     for curve in _curves(histories, "train/lr"):
         axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=1.8)
-    # Numbers below 10^-2 or above 10^3 are written with a power of ten: 0.0004 as 4 and 1e-4.
+    # Numbers below 10^-2 or above 10^3 are written with a power of ten. E.g. 0.0004 is written as a
+    # 4 beside the axis, and 1e-4 above the axis.
     axis.ticklabel_format(axis="y", scilimits=(-2, 3))
     axis.set_ylim(bottom=0)
 
@@ -151,7 +152,7 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
     waits.spines["top"].set_visible(False)
     waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
     for curve in _curves(histories, "train/data_share"):
-        # If there is one run, its two curves have two colours. If there are several runs, both
+        # If there is one run, speed and data wait have two colours. If there are several runs, both
         # curves of a run have the colour of the run, so that the reader can tell the runs apart.
         colour = "C1" if len(histories) == 1 else curve.colour
         dotted_style = {"color": colour, "linestyle": ":"}
@@ -166,7 +167,8 @@ def _draw_legend(axis: Any, place: str, is_one_run: bool) -> None:
 
     place: one of matplotlib's names of places, e.g. "upper right".
     is_one_run: whether the figure shows only one run. If it shows several runs, each run has its
-        own colour. A line of the legend, e.g. "restored", then stands for all runs, so it is grey.
+        own colour. A label, e.g. "restored", is then for the curves of all runs, so its line in the
+        legend is grey.
     """
     lines, labels = axis.get_legend_handles_labels()
     line_of_label = {}

@@ -100,9 +100,10 @@ class _FadedSums(NamedTuple):
 class StepTimer:
     """Measures wall-clock time: of the steps since the last log line, of the epoch, and of pauses.
 
-    The first step of a process does not count, because it also starts the loader processes, builds
-    DDP, and compiles and tunes kernels. The clock is the clock of the host. The timer does not wait
-    until a GPU has finished a part, because such a wait would slow down every step.
+    The first step of a process does not count, because the process also starts its loader
+    processes, builds DDP, and compiles and tunes kernels in this step. The clock is the clock of
+    the host. The timer does not wait until a GPU has finished a part, because such a wait would
+    slow down every step.
 
         with timer.part("data"): ...       # in each step: wait for a batch
         with timer.part("compute"): ...    # forward, backward, optimizer
@@ -117,8 +118,8 @@ class StepTimer:
     def __init__(self) -> None:
         self.line = Span()  # since the last log line
         self.epoch = Span()  # since the epoch began, without the first step of the process
-        # When the epoch began, for the length of the epoch in the log. This length includes the
-        # first step of the process. `epoch` leaves this step out, because it serves for the speed.
+        # When the epoch began. The log shows the length of the whole epoch, with the first step of
+        # the process. `self.epoch` is without this step, because it is used for the speed.
         self.epoch_begin = time.perf_counter()
         self.pauses: dict[str, list[float]] = defaultdict(list)  # "save" -> seconds of each save
         self._is_warm = False  # whether the first step is done
@@ -160,8 +161,8 @@ class StepTimer:
     def read(self) -> dict[str, float]:
         """Return speed and shares since the last call (`Span.speed_and_shares`), and "memory_gb".
 
-        memory_gb is the largest memory so far. On a GPU it is the memory of torch's tensors, on the
-        CPU the memory of the process.
+        "memory_gb" is the largest memory so far. On a GPU this is the memory of torch's tensors. On
+        the CPU it is the memory of the process.
         """
         values = self.line.speed_and_shares()
         # `_faded_sums` reads the current line, so call it before a new line begins.
