@@ -227,7 +227,7 @@ def fields_of_visitor(gr: Any) -> Fields:
         # formulas without weights.
         method = gr.Dropdown([NETWORK, JOINT, *METHODS], value=NETWORK, label="Method")
         weights = gr.Dropdown(
-            [*WEIGHTS], value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
+            list(WEIGHTS), value=SHIPPED_WEIGHTS.stem, label="Weights (of network and joint)"
         )
         # With the value 0, main_test_vrt.py finds the height, the width or the rate itself: in
         # dataset.json, or else from the spikes.
@@ -422,8 +422,9 @@ def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
     restored = work.restored()
     if not restored:
         return None
-    # If the chosen frame is not restored yet, show the last frame that is restored.
-    index = min(number or 1, len(restored)) - 1
+    number = number or 1
+    number = min(number, len(restored))
+    index = number - 1  # frames are counted from 0 in `work`
     return work.frames.read(index), imread_rgb(restored[index])
 
 

@@ -228,7 +228,9 @@ def notes_on_unused(device: torch.device, root: Path = Path("/")) -> list[str]:
         reasons.append("an Intel GPU is not used: this torch is not built for it (xpu)")
     # macOS has no files of a driver. Each Mac with an ARM processor has a GPU of Apple.
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        fault = "does not run on this macOS" if torch.backends.mps.is_built() else "has no mps"
+        fault = "has no mps"
+        if torch.backends.mps.is_built():
+            fault = "does not run on this macOS"
         reasons.append(f"the Apple GPU is not used: this torch {fault}")
     return reasons
 

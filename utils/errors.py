@@ -91,10 +91,12 @@ class SpikeVRTError(Exception):
         super().__init__(what, where, expected, do)
 
     def __str__(self) -> str:
-        parts = (("in", self.where), ("expected", self.expected), ("do", self.do))
-        lines = [f"  {name:<9} {text}" for name, text in parts if text]
-        text = "\n".join([f"{type(self).__name__}: {self.what}", *lines])
-        return printable(without_secrets(text))  # it may quote an option
+        lines = [f"{type(self).__name__}: {self.what}"]
+        for name, text in (("in", self.where), ("expected", self.expected), ("do", self.do)):
+            if text:
+                lines.append(f"  {name:<9} {text}")  # INDENT_OF_DO is 2 + 9 + 1 blanks
+        # A part may quote an option, whose value may be a secret.
+        return printable(without_secrets("\n".join(lines)))
 
 
 class OptionError(SpikeVRTError):

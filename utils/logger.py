@@ -179,15 +179,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     console.set_name("stdout")
     handlers: list[logging.Handler] = [console]
     if log_file is not None:
-        # If writing fails, the error names the file and gives the advice OTHER_ROOT: another disk.
-        with writing(log_file, OTHER_ROOT):
-            log_file.parent.mkdir(parents=True, exist_ok=True)
-            lines = _FileHandler(log_file)
-            # Beside log_file: warnings.jsonl.
-            warnings = _WarningsHandler(log_file.with_name(Path(WARNINGS_NAME).name))
-        lines.set_name(str(log_file))
-        warnings.setLevel(logging.WARNING)
-        handlers += [lines, warnings]
+        handlers += _file_handlers(log_file)
 
     # All loggers of this process pass their lines to the root logger.
     root = logging.getLogger()
@@ -201,6 +193,20 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     for handler in handlers:
         handler.setFormatter(_LineFormatter(form, TIME))
         root.addHandler(handler)
+
+
+def _file_handlers(log_file: Path) -> list[logging.Handler]:
+    """Open log_file and, beside it, warnings.jsonl. Returns a handler for each of the two files.
+
+    Raises DataError if a file cannot be opened. It names log_file and advises another disk.
+    """
+    with writing(log_file, OTHER_ROOT):
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        lines = _FileHandler(log_file)
+        warnings = _WarningsHandler(log_file.with_name(Path(WARNINGS_NAME).name))
+    lines.set_name(str(log_file))
+    warnings.setLevel(logging.WARNING)
+    return [lines, warnings]
 
 
 def reopen_removed_logs() -> None:

@@ -117,7 +117,12 @@ def order_of(names: Iterable[str]) -> Callable[[str], Any]:
 
     Numbers for which `are_values` holds are ordered by value, other names by `natural_key`.
     """
-    if are_values(list(names)):
-        # The second item decides if two names have one value, e.g. "1.5" and "1.50".
-        return lambda name: (Fraction(name), natural_key(name))
-    return natural_key
+    return _value_key if are_values(list(names)) else natural_key
+
+
+def _value_key(name: str) -> tuple[Any, ...]:
+    """Return a sort key under which names are ordered by value, e.g. "1e-3" before "0.2".
+
+    The second item decides if two names have one value, e.g. "1.5" and "1.50".
+    """
+    return Fraction(name), natural_key(name)

@@ -61,7 +61,7 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
             path.unlink()
             folders.update(_folders_between(folder, path))
     # The deepest folder first, because a folder is empty only after the folders in it are gone.
-    for inner in sorted(folders, key=lambda path: -len(path.parts)):
+    for inner in sorted(folders, key=_depth, reverse=True):
         # rmdir fails if the folder still holds files, or if another rank has removed it.
         with suppress(OSError):
             inner.rmdir()
@@ -90,6 +90,11 @@ def _is_plain(folder: Path, path: Path) -> bool:
         if os.path.lexists(inner) and not inner.is_dir():
             return False
     return True
+
+
+def _depth(path: Path) -> int:
+    """Return how many names a path has, e.g. 3 for out/a/b."""
+    return len(path.parts)
 
 
 def _folders_between(folder: Path, path: Path) -> list[Path]:

@@ -159,9 +159,11 @@ def _start(is_group_of_others: bool, log: bool) -> None:
     RUN.launch = launch
     # Take the secret of this start out of the environment, so that no child process and no report
     # has it. With the secret, ranks sign what they write into the store. A second run in this
-    # process, e.g. in a notebook, finds no secret in the environment: `pop` returns "", and
-    # RUN.job_key keeps the secret of the first run.
-    RUN.job_key = os.environ.pop(JOB_KEY, "").encode() or RUN.job_key
+    # process, e.g. in a notebook, finds no secret in the environment. Then RUN.job_key keeps the
+    # secret of the first run.
+    job_key = os.environ.pop(JOB_KEY, "")
+    if job_key:
+        RUN.job_key = job_key.encode()
     if launch.mode == "torchrun":
         # torchrun is the parent of this process. If somebody kills torchrun, its ranks end, too.
         process.die_with_parent()

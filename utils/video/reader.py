@@ -200,9 +200,10 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     if first is None:
         raise OSError(0, "no frame can be decoded")
     _warn_of_hdr_or_interlaced(path, stream, is_interlaced)
-    # If neither the container nor the codec gives a rate, take 25 frames per second (chosen by
-    # hand).
-    fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
+    # A rate is None or 0 if it is not known. If FFmpeg cannot guess it either, take 25 frames per
+    # second (chosen by hand).
+    rate = stream.average_rate or stream.guessed_rate
+    fps = Fraction(rate or 25)
     return _FilmFacts(stamps, fps, upright_aspect(stream, first))
 
 

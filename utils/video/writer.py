@@ -95,33 +95,43 @@ class VideoWriter(AbstractContextManager):
             if self._out is None:
                 self._open(frame)
             assert self._out is not None
-            height = self._stream.height
-            width = self._stream.width
-            if frame.shape[:2] != (height, width):
-                # The video has even sides, and a side of the frame is odd: repeat the last row or
-                # column.
-                frame = cv2.copyMakeBorder(
-                    frame,
-                    top=0,
-                    bottom=height - frame.shape[0],
-                    left=0,
-                    right=width - frame.shape[1],
-                    borderType=cv2.BORDER_REPLICATE,
-                )
-
-            rgb: Any = frame  # Any, because the types of PyAV do not know uint8 arrays
+            # Any, because the types of PyAV do not know uint8 arrays.
+            rgb: Any = self._as_large_as_film(frame)
             image = av.VideoFrame.from_ndarray(rgb, format="rgb24")
             image = image.reformat(
                 format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG"
             )
             image.time_base = Fraction(1, self._ticks_per_second)
-            if self._times:
-                seconds = self._times[self._frame_count]
-            else:
-                seconds = self._frame_count / self._fps
-            image.pts = round(seconds * self._ticks_per_second)  # the time stamp
+            image.pts = self._time_stamp()
             self._out.mux(self._stream.encode(image))
             self._frame_count += 1
+
+    def _as_large_as_film(self, frame: np.ndarray) -> np.ndarray:
+        """Return a frame (H, W, 3) in the size of the film.
+
+        The film may have even sides where a side of the frame is odd. Then the last row or column
+        is repeated.
+        """
+        height = self._stream.height
+        width = self._stream.width
+        if frame.shape[:2] == (height, width):
+            return frame
+        return cv2.copyMakeBorder(
+            frame,
+            top=0,
+            bottom=height - frame.shape[0],
+            left=0,
+            right=width - frame.shape[1],
+            borderType=cv2.BORDER_REPLICATE,
+        )
+
+    def _time_stamp(self) -> int:
+        """Return the time of the next frame, in ticks."""
+        if self._times:
+            seconds = self._times[self._frame_count]
+        else:
+            seconds = self._frame_count / self._fps
+        return round(seconds * self._ticks_per_second)
 
     def _open(self, frame: np.ndarray) -> None:
         """Open the temporary file and add a film for frames as large as `frame`, (H, W, 3)."""
