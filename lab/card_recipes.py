@@ -2,9 +2,9 @@
 
     python lab/card_recipes.py
 
-A recipe is an option file for a number of GPUs of a size. Every recipe trains 8 clips per step, the
-published batch. A GPU with little memory takes few clips at once, and sums the gradients of several
-passes:
+A recipe is an option file for a number of GPUs with the same memory, e.g. 4 GPUs of 24 GB. Every
+recipe trains 8 clips per step, the published batch. A GPU with little memory takes few clips at
+once, and sums the gradients of several passes:
 
     8 clips = GPUs x clips at once x passes        e.g. 4 GPUs x 1 clip x 2 passes
 
@@ -38,7 +38,7 @@ GPUS = (8, 4, 1)  # numbers of GPUs that the table shows; each must divide BATCH
 CARDS = (24, 40, 80, 141)  # memory of a card in GB, in the order of the table
 # Both shares are chosen by hand.
 USABLE_SHARE = 0.9  # share of a card's memory that a step can use; CUDA itself needs the rest
-STEP_SHARE = 0.5  # share of the usable memory that a step takes at most; chosen by hand
+STEP_SHARE = 0.5  # share of the usable memory that a step takes at most
 PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
 CROP = 192  # pixels along a side of a training clip; docs/memory.md says the memory of this size
 

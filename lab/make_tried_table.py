@@ -63,7 +63,7 @@ class TestFile(NamedTuple):
     """What a test file says about itself."""
 
     path: Path  # below the project, e.g. tests/stories/test_a.py
-    situation: str  # its first sentence
+    situation: str  # the first sentence of its docstring
     happens: list[str]  # what happens in each test, e.g. "a wrong key is refused"
 
 
@@ -80,7 +80,8 @@ def read_test_file(file: Path) -> TestFile:
     """Return what a test file says. The file is only read: importing it would run its code."""
     module = ast.parse(file.read_text(encoding="utf-8"))
     docstring = ast.get_docstring(module) or ""
-    # A sentence ends with a full stop before a space or at the end. The stop in "app.py" ends none.
+    # A sentence ends with a full stop that is followed by a space, or at the end of the text. The
+    # full stop in "app.py" ends no sentence.
     first_sentence = re.split(r"\.(?:\s|$)", docstring, maxsplit=1)[0]
     situation = " ".join(first_sentence.split())
     happens = []
@@ -118,7 +119,7 @@ def lists(files: list[TestFile]) -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """Return a text as a cell of a table. A backslash keeps a bar from ending the cell."""
+    """Return a text as a cell of a table. Without the backslash, a bar would end the cell."""
     return text.replace("|", "\\|")
 
 

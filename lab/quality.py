@@ -48,9 +48,10 @@ from lab.quality_suite.tables import tables
 from lab.tools import ROOT
 from utils.results import read_json
 
-# Formulas that need no training: values of --method of main_test_vrt.py. "exposure" multiplies a
-# blurry frame by a ratio of spikes, as S-SDM does (a published method that deblurs frames with
-# spikes, docs/links.md), but in linear light.
+# Formulas that need no training: values of --method of main_test_vrt.py. "tfp" and "tfi" compute a
+# frame from firing rates of the spikes alone (docs/data_reference.md). "exposure" multiplies a
+# blurry frame by a ratio of spikes, as the published method S-SDM does (docs/links.md), but in
+# linear light.
 FORMULAS = ("tfp", "tfi", "exposure")
 
 

@@ -85,7 +85,7 @@ def environment() -> dict[str, Any]:
         gpu = torch.cuda.get_device_name()
 
     return {
-        "commit": commit or None,  # None if this is no git checkout
+        "commit": commit or None,  # git prints nothing if this is no checkout
         "gpu": gpu,
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
@@ -122,7 +122,7 @@ def _wait_for(device: torch.device) -> None:
 def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     """Call a function once, and measure its time and its peak memory.
 
-    Returns a table with the keys
+    Returns a dict with the keys
 
         s               wall time in seconds
         cpu_s           CPU seconds, the sum over all threads of this process

@@ -20,8 +20,8 @@ A sample is one frame of a clip, with everything that its equations need. lab/mo
 says what the clips show. Clips and samples that are already in <out> are used again.
 
 --plain trains a control: the same network on the same samples, without the motion and its
-equations. The gain without --plain, minus the gain with --plain, is the gain by the motion and its
-equations.
+equations. So the gain without --plain, minus the gain with --plain, is what the motion and its
+equations add.
 
 An update is a step of the optimizer, and --steps is the number of updates. The program writes
 <out>/motion.pth every 500 updates and at the end. Every 100 updates it prints by how many dB the

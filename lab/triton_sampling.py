@@ -37,7 +37,7 @@ from lab.triton_kernels import sample, sample_backward
 # number needs changes there, too.
 TAPS = 9
 # Number of output pixels that one program of a kernel computes: its argument ROWS. 128 is a usual
-# size of a block. No other size was tried. Another number changes only the last bits of the
+# size of a block. No size was measured. Another number changes only the last bits of the
 # gradient of x. These bits change from run to run anyway, because the backward kernel adds
 # atomically, in any order. The test has 126 output pixels, fewer than PIXELS, to test the rows
 # beyond the last pixel.
