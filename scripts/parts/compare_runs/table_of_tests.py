@@ -24,7 +24,7 @@ class TestRow(NamedTuple):
     """A row of the table of tests: a test, or the input, which are the blurry frames."""
 
     method: str  # e.g. "tfp", or "network, " and its weights
-    averages: dict[str, float]  # metric -> mean over the clips
+    averages: dict[str, float]  # metric -> mean over the clips, or over all frames (metric.mean)
 
 
 class InputOfClip(NamedTuple):
@@ -122,7 +122,7 @@ def read_test(name: str, folder: Path) -> dict[str, Any]:
 
         "protocol"    how the test was made, e.g. {"weights": "motion.pth", "metrics": "PSNR ..."}
         "clips"       name of a clip -> its frames ("stems") and its scores ("input", "restored")
-        "averages"    the means of the clips: {"restored": {"psnr": 30.1, ...}, "input": {...}},
+        "averages"    the means (metric.mean): {"restored": {"psnr": 30.1, ...}, "input": {...}},
                       where "input" are the blurry frames
 
     Raises DataError if main_test_vrt.py has not written the file, or if the test has no scores.
