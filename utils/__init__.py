@@ -28,5 +28,6 @@ from pathlib import Path
 if sys.platform == "win32":
     sys.exit("SpikeVRT runs on Linux and macOS (on Windows: in WSL), not on Windows itself")
 
+# The version of this project is written only in pyproject.toml, e.g. in the line version = "1.0".
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 (VERSION,) = re.findall(r'(?m)^version = "(.+)"', _PROJECT.read_text(encoding="utf-8"))

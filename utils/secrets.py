@@ -31,9 +31,10 @@ MASK = "***"  # what stands in place of a secret that is recognised by its form
 # ---- Keys of secrets ----------------------------------------------------------------------------
 
 # The last words of a key that holds a secret, as regular expressions. "wandb_api_key" and "db_pwd"
-# end with one of them, and "token_dim" does not. In these expressions:
-#     s?       allows "token" and "tokens"
-#     [_-]?    allows "apikey", "api_key" and "api-key"
+# end with such words, and "token_dim" does not. In these expressions:
+#     s?            allows "token" and "tokens"
+#     [_-]?         allows "apikey", "api_key" and "api-key"
+#     (?:api|ssh)   allows "api" or "ssh"
 _LAST_WORDS = (
     r"(?:api|access|secret|private|ssh|signing|encryption|license|account|shared)[_-]?keys?",
     r"(?:auth|access|bearer|refresh)?[_-]?tokens?",
@@ -41,7 +42,7 @@ _LAST_WORDS = (
     r"bearer", r"credentials?", r"webhooks?(?:[_-]?url)?", r"dsn", r"cookies?",
     r"session(?:[_-]?id)?", r"pat", r"jwt", r"sas", r"otp", r"connection[_-]?string",
 )  # fmt: skip
-# Matches any one of them. (?i: ...) ignores upper and lower case, and joins them by "|" (or).
+# Matches any of these words, because "|" (or) joins them. (?i: ...) ignores upper and lower case.
 _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
 # A key is secret if it ends with such a name, and the name begins a word. So "compat" is not
 # secret, although it ends in "pat". What may stand in front of the name:
@@ -51,7 +52,7 @@ _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
 _BEFORE_NAME = r"(?:^|[\W_\d]|[a-z](?=[A-Z]))"
 KEY = re.compile(rf"{_BEFORE_NAME}{_NAME}$")
 # Names that a person may misspell, e.g. "wandb_api_kye". A misspelt key is refused, and a message
-# may show its value, so in messages a key that resembles one of these counts as a secret.
+# may show its value. So in messages, a key that resembles one of these names counts as secret.
 SPELLED = (
     "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token",
     "password", "passphrase", "secret", "credentials",
