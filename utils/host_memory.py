@@ -39,7 +39,7 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     uses: list[Use] = []  # of the host and of each group
     with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
         uses.append(_use_of_host(proc))
-    with suppress(OSError):
+    with suppress(OSError):  # a system without control groups
         # The file has a line for each group of this process, e.g. "0::/user.slice".
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             uses += _uses_of_groups(line, groups)

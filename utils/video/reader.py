@@ -152,7 +152,7 @@ class VideoReader:
             size = ""
             if self.path.is_file():
                 size = f" ({self.path.stat().st_size} bytes)"
-            reason = e.strerror
+            reason = e.strerror  # the cause in words, e.g. "the video ends there"
             # FFmpeg raises ArgumentError for a damaged frame, and for a frame of more than
             # MOST_PIXELS. TOO_LARGE is "more than 67 million pixels ...".
             if isinstance(e, av.error.ArgumentError):
@@ -267,9 +267,10 @@ def _film_in(container: Any) -> Any:
 
 
 def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction) -> list[Fraction]:
-    """Return the time of each frame in seconds: its time stamp, or else i / fps for frame i.
+    """Return the time of each frame in seconds: the time stamps, or else i / fps for frame i.
 
-    Time stamps are not used if one is missing, or if they do not rise.
+    If a time stamp is missing, or if they do not rise, no time stamp is used: all times are i / fps,
+    and a warning is logged.
 
     path: the film, for the warning.
     stamps: time stamp of each frame in seconds, None if it is missing.
