@@ -92,7 +92,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     smooth: number of log entries in a running mean.
 
     Returns the N steps, and the smoothed curves (runs, N). Each value is the mean of the last
-    `smooth` entries, so the first `smooth` - 1 common steps have no value, and are left out.
+    `smooth` entries, so the first `smooth` - 1 common steps have no value, and are left out. E.g.
+    smooth = 3 and the common steps 10, 20, 30, 40 give values at the steps 30 and 40.
 
     Raises DataError if the runs have fewer common steps than `smooth`.
     """
