@@ -552,6 +552,30 @@ def test_a_checkpoint_without_a_number_of_ranks_counts_as_one_of_one_rank(tmp_pa
     assert (progress.epoch, progress.batch) == (0, 3)
 
 
+def test_a_save_after_a_resume_from_a_former_version_keeps_a_file_that_can_be_read_again(tmp_path):
+    options = ONE_SAMPLE | {"train": {"accumulation_steps": 1, "keep_checkpoints": 1}}
+    experiment = Experiment(tmp_path, options, ORDER, health=None)
+    for step in (2, 4):
+        experiment.save("latest", empty_model, Progress(step=step, batch=step))
+    latest = tmp_path / "checkpoints" / "checkpoint_latest.pth"
+    # The disk does not give step 4 while the run starts, so it resumes at step 2.
+    latest.rename(tmp_path / "away")
+    found = not_none(find_checkpoint("auto", tmp_path))
+    progress = restore_progress(found, tmp_path, options, TrainOptions(total_iter=8), ORDER)
+    (tmp_path / "away").rename(latest)
+
+    experiment.save("latest", empty_model, progress)
+
+    (former,) = former_versions(latest, count=1)
+    assert checkpoint.load(latest)["step"] == 2
+    assert checkpoint.load(former)["step"] == 4
+
+
+def empty_model():
+    """Return the state of a model with one weight."""
+    return {"model_state_dict": {"w": torch.zeros(1)}, "optimizer": {}}
+
+
 # The checkpoint below has 1 sample per step, and this start has 2.
 TWO_SAMPLES = {"accumulation_steps": 2}
 

@@ -37,7 +37,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -307,8 +307,20 @@ UNREADABLE = (
 )
 
 
+class LoadedFile(NamedTuple):
+    """What `load_version` has read."""
+
+    state: dict[str, Any]
+    file: Path  # the file itself, or the former version that was read instead
+
+
 def load(path: Path) -> dict[str, Any]:
-    """Return the state in `path`, with its tensors on the CPU.
+    """Return the state in `path`, or in a former version. See `load_version`."""
+    return load_version(path).state
+
+
+def load_version(path: Path) -> LoadedFile:
+    """Read the state in `path`, with its tensors on the CPU.
 
     If the file is damaged, the former version is read instead, with a warning
     (test_a_damaged_file_gives_way_to_the_previous_one). Only data is read from a file: `load_plain`
@@ -326,7 +338,7 @@ def load(path: Path) -> dict[str, Any]:
                 state = load_plain(candidate)
                 if candidate != path:
                     logger.warning("the former version is used instead: %s", candidate)
-                return state
+                return LoadedFile(state, candidate)
             except UNREADABLE as e:
                 fault = _fault_in_words(e)
         logger.warning("%s is damaged (%s)", candidate, fault)

@@ -128,13 +128,15 @@ def _forget_records_of_other_run(
     folder: the folder of this run.
     options: all options of this start, plain.
     """
-    own_folder = own_checkpoint(folder, "latest").parent
-    is_own = resumed.path.parent.resolve() == own_folder.resolve()
-    if is_own:
-        progress.saved = progress.step  # `saved` is the step of the newest checkpoint_latest
-    else:
+    latest = own_checkpoint(folder, "latest")
+    is_own = resumed.path.parent.resolve() == latest.parent.resolve()
+    # `saved` is the step of the newest checkpoint_latest, whose second save in a step replaces the
+    # first. -1: any save of this start is a first save, which keeps the present file as a former
+    # version. It may be newer than what was read, e.g. if its disk did not answer for a moment.
+    is_latest = is_own and resumed.path.name == latest.name and not resumed.is_former
+    progress.saved = progress.step if is_latest else -1
+    if not is_own:
         # This run has none of the files and validations of the other run.
-        progress.saved = -1  # no checkpoint_latest yet
         progress.wandb_id = None
         progress.validated = 0
         progress.validation_stops = 0

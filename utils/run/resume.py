@@ -18,7 +18,7 @@ from typing import Any
 
 from utils import utils_dist
 from utils.errors import CheckpointError, OptionError
-from utils.run.checkpoint import existing_versions, load, own_checkpoint
+from utils.run.checkpoint import existing_versions, load_version, own_checkpoint
 from utils.run.saved_state import TAKE_ANOTHER, refuse_wrong_types
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class Resumed:
     path: Path  # the file of the checkpoint
     state: dict[str, Any]  # the content of the file, as `Experiment.save` wrote it
     is_named: bool = False  # whether the user has named this file (`--resume PATH`)
+    # Whether the file could not be read, and `state` is the content of its former version.
+    is_former: bool = False
 
 
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
@@ -98,7 +100,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         return _find_named(named, latest, has_own)
     # The option is "auto".
     if has_own:
-        return Resumed(latest, _read_state(latest))
+        return _read(latest)
     # The option is "auto" or null, and there is no checkpoint_latest, so this is a fresh start.
     _refuse_if_only_best_is_left(folder, latest)
     return None
@@ -115,9 +117,9 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
     """
     is_of_this_run = named.parent.resolve() == latest.parent.resolve()
     if has_own and not is_of_this_run:
-        state = _read_state(latest)
-        _warn_not_used(named, state)
-        return Resumed(latest, state)
+        own = _read(latest)
+        _warn_not_used(named, own.state)
+        return own
 
     # `existing_versions` finds a file X.pth and its former versions beside it, X_previous.pth, ...
     if not existing_versions(named):
@@ -127,7 +129,7 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
             expected="an existing file, auto, or null for a fresh start",
             do="correct it",
         )
-    named_checkpoint = Resumed(named, _read_state(named), is_named=True)
+    named_checkpoint = _read(named, is_named=True)
     if not has_own:
         return named_checkpoint  # there is no checkpoint_latest to compare with
     # Here the named file lies in the folder of checkpoint_latest, so it is a file of this run. The
@@ -137,13 +139,13 @@ def _find_named(named: Path, latest: Path, has_own: bool) -> Resumed:
 
     # Use the file with more steps. If checkpoint_latest cannot be read, use the named file.
     try:
-        state = _read_state(latest)
+        own = _read(latest)
     except CheckpointError:
         return named_checkpoint
-    if state["step"] <= named_checkpoint.state["step"]:
+    if own.state["step"] <= named_checkpoint.state["step"]:
         return named_checkpoint
-    _warn_not_used(named, state)
-    return Resumed(latest, state)
+    _warn_not_used(named, own.state)
+    return own
 
 
 def _named_file(named: Path) -> Path:
@@ -184,19 +186,19 @@ def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
     )
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """Return the content of the checkpoint in `path`, with its tensors on the CPU.
+def _read(path: Path, is_named: bool = False) -> Resumed:
+    """Read the checkpoint in `path`, with its tensors on the CPU.
 
-    If the file is damaged, `load` reads its former version instead. Raises CheckpointError if no
-    version can be read, or if the file is not a checkpoint, e.g. if it holds only weights.
+    If the file is damaged, `load_version` reads its former version instead. Raises CheckpointError
+    if no version can be read, or if the file is not a checkpoint, e.g. if it holds only weights.
     """
-    state = load(path)
+    state, file = load_version(path)
     # Checkpoints of all versions have these keys. A key that a later version added must not stand
     # here, because older checkpoints lack it.
     required_keys = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
     if isinstance(state, dict) and required_keys.issubset(state):
         refuse_wrong_types(state, path)
-        return state
+        return Resumed(path, state, is_named=is_named, is_former=file != path)
     raise CheckpointError(
         what="the file is no checkpoint to resume from: it holds no optimizer state and no "
         "position",
