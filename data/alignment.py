@@ -53,15 +53,16 @@ class Comparison:
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """Compare the spikes of a sample with its frames.
 
-    dataset: the dataset of the sample. Its method `read` reads the frames and spikes.
+    dataset: the dataset of the sample, a `ClipDataset` (data/clip_reading.py). Its method `read`
+        returns the tensors of a draw.
     draw: the sample: its clip, the numbers of its frames, and its crop. The clip must have spikes.
-    count: approximate number of frames to measure, evenly spaced in the sample. The middle frame is
-        measured even if it is not one of these frames.
+    count: number of frames to measure, evenly spaced in the sample. The middle frame is measured,
+        too, so there may be one frame more. A sample with fewer frames gives fewer.
     """
     kind = "gt" if draw.clip.gt else "lq"  # sharp frames, or blurry frames
     if kind == "lq":
-        # A blurry frame shows the whole exposure. So compare it with one spike channel, the mean of
-        # all planes of the exposure.
+        # A blurry frame shows the whole exposure. So compare it with a single spike channel, the
+        # mean of all planes of the exposure. (A plane is one binary picture of the spike camera.)
         draw = with_mean_of_exposure(draw)
     pairs, middle = pairs_of_sample(dataset, draw, count, kind)
 
@@ -69,6 +70,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     measures = measure(pairs, pixel_side)
     right, down = measures.shift
     distance = float(np.hypot(right, down))  # RGB pixels
+    # E.g. 0.5 spike pixels are 1 RGB pixel if a spike pixel has a side of 2 RGB pixels.
     most_spike_pixels = MOST_SHIFT_OF_SHARP if kind == "gt" else MOST_SHIFT_OF_BLURRY
     is_near = distance <= pixel_side * most_spike_pixels
     is_right = measures.correlation >= LEAST_CORRELATION and is_near

@@ -37,8 +37,8 @@ def what_differs(
         if flipped:
             return flipped
 
-    # Shifted: the phase correlation has a clear peak (a high response), so the shift is sure. And
-    # the shift is large enough to be named.
+    # Shifted: the phase correlation has a clear peak (a high response), so the shift is sure. A
+    # shift that is too small to be named gives "" here.
     shift = _shift_in_words(measures.shift)
     if shift and measures.response >= LEAST_RESPONSE:
         return (
@@ -84,6 +84,7 @@ def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -
 
 
 # Smallest shift along one axis that the warning names, in RGB pixels. Smaller shifts are noise.
+# Chosen by hand.
 SMALLEST_NAMED_SHIFT = 0.35
 
 

@@ -8,8 +8,8 @@ dataset.json lies beside the spike files and describes them (docs/data_reference
 if both the options and dataset.json give a value:
 
     h, w, flip, light   an error if the two values differ (agreed_values.py)
-    rate                an error if the two values differ. "match" is not compared, because it
-                        measures the rate
+    rate                an error if the two numbers differ. The option "match" is no number: it
+                        measures the rate of each clip, so nothing is compared
     center              a number or "file" in the options replaces `gt_plane` of dataset.json
     calibration         the options decide: "recorded" takes the calibration of dataset.json,
                         and without the key, spikes and frames are taken as aligned
@@ -37,8 +37,8 @@ def spikes_of(
 ) -> tuple[spike_source.DatSpikes, dict[str, spike_source.DatSpikes]]:
     """Return the spike settings of most clips in `folder`, and {clip: its own settings}.
 
-    The settings say how spikes are read. dataset.json says which clips need settings of their own,
-    e.g. because of another firing rate.
+    The settings (`DatSpikes` in data/cameras/spike_source.py) say how spikes are read. dataset.json
+    says which clips need settings of their own, e.g. because of another firing rate.
 
     section: the section `spike` of the options. folder: dataroot_spike.
     """
@@ -52,6 +52,7 @@ def spikes_of(
             do="correct dataroot_spike, or make the data (docs/data_format.md)",
         )
     info = load_info(folder)
+    # Makes the `DatSpikes` of most clips from the options and dataset.json.
     usual_spikes = spike_source.SPIKE_SOURCES.build(section, "spike", info=info)
     own_spikes = {}
     for name in info.clips:
@@ -72,8 +73,8 @@ def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
     info: what dataset.json of the root says. `trained_rate` is the rate for a training on all its
     clips: a number, "match" if the clips differ, or None if it is not known.
     """
-    rate = section.rate  # the options decide, and then dataset.json
-    if rate is None:
+    rate = section.rate
+    if rate is None:  # the options give no rate, so take the rate of dataset.json
         rate = info.trained_rate
     # If neither says what the spikes integrate, they integrate linear light, as in a real camera.
     light = section.light or info.light or "linear"
@@ -109,10 +110,15 @@ def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, An
 
     `ClipSources.spike_data` (data/clip_sources.py) explains the keys. E.g. the planes 40 and 56
     become None, because the roots differ. The rates 0.5 and 0.7 become "match": each clip has its
-    own rate. If the roots have no common calibration, the result has the calibration None, or no
-    key "calibration".
+    own rate.
+
+    A root without a calibration has no key "calibration". The keys of the result are the keys of
+    the first root. So if the calibrations differ, the result has the calibration None if the first
+    root has a calibration, and otherwise no key "calibration".
     """
-    # The values of properties that differ between roots. All other properties become None.
+    # If the roots have different values of a property, the result has the value in this dict, or
+    # None for a property that is not in it. Different light becomes "linear", which is the default
+    # of spike.light: real cameras integrate linear light.
     if_different = {"rate": None, "light": "linear"}
     if all(properties["rate"] is not None for properties in properties_of_roots):
         if_different["rate"] = "match"

@@ -70,8 +70,9 @@ class SampleNumbers:
         """Return the serial number of the sample at a position of an epoch.
 
         Each epoch continues where the epoch before has stopped in each root, so over many epochs
-        all samples of a root are used equally often. E.g. two roots with the serial numbers 0 ... 2
-        and 3 ... 7 give 2 and 6 samples to an epoch:
+        all samples of a root are used equally often. Another example than in the head of the file:
+        two roots with the serial numbers 0 ... 2 and 3 ... 7, and shares of [1, 3], so that the
+        roots give 2 and 6 samples to an epoch:
 
             epoch 0   0 1   3 4 5 6 7 3
             epoch 1   2 0   4 5 6 7 3 4
@@ -85,9 +86,10 @@ class SampleNumbers:
         first, end = first_and_end(self.epoch_begins, root)
         first_serial, end_serial = first_and_end(self.begins_of_roots, root)
 
-        # The samples that the root has given before this position. The modulo begins again with the
-        # first sample of the root after the last. The numbers behind the lines are for position 3
-        # of epoch 1 in the example: it belongs to the second root, and has the serial number 5.
+        # The samples that the root has given before this position. After the last sample of the
+        # root comes its first sample again, by the modulo. The numbers behind the lines are for
+        # position 3 of epoch 1 in the example: it belongs to the second root, and has the serial
+        # number 5.
         in_earlier_epochs = (epoch + later_epochs) * (end - first)  # 1 * (8 - 2) = 6
         in_this_epoch = position - first  # 3 - 2 = 1
         samples_of_root = end_serial - first_serial  # 8 - 3 = 5

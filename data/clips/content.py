@@ -5,9 +5,10 @@ together with the score. Times of change are not hashed, because a copy of the d
 data.
 
 What must stay: every hashed text and byte, and their order. Otherwise the scores in all existing
-checkpoints would count as scores of other clips. test_the_digest_that_is_stored_with_a_score_stays
-notices another text, and test_a_large_file_is_sampled_from_its_beginning_to_its_end notices blocks
-at other places.
+checkpoints would count as scores of other clips. Two tests notice a change:
+
+    test_the_digest_that_is_stored_with_a_score_stays                 another text
+    test_a_large_file_is_sampled_from_its_beginning_to_its_end        blocks at other places
 
 Tests: tests/parts/data/test_content.py
 """
@@ -54,7 +55,8 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
     paths: list[str] = []
     for reader in readers:
         sha256.update(f"clip {reader.name} {list(reader.stems)}\n".encode())
-        # Only `DatasetClip` has this method. Readers of other kinds need not have files.
+        # `DatasetClip` (readers.py) has `described`, which returns a line on the clip, and `paths`,
+        # which returns its files. A reader of another kind has neither, and need not have files.
         if hasattr(reader, "described"):
             sha256.update(reader.described().encode())
             paths.extend(reader.paths())
@@ -86,7 +88,10 @@ def _hash_frames(sha256: Any, reader: Any) -> None:
 
 
 def _blocks_of(path: str) -> Iterable[bytes]:
-    """Yield the bytes of a file that are hashed. For a value in an LMDB: its first 64 KiB.
+    """Yield the bytes of a file that are hashed.
+
+    A value in an LMDB (a database file) is hashed up to 64 KiB from its beginning. Its path has the
+    text LMDB_MARK, e.g. "/data/train.lmdb::clip_a/000000".
 
     Test: test_a_large_file_is_sampled_from_its_beginning_to_its_end
     """

@@ -75,13 +75,19 @@ class Result:
     clips: Sequence[Clip]  # the checked clips
 
 
-# What rank 0 tells the other ranks of a record: its name, and the SHA-256 of its arrays. The digest
-# makes sure that all ranks read the same record.
+# Rank 0 checks the data, and tells the other ranks which record to read: (name of the record,
+# SHA-256 of its arrays). The digest makes sure that all ranks read the same arrays.
 RecordId = tuple[str, str]
 
 
 def digest_of_options(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
+
+    The digits decide which clips and planes a record has, and what the check demands of them:
+
+        first list     which clips and files belong to the root (fields of `Source`, source.py)
+        second list    how spikes are read (fields of `DatSpikes`, data/cameras/spike_source.py)
+        then           the calibrations: where the spike pixels lie on the frames
 
     Whoever adds an option to the check must add it here. Otherwise a record would also be used for
     another value of the option. The order of the values may change: this gives other digits, so all
@@ -115,8 +121,9 @@ def digest_of_options(source: Source) -> str:
                 spikes.timing.describe(),
             ]
         )
-        # `own_spikes` are the spike settings of single clips. Only their calibrations are added,
-        # because their other settings follow from dataset.json, which is in `spikes.info`.
+        # `own_spikes` are the spike settings of the clips that dataset.json describes one by one.
+        # Their other settings follow from dataset.json, which is hashed above as `spikes.info`. A
+        # calibration is a file of its own, so its content is hashed here.
         for settings in (spikes, *source.own_spikes.values()):
             if settings.calibration:
                 options.append(settings.calibration.digest())
@@ -134,8 +141,8 @@ def checked_clips(source: Source) -> ClipTable | None:
 
     Test: test_a_rank_reads_only_the_record_and_makes_the_same_samples
     """
-    # RUN is the state of the run. The start of the run has set these two values in it.
-    # {digest of the options: RecordId, i.e. (name of the record, SHA-256 of its arrays)}
+    # RUN is the state of the run. The start of the run has set these two values in it. `record_ids`
+    # is {digest of the options: RecordId}.
     record_ids: Mapping[str, Sequence[str]] = RUN.record_ids
     folder = RUN.checks_folder  # the folder of the records; None if no records are kept
     if folder is None or not record_ids:
@@ -150,6 +157,7 @@ def checked_clips(source: Source) -> ClipTable | None:
         # proves that these are the arrays that rank 0 has checked.
         if hashlib.sha256(content).hexdigest() != digest:
             return None
+        # The columns that a table of this source has, as {column: dtype}, e.g. "lq_bytes": int64.
         columns = columns_in(content, types_of(kinds_of(source)))
     except (OSError, ValueError):
         return None
@@ -185,8 +193,9 @@ class Record:
         """
         try:
             about = read_json(self.json)
-            # A warning is stored as a list of the four texts of a `Problem`. Anybody may have
-            # written other values, so `str` makes texts of them.
+            # A warning is stored as the four texts of a `Problem`, e.g. ["clip_a", "lq has 16 bits:
+            # ...", "/data/clip_a/0.png", ""]. Anybody may have written other values, so `str` makes
+            # texts of them.
             warnings = [Problem(*map(str, texts)) for texts in about["warnings"]]
             counts = str(about["counts"])
             digest = str(about["arrays"])

@@ -27,7 +27,7 @@ from data.clip import Clip
 logger = logging.getLogger(__name__)
 
 # Largest fraction of the host's memory that decoded images may take. The rest is for the run: if
-# memory is lacking, the system ends the run.
+# memory is lacking, the system ends the run. Chosen by hand.
 LARGEST_MEMORY_FRACTION = 0.8
 
 
@@ -42,9 +42,9 @@ class SharedImages:
     def reserve(self, clips: Sequence[Clip]) -> bool:
         """Reserve memory for the images of these clips. Returns whether the host has enough.
 
-        If the host has too little memory, nothing is reserved, and a warning says so. The memory of
-        the host is compared with the images of this rank alone. Reserving takes no memory yet: the
-        system takes the memory of an image when the image is written.
+        If the host has too little memory, nothing is reserved, and a warning says so. Only the
+        images of this rank are counted, and not the images of other ranks on the host. Reserving
+        takes no memory yet: the system takes the memory of an image when the image is written.
         """
         # {(clip, kind): shape of its array in `_rows`}.
         shapes = {}

@@ -38,7 +38,8 @@ from utils.name_order import order_of
 
 logger = logging.getLogger(__name__)
 
-Exposures = tuple[Exposure, ...]  # the planes of each frame
+# For each frame, its exposure: which planes of which file are read for it (data/clip.py).
+Exposures = tuple[Exposure, ...]
 
 
 class SpikesOfFrames(NamedTuple):
@@ -47,10 +48,12 @@ class SpikesOfFrames(NamedTuple):
     # The spike file of each frame. [] if there are no spikes, or if it is not clear which planes
     # belong to which frame.
     files: list[FileEntry]
-    planes: tuple[int, ...]  # number of planes in each of these files
-    exposures: Exposures  # the planes of each frame
+    planes: tuple[int, ...]  # number of planes in each of these files, e.g. 40, 40, 40
+    exposures: Exposures  # for each frame, which of these planes are read for it
     times: FrameTimes | None  # when the frames were taken; None if this is unknown or not needed
-    settings: DatSpikes | None  # how the spikes are read; None if there are no spikes
+    # How the spikes are read: a `DatSpikes` (data/cameras/spike_source.py), which has the options
+    # of the section `spike`. None if there are no spikes.
+    settings: DatSpikes | None
 
 
 class SpikePlanes:
@@ -60,7 +63,9 @@ class SpikePlanes:
         """Prepare the search.
 
         problems: what is wrong with the clip.
-        frame_files: its files, matched with its frames.
+        frame_files: its files, matched with its frames. Its `by_kind` has each file by its stem,
+        e.g. {"spike": {"0047": file}}. Its `stems` has the stem of each frame, e.g. {"spike": {key
+        of frame 47: "0047"}}. The key of a frame is what the names of its files have in common.
         """
         self.problems = problems
         self.frame_files = frame_files
@@ -76,8 +81,9 @@ class SpikePlanes:
         keys: the frames in the order of time.
         stems: the name of each frame.
         """
-        # Only one file for all frames needs the times of the frames. The source knows the times of
-        # a user's clip, e.g. of a film. Otherwise the names of the frames may be times, such as
+        # If one file has the planes of all frames, the times of the frames may divide these planes.
+        # If each frame has its own file, no times are needed. The source knows the times of a
+        # user's clip, e.g. of a film. In a data set, the names of the frames may be times, such as
         # "432.033333".
         times = None
         if self.source.has_one_spike_file:
@@ -97,7 +103,8 @@ class SpikePlanes:
 
         keys: the frames.
         """
-        # A file for each frame: the files were matched by their names.
+        # A file for each frame: `find_stems` (frame_files.py) has matched the files by their names.
+        # From a frame to its file, e.g.: key of frame 47 -> stem "0047" -> file "0047.dat".
         if "spike" in self.frame_files.stems:
             stems = self.frame_files.stems["spike"]
             return [self.frame_files.by_kind["spike"][stems[key]] for key in keys]
@@ -110,6 +117,7 @@ class SpikePlanes:
         self._report_unsure_planes(files, first_frame=keys[0])
         if self.problems.found:
             return []
+        # `files` has one file here, because two files are a problem. List it for each frame.
         return files * len(keys)
 
     def _report_unsure_planes(self, files: Sequence[FileEntry], first_frame: FrameKey) -> None:
@@ -125,10 +133,12 @@ class SpikePlanes:
             what = f"{len(files)} spike files: {shown}; with spike.exposure a clip has one"
             self.problems.report(what, "spike")
             return
-        # The first plane of the file belongs to the first frame of the folder. If a meta file lists
-        # only later frames, the planes would go to wrong frames.
+        # The first plane of the file belongs to the first frame of the folder. If a meta file (the
+        # list of the clips and their frames) lists only later frames, the planes would go to wrong
+        # frames.
         lq_stems = self.frame_files.stems["lq"]
         order = order_of(lq_stems.values())  # a function: name -> sort key
+        # The frame whose name comes first, e.g. the frame of "0000".
         first_of_folder = min(lq_stems, key=lambda key: order(lq_stems[key]))
         if first_frame != first_of_folder:
             what = (
@@ -153,7 +163,9 @@ class SpikePlanes:
             self._report_other_lengths(plane_counts, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
-        settings = spikes  # for a user's clip, `_exposures` may assume a center
+        # The center is the plane at the time of the sharp frame. A user's clip may come without a
+        # center. Then `_exposures` assumes one, and returns settings with this center.
+        settings = spikes
         if not self.problems.found:
             planes_of_paths = [(file.path, count) for file, count in plane_counts.items()]
             # An error is reported as a problem of the clip.

@@ -60,14 +60,17 @@ class UserFrames(Protocol):
 class FrameSource(UserFrames):
     """The frames of a clip that is a folder of images, a single image, or a video.
 
+    `UserFrames` only declares the attributes. It is named as the base, so that a type checker
+    notices an attribute of another type here.
+
     What must stay: the stems, because the results of a user have these names.
     """
 
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
         """Open the frames. Decodes the first frame, so that damage shows at once.
 
-        go_on: called again and again while a video is read. A watchdog ends a program that makes no
-        progress. Callers with a watchdog pass a function that tells the watchdog of progress.
+        go_on: called again and again while a video is read, so that a watchdog sees progress. (A
+        watchdog ends a program that makes no progress.) The default does nothing.
         """
         if not path.exists():
             raise DataError(
