@@ -11,8 +11,8 @@ docs/benchmarks/calibration.md has the figures. The program prints a line of JSO
      "bits": "5f0a...", "rig": ...}
 
 number: number of the trial, which is the seed of its rig and its scene.
-px: error of the matrix. The found and the true matrix map a spike pixel to two places. This is the
-    mean distance of the two places over all spike pixels, in RGB pixels.
+px: error of the matrix. The distance between the place where the found matrix puts a spike pixel,
+    and the place where the true matrix puts it: the mean over all spike pixels, in RGB pixels.
 planes: error of the time of the middle of the exposure, in spike planes.
 share: error of the exposure time, as a fraction of the frame interval.
 sure: whether the registration is sure of the matrix, of the middle, and of the exposure time.
@@ -21,10 +21,12 @@ rig: the true rig.
 
 After the trials the program prints a line for all trials, and a line for each group of similar
 rigs. A line has a cell for each of px, planes and share. A result is right if its error is within
-LIMITS. Here 92 % of the 50 results are right. The registration was sure of 46, and 45 of these are
-right:
+LIMITS. E.g.
 
     all (50) | 92% (45 of 46 sure) | ...
+
+says: 92 % of the 50 results are right in px. The registration was sure of 46 results, and 45 of
+these 46 are right.
 
 What must stay: the random numbers of a trial, and their order. Figures of two versions can only be
 compared if both versions see the same 50 pairs of cameras. No test runs this file.
@@ -75,6 +77,7 @@ def main() -> None:
 
     print_summary(trials, "all")
     for key, (first_limit, second_limit) in GROUPS.items():
+        # E.g. for "rate": 0 to 0.15, 0.15 to 0.35, and 0.35 to 9. A group has low <= value < high.
         ranges = ((0, first_limit), (first_limit, second_limit), (second_limit, ABOVE_ALL))
         for low, high in ranges:
             group = [result for result in trials if low <= result["rig"][key] < high]
@@ -104,6 +107,7 @@ def trial(number: int) -> dict[str, Any]:
     rounded = {key: round(float(error), 3) for key, error in errors.items()}
     are_sure = [bool(is_sure) for is_sure in found.is_sure]  # matrix, middle, exposure time
     about = {"sure": are_sure, "bits": digest_of(found), "rig": asdict(rig)}
+    # The keys in this order: number, px, planes, share, sure, bits, rig.
     return {"number": number, **rounded, **about}
 
 

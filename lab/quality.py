@@ -81,6 +81,7 @@ def main(argv: list[str]) -> int:
     # So if the program is stopped, methods can be compared over the seeds that are finished.
     for seed in args.seeds:
         for method in methods:
+            # `finished_result` returns the result of a run, or None if the run is not finished.
             is_chosen = args.only is None or method.file.stem in args.only
             if is_chosen and not finished_result(out, data, method, seed):
                 train_and_test(out, data, method, seed)

@@ -30,15 +30,22 @@ import torch
 from utils.system import peak_process_gb
 
 ROOT = Path(__file__).resolve().parent.parent
-# Bytes of an MB, the unit of the figures in docs/benchmarks. Other programs call it MiB.
+# Bytes of an MB. The figures in docs/benchmarks say MB and mean 2**20 bytes, which other programs
+# call MiB.
 MB = 2**20
 
 # ---- Networks --------------------------------------------------------------------------------
 
-# Arguments of models.network_vrt.VRT by the name of the network. VRT has eight stages of blocks.
-# depths, embed_dims and num_heads are the numbers of blocks, of channels and of attention heads:
-# first an entry for each of the stages 1 to 7, then an entry for each layer of stage 8. Each entry
-# of indep_reconsts is the index of a layer that processes each frame separately.
+# Arguments of models.network_vrt.VRT by the name of the network. VRT has eight stages of blocks:
+#
+#     depths, embed_dims, num_heads   numbers of blocks, of channels and of attention heads. E.g.
+#                                     [8] * 7 + [4] * 4: 8 blocks in each of the stages 1 to 7, and
+#                                     4 blocks in each of the four layers of stage 8
+#     indep_reconsts                  indices in `depths` of the layers that process each frame
+#                                     separately
+#     pa_frames                       number of neighbour frames that are aligned to each frame
+#     deformable_groups               number of groups of channels in this alignment. The channels
+#                                     of a group are sampled at the same positions
 NAMED: dict[str, dict[str, Any]] = {
     # The deblurring network of the GoPro option files, options/vrt/006_*.json. Change the files and
     # this entry together (test_the_named_network_equals_the_network_of_the_option_file).

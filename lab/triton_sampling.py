@@ -44,7 +44,9 @@ TAPS = 9
 PIXELS = 128
 
 
-# The channels are divided twice, for sampling and for the product with the weights:
+# A column is the list of all samples that one output pixel reads: 9 taps (points of the 3 x 3
+# kernel) of each channel. The channels are divided twice, for sampling and for the product with the
+# weights:
 #
 #     c, c'   input channels, output channels                                  c = 64, c' = 64
 #     G, C    groups for sampling, and channels of such a group: c = G * C     G = 8,  C = 8
@@ -75,8 +77,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 class _DeformConv(torch.autograd.Function):
     """Sample the columns, then multiply them by the weights.
 
-    The backward pass adds atomically, so its sums have another order in each run. So the last bits
-    of the gradient of x differ from run to run, as they do with torchvision.
+    The last bits of the gradient of x differ from run to run, as with torchvision (see PIXELS).
     """
 
     @staticmethod
@@ -126,7 +127,8 @@ class _DeformConv(torch.autograd.Function):
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
         grad = grad.permute(0, 2, 3, 1).to(grouped.dtype)  # (n, h, w, c')
-        by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # D, (k, pixels, c'/k)
+        # First (pixels, k, c'/k), then the groups in front. This is D for each group.
+        by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
         grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
         # The columns have 9 times as many numbers as x. So one buffer serves twice, to save memory.
@@ -141,13 +143,16 @@ class _DeformConv(torch.autograd.Function):
         grad_x = torch.zeros_like(grouped, dtype=torch.float32)  # 0, because the kernel adds to it
         grad_offset = torch.empty_like(offset)
         grad_mask = torch.empty_like(mask, dtype=torch.float32)
+        # The kernel reads grouped, offset, mask and columns. It overwrites columns, adds to grad_x,
+        # and writes grad_offset and grad_mask.
         _launch(sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
         # Now the buffer holds the columns.
         grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))  # (k, c'/k, K)
         grad_x = grad_x.permute(0, 1, 4, 2, 3)  # (n, G, C, h, w)
         grad_x = grad_x.reshape(n, groups * channels, h, w)
-        # In the order of the arguments of `forward`.
+        # In the order of the arguments of `forward`. `_as_weight` turns (k, c'/k, K) into the shape
+        # of `weight`, (c', c / k, 3, 3).
         return (
             grad_x.to(grouped.dtype),
             grad_offset,

@@ -218,7 +218,7 @@ def print_report(conversion: Conversion, file: str) -> None:
     tables = {
         "renamed or changed": conversion.renamed,
         "dropped, without effect here": conversion.dropped,
-        "cannot be said": conversion.differences,  # what our options cannot express
+        "cannot be said": conversion.differences,  # what the options of this project cannot express
     }
     for title, table in tables.items():
         if not table:
@@ -276,7 +276,8 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
     return text.replace("{\n", "{\n" + comment, 1)
 
 
-# Matches a list of JSON over several lines that has no other list or object in it.
+# Matches a list of JSON over several lines that has no other list or object in it, e.g. from "[" to
+# "]" of "[\n    6,\n    224\n  ]": a bracket, a line end, no further bracket or brace, a bracket.
 PLAIN_LIST = re.compile(r"\[\n[^\[\]{}]*\]")
 
 
@@ -291,7 +292,10 @@ def with_short_lists(text: str) -> str:
 
 
 def _in_one_line(plain_list: re.Match[str]) -> str:
-    """Return a list without its line ends. Strings stay, because they have no line ends."""
+    """Return a list without its line ends.
+
+    Strings do not change: json.dumps writes a line end within a string as a backslash and an n.
+    """
     text = plain_list[0]  # "[\n    6,\n    224\n  ]"
     # A line end after a comma becomes a blank. The first and the last line end go.
     text = re.sub(r",\n *", ", ", text)  # "[\n    6, 224\n  ]"
@@ -318,8 +322,8 @@ def refuse_unfit_out(out: Path) -> None:
 def refuse_unless_kair(values: dict[str, Any], source: Path) -> None:
     """Raise OptionError if a file is not of KAIR.
 
-    The caller has found no key of S-VRT in the file. So a file that is not of KAIR either is a file
-    of an unknown kind.
+    The caller has found no key of S-VRT in the file. If the file is not of KAIR, its kind is
+    unknown.
 
     values: the sections of the file.
 

@@ -74,7 +74,8 @@ INFO = f"{SPIKES}/dataset.json"  # says how to read the spikes, and how the set 
 MADE_BY = "scripts/make_sample_data.py"  # in dataset.json: which program made the set
 # The simulated sensor, as arguments of IntegrateAndFire:
 #   rate                spikes per plane at full light
-#   shot_noise          standard deviation of the charge of a plane at full light, in thresholds
+#   shot_noise          noise of the charge that a plane adds at full light: its standard deviation,
+#                       as a fraction of the threshold
 #   dark_rate           spikes per plane without light
 #   threshold_mismatch  standard deviation of the pixels' thresholds, relative to the threshold
 SENSOR = {"rate": 0.9, "shot_noise": 0.03, "dark_rate": 0.001, "threshold_mismatch": 0.01}
@@ -129,7 +130,8 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
 
         nothing                                             the set is made, returns True
         the set                                             nothing, returns False
-        an unchanged set of another version or instants     it is replaced, returns True
+        a set as this program wrote it (no file changed),
+        but of another version or with other instants       it is replaced, returns True
         a set with changed files, or anything else          DataError
 
     seed: start of all random numbers. The same seed gives the same files.
@@ -138,7 +140,10 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
     """
     root = root.resolve()  # if root is a link to another disk, the link stays
     if root.is_file() or _has_content(root):
-        info = info_of_unchanged_set(root, plan, seed)  # DataError if it must not be replaced
+        # May the folder be replaced? DataError if it holds changed files, or no set of this
+        # program.
+        info = info_of_unchanged_set(root, plan, seed)
+        # Must it be replaced? Not if it has the version and the instants that are asked for.
         if is_up_to_date(info, plan, instants):
             return False
         print(

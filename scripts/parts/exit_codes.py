@@ -26,7 +26,8 @@ T = TypeVar("T")
 INTERRUPTED = 128 + signal.SIGINT  # 130
 # 141. Python ignores SIGPIPE and raises BrokenPipeError, so the script must give the code itself.
 READER_GONE = 128 + signal.SIGPIPE
-# Errors of writing: a full disk, a limit on the size of a file, a full quota. They name no file.
+# Errors of writing: a full disk, a limit on the size of a file, a full quota. Such an OSError has
+# no name of a file (`filename` is None), so `_code_of` knows it by its number.
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -82,8 +83,9 @@ def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
         print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
         return INTERRUPTED
     finally:
-        # Write what is still in the buffer. If the pipe is closed, this raises BrokenPipeError now,
-        # where `run` catches it. Python itself would write the buffer only after `run` has ended.
+        # Write what is still in the buffer. If the pipe is closed, this raises BrokenPipeError,
+        # which takes the place of the exit code that was to be returned, or of the error above.
+        # `run` catches it. Python itself would write the buffer only after `run` has ended.
         sys.stdout.flush()
 
 
@@ -100,8 +102,10 @@ def _file_error(error: OSError) -> DataError:
 def _is_reader_gone() -> bool:
     """Return whether stdout is a pipe that nobody reads any more."""
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # 0: no other event; POLLERR is always reported
-    events = poll.poll(0)  # [(descriptor, event), ...]; 0: do not wait
+    # The first 0: ask for no event. The system reports POLLERR even if nobody has asked for it.
+    poll.register(sys.stdout.fileno(), 0)
+    # The second 0: wait 0 ms. The result is a list of pairs (file descriptor, event).
+    events = poll.poll(0)
     return any(event & select.POLLERR for _, event in events)
 
 

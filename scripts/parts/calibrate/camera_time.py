@@ -3,11 +3,15 @@
     find_time   both, as a `FitResult`, if the cameras' positions are known and the scene moves
     share_of    the share that is written to the calibration file
 
---planes gives the planes first ... first + count - 1. The true exposure of a frame may lie at
-another time and be shorter. Its middle is the plane m, and it has the share s of the count planes:
+The flag --planes gives the planes first ... first + count - 1. The true exposure of a frame may lie
+at another time and be shorter. Its middle is the plane m, and it has the share s of the count
+planes:
 
     m = first + (count - 1) / 2 + offset
     number of exposed planes = s * count
+
+E.g. for the 56 planes 0 ... 55 with an offset of 2 and a share of 0.893: m is 29.5, and 50 planes
+were exposed.
 
 What must stay: the offset is found (test_the_time_offset_is_found_if_the_scene_moves), and refused
 if the scene does not move (test_a_time_offset_is_refused_if_the_scene_does_not_move).
@@ -41,7 +45,7 @@ def find_time(
     search: int,
     where: str,
 ) -> FitResult:
-    """Return the time offset and the exposure share of a fit in which the matrix stays.
+    """Fit only the time of the exposures: their offset and their share. The matrix is not changed.
 
     The offset is the number of planes by which the middle of the exposures is later than the middle
     of --planes. Raises DataError if the scene moves too little to tell, or if the offset is at the
@@ -53,7 +57,8 @@ def find_time(
     search: largest offset that is searched, in planes.
     where: the files, for errors.
     """
-    # The views are mirrored here, so the matrix must not mirror them again.
+    # `mirror_views` below mirrors the views. So take the matrix of a copy of the calibration that
+    # does not mirror, otherwise the views would be mirrored twice.
     matrix = calibration.model_copy(update={"mirror": "none"}).to_rgb()
     result = fit(
         mirror_views(views, calibration.mirror),
@@ -83,15 +88,18 @@ def find_time(
 def share_of(result: FitResult) -> float | None:
     """Return the share of the planes of --planes during which the frames were exposed.
 
-    Returns None if the error of the share is too large. Returns 1 if the share is so near to 1 that
-    the difference may be an error of the measurement.
+    E.g. --planes gives 56 planes, and the frames were exposed during 50 of them: 50 / 56 = 0.893.
+    Returns None if the error of the share is too large (above SURE_WITHIN_SHARE, 0.03). Returns 1
+    if the share is so near to 1 that the difference may be an error of the measurement.
 
     result: what `find_time` has returned.
     """
     error = result.share_error  # as a share, e.g. 0.02 for 2 % of the planes
     if error > SURE_WITHIN_SHARE:
         return None
-    # The same limits as for `spike.calibration` "auto", in `FitResult.is_applied`.
+    # The share must differ from 1 by at least 0.04, and by at least 3 standard errors. E.g. with
+    # the error 0.02, by at least 0.06. These are the limits of `FitResult.is_applied`, which
+    # applies them for `spike.calibration` "auto".
     least_difference = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * error)
     difference_from_1 = 1 - result.share
     if difference_from_1 < least_difference:

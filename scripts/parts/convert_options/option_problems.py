@@ -3,6 +3,8 @@
 What must stay: all problems come in one error, and after its advice the file is converted
 (test_the_problems_of_a_file_are_named_at_once,
 test_a_file_is_converted_after_its_advice_was_followed).
+`_way_out` tells kinds of errors apart by the words of utils/options/section.py. Change both files
+together.
 Free to change: the words, except where tests/parts/scripts/test_convert_options.py quotes them.
 """
 
@@ -24,7 +26,8 @@ def refuse_problems(
     refuse.
 
     values: the sections of the new file.
-    parts: PARTS of main_train_vrt.py, the networks, data sets and losses that a file may name.
+    parts: PARTS of main_train_vrt.py, the networks, data sets and losses that a file may name:
+        {name of a section: registry of its classes}.
     """
     note_refused_options(conversion, values, parts)
     if not conversion.problems:
@@ -81,11 +84,13 @@ def _way_out(error: OptionError) -> str:
 
     A wrong or missing value needs KEY=VALUE. An unknown key needs --drop, or another name.
     """
+    # section.py begins the text of the error of an unknown key with UNKNOWN_OPTION.
     if not error.what.startswith(UNKNOWN_OPTION):
         key = error.where.partition("[")[0]  # `netG.depths[3]` is set as a whole
         return f"give {key}=VALUE"
     drop = f"give --drop {error.where}, if it may be left out"
-    # If the key is nearly the name of one of our keys, the error advises to rename it.
+    # If the key is nearly the name of one of our keys, section.py advises exactly "rename it". The
+    # name of the nearest key is in `expected`, which the message shows before this advice.
     if error.do == "rename it":
         return f"{error.do}, or {drop}"
     return drop

@@ -1,4 +1,6 @@
-"""Say in words how a sample was drawn, and how its spikes are read: the table of the page.
+"""Say in words how a sample was drawn, and how its spikes are read.
+
+scripts/show_sample.py shows these texts as the table of its HTML page.
 
 What must stay: the crop and the flips are named
 (test_the_page_names_the_crop_and_the_flips), and the page has no repr of an object, e.g.
@@ -76,11 +78,15 @@ def spike_facts(draw: Any) -> dict[str, str]:
         "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, "
         f"gamma {spikes.gamma:g}",
         "planes": planes,
+        # How many channels the spikes have, the name of their representation (how planes become
+        # channels), and its options, e.g. "relative (half_windows 2 6 12)" after the number.
         "channels": f"{spikes.channels}: {spikes.name} ({in_short(spikes.options)})",
         "camera": in_short(vars(draw.camera)) if draw.camera else "as recorded",
     }
     if spikes.calibration:
-        grid = clip.grid
+        grid = clip.grid  # where the spike pixels lie on the RGB frame
+        # E.g. "5f0a...: the spikes cover 98.2% of the frame; crops are drawn from ...". `digest` is
+        # a short hash of the calibration, by which two calibrations can be compared.
         about["calibration"] = (
             f"{spikes.calibration.digest()}: the spikes cover {grid.coverage:.1%} of the frame; "
             f"crops are drawn from {grid.region.in_words()}"

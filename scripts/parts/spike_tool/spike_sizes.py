@@ -7,7 +7,9 @@ allows many sizes. The right size gives an image whose neighbouring pixels resem
 A plane is one readout of the spike camera: a bit for each pixel.
 
 Free to change: the limits and the measure, which only decide which sizes are proposed to a user.
-But a wrong size must never look clear, because app.py takes a clear size without asking.
+But a wrong size must never look clear, because app.py takes a clear size without asking. A size is
+clear if its image is smoother than the images of all other sizes by more than CLEAR_LEAD, and
+nothing else speaks against the size (`Ranking.is_clear` in spike_ranking.py).
 
 Tests: tests/parts/scripts/test_spike_tool.py
 """
@@ -25,7 +27,8 @@ WIDTH_STEP = 8  # a row has whole bytes, so its width is a multiple of 8 pixels
 # The shapes of cameras, height / width.
 HIGHEST_SHAPE = 4 / 3  # an upright plane
 WIDEST_SHAPE = 2 / 5  # a wide plane
-# The limits in words. If a picture gives the shape, the limits of the shape do not hold.
+# The limits in words. If the caller gives a frame of the same view, the shape of this frame takes
+# the place of the two limits of the shape.
 SIDES_TRIED = (
     f"heights and widths from {LEAST_SIDE} to {MOST_SIDE}, the width a multiple of {WIDTH_STEP}"
 )
@@ -44,6 +47,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
     Returns 0 if a picture has one value only, or too few pixels: a correlation needs differences.
     """
+    # min(a.shape) < 2: the picture has only one row or column, or none.
     has_no_differences = min(a.shape) < 2 or a.std() == 0 or b.std() == 0
     if has_no_differences:
         return 0.0
@@ -114,7 +118,9 @@ def smoothest_first(
         height, width = size
         plane_bytes = height * width // 8
         planes_in_file = len(data) // plane_bytes
-        # Judge at least one plane, even if a plane has more bits than JUDGED_BITS.
+        # Number of planes that have JUDGED_BITS bits together. E.g. 250 x 400: 4,000,000 / 100,000
+        # = 40 planes, of which at most JUDGED_PLANES (16) are judged. Judge at least one plane,
+        # even if a plane has more bits than JUDGED_BITS.
         planes_of_judged_bits = JUDGED_BITS // (height * width)
         planes = max(1, min(planes_in_file, JUDGED_PLANES, planes_of_judged_bits))
 
