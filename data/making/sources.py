@@ -1,7 +1,8 @@
 """Find the sources of made clips: folders of images, videos and photographs, and their parts.
 
     find_sources   finds the sources
-    cuts_of        with a rig: chooses the parts of a source that are recorded, one for each clip
+    cuts_of        with a rig (two simulated cameras that record the source): chooses the parts of
+                   a source that are recorded, one for each clip
 
 The program runs `cuts_of` in several processes, so the arguments and the result can be pickled. If
 a source cannot be used, `cuts_of` returns the error and does not raise it, so that the program
@@ -40,7 +41,10 @@ LEAST_SIDE_PER_CROP = 1.1
 
 
 class ClipSource(NamedTuple):
-    """The source of a clip. With a rig, several clips may be made from one source."""
+    """The source of a clip.
+
+    With a rig (two simulated cameras), several clips may be made from one source.
+    """
 
     name: str  # name of the file or folder, without suffix
     path: Path  # a folder of images, a video file or, with a rig, a photograph
@@ -70,7 +74,8 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
         roots = [(path, "")]
 
     # Folders of images and videos come first, then photographs, because clips are made and shown in
-    # this order. `also_read`: `clips_in` need not warn about photographs, which are read below.
+    # this order. `also_read`: endings of files about which `clips_in` does not warn, because the
+    # second loop below reads these files.
     sources = []
     photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:
@@ -121,10 +126,13 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     frames = FrameSource(source.path)
     _refuse_small_frames(frames, source, recipe)
     if source.is_photo:
-        # A photograph has no parts. Each clip is another motion over the same photograph, and
-        # `first` is only the number of the clip.
+        # A photograph has no parts. Each clip is another motion over the same photograph. So
+        # `first`, which is the first frame of a part of a video, is only the number of the clip.
+        # `average`, the number of frames of the video in a frame of the clip, is 1.
         return [Cut(first=i, average=1, side=recipe.side) for i in range(recipe.clips)]
 
+    # Never more than the side that the recipe asks for. E.g. with crop 256, the least side is
+    # 1.1 * 256 = 282, but if the recipe asks for the side 260, it is 260.
     least_side = min(round(LEAST_SIDE_PER_CROP * recipe.crop), recipe.side)
     cuts = find_cuts(
         frames,

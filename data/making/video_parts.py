@@ -73,12 +73,15 @@ def find_cuts(
     sides: smallest and largest allowed value of `Cut.side`, the shorter side of the scaled frames.
     In smaller frames, a motion has fewer pixels, so more parts can be interpolated.
     frames_per_interval: number of frames of the video in an interval. None: the number is drawn for
-    each part, 1 to MOST_FRAMES_PER_INTERVAL.
+    each part, from 1 to MOST_FRAMES_PER_INTERVAL = 4.
     rng: the generator of this number.
     """
     least_side, most_side = sides
-    side = min(most_side, *frames.size)  # smaller frames are not scaled up
-    steps = _steps(frames, side)  # in pixels of frames that are scaled to `side`
+    # The least of three numbers: `most_side`, the height and the width. So small frames, whose
+    # shorter side is below `most_side`, are not scaled up.
+    side = min(most_side, *frames.size)
+    # In pixels of frames that are scaled to `side`. A change of the scene has the step inf.
+    steps = _steps(frames, side)
     # The longest step that is allowed here: it becomes MOST_STEP if frames are scaled to
     # `least_side`, because motion in pixels is proportional to the side. E.g. with the sides 288
     # and 144, steps of up to 8 * 288 / 144 = 16 pixels are allowed.
@@ -96,7 +99,9 @@ def find_cuts(
         number_of_steps = cut.frames(intervals) - 1  # e.g. 4 steps between 5 frames
         steps_of_part = np.array(steps[first : first + number_of_steps])
 
-        too_long = np.flatnonzero(steps_of_part > most_step).tolist()  # also a change of scene, inf
+        # Indices of the steps that are too long. A change of the scene is among them, because its
+        # step is inf.
+        too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             # Reject the part. The next part begins after the last step that is too long: step i
             # leads from frame first + i to frame first + i + 1.

@@ -39,14 +39,15 @@ class JointMethod:
 
     is_grey = False  # the frames have colours
     instants = 1  # number of sharp frames for each blurry frame
-    picture_names = drawing.PICTURE_NAMES  # of `MotionRestorer.pictures`
+    # Names of the pictures that `MotionRestorer.pictures` returns, in the same order.
+    picture_names = drawing.PICTURE_NAMES
 
     def __init__(self, options: JointOptions, start: Method) -> None:
         self.options = options
         self.start = start
-        # can_cut: whether ranks may share the frames of a clip. center_frame_only: whether only the
-        # middle frame of a clip is restored. A frame is improved without the other frames of its
-        # clip, so both values are the same as for `start`.
+        # can_cut: whether ranks may share the frames of a clip.
+        # center_frame_only: whether only the middle frame of a clip is restored.
+        # Both are as for `start`, because a frame is improved without the other frames of its clip.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -63,8 +64,10 @@ class JointMethod:
             if key != "type" and value is not None:
                 options.append(f"{key} {value}")
         protocol = self.start.protocol()  # name of a line of the report -> its text
-        # A formula has the line "method", e.g. "exposure". Its text becomes a part of the new line.
-        # A network has no line "method", but the line "weights", which stays.
+        # If `start` is a formula, its protocol has the line "method", e.g. "exposure". `pop` takes
+        # this line out, and its text becomes a part of the new line "method". If `start` is a
+        # network, its protocol has no line "method". Then the default text is taken, and the line
+        # "weights" of the network stays.
         first = protocol.pop("method", "the output of the weights")
         words = f"{self.options.type} ({', '.join(options)}), begun with {first}"
         return {"method": words, **protocol}
@@ -93,10 +96,12 @@ class JointMethod:
 
 
 def blended_solution(z_0: Tensor, inputs: AreaInputs) -> Tensor:
-    """Return the solution z of the equations, blended with z_0, as (3, rows, W).
+    """Return the solution z of the equations, blended with z_0.
 
-    At each pixel, z_0 gets more weight if the squared error of z is large compared with the squared
-    error of z_0 (joint/guard.py).
+    z_0 and the result are (3, rows, W): all rows of a frame, or the rows of a band of it. At each
+    pixel, z_0 gets more weight if the squared error of z is large compared with the squared error
+    of z_0. joint/guard.py computes this blend; the option `guard` is the ratio of both errors at
+    which z and z_0 have the weight 1/2.
     """
     equations = inputs.equations
     z = equations.solve(z_0)

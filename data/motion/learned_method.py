@@ -70,7 +70,8 @@ class LearnedMotion:
 
     is_grey = False  # the frames have colours
     instants = 1  # number of sharp frames for each blurry frame
-    picture_names = drawing.PICTURE_NAMES  # of `MotionRestorer.pictures`
+    # Names of the pictures that `MotionRestorer.pictures` returns, in the same order.
+    picture_names = drawing.PICTURE_NAMES
 
     def __init__(
         self,

@@ -17,16 +17,17 @@ from .registry import Numbers, representation
 
 
 def _lag_of_tfi(**_: Any) -> int:
-    """Return 1, in half planes: with the center m = 5, TFI shows the time 5.5.
+    """Return by how much later than its center TFI shows the light: 1, in half planes.
 
-    TFI searches half_window planes up to plane 5, and half_window planes from plane 6 on. The
-    middle of all these planes is 5.5. `represent` (represent.py) needs the lag to reverse time
-    exactly.
+    E.g. with the center 5, TFI searches half_window planes up to plane 5, and half_window planes
+    from plane 6 on. The middle of all these planes is 5.5, half a plane later than the center.
+    `represent` (represent.py) needs this lag to reverse time exactly.
     """
     return 1
 
 
-# proportional: the channels are firing rates
+# proportional: the channels are firing rates, i.e. proportional to the light.
+# lag_in_half_planes: the function that gives the lag, for the options of a call.
 @representation("tfi", proportional=True, lag_in_half_planes=_lag_of_tfi)
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
@@ -34,9 +35,9 @@ def tfi(
     """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane
     m = center + offsets[i].
 
-    tp is the plane of the last spike in [m - half_window + 1, m], tn the plane of the first spike
-    in [m + 1, m + half_window]. If a pixel lacks one of them, its value is 1 / (2 half_window).
-    Values are in (0, 1]. Planes outside of the stream count as empty.
+    tp is the plane of the last spike in [m - half_window + 1, m], and tn is the plane of the first
+    spike in [m + 1, m + half_window]. A pixel that has no spike on one of the two sides gets the
+    value 1 / (2 half_window). Values are in (0, 1]. Planes outside of the stream count as empty.
     Source: SpikeCV, TFI (which gives uint8, ignores a spike in plane 0 and fails at the last
     planes).
     """

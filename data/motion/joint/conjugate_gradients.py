@@ -5,14 +5,17 @@ map, here
 
     N = A^T A + prior
 
-    A        linear map from a frame to the values of both cameras, (3, H, W) and (M, h, w)
+    A        linear map from a frame to the values of both cameras: the blurry frame (3, H, W), and
+             a grey value for each interval between two spikes of a pixel, (intervals, h, w)
     prior    positive, (H, W): how strongly each pixel of d is held near 0
 
-Each step goes along a direction that is conjugate to all earlier directions, to the point where the
-error is smallest. After a few steps, what the cameras see clearly has converged, and noise has not.
+Each step goes along a line, and ends at the point of this line at which the error is smallest. The
+directions p of two lines are conjugate (p_1^T N p_2 = 0), so no step undoes an earlier step. After
+a few steps, what the cameras see clearly has converged, and noise has not.
 
-The residuals are divided by M, a number for each pixel and colour (a preconditioner). The nearer M
-is to N, the fewer steps are needed. If all numbers are 1, M has no effect.
+The residuals are divided by M, (3, H, W): a number for each pixel and colour (a preconditioner). M
+stands for a diagonal matrix. The nearer this matrix is to N, the fewer steps are needed. If all
+numbers of M are 1, M has no effect.
 
 The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003. Its letters:
 
@@ -29,7 +32,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# A linear map from a frame (3, H, W) to the values of both cameras, (3, H, W) and (M, h, w).
+# A linear map from a frame (3, H, W) to the values of both cameras, (3, H, W) and
+# (intervals, h, w).
 Linear = Callable[[Tensor], tuple[Tensor, Tensor]]
 # The map back, from the values of both cameras to a frame.
 Adjoint = Callable[[Tensor, Tensor], Tensor]
@@ -45,17 +49,18 @@ def conjugate_gradients(
 ) -> Tensor:
     """Return d after `steps` steps from 0 towards the solution of N d = right_side.
 
-    linear: A. adjoint: A^T. It must return a new tensor, because the result is overwritten.
+    linear: A. adjoint: A^T. `adjoint` must return a new tensor, because its result is overwritten.
     prior: (H, W), positive, so N is positive definite.
-    right_side: (3, H, W). divisor: M, (3, H, W), positive. steps: number of steps.
+    right_side: (3, H, W). steps: number of steps.
+    divisor: M, (3, H, W), positive: the preconditioner, by which residuals are divided.
     """
     d = torch.zeros_like(right_side)
     residual = right_side.clone()  # right_side - N d, with d = 0
     divided_residual = residual / divisor  # M^-1 residual
     direction = divided_residual.clone()
     energy = _product(residual, divided_residual)  # <residual, M^-1 residual>
-    # The least divisor. If the residual becomes 0 after a few steps, `energy` is 0, too, and 0 / 0
-    # would be NaN.
+    # `curvature` and `previous_energy` count as at least this number, because both are divisors
+    # below. If the residual becomes 0 after a few steps, they are 0, too, and 0 / 0 would be NaN.
     tiny = torch.finfo(right_side.dtype).tiny
     # All is computed in place, because each tensor of a large frame has ten megabytes or more.
     for number in range(1, steps + 1):

@@ -39,9 +39,10 @@ from data.motion.view import View
 
 # ---- How many groups there are ----
 
-# Largest distance in RGB pixels that a pixel should move from one group to the next. If it moved
-# farther, the light between the two points would count nowhere: with 2 pixels, frames in good light
-# lose 0.2 dB. A smaller value needs more groups, and so more time.
+# Largest distance in RGB pixels that a pixel should move from one group to the next. All planes of
+# a group are taken to see the pixel at one point. So if the points of two groups were farther
+# apart, no group would see the pixel between them: with 2 pixels, frames in good light lose 0.2 dB.
+# A smaller value needs more groups, and so more time.
 PIXELS_BETWEEN_GROUPS = 1.25
 # The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
 # `DIM_SPIKES`. There the motion is known less exactly, so a larger distance loses nothing.
@@ -89,7 +90,7 @@ class PlaneGroups(NamedTuple):
 
     edges: np.ndarray  # (G + 1,) times between the groups, in planes
     shifts: Tensor  # u, (G, H, W, 2) in RGB pixels
-    shares: Tensor  # s, (G, H)
+    shares: Tensor  # s, (G, H): which part of the exposure of each row lies in each group
     # Length and expected error q of the motion, in pixels: means over the groups, (H, W).
     motion_length: Tensor
     motion_error: Tensor
@@ -134,8 +135,8 @@ def plane_groups(
 def _shifts_at(motion: Motion, times: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the shifts (H, W, 2) to the sharp frame at each time, and their errors (H, W).
 
-    times: in planes after the sharp instant, negative before it. They rise in equal steps, because
-    the search at a time begins where the two times before it lead.
+    times: in planes after the sharp instant, negative before it. They must rise in equal steps,
+    because the search at each time begins at the shifts of the last two times, continued.
     """
     shifts: list[np.ndarray] = []
     errors: list[np.ndarray] = []
@@ -145,6 +146,7 @@ def _shifts_at(motion: Motion, times: np.ndarray) -> tuple[list[np.ndarray], lis
         start = None
         if len(shifts) >= 2:
             start = 2 * shifts[-1] - shifts[-2]
+        # `back`: from where a pixel is at this time, back to where it is in the sharp frame.
         shifts_to_sharp, errors_of_shifts = motion.back(time, start)
         shifts.append(shifts_to_sharp)
         errors.append(errors_of_shifts)

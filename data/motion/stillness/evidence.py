@@ -12,9 +12,12 @@ is measured between pieces of time, and then multiplied with the changes of the 
                  = sum of p_i / sqrt(2 sum of p_i^2)
 
 So if nothing moves, the evidence is 0 on average and its standard deviation is about 1, for any
-light, any noise of the camera and any number of pixels. If the p_i were independent, the variance
-of their sum would be the sum of p_i^2. It is twice as large, because each pair of neighbours adds
-the same c_i c_j to p_i and to p_j.
+light, any noise of the camera and any number of pixels.
+
+The factor 2 is there because neighbours share their products. If the p_i were independent, the
+variance of their sum would be the sum of p_i^2. But each pair of neighbours adds the same c_i c_j
+to p_i and to p_j. E.g. with two pixels, p_1 = p_2 = c_1 c_2: the square of the sum is
+(2 c_1 c_2)^2 = 4 (c_1 c_2)^2, twice the sum of the squares, 2 (c_1 c_2)^2.
 
 No trained weights depend on this file, so its constants may change. test_stillness.py notices if
 noise counts as motion, or a motion as noise, and test_the_evidence_of_noise_is_0_in_the_mean
@@ -37,11 +40,13 @@ from data.motion.stillness.common_change import (
 from data.motion.stillness.neighbours import products_with_neighbours
 
 # With less evidence than NO_EVIDENCE nothing moves, and with more than SURE_EVIDENCE something
-# moves for certain. The evidence was measured (docs/benchmarks/quality_details.md, "What stands
-# still"):
+# moves for certain. Between both limits the answer is a mixture: the share of "it moves" rises from
+# 0 to 1 (`_smooth_step` in shares.py). E.g. the evidence 2.6 gives the share 0.35. The evidence was
+# measured (docs/benchmarks/quality_details.md, "What stands still"):
 #
-#     still frames                           at most 2.6
-#     dim frames in which something moves    at least 4, but less than 3 in their flat parts
+#     still frames                                         at most 2.6
+#     dim frames in which something moves, whole frame     at least 4
+#     dim frames in which something moves, flat parts      less than 3
 NO_EVIDENCE = 2.0
 SURE_EVIDENCE = 3.5
 PIECES = 4  # number of pieces of time
@@ -67,7 +72,9 @@ def most_evidence(
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
     pieces = _pieces(stream, is_good)  # (PIECES, h, w), spikes per plane
-    light = pieces.mean(axis=0)  # (h, w)
+    light = pieces.mean(axis=0)  # (h, w), by the spikes
+    # The pixels in the order of their light in the blurry frame. `light` decides between pixels
+    # that are equal there.
     by_light = order_by_light(frame_light, light)
     evidence_in_frame = -np.inf
     evidence_around = np.full(frame_light.shape, -np.inf, np.float32)
@@ -108,12 +115,15 @@ def evidence(
 ) -> tuple[float, np.ndarray]:
     """Return the evidence of motion in the whole frame, and around each spike pixel (h, w) float32.
 
-    change: (h, w), by one of the `PATTERNS`, or the difference of two windows of time.
+    change: (h, w): by one of the `PATTERNS` (`most_evidence`), or the rates in half an exposure
+    after a time minus the rates in half an exposure before it (other_pictures.py).
     light: (h, w), spikes per plane.
     by_light: (h w,), numbers of the pixels in the order of their light in the blurry frame.
     """
     light_around = light_around_of(light)
+    # Take out what pixels of equal light have in common, e.g. if the whole frame becomes brighter.
     change = without_change_of_equal_light(change, by_light)
+    # Take out what pixels near one another have in common, e.g. if a lamp lights a part.
     change = without_change_of_lamps(change, light, light_around)  # c_i
     product = products_with_neighbours(change, light, light_around)  # p_i
     square = product**2
