@@ -11,15 +11,15 @@ A sample uses a grid in three steps (data/cameras/channels_of_frame.py):
 
     window = grid.window(crop_of_the_frame)
     stream = <read only the spike pixels of window.crop>
-    channels = window.to_rgb(representation_of(stream))     # (S, H, W) of the crop
+    channels = window.to_rgb(representation_of(stream))     # (S, H, W), S channels of the crop
 
 Both grids have the same attributes:
 
-    step                 number of RGB pixels, e.g. 2. The top, left, height and width of a crop of
-                         the frame are multiples of this number
-    rgb_per_spike_pixel  RGB pixels per spike pixel along a side, rounded, at least 1
+    step                 number of RGB pixels. Crops must begin and end at multiples of this number.
+                         E.g. with step 2, a crop may begin at row 10, but not at row 11
+    rgb_per_spike_pixel  RGB pixels per spike pixel along a side, rounded, at least 1: 3.96 -> 4
     region               a `Crop`: the RGB pixels from which crops for training are drawn
-    coverage             fraction of the pixels of the frame that the spike camera sees
+    coverage             fraction of the pixels of the frame that the spike camera sees, e.g. 0.9
 
 A third kind of grid needs these attributes and a method `window`. Its windows need `crop`, `to_rgb`
 and `brightness`. What must stay: the names of all these, because the callers use both grids alike.
@@ -51,6 +51,7 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     Raises DataError if the spike camera sees less than half of the frame (LEAST_COVERAGE). Every
     rank may call this function, but only rank 0 writes the warning.
     """
+    # Exactly 1.0 if every pixel is seen: then the mean of the mask is n / n.
     if grid.coverage == 1.0:
         return
     region = grid.region.in_words()

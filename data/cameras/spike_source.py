@@ -161,11 +161,12 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        # Each group below reads some keys, compares these keys with dataset.json, and sets the
-        # fields of the group (see the class). The first wrong key raises an error.
+        # The docstring of the class explains the arguments. Each group below reads some keys,
+        # compares these keys with dataset.json, and sets the fields of the group (see the class).
+        # The first wrong key raises an error.
         #
-        # The files. `calibration_of_file` is None if there is no calibration, and for "auto", whose
-        # calibrations are found later.
+        # The files. `calibration_of_file` is None in two cases: there is no calibration, or the key
+        # is "auto", which finds a calibration for each clip later.
         calibration_of_file = file_calibration(calibration, info)
         geometry = agreed_geometry(
             info,
@@ -180,7 +181,8 @@ class DatSpikes:
         self._set(info=info, geometry=geometry, remainder=remainder)
         _refuse_exposure_with_window(exposure, first, count)
 
-        # What a spike means.
+        # What a spike means. `chosen.without_effect` has the keys of this section that the
+        # representation ignores, e.g. "gamma" for raw planes.
         chosen = read_representation(representation)
         self._set_rate_and_light(rate, light, chosen.without_effect)
 
@@ -198,9 +200,12 @@ class DatSpikes:
             without_effect=chosen.without_effect,
         )
 
-        # Where the spike pixels lie on a frame. Set the fields as without a calibration. If there
-        # is a calibration file, `_calibrate` changes them. With "auto", self_calibration.py later
-        # makes a copy for each clip (`changed`), with the calibration of this clip.
+        # Where the spike pixels lie on a frame. First set the fields as without a calibration. Who
+        # replaces them:
+        #
+        #     a calibration file    `_calibrate`, a few lines below
+        #     "auto"                self_calibration.py, later: it makes a copy for each clip
+        #                           (`changed`), with the calibration of this clip
         interpolation = cv2.INTER_NEAREST
         if resize == "bilinear":
             interpolation = cv2.INTER_LINEAR
@@ -214,8 +219,11 @@ class DatSpikes:
         if calibration_of_file:
             self._calibrate(calibration_of_file.calibration, calibration_of_file.path)
 
-        # Refuse keys that have no effect on the representation. `is_set` says for each key whether
-        # its value is not the default. If you change a default of `__init__`, change it here, too.
+        # Refuse a key that the user has set although the representation ignores it. A key counts as
+        # set if its value differs from the default. These five defaults are the defaults in the
+        # signature of `__init__`. So if you change a default there, change it here, too: otherwise
+        # a section that leaves the key out is refused. test_keys_without_effect_are_refused sets
+        # each of the five keys.
         is_set = {
             "rate": rate is not None,
             "light": light is not None,
@@ -241,7 +249,7 @@ class DatSpikes:
     ) -> None:
         """Set the rate and the light of a new object, and whether the two are known.
 
-        rate, light: values of the keys spike.rate and spike.light; None if a key is not given.
+        rate, light: values of the keys spike.rate and spike.light. None: the key is not given.
         without_effect: keys that the representation ignores.
         Raises OptionError if a value differs from dataset.json.
         """

@@ -196,17 +196,19 @@ class Timing:
         # `times.doubt` says why the times are not sure, "" if they are sure.
         if times.doubt:
             raise unknown_times(clip, times, first, count)
-        # The names 1, 2, 4 show that frame 3 is missing. But they do not tell how much time passed
-        # from frame 2 to frame 4, which may be more or less than twice the usual time. Only the
-        # time stamps of a film tell it.
+        # The names 1, 2, 4 show that frame 3 is missing. But names do not tell when frame 4 was
+        # taken: it may be earlier or later than two usual distances after frame 2. Only the time
+        # stamps of a film tell when a frame was taken.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
-        # Without a film or without `tick_hz`, nothing else tells the length of the clip.
+        # Two clocks may tell the length of the clip in seconds: the time stamps of a film, and the
+        # spike camera if `tick_hz` is known. If one of the two is missing, the times are taken as
+        # they are.
         if not (times.is_film and tick_hz):
             return times.plane_ranges(first, count)
-        # Two clocks tell the length of the clip in seconds. One is the time stamps of the film. The
-        # other is the spike camera: e.g. 2000 planes at 20,000 Hz are 0.1 s. If the two lengths do
-        # not agree, `until` returns times with a `doubt`, which says so in words.
+        # The length by the spike camera: e.g. 2000 planes at 20,000 Hz are 0.1 s. `until` returns
+        # the same times, but the clip ends at begin + 0.1 s. If the two lengths do not agree, these
+        # times have a `doubt`, which says so in words.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -222,13 +224,16 @@ class Timing:
     ) -> Span:
         """Return the planes of frame number `frame` of a clip, in a file of `planes` planes.
 
+        Step 1 takes the planes that belong to the frame, moved by the offset. Step 2 keeps the
+        fraction `share` in their middle. Step 3 leaves out planes that the file lacks. But if the
+        user gave the numbers of the planes, step 3 refuses the frame.
+
         ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` lists the
         planes, or each frame has a file of its own.
         Raises DataError if `spike.exposure` does not list the frame, if the file has no plane of
         the frame, or if it lacks planes whose numbers the user gave.
         """
-        # Steps 1 and 2 (the top of this page lists the steps): the planes of the frame, and the
-        # fraction `share` in their middle. These are the planes first ... end - 1 of the file.
+        # Steps 1 and 2. The planes that are left are first ... end - 1 of the file.
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
         # Step 3. Some of these planes may lie outside of the file. If the user gave the numbers of
@@ -243,13 +248,18 @@ class Timing:
         # negative offset.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
-        # The number of the first plane that is read, as the options count. E.g. the frame has the
-        # planes 100 ... 155 of the file, and plane 100 has the number 0 in the options. If plane
-        # 114 is the first that is read, its number is 0 + (114 - 100) = 14.
+        # A plane has a number in the file and a number in the options (see `Span`). E.g. the frame
+        # has the planes 100 ... 155 of the file, and plane 114 is the first that is read:
+        #
+        #                              in the file       in the options
+        #     first of the frame       start    100      number_of_start     0
+        #     first that is read       first    114      number_of_first    14 = 0 + (114 - 100)
         number_of_first = of_frame.number_of_start + (first - of_frame.start)
         # The middle of all planes of the frame: the numbers 0 ... 55 have the middle 27.5. It does
         # not depend on which of these planes are read.
         middle = of_frame.number_of_start + (of_frame.count - 1) / 2
+        # `first`, `count` and `origin` are about the planes that are read. `length` and `middle`
+        # are about all planes of the frame or file.
         return Span(
             first=first,
             count=end - first,
@@ -281,6 +291,8 @@ class Timing:
         # One file for each frame. With offset 3, the frame begins at plane 3 of the file instead of
         # plane 0. The options still call the first plane of the frame 0, because their numbers are
         # given without the offset. So the offset is added to `start`, not to `number_of_start`.
+        # `length` is the whole file, even if spike.count reads less of it: `gt_plane_of` compares
+        # it with the number of planes that a clip name of Spk-GoPro tells, e.g. 56.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
@@ -293,12 +305,13 @@ class Timing:
         listed = self.listed_exposures(clip)
         if listed is None:
             raise _unlisted_frame("does not list", clip, frame)
+        # Without rows, the exposures repeat with a period. Then every frame has an exposure.
         if listed.rows and frame >= len(listed.rows):
             raise _unlisted_frame(f"lists {len(listed.rows)} frames of", clip, frame)
         return listed.planes_of(frame, self.offset)
 
     def _outside(self, clip: str, frame: int, first: int, end: int, planes: int) -> DataError:
-        """Return the refusal of a frame if its file lacks some of the planes first ... end - 1."""
+        """Return the error for a frame if its file lacks some of the planes first ... end - 1."""
         keys = "spike.first, spike.count"
         if self.has_exposures:
             keys = "spike.exposure"
@@ -328,7 +341,7 @@ class Timing:
 
 
 def _unlisted_frame(does: str, clip: str, frame: int) -> DataError:
-    """Return the refusal of a frame that `spike.exposure` does not list.
+    """Return the error for a frame that `spike.exposure` does not list.
 
     does: words of the error between "spike.exposure" and "clip". E.g. with "lists 2 frames of" the
         error says

@@ -9,8 +9,8 @@ command line:
     correct these exposures where they are wrong, and give them (or a file that holds them):
     'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
 
-What must stay: a proposal is a valid value of `spike.exposure`. Free to change: how exposures are
-guessed, because the user corrects them.
+What must stay: the proposed exposures are a valid value of `spike.exposure`. Free to change: how
+exposures are guessed, because the user corrects them.
 
 Tests: tests/parts/data/test_frame_times.py reads a proposal as an option, and quotes some of the
 words.
@@ -87,15 +87,16 @@ def exposure_argument(table: dict[str, Any]) -> str:
 def unknown_times(
     clip: str, times: FrameTimes, first: int, count: int, tick_hz: float | None = None
 ) -> UnknownPlanes:
-    """Return the refusal of a clip with one spike file and no spike.exposure.
+    """Return the error for a clip with one spike file and no spike.exposure. The caller raises it.
 
     The error says why the times are not sure, and proposes exposures. E.g.
 
         one spike file for the 4 frames of clip clip_07: 1 of 5 frames is missing: frame 3
 
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
-    tick_hz: planes per second, from the calibration. It is given only if the length of a film
-        contradicts the number of planes. Otherwise None.
+    tick_hz: planes per second, from the calibration. The caller gives it only if the length of a
+        film contradicts the number of planes. Then the guess uses the seconds of the film, because
+        the planes of the file do not end with the film. Otherwise None.
     """
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.in_words()}"
     return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))
@@ -107,12 +108,13 @@ def _guessed_exposures(
     """Guess exposures for a clip if its times are not sure.
 
     We assume that the first plane was recorded at the start of the clip, and the last plane at its
-    end. But if `tick_hz` is given, the length of the film contradicts the number of planes. Then we
-    turn the seconds of the film into planes.
+    end. E.g. 3 frames at equal distances and 120 planes: {"start": 0, "length": 40.0, "period":
+    40.0}. But if `tick_hz` is given, the planes do not end with the film. Then the seconds of the
+    film are turned into planes, without this assumption.
 
     times: times of the frames, which are not sure.
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
-    tick_hz: planes per second, or None.
+    tick_hz: as in `unknown_times`.
 
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """
@@ -124,7 +126,8 @@ def _guessed_exposures(
         return _rows_by_seconds(times, first, tick_hz)
     rows: list[list[float]] = []
     for of_frame in times.plane_ranges(first, count):
-        length = max(of_frame.end - of_frame.first, 1)  # an exposure has at least one plane
+        # E.g. the range (30, 40) has 10 planes. An exposure has at least one plane.
+        length = max(of_frame.end - of_frame.first, 1)
         rows.append([of_frame.first, length])
     return rows
 
@@ -132,11 +135,13 @@ def _guessed_exposures(
 def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list[float]]:
     """Return a row [start, length] in planes for each frame of a film, from its seconds.
 
+    E.g. a frame from 0.5 s to 0.6 s of the film, at 1000 planes per second, has the row [500, 100].
+
     first: the plane at the start of the film. tick_hz: planes per second.
     """
     rows = []
-    # The times are fractions. Turn `tick_hz` into a fraction, too, because the product of a
-    # fraction and a float is a rounded float. Only the results are rounded.
+    # Compute with exact fractions, and round only the results. So `tick_hz` becomes a fraction,
+    # too: a fraction times a float would be a rounded float.
     for start, end in zip(times.starts, times.ends, strict=True):
         begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
         length = (end - start) * Fraction(tick_hz)
@@ -160,15 +165,16 @@ def refuse_exposures_of_other_frames(clip: str, listed: Exposures, times: FrameT
 
 
 def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTimes) -> None:
-    """Raise UnknownPlanes if frames are missing, and the rows are not one for each existing frame.
+    """Raise UnknownPlanes if frames are missing, and there is not one row for each existing frame.
 
-    The list probably has rows for the missing frames, too. The error proposes the list without
-    these rows.
+    E.g. frame 2 of 4 frames is missing, so 3 frames exist, but the list has 4 rows. The list
+    probably has rows for the missing frames, too. The error proposes the list without these rows.
     """
     if not times.gaps or len(listed.rows) == len(times):
         return
     rows = []
     for number in times.numbers_in_whole_clip():  # e.g. 0, 1, 3 if frame 2 is missing
+        # A list that is too short has no row for the last frames. The user must add these rows.
         if number < len(listed.rows):
             start, length = listed.rows[number]
             rows.append([start, length])
@@ -185,7 +191,8 @@ def _refuse_period_of_uneven_frames(clip: str, listed: Exposures, times: FrameTi
         return
     rows = []
     for start in times.starts:
-        # Frames at the usual distance, `times.step`, are one period apart.
+        # Frames at the usual distance, `times.step`, are one period apart. E.g. a frame that
+        # follows a gap of one missing frame is 2 periods later than the frame before the gap.
         periods = (start - times.begin) / times.step
         begin = Fraction(listed.start) + periods * Fraction(listed.period)
         rows.append([_with_three_digits(begin), listed.length])

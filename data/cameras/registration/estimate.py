@@ -27,6 +27,9 @@ LARGEST_STEP = 0.1
 # MOST_REACH planes before and after the start and the end of the exposure. A larger step would
 # reach planes from which nothing was computed.
 LARGEST_TIME_STEP = MOST_REACH
+# The limit of the offset is an argument: MOST_OFFSET in fit.py, or --search-planes of
+# scripts/calibrate.py.
+#
 # The length is searched between these fractions of the exposure's planes. If the true exposure is
 # shorter, the search ends at the limit. More than 1 is allowed, because noise makes a true length
 # of 1 longer as often as shorter.

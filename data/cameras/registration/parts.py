@@ -53,6 +53,8 @@ PARTS = 5
 class PartEquations(NamedTuple):
     """The normal equations of the shifts of t parts, for each of v views."""
 
+    # H_ij is the sum of w r_i r_j over the pixels of a part, and g_i the sum of w r_i r. r are the
+    # residuals, w their weights, and r_i the derivatives of r by a shift right (0) or down (1).
     H: np.ndarray  # (v, t, 2, 2)
     g: np.ndarray  # (v, t, 2)
     # (t, 3): sums over the compared pixels (x, y, 1) of a part, in all views together. So the last
@@ -79,13 +81,14 @@ class PartEquations(NamedTuple):
 
 
 def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np.ndarray:
-    """Change the matrix by one round, and set its error. The times of the exposure stay.
+    """Change the matrix by one round, and set its error. The times of the exposure do not change.
 
     Returns the amounts (k,) of the change, one for each of the k CHANGES (matrix.py) that are
-    fitted. k is 4, 6 or 8, e.g. 8 for the model "homography". If the clip does not determine the
-    amounts, returns zeros. Then rounds.py makes no further round.
+    fitted: 4 for the model "similarity", 6 for "affine", 8 for "homography". If the clip does not
+    determine the amounts, returns zeros. Then rounds.py makes no further round.
 
-    views: the details of each view, at least one. sigma: size of the details in spike pixels.
+    views: the details of each view, at least one.
+    sigma: size of the details: sigma of the blur in spike pixels (FINE_SIGMA in rounds.py).
     """
     explanation = explain(views)
     equations = _equations_of_parts(estimate, views, explanation)
@@ -99,13 +102,15 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
         estimate.remaining_shifts = np.empty(0)
         return np.zeros(len(estimate.changes))
 
-    # The shift of each usable part, and its variance.
+    # The shift of each usable part, and its variance. `noise` is the variance of a residual,
+    # increased because neighbours share their noise. All views have the same stride, the distance
+    # of the compared pixels.
     usable = equations.selected(is_usable)
     noise = shared_noise(explanation, sigma, views[0].stride)
     shifts, variances = _shifts(usable.H, usable.g, noise)
 
-    # Turn the shifts of the parts into one change of the matrix. Set the errors before the matrix
-    # is changed, because the scale of the present matrix converts them to pixels.
+    # Turn the shifts of the parts into one change of the matrix. `_set_errors` must come before
+    # `change_matrix`, because it converts to pixels with the scale of the present matrix.
     joint = join_shifts(shifts, variances, usable.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)
@@ -114,17 +119,23 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
 def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     """Set matrix_error and remaining_shifts, both in pixels of the binned frame.
 
-        variance = variance of both shifts + mean(x^2 + y^2) * variance of the other changes
-        error    = sqrt(variance) * pixels of the binned frame per half side of the plane
+    Coordinates of the plane go from -1 to 1, so the unit is half a side of the plane.
 
-    The variance is in squared half sides of the plane, and is a mean over the points (x, y) of the
-    plane. How far an amount of 1 moves a point:
+        variance     = of_shifts + of_others                        in squared half sides
+        of_shifts    = sum of the variances of right and down
+        of_others    = mean(x^2 + y^2) * sum of the variances of all other changes
+        matrix_error = sqrt(variance) * pixels per half side
+
+    The variance is a mean over the points (x, y) of the plane. How far an amount of 1 moves a
+    point:
 
         right, down                        1
         larger, turned, wider, sheared     the distance from the middle, whose square is x^2 + y^2
-        the last two of "homography"       less. In a square plane, the mean square is 0.31 in
-                                           place of 0.67, so their part in the variance is about
-                                           twice too large, which is on the safe side
+        the last two of "homography"       x * this distance, or y * this distance
+
+    The last two are treated as "larger". In a square plane, the mean of x^2 + y^2 is 0.67, and the
+    mean of x^2 (x^2 + y^2) is 0.31. So the variance of these two counts about twice too much. This
+    is safe, because the computed error is then too large.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -135,8 +146,9 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
     variance = of_shifts + of_others  # in squared half sides of the plane
     # From here on, half sides become pixels of the binned frame.
     estimate.matrix_error = estimate.rgb_per_half_side * float(np.sqrt(variance))
-    # The length of what remains of the shift of each part.
-    remaining_x, remaining_y = joint.remaining.T
+    # What remains of the shift of each part after the joint change, (t, 2) in half sides. Only its
+    # length is kept.
+    remaining_x, remaining_y = joint.remaining.T  # (t,) each
     estimate.remaining_shifts = estimate.rgb_per_half_side * np.hypot(remaining_x, remaining_y)
 
 
@@ -160,10 +172,13 @@ def _equations_of_parts(
     of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
     for v, (details, w, r) in enumerate(of_views):
         part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
-        predicted = details.features @ a  # the details of the spikes as the frame predicts them
+        # The details of the spikes as the frame predicts them: (h, w, 5) @ (5,) -> (h, w).
+        predicted = details.features @ a
         # The first two of the seven derivatives of r are by the shifts right and down, (h, w) each.
+        # `is_compared` (h, w) selects the n compared pixels.
         by_right, by_down, *_ = derivatives(estimate, details, predicted)
         by_shifts = (by_right[details.is_compared], by_down[details.is_compared])  # (n,) each
+        # E.g. i = 0 and j = 1: w * (derivative by right) * (derivative by down), summed.
         for i, r_i in enumerate(by_shifts):
             g[v, :, i] = _sums_of_parts(part_of_pixel, w * r_i * r)
             for j, r_j in enumerate(by_shifts):
