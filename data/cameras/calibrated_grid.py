@@ -83,9 +83,9 @@ class CalibratedGrid:
         """Return n, the number of points along a side of an RGB pixel (see the class).
 
         The number of spike pixels across an RGB pixel is measured in the middle of the frame. It is
-        reduced by 0.05 before it is rounded up. E.g. the measured number of two cameras of equal
-        resolution may be 1.02. Without the reduction n would be 2, which makes the channels
-        smoother and needs four times as many points.
+        reduced by 0.05 (chosen by hand) before it is rounded up. E.g. the measured number of two
+        cameras of equal resolution may be 1.02. Without the reduction n would be 2, which makes the
+        channels smoother and needs four times as many points.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)

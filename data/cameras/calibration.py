@@ -119,7 +119,9 @@ class Calibration(Section):
         values["exposure_share"] = self.share_to_read
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
-        # A key that older files lack enters the digest only if its value is not the default.
+        # A key that older files lack enters the digest only if its value is not the default. These
+        # defaults must stay equal to the defaults of the fields above. With another number here,
+        # files without the key would get another digest.
         defaults_of_newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
         for key, default in defaults_of_newer_keys.items():
             if values[key] == default:
@@ -279,7 +281,7 @@ def _refuse_pixels_at_infinity(kind: str, size: Size, matrix: np.ndarray, path: 
     # A homography divides by the depth, the third row of the product. A point of depth 0 is mapped
     # to infinity. The depth is linear in x and y, so its least and its largest value are at
     # corners. If one is negative and the other positive, the depth is 0 between them.
-    depth = matrix[2] @ corners
+    depth = matrix[2] @ corners  # (3,) @ (3, 4) -> (4,): the depth at each corner
     if depth.min() <= 0 <= depth.max():
         raise DataError(
             what=f"the matrix of the calibration maps pixels of the {kind} image to infinity",

@@ -110,7 +110,7 @@ class DatasetInfo:
         return None
 
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
-        """Return how many planes the files of a clip have, and the least number in its last file.
+        """Return how many planes a file of a clip has, and how many its last file has at least.
 
         usual: number of planes that most files have. It is used if dataset.json has no number.
 
@@ -158,8 +158,8 @@ class DatasetInfo:
         n = int(match[1])
         if n == 0:
             return None
-        # A file with another number of planes was made in another way. Then the name of the clip
-        # does not tell the plane.
+        # E.g. n = 7 allows 49 to 56 planes. A file with another number of planes was made in
+        # another way. Then the name of the clip does not tell the plane.
         most_planes = 8 * n
         least_planes = most_planes - 7
         if least_planes <= planes <= most_planes:

@@ -45,8 +45,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     """
 
     start: Start = 0.0
-    # The default 0.0 of the next two means that `rows` is given. It is below the limit of the type
-    # Length, which is allowed, because pydantic does not check defaults.
+    # The default 0.0 of the next two means that `rows` is given. 0.0 is below 0.5, the lower limit
+    # of the type Length. This is allowed, because pydantic does not check defaults.
     length: Length = 0.0
     # The limit of Length also refuses a period of 0. With it, `frames_in` would divide by 0.
     period: Length = 0.0
@@ -69,8 +69,9 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     def frames_in(self, planes: int, offset: float = 0.0) -> int:
         """Return how many frames have an exposure that ends within a file of `planes` planes.
 
-        With `rows`, returns the number of rows. Otherwise returns at least 1, even if the first
-        exposure does not fit, because `Timing.span` then refuses this frame with a message.
+        With `rows`, returns the number of rows. Without rows, returns at least 1, even if the first
+        exposure does not fit into the file: `Timing.span` relies on this, and refuses this frame
+        with a message.
 
         planes: number of planes of the file. offset: number of planes that is added to the starts.
         """
@@ -153,7 +154,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
 
 
 def _wrong_form(error: ValidationError, where: str, clip: str = "") -> OptionError:
-    """Return the refusal of a spike.exposure that has another form.
+    """Return the error for a spike.exposure that does not have an allowed form (EXPOSURE_FORM).
 
     where: the file with the exposures, or the option. clip: name of the clip with the wrong
     exposures; "" if they are for all clips.
@@ -174,8 +175,8 @@ def _exposures_of_clip(entry: dict[str, Any] | list[Any]) -> Exposures:
     """
     if isinstance(entry, list):
         return Exposures.model_validate({"rows": entry})
-    # In `Exposures`, each key has a default, which is for lists of rows. Here, each key must be
-    # given. So a missing key gets the value None, which `Exposures` refuses.
+    # The user must give all three keys. But each key has a default in `Exposures`, which is meant
+    # for lists of rows. So a missing key gets the value None here, which `Exposures` refuses.
     fields: dict[str, Any] = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
     fields.update(entry)
     return Exposures.model_validate(fields)

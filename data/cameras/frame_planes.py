@@ -67,9 +67,9 @@ def exposures_of(
         exposure = _exposure(spikes, clip, files, file_index, span)
         exposures.append(exposure)
 
-        # Try whether the representation can be made of the planes. This depends only on the number
+        # Try whether the planes are enough for the representation. This depends only on the number
         # of planes and on the center, which are the same for most frames of a clip. Try each pair
-        # of values once, because a trial takes longer than the rest of this loop.
+        # (number, center) only once, because a trial takes longer than the rest of this loop.
         count_and_center = (span.count, exposure.center)
         if count_and_center not in tried:
             tried.add(count_and_center)
@@ -87,7 +87,8 @@ def _exposure(
     Raises OptionError if the plane of the sharp frame is unknown.
     """
     path, _ = files[file_index]
-    # If the representation ignores the center, the plane of the sharp frame need not be known.
+    # If the representation ignores the center, the plane of the sharp frame need not be known. Then
+    # any plane that is read may be the center.
     if "center" in spikes.without_effect:
         plane = middle_of_read_planes(span)
     else:
@@ -139,7 +140,7 @@ def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
 
 
 def of_exposure(spikes: DatSpikes, context: int) -> DatSpikes:
-    """Return a copy that reads only the planes during which a frame was exposed, and context.
+    """Return a copy that reads the planes during which a frame was exposed, and context planes.
 
     A calibration has two shares (fractions) of the planes of a frame:
 

@@ -95,7 +95,8 @@ class FrameTimes:
 
         Returns the range of each frame. Frames at equal distances get equal numbers of planes, up
         to rounding: 10 planes for 3 frames are (0, 3), (3, 6), (6, 10). If the frames are not at
-        equal distances, each frame gets the planes of its own time. The time t is the plane
+        equal distances, each frame gets the planes from its start to its end. The time t is the
+        plane
 
             first + (t - begin) count / (end - begin),  rounded down
 
@@ -183,7 +184,7 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     period = (starts[-1] - starts[0]) / (len(starts) - 1)
     steps = steps_between(starts)
     # But if the times are numbers of frames (0, 1, 3), the tick is 1. A difference of 1 is then a
-    # missing frame, and no rounding. So at most half a period is allowed.
+    # missing frame, and no rounding. So at most half a period is allowed: 0.75 for (0, 1, 3).
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
         return False
@@ -274,7 +275,8 @@ def _ends_in_film(
     ends = []
     for start, next_start in itertools.pairwise(starts):
         end = next_start
-        gap_index = bisect.bisect_right(gap_starts, start)  # of the first gap after `start`
+        # The index of the first gap after `start`. E.g. the gaps 2 and 5, start 3 -> index 1.
+        gap_index = bisect.bisect_right(gap_starts, start)
         if gap_index < len(gap_starts):
             end = min(gap_starts[gap_index], next_start)
         ends.append(end)
@@ -299,7 +301,7 @@ def usual_step(starts: Sequence[Fraction]) -> Fraction:
 def usual_of(steps: Sequence[Fraction]) -> Fraction:
     """Return the most frequent distance. If several distances are equally frequent, the smallest.
 
-    If no distance comes twice, the median is returned.
+    If no distance comes twice, the median is returned. E.g. 1, 2, 2, 1, 3 -> 1, and 1, 4, 2 -> 2.
     """
     counts = Counter(steps)  # distance -> how often it occurs
     highest_count = max(counts.values())

@@ -38,7 +38,7 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
     if _have_doubtful_order(stems):
         doubt = "the numbers in the names of the frames have another order by value"
         return even_times(len(stems), doubt)
-    numbers = _numbers(stems)
+    numbers = _numbers(stems)  # e.g. the fractions 1, 2, 4
     if numbers is None:
         doubt = "the names of the frames have no numbers that tell their times"
         return even_times(len(stems), doubt)
@@ -47,7 +47,7 @@ def times_of_names(stems: Sequence[str]) -> FrameTimes:
         return even_times(len(stems), "the numbers in the names of the frames do not rise")
 
     # The numbers are times (e.g. 432.1, or the microseconds 1000000 and 1033333), or they count
-    # frames (1, 2, 3).
+    # frames (1, 2, 3). The usual distance of frames is 1 if they count frames.
     step = usual_of(steps)
     have_fractions = any(number.denominator > 1 for number in numbers)
     are_times = step >= LEAST_STAMP or have_fractions
@@ -157,6 +157,7 @@ def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction)
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
     """
+    # `times_of_names` has set the step to 1 if the numbers count frames.
     are_numbers_of_frames = step == 1
     gaps = []
     number_in_whole_clip = 0  # of the frame, counted from 0; missing frames are counted, too

@@ -68,8 +68,9 @@ class Rig(RgbCamera):
     # Relative size of a spike pixel. At 1, the spike plane covers the whole width of the frame.
     scale: float = 1.0
     lens_blur: float = 0.0  # blur of the lens, the sigma of a Gaussian in spike pixels
-    # Difference between the shifts of the nearest and of the farthest layer of the scene, in RGB
-    # pixels. The mean shift is 0.
+    # Parallax: near objects are shifted against far objects, because the cameras stand side by
+    # side. The value is the difference between the shifts of the nearest and of the farthest layer
+    # of the scene, in RGB pixels. The mean shift is 0.
     parallax: float = 0.0
 
     # ---- When the spike camera records, and which light it sees ----
@@ -178,7 +179,7 @@ class Rig(RgbCamera):
         lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
         """
         # All lights have one size, so the positions of the points are computed once. Take the first
-        # light to see its size; the loop below begins with this light (`chain`).
+        # light to see its size. `chain` puts this light before the other lights again.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
@@ -224,6 +225,7 @@ class Rig(RgbCamera):
         sets.
         """
         values = to_display(light) if self.light == "display" else light.astype(np.float32)
+        # The weights add up to 1: e.g. the mix (1, 2, 1) gives 0.25, 0.5 and 0.25.
         weights_of_colours = np.array(self.mix, np.float32) / np.float32(sum(self.mix))
         return values @ weights_of_colours
 

@@ -73,8 +73,9 @@ logger = logging.getLogger(__name__)
 def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
     """Return the clips with the calibrations that were fitted. Logs the result of each fit.
 
-    A clip stays as it is if its `spike.calibration` is not "auto", or if dataset.json gives its
-    calibration. Collective if there is a clip to calibrate.
+    A clip is fitted if its `spike.calibration` is "auto", and dataset.json gives no calibration for
+    the clip. All other clips stay as they are. Collective (every rank must call it) if there is a
+    clip to fit.
 
     files: object that reads frames and spikes: a `DiskFiles` (data/clips/disk_files.py), or with a
         clip cache a `CacheReader` (data/clips/clip_cache.py). The functions below have the same
@@ -107,8 +108,8 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     is_main = utils_dist.is_main_process()
     begin = time.monotonic()
 
-    # The file for the result of each clip. Only rank 0 reads and writes these files, so each is
-    # None on the other ranks.
+    # The file for the result of each clip. Only rank 0 reads and writes these files. So on the
+    # other ranks, each element is None.
     kept_files: list[Path | None] = [None] * len(clips)
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
@@ -138,7 +139,7 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
     """Return the kept result of each clip, None if there is none.
 
-    Collective: rank 0 reads the results and sends them to all ranks.
+    Collective: every rank must call it. Rank 0 reads the results and sends them to all ranks.
 
     kept_files: the file for the result of each clip. None: there is no file, or this is another
     rank than rank 0.
@@ -204,7 +205,8 @@ def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
     # A copy of the settings in which spike.context is AROUND.
     with_context = clip.spikes.changed(context=AROUND)
     around = _exposures_read_by(with_context, clip)
-    # In a clip with fewer than FRAMES frames, some numbers come twice. A set has each number once.
+    # E.g. the frames 0, 14, 28, 42, 57, 71, 85 and 99 of 100 frames. In a clip with fewer than
+    # FRAMES frames, some numbers come twice. A set has each number once.
     numbers = {round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)}
     return [(number, around[number]) for number in sorted(numbers)]
 
@@ -239,7 +241,8 @@ def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
         logger.warning(
             "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
         )
-    # The found times cannot be used, so use only the found matrix.
+    # The found times cannot be used, so use only the found matrix. The two values below are the
+    # nominal values, as in `_calibration_of`.
     without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
     return _clip_with(calibration.model_copy(update=without_times), clip)
 
@@ -350,8 +353,8 @@ def _read_result(path: Path | None) -> FitResult | None:
 def _write_result(result: FitResult, path: Path | None) -> None:
     """Write a result to its file, if it has one.
 
-    An existing file is never overwritten: `_read_result` could not read it, so another program may
-    have written it.
+    An existing file is never overwritten. This function is called only if `_read_result` found no
+    result. So if the file exists, it could not be read, and another program may have written it.
     """
     if path is None or path.exists():
         return
