@@ -65,8 +65,9 @@ from utils.results import read_json
 # Seconds after which a restoration is ended, so that the next visitor gets a turn. Chosen by hand.
 LONGEST_RESTORATION_S = 3600
 POLL_S = 0.3  # seconds between two looks at the number of restored frames
-# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor: 1 h
-# in the queue and 1 h of restoration. A visitor who waits longer has to upload the files again.
+# Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor. The
+# 7200 s are 1 h in the queue and 1 h of restoration (LONGEST_RESTORATION_S). A visitor who waits
+# longer has to upload the files again.
 VISITOR_S = 7200
 CLEAN_EVERY_S = 600  # seconds between two searches of gradio for files to remove
 MOST_WAITING = 8  # requests that may wait in the queue; gradio refuses further requests
@@ -86,8 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="port of this machine (from 7860 on, a free one)")
     command = parser.parse_args(arguments)
 
-    # Treat SIGTERM as Ctrl-C. By default it would end the program at once, and leave the temporary
-    # folder behind.
+    # Treat SIGTERM as Ctrl-C: `default_int_handler` raises KeyboardInterrupt. By default SIGTERM
+    # would end the program at once, and leave the temporary folder behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     with tempfile.TemporaryDirectory(prefix="spikevrt_app_") as name:

@@ -32,19 +32,20 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
 
-    proc, groups: folders with the files of the kernel. Only tests give other folders:
-        test_the_memory_of_a_container_is_its_limit has the files of a container, and
-        test_the_limit_of_the_first_version_of_cgroups_is_read has the files of an old Linux.
+    proc, groups: folders with the files of the kernel. Tests give folders of their own. See
+        test_the_memory_of_a_container_is_its_limit for the files of a container, and
+        test_the_limit_of_the_first_version_of_cgroups_is_read for the files of an old Linux.
     """
     uses: list[Use] = []  # of the host and of each group
-    with suppress(OSError, KeyError, ValueError):  # a system without /proc, or with another form
+    with suppress(OSError, KeyError, ValueError):  # no /proc, or other lines in meminfo
         uses.append(_use_of_host(proc))
     with suppress(OSError):  # a system without control groups
         # The file has a line for each group of this process, e.g. "0::/user.slice".
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             uses += _uses_of_groups(line, groups)
     # If a group of version 1 has no limit, Linux shows a limit of about 2**63 bytes. No host has
-    # 2**60 bytes, so a larger number means that there is no limit.
+    # 2**60 bytes, so a larger number means that there is no limit. A limit of 0 is skipped, because
+    # `_used_share` would divide by 0.
     no_limit_gb = 2**60 / GB
     limited = [(used, total) for used, total in uses if 0 < total < no_limit_gb]
     return max(limited, key=_used_share, default=None)
@@ -74,7 +75,7 @@ class _GroupFiles(NamedTuple):
     """The names of the files of one version of control groups."""
 
     used: str  # name of the file with the used bytes
-    limit: str  # name of the file with the largest number of bytes
+    limit: str  # name of the file with the limit: how many bytes the group may use
     prefix: str  # what the names in memory.stat begin with, e.g. "total_" in "total_active_file"
 
 

@@ -40,8 +40,8 @@ LOG_NAME = "log/train.log"
 WARNINGS_NAME = "log/warnings.jsonl"
 TIME = "%Y-%m-%d %H:%M:%S"  # e.g. 2025-11-06 10:00:00
 
-# What could not be written last time, as texts `what` of `best_effort`. `best_effort` has warned of
-# each text once.
+# The argument `what` of each block of `best_effort` that failed when it last ran, e.g. "the report
+# of the run". Each of these failures has been warned of once.
 _unwritten: set[str] = set()
 
 
@@ -95,18 +95,18 @@ class _ReportsOnceHandler(logging.Handler):
 
 
 class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
-    """Appends lines to a file. It follows no link, because its target may be a file of a user."""
+    """Appends lines to a file. A symbolic link is refused: its target may be a file of a user."""
 
     def _open(self) -> Any:
         """Open the file. FileHandler calls this function.
 
-        `open_kept` follows no link, and writes each line at once.
+        `open_kept` refuses a symbolic link, and writes each line at once.
         """
         return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
     def reopen_if_removed(self) -> None:
         """Make the file again if somebody has removed it. Otherwise new lines would be lost."""
-        if self.stream is None:
+        if self.stream is None:  # the handler was closed
             return
         # Number of names (hard links) of the open file: 0 if the file was removed, 1 if it is still
         # there or was moved.

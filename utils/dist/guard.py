@@ -51,9 +51,9 @@ class GuardedRank(NamedTuple):
     pid: int  # process id of the rank
     limit_s: float  # seconds without a heartbeat after which the guard ends the rank
     stack_file: str  # path of the memory file (memfd) into which the rank writes its stacks
-    # The end of the names of the memory files of this run, e.g. "-of-5f0c2a9be81d4477"
-    # (`stacks.run_mark`). Each rank has such a file open, so the guard finds the other ranks of
-    # this host by it. None if there is no other rank.
+    # How the guard finds the other ranks of this host: each rank keeps a memory file open whose
+    # name ends with this text, e.g. "-of-5f0c2a9be81d4477" (`stacks.run_mark`). None if there is no
+    # other rank.
     mark: str | None
     log_file: str | None  # path of the log of the run, or None if the rank has none
 
@@ -75,9 +75,10 @@ def start_guard(rank: GuardedRank) -> subprocess.Popen[bytes] | None:
     # writes a NamedTuple as a list of its fields, in their order.
     command = [sys.executable, "-S", "-m", "utils.dist.guard", json.dumps(rank)]
     root = Path(__file__).resolve().parents[2]
-    # Within `signals_held`, the signals GROUP_SIGNALS (process.py), e.g. SIGTERM, are held back.
-    # The guard is started here, so they are held back in the guard as long as it lives. So a signal
-    # to all processes of the rank does not end the guard before the rank.
+    # A signal to all processes of the rank, e.g. SIGTERM, must not end the guard before the rank.
+    # `signals_held` blocks these signals (GROUP_SIGNALS of process.py) in this process. A new
+    # process takes over the blocked signals of its parent, so the guard never gets them.
+    # `suppress` ends an OSError of Popen here, and then the last line returns None.
     with suppress(OSError), signals_held():
         guard_process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         if guard_process.stdin is not None:
@@ -90,8 +91,8 @@ def start_guard(rank: GuardedRank) -> subprocess.Popen[bytes] | None:
 # Longest time, in seconds, that a guard takes to write its report. If the terminal is paused, the
 # write never returns, and the guard ends after this time.
 LAST_WORDS_S = 5
-# Seconds after the end of its rank in which the guard waits for the end of the other ranks of this
-# host. If all of them hang in the same C code, their guards end them at nearly the same time.
+# How long, in seconds, the guard waits for the other ranks of this host to end, after it has ended
+# its own rank. If all ranks hang in the same C code, their guards end them at nearly the same time.
 OTHERS_END_S = 2.0
 
 
@@ -115,7 +116,7 @@ def guard(rank: GuardedRank) -> None:
         stacks = dump_stacks(file, rank.pid)
     system.ask_for_signal_at_end_of_parent(number=0)  # 0: no signal, so the guard outlives the rank
     signal.alarm(LAST_WORDS_S)  # ends the guard after this time
-    write_exit_file(StallError.exit_code)
+    write_exit_file(StallError.exit_code)  # for scripts/torchrun_quiet.py; a killed rank cannot
     os.kill(rank.pid, signal.SIGKILL)
     if rank.mark is not None and _others_report(launcher, rank.pid, rank.mark):
         return
@@ -130,7 +131,8 @@ def guard(rank: GuardedRank) -> None:
     _write_last_words(words.encode(), rank.log_file)
     if rank.mark is not None:
         # `_others_report` has claimed the report for this guard, by a socket that closes when this
-        # process ends (`first_to_claim`). Leave the other guards time to find the socket.
+        # process ends (`first_to_claim`). Leave the other guards time to find the socket: they end
+        # their ranks at nearly the same time. The second is chosen by hand.
         time.sleep(1.0)
 
 
@@ -148,7 +150,7 @@ def _others_report(launcher: int, pid: int, mark: str) -> bool:
     deadline = time.monotonic() + OTHERS_END_S
     while has_ranks(launcher, pid, mark):
         if time.monotonic() > deadline:
-            return True
+            return True  # a rank has not ended, so it runs, and reports the stall itself
         time.sleep(0.05)
     return not first_to_claim(f"silent {mark}")
 
@@ -162,7 +164,8 @@ def _wait_for_silence(pid: int, limit_s: float) -> float | None:
     limit_s: seconds without a heartbeat that end the wait.
     """
     # On this clock, a pause of this process (a suspension, or a busy machine) counts as at most
-    # slice_s. This is at most a third of the limit, so one pause does not end a rank.
+    # slice_s, which is at most a third of the limit. E.g. with limit_s = 64, a suspension of an
+    # hour counts as 1 s. So one pause does not end a rank.
     clock = AwakeClock(slice_s=min(1.0, limit_s / 3))
     heard_at = 0.0  # time of the last heartbeat, on `clock`
     while True:

@@ -163,12 +163,13 @@ class Experiment:
         blurry = f"(input {scalars['val/psnr_input']:.2f}, {scalars['val/ssim_input']:.4f})"
         logger.info(
             "Epoch: %d, Iter: %d, validation %s %s%s",
-            progress.epoch + 1,
+            progress.epoch + 1,  # progress.epoch counts from 0, and the log from 1
             progress.step,
             restored,
             blurry,
             own_scores,
         )
+        # Warns if the PSNR falls from validation to validation while the loss falls (overfitting).
         self.health.judge_validation(scalars["val/psnr"])
 
         for clip, panels_of_clip in panels.items():
@@ -223,9 +224,9 @@ class Experiment:
             "options": self.options,
         }
         # `keep` is the number of former versions to keep. The second save of a step replaces the
-        # first save, so `keep` is 0. If the first save became a former version, the state of an
-        # earlier step would be lost
-        # (test_the_former_checkpoint_has_the_state_of_the_former_step).
+        # first save, so `keep` is 0. E.g. step 500 is saved twice, and one former version is kept,
+        # of step 400. If the first save became a former version, the state of step 400 would be
+        # lost (test_the_former_checkpoint_has_the_state_of_the_former_step).
         keep = 0 if is_second_save else self.options["train"]["keep_checkpoints"]
         checkpoint.save(state, path, keep)
         seconds = time.perf_counter() - begin

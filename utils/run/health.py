@@ -62,7 +62,7 @@ class _Validation(NamedTuple):
     """The numbers of a validation that tell whether the network overfits."""
 
     psnr: float  # mean over the clips, in dB
-    loss: float  # mean training loss since the validation before
+    loss: float  # mean training loss since the previous validation
 
 
 class Health:
@@ -76,7 +76,9 @@ class Health:
     def __init__(
         self, folder: Path, train: TrainOptions, datasets: DatasetsOptions, total_iter: int
     ) -> None:
-        """folder: the folder of the run.
+        """Begin to judge a run.
+
+        folder: the folder of the run.
         train: the section `train` of the options.
         datasets: the section `datasets` of the options.
         total_iter: number of steps of the run.
@@ -144,8 +146,9 @@ class Health:
 
         grad_norms: gradient norms of the steps since the last log line.
         """
-        # The newest steps are the steps of this log line, but at least NEW_NORM_STEPS steps. If the
-        # line has fewer, the last steps before the line count as newest steps, too.
+        # The newest steps are the steps of this log line, but at least NEW_NORM_STEPS (10) steps.
+        # E.g. a line of 4 steps: these 4 and the last 6 steps before the line are the newest.
+        # Make `all_norms` before `extend`, because `extend` drops norms beyond MOST_REMEMBERED.
         all_norms = [*self.norms, *grad_norms]
         newest_count = max(NEW_NORM_STEPS, len(grad_norms))
         self.norms.extend(grad_norms)

@@ -42,7 +42,9 @@ def restore_progress(
     order: DataOrder,
     scored_on: str | None = None,
 ) -> Progress:
-    """Return the position in the checkpoint, as a position in the data of this start.
+    """Return where the run continues: the position in the checkpoint, fitted to the present data.
+
+    A start is one launch of the run, and "this start" is the present one.
 
     resumed: the checkpoint.
     folder: the folder of the run.
@@ -62,8 +64,8 @@ def restore_progress(
     order_then = _order_in(state)
     steps_per_epoch_then = order.steps if order_then is None else order_then.steps
 
-    # A checkpoint of the last step of an epoch was saved before `next_epoch` was called. Call it
-    # here, because no step is left in that epoch.
+    # If the checkpoint was saved after the last step of an epoch, no step is left in that epoch.
+    # `next_epoch` was called only after the save, so call it here.
     if progress.batch == steps_per_epoch_then:
         progress.next_epoch()
 
@@ -78,12 +80,13 @@ def restore_progress(
     # its files and validations.
     _forget_records_of_other_run(progress, resumed, folder, options)
     # The best PSNR does not count if, for example, it was measured on other test clips.
+    # `options_of_psnr(changes)` gives the changed options on which a PSNR depends.
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
     # A finished run reads no more samples, so changed data do not matter. To find out whether the
-    # run is finished, use the steps per epoch of the time when the checkpoint was written. With the
-    # present number, an unfinished run could look finished. E.g. it stopped in its last epoch,
-    # after 90 of 100 steps. If an epoch has 80 steps now, no step would be left.
+    # run is finished, use the steps per epoch of the checkpoint, not the present ones. E.g. a run
+    # stopped in its last epoch after 90 of 100 steps, and an epoch has 80 steps now. With 80, the
+    # unfinished run would look finished.
     planned_then = planned_steps(train, steps_per_epoch_then, progress)
     is_finished = progress.step >= planned_then
     if not is_finished:
@@ -130,9 +133,11 @@ def _forget_records_of_other_run(
     """
     latest = own_checkpoint(folder, "latest")
     is_own = resumed.path.parent.resolve() == latest.parent.resolve()
-    # `saved` is the step of the newest checkpoint_latest, whose second save in a step replaces the
-    # first. -1: any save of this start is a first save, which keeps the present file as a former
-    # version. It may be newer than what was read, e.g. if its disk did not answer for a moment.
+    # `saved` is the step of the newest checkpoint_latest. If it equals the present step, the next
+    # save of this step replaces that file (`Experiment.save`). So set it to the present step only
+    # if this checkpoint is that file. -1 equals no step: the next save then keeps the present file
+    # as a former version. That file may be newer than the checkpoint that was read, e.g. if its
+    # disk did not answer for a moment.
     is_latest = is_own and resumed.path.name == latest.name and not resumed.is_former
     progress.saved = progress.step if is_latest else -1
     if not is_own:
