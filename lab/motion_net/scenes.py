@@ -123,16 +123,17 @@ def random_thing(
         are shifted more than far things (parallax).
     """
     center = rng.uniform(0, SIDE, size=2)
-    # Each thing is shifted with the camera. Eight in ten things (a draw in 0 ... 1 is at least 0.2)
-    # are also shifted by themselves, 0.3 to 10 pixels within the exposure.
+    # Each thing is shifted with the camera. 80 % of the things are also shifted by themselves, by
+    # 0.3 to 10 pixels within the exposure. (rng.random() is uniform in 0 ... 1.)
     trajectory = camera.trajectory
     if rng.random() >= 0.2:
         own_length = log_uniform(rng, 0.3, 10)
         trajectory = trajectory + random_trajectory(rng, own_length)
     # Each thing turns, grows and is sheared by itself. `turn` and `zoom` have two coefficients, as
-    # in `CameraMotion`: the first is multiplied by tau, and the second by tau^2. E.g. turn = (0.06,
-    # 0) means an angle of 0.06 * tau. At the end of the exposure, tau = 1, the angle is 0.06
-    # radians or 3.4 degrees. The numbers below are standard deviations of the coefficients.
+    # in `CameraMotion`: the first is multiplied by tau, and the second by tau^2. tau is the time
+    # after the sharp instant in halves of an exposure, INSTANTS / HALF. E.g. turn = (0.06, 0) means
+    # an angle of 0.06 * tau. At the end of the exposure, tau = 1, the angle is 0.06 radians or 3.4
+    # degrees. The numbers below are standard deviations of the coefficients.
     turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians
     zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
     shear = rng.normal(0, 0.03, size=2)  # at tau = 1: pixels of shift per pixel of distance
@@ -197,13 +198,14 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
     The unit of the result has no meaning, because `random_trajectory` scales it.
     """
     # Add three waves. Their periods are 1.5 to 9 exposures, so that the speed changes only slowly
-    # within an exposure. x and y have different waves, so each draw is (2,).
+    # within an exposure. x and y have different waves, so each draw is (2,). Times are in planes
+    # here: an exposure has PLANES = 88, and half an exposure HALF = 44.
     planes = INSTANTS[:, None]  # (N, 1), planes after the sharp instant
     waves = np.zeros((len(INSTANTS), 2))
     log_shortest = np.log(1.5 * PLANES)
     log_longest = np.log(9 * PLANES)
     for weight in (0.5, 0.3, 0.2):  # a first wave, and two weaker waves
-        # In planes. `log_uniform` draws one number in this way. Here two are drawn, for x and y.
+        # Log-uniform as in `log_uniform`, but a pair, for x and y. In planes.
         period = np.exp(rng.uniform(log_shortest, log_longest, size=2))
         phase = rng.uniform(0, 1, size=2)  # in periods
         wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)

@@ -26,12 +26,12 @@ from models.fusion.motion_windows import INSIDE
 BATCH = 8  # samples of a step
 # Drawing scenes takes time. So only every third step draws a new scene, which gives two samples.
 # The rest of each batch is drawn from the newest 1600 samples.
-NEW_EVERY = 3  # steps
+NEW_EVERY = 3  # steps from one new scene to the next
 POOL = 1600  # samples that are kept in memory
 FIRST_POOL = 40  # samples that are drawn before the first step
 RATE = 1.2e-3  # largest learning rate
-LAST_RATE = 1e-5  # added to the learning rate, so that it does not end at 0
-WARM_STEPS = 100  # steps in which the learning rate rises
+LAST_RATE = 1e-5  # added to the learning rate in all steps, so that it does not end at 0
+WARM_STEPS = 100  # steps in which the learning rate rises to RATE
 # The finest level takes half of the time of a step. It is left out in the first 45 % of the
 # training. This loses little, because it only corrects what the coarser levels have found.
 SHARE_WITHOUT_FINEST = 0.45
@@ -45,8 +45,9 @@ PRINT_EVERY = 30  # seconds from one printed line to the next; then the weights 
 class Pool:
     """The newest samples, from which each step draws its batch.
 
-    The order of the draws is part of the training: first FIRST_POOL samples, then in each step the
-    new samples, the old samples, and how the batch is turned.
+    The order of the draws must stay, because with another order the same seed gives another
+    training. First FIRST_POOL samples are drawn. Then each step draws its new samples, the samples
+    from the pool, and how the batch is mirrored and transposed.
     """
 
     def __init__(self, rng: np.random.Generator, textures: Sequence[np.ndarray]) -> None:
@@ -57,7 +58,10 @@ class Pool:
             self.samples += samples_of(rng, textures)
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step: its new samples, if it has any, and samples of the pool."""
+        """Return the batch of a step. Every third step has two new samples, all others have none.
+
+        The other samples of the batch come from the pool.
+        """
         new: list[Sample] = []
         if step % NEW_EVERY == 0:
             new = samples_of(self.rng, self.textures)
@@ -137,6 +141,8 @@ def train_step(
     levels: number of levels that the network computes, from the coarsest one on.
     """
     found = net(batch.pictures, batch.scenes, levels)
+    # The true shifts are at the middles of the eleven windows of the exposure (INSIDE), whose times
+    # are net.tau[INSIDE].
     loss, error = loss_of(found, batch.shifts, net.tau[INSIDE])
     optimizer.zero_grad()
     loss.backward()
@@ -147,6 +153,8 @@ def train_step(
 
 def learning_rate(step: int, elapsed_share: float) -> float:
     """Return the learning rate: a rise over the first steps, and a cosine over the time.
+
+    It rises to nearly RATE + LAST_RATE, and falls to LAST_RATE at the end.
 
     step: number of steps so far.
     elapsed_share: share of the time of the training, 0 to 1.

@@ -1,7 +1,11 @@
-"""Hide the motion in the equations, for the control --plain.
+"""Remove the motion from the equations of a frame, for the control experiment.
 
-The conv net of a learned step reads two results of `Equations`.
-data/motion/joint/network_channels.py lists their channels:
+How much is the motion worth? To measure this, the learned steps are trained twice: with the motion,
+and without it (the control, flag --plain of lab/train_motion.py). The control gets
+`HiddenEquations` in place of `Equations`.
+
+The conv net of a learned step reads two results of `Equations`, which are channels for each pixel
+(data/motion/joint/network_channels.py lists them):
 
     evidence    what is known at a pixel before any step, e.g. how far the motion may be wrong
     pulls       how the equations would change the present frame
@@ -36,7 +40,9 @@ HIDDEN_PULLS = torch.tensor(
         True,  # 3: change of the grey value by the equations of the spikes
         True,  # 4: how far the equations of the blurry frame are off
         True,  # 5: how far the equations of the spikes are off
-        False,  # 6: how much brighter the spikes of the sharp instant are, which needs no motion
+        # 6: by how much the spikes of the sharp instant are brighter than the present frame. The
+        # control may see this, because it needs no motion.
+        False,
     ]
 )
 
@@ -44,8 +50,9 @@ HIDDEN_PULLS = torch.tensor(
 class HiddenEquations:
     """Equations as the control sees them: without the motion.
 
-    The channels that the two masks hide are 0, and the proposal is the first estimate. The conv net
-    still sees the blurry frame, its noise, the brightness, and the spikes of the sharp instant.
+    The channels that the two masks hide are 0. `Equations` proposes a frame that solves the
+    equations along the motion. Here the proposal is the first estimate itself. The conv net still
+    sees the blurry frame, its noise, the brightness, and the spikes of the sharp instant.
 
     `Equations` is the class with the motion. The protocol `utils.contract.JointEquations` lists the
     members that the learned steps use. Both classes have them, so the steps take either class.
@@ -56,7 +63,10 @@ class HiddenEquations:
         self.blurry = equations.blurry
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return the first estimate itself, (3, H, W)."""
+        """Return z_0, the first estimate, unchanged: (3, H, W).
+
+        `Equations.proposal` returns the solution of the equations, which begins at z_0.
+        """
         return z_0
 
     def evidence(self) -> Tensor:

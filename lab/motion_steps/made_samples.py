@@ -41,16 +41,18 @@ from scripts.make_sample_data import RGB, SPIKES
 # work with the better proposals of a test as well. Training with better proposals was tried twice,
 # from the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
-# Which samples a part of the steps is trained on: value of --part -> (least number of spikes,
-# number of spikes that is too large). A sample has as many spikes as a pixel of median light has in
-# the exposure. A restoration uses the part "few" below 10 spikes
+# The learned steps have two parts, for "few" spikes and for "good" light. This says which samples a
+# part is trained on: value of --part -> (from, below), which means from <= spikes < below. The
+# spikes of a sample are the spikes of a pixel of median light during the exposure
+# (`median_spikes`). A restoration uses the part "few" below 10 spikes
 # (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts are trained on
 # samples with about 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
 # Least number of samples of a set in the range of the part. A set with fewer samples is left out,
 # because sets are drawn by their weights, so each of its few samples would be drawn often.
 LEAST_SAMPLES = 6
-# Keys of the operator's section `spike` that describe the data of its training: spikes per plane,
+# The operator is the network of weights/operator.pth, which makes the first estimate of a frame.
+# These are keys of its section `spike` that describe the data of its training: spikes per plane,
 # planes of an exposure, and the like. `readers_of_set` removes them, because each clip of the sets
 # has its own values in its dataset.json.
 KEYS_OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
@@ -68,14 +70,15 @@ def training_samples(
     Clips and samples that are already in `out` are used as they are.
 
     videos: folder of the videos.
-    operator: the network that makes the first estimates.
-    net: the fusion "motion" that is trained on the samples. It says how their motion is found: by
-        an optical flow, by its own small network `net.motion_net`, or by both
-        (data/motion/finder.py).
+    operator: the network that makes the first estimate of each frame.
+    net: the fusion "motion", the module whose learned steps are trained on the samples. It says how
+        their motion is found: by an optical flow, by its own small network `net.motion_net`, or by
+        both (data/motion/finder.py).
     names: the sets, in the order of SETS.
     """
     sources = make_sources(out, videos)
-    # A function that finds the motion within an exposure.
+    # A function that finds the motion within an exposure. On the CPU, as the whole training
+    # (lab/train_motion.py).
     find_motion = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {}
     for name in names:
@@ -106,7 +109,8 @@ def samples_of(
 
     The clips are written to <out>/data, and the samples to <out>/samples. If the file of samples is
     there, the samples are read from it. Delete the file after a change of what a sample is made of:
-    its first estimate, its motion or its proposal. lab/vrt_curve.py calls this function as well.
+    its first estimate, its motion or its proposal (the frame that solves the equations along the
+    motion). lab/vrt_curve.py calls this function as well.
 
     name: the name of the set, e.g. "seven_dim", a key of SETS.
     clip_set: how the clips are made.
@@ -220,7 +224,7 @@ def samples_of_part(samples: Mapping[str, list[Sample]], part: str) -> dict[str,
 
     part: "few" or "good".
     """
-    least, too_many = SPIKES_OF_PART[part]
+    least, too_many = SPIKES_OF_PART[part]  # least <= spikes < too_many
     samples_in_range = {}
     for name, samples_of_set in samples.items():
         in_range = []

@@ -35,13 +35,15 @@ def make_page(translations: dict[str, str] | None = None) -> str:
 
     translations: English paragraph in one line -> its translation. None makes the English page.
     """
-    # Each paragraph of the page -> its place on the page, for the message. `translate` fills it.
+    # Each paragraph of the page -> its place on the page, for the message. Filling the template
+    # below calls `translate`, which adds an entry for each paragraph.
     texts: dict[str, str] = {}
 
     def translate(text: str, where: str) -> str:
-        """Return a text translated, paragraph by paragraph. On the English page it stays.
+        """Return a text translated, paragraph by paragraph. Adds each paragraph to `texts`.
 
-        The template calls this as the filter `say` for each text of the page.
+        The template calls this as the filter `say` for each text of the page. On the English page
+        the text stays as it is.
         """
         result = []
         for paragraph in text.strip("\n").split("\n\n"):
@@ -115,16 +117,19 @@ def _refuse_missing_or_unused(translations: dict[str, str], texts: dict[str, str
 
 
 def _is_section(kind: object) -> bool:
-    """Return whether the type of a field is a section of options, with keys of its own."""
+    """Return whether the type of a field is a section of options, with keys of its own.
+
+    A section without fields does not count, because the page would list no key of it.
+    """
     return inspect.isclass(kind) and issubclass(kind, Section) and bool(kind.model_fields)
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
-    """Return the keys of all parts that have a description: (key, field).
+    """Return the keys of all parts of a registry that have a description: (key, field).
 
-    A key that means the same in several parts is returned once. A description is left out if
-    another description of the same key begins with it. E.g. "Width." is left out if another part
-    has "Width in pixels."
+    E.g. three networks have the key `width`, with the descriptions "Width.", "Width in pixels." and
+    "Width in pixels.". The result has one row, "Width in pixels.": equal descriptions count once,
+    and a description is left out if a longer description of the same key begins with it.
     """
     rows: dict[tuple[str, str], FieldInfo] = {}  # (key, description) -> field
     for name in registry.names():
@@ -136,6 +141,7 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
 
     chosen = []
     for (key, text), field in rows.items():
+        # Leave the text out if another text of the key continues it.
         texts_of_key = [other_text for other_key, other_text in rows if other_key == key]
         if not any(_continues(other_text, text) for other_text in texts_of_key):
             chosen.append((key, field))

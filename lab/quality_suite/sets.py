@@ -4,9 +4,13 @@ There are two suites, i.e. collections of such sets. The suite `real` is made fr
 photographs. The suite `sample` has a single small set, which is called "made" and is the set of
 `make sample`. The set "made" is also one of the training sets of the suite `real`.
 
-A rig is a pair of simulated cameras. A condition is the rig of a set of test clips.
+    rig          a pair of simulated cameras, e.g. "dim" (data/cameras/rig_values.py)
+    condition    the rig of a set of test clips
+    part         the videos of the test clips: "choose" (to choose a method) or "report" (for the
+                 published numbers). For the suite `sample` the part is "made"
 
-A finished run holds the digest of its data. If the digest changes, all finished runs are invalid.
+A finished run holds the digest of its data, a short hash. If the digest changes, all finished runs
+are invalid.
 
     to change                        in the digest   what to do
     CLIPS, SAMPLE_WEIGHTS, FRAMES    yes             leave them: they must stay
@@ -34,8 +38,8 @@ from scripts.make_sample_data import RGB, SPIKES
 # The three values below were chosen by hand, and no comparison with others is recorded. They are
 # part of the digest, so they must stay.
 #
-# Number of clips of each video or photograph. "random", "ideal" and "photos" are training sets.
-# "choose" and "report" are parts: the videos of the tests (sources.py).
+# Number of clips that are cut from each video or photograph. The keys "random", "ideal" and
+# "photos" are training sets. "choose" and "report" are the two groups of test videos (sources.py).
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
 # Training set -> weight with which a sample is drawn from it. The weights add up to 12, so 4 of 12
@@ -60,7 +64,8 @@ TRAINING_SETS = {
 #
 #     ideal   aligned cameras, and a nearly ideal sensor
 #     other   aligned cameras, and a sensor that integrates display values
-#     rig     two plausible cameras with small flaws (this condition is called "rig", too)
+#     rig     two plausible cameras with small flaws. (The name is the general word for a pair of
+#             cameras. It must stay, because it is in names of files of results.)
 #     dim     the cameras of "rig" in little light
 CONDITIONS = ("ideal", "other", "rig", "dim")
 
@@ -73,9 +78,11 @@ class Data:
     # Condition -> folder of its test clips, e.g. data/report_rig. The suite `sample` has a single
     # condition, "recorded": the clips as they are.
     tests: Mapping[str, Path]
-    split: str  # "train" or "test": the folder within a set that has the test clips
-    # 8 hex digits that change with what the sets are made from (`digest_of`). The folders do not
-    # count, so that results hold on other machines. For the suite `sample`, the word "sample".
+    # The folder within a set that has the test clips: "test" for the suite `sample`, and "train"
+    # for the suite `real`, where `make_clips` puts all clips of a set into "train".
+    split: str
+    # A short hash, 8 hex digits, of what the sets are made from (`digest_of`). Paths of folders are
+    # not hashed, so that results hold on other machines. For the suite `sample`, the word "sample".
     digest: str
 
     @property
@@ -85,6 +92,7 @@ class Data:
         It is the first word of the folder of a test set: data/report_rig -> "report", data/made ->
         "made". The files of results end with it, so it must stay.
         """
+        # All folders of `tests` begin with the same part, e.g. report_ideal, report_dim.
         first_folder = next(iter(self.tests.values()))
         return first_folder.name.partition("_")[0]
 
@@ -108,7 +116,7 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
     """Make all sets of the suite `real`. Sets that already exist are kept.
 
     videos: folder of the eleven videos. Without it, the program ends with a message.
-    part: which videos the methods are tested on, "choose" or "report".
+    part: the group of videos on which the methods are tested, "choose" or "report" (sources.py).
     conditions: the conditions under which the methods are tested, some of CONDITIONS.
     """
     sources = link_sources(out, videos)
@@ -139,8 +147,9 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
             frames=FRAMES,
         )
     tests = {condition: folder_of_condition[condition] for condition in conditions}
-    # VIDEOS and PHOTOS (sources.py) are the names of the videos and photographs. CONDITIONS is not
-    # in the digest, because a new condition changes no training.
+    # VIDEOS and PHOTOS (sources.py) are the names of the videos and photographs. Not in the digest:
+    # CONDITIONS, because a new condition changes no training, and TRAINING_SETS. So a training set
+    # with another source or rig must get a new name, as the head of this file says.
     digest = digest_of([VIDEOS, CLIPS, SAMPLE_WEIGHTS, FRAMES, PHOTOS])
     # split: `make_clips` puts all clips of a set into its folder "train", also the test clips.
     return Data(sample_weights, tests, split="train", digest=digest)

@@ -6,8 +6,8 @@
 Letters: T, the number of tokens in a window. A window has frames, height and width, e.g. 6 x 8 x 8.
 
 What must stay: both tables, because published weights rely on them. test_vrt_modules.py and
-test_shared_tables.py in tests/parts/models notice another number. Free to change: how the numbers
-are computed.
+test_shared_tables.py in tests/parts/models fail if a number changes. Free to change: how the
+numbers are computed.
 """
 
 from functools import lru_cache
@@ -19,10 +19,11 @@ from models.vrt.windows import Triple
 from utils.errors import CheckpointError
 
 
-# 16 results: a network has a few windows, e.g. one for each kind of stage.
+# maxsize: 16 results, because a network has a few sizes of windows.
+# inference_mode(False): the first call may come from inference mode, and a training may get its
+# result from the cache. A training saves the index for backward, which torch refuses for a tensor
+# that was made in inference mode.
 @lru_cache(maxsize=16)
-# The index is saved for backward. torch does not save tensors that are made in inference mode, so
-# this mode is off here.
 @torch.inference_mode(False)
 def relative_position_index(window: Triple) -> Tensor:
     """Return the row of the bias table for each pair of tokens of a window, (T, T), int64.
@@ -83,7 +84,8 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
     alternate. The table is part of the published network, so its numbers must stay.
     """
     half = channels // 2
-    # Always on the CPU: if the default device were "meta", each operation would take a millisecond.
+    # Always on the CPU. To check options, a network is built with the default device "meta", on
+    # which each of these operations would take a millisecond.
     frequency_number = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...
     divisor = 10000.0 ** (2 * frequency_number / half)
     tables = []  # of the rows, of the columns

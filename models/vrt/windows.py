@@ -169,7 +169,10 @@ def _sorted_by_mask(
     batch: number of clips.
     device: device of the masks.
 
-    Returns the token numbers of all clips, (windows, T), -1 at padding, and the spans.
+    Returns two results:
+
+        windows    the token numbers of all clips, (windows, T), -1 at padding
+        spans      ranges of these windows, one range for each mask, in the same order
     """
     groups = []
     spans = []
@@ -204,10 +207,10 @@ class _WindowRange(NamedTuple):
 def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> Iterator[_Group]:
     """Yield the windows of one clip, group by group. The windows of a group have the same mask.
 
-    Only the last window along a shifted axis needs a mask. So each shifted axis has two ranges: the
-    last window, and all windows before it. An axis without a shift is one range. Each combination
-    of ranges is a group. E.g. 2 x 3 x 3 windows with a shift along height and width, but not along
-    time:
+    Along a shifted axis the last window holds tokens from both ends of the clip, so it needs a
+    mask. All windows before it need none. So a shifted axis has two ranges: the windows before the
+    last one, and the last window. An axis without a shift is one range. Each combination of ranges
+    is a group. E.g. 2 x 3 x 3 windows with a shift along height and width, but not along time:
 
         range in time   in height   in width   windows   mask
         0 ... 1         0 ... 1     0 ... 1    8         none
@@ -225,6 +228,8 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
         if shift_of_axis == 0:
             ranges_of_axes.append([_WindowRange(first=0, end=count, wrapped=0)])
         else:
+            # E.g. a shift of 2 gives the last window [6 -1 0 1]: the tokens 0 and 1 come from the
+            # other end. Padding (-1) comes before them, so their number is always the shift.
             before_last = _WindowRange(first=0, end=count - 1, wrapped=0)
             last = _WindowRange(first=count - 1, end=count, wrapped=shift_of_axis)
             ranges_of_axes.append([before_last, last])

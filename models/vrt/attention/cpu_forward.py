@@ -27,10 +27,15 @@ LOG2_E = math.log2(math.e)
 def cpu_attention(
     q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(scale q k^T + offset / LOG2_E) v, without a gradient.
+    """Compute softmax(scale q k^T + bias + mask) v, without a gradient.
+
+    The softmax needs e^x, which is computed as 2^(log2(e) x). So all logits here are log2(e) times
+    the logits of the softmax. `offset` already has this factor.
 
     q, k, v: (n, heads, T, hd).
-    offset: bias and mask times LOG2_E, (windows at once * heads, T, T), or None.
+    offset: (bias + mask) * LOG2_E, or None. All n windows have the same bias and mask, and `offset`
+        repeats them for each window of a round: (windows * heads, T, T). A round is the windows
+        that are computed at a time (`windows_at_once`).
 
     Returns the output (n, heads, T, hd), and the log-sum-exp of each row of logits in base 2,
     (n, heads, T, 1), float32 at least.
@@ -44,7 +49,8 @@ def cpu_attention(
     out = (sums.of_values / sums.of_rows).transpose(2, 3)  # (n, heads, T, hd)
     precise_dtype = torch.promote_types(q.dtype, torch.float32)
     log_sums = sums.of_rows.to(precise_dtype).log2().transpose(2, 3)  # (n, heads, T, 1)
-    # `largest` is what was subtracted from the logits, or 0.
+    # log-sum-exp = log2(sum of 2^(logit - largest)) + largest, where `largest` is what was
+    # subtracted from the logits, or 0.
     return out, log_sums.add_(sums.largest)
 
 
@@ -66,9 +72,13 @@ def _weighted_sums(
     tokens a, b, c (T = 3) of hd = 2 channels, where a1 and a2 are the channels of the value of
     token a:
 
-        a1 b1 c1                         first channel of P v, for each query
+                                     query a, query b, query c
+        a1 b1 c1                         first channel of P v
         a2 b2 c2   x   P^T (3 x 3)   =   second channel of P v
         1  1  1                          sums of the rows of P, by which P v is divided later
+
+    In a round, the axis of windows and the axis of heads become one axis. E.g. 7 windows of 6
+    heads: entry 6 * 2 + 5 = 17 of 42 is head 5 of window 2 of this round.
 
     subtracts: whether the largest logit of each row is subtracted before exp2, so that no sum
         overflows. The other arguments are as in `cpu_attention`.
@@ -90,12 +100,13 @@ def _weighted_sums(
         logits_of_round = logits(q_of_round, k_of_round, offset, scale * LOG2_E, out=memory)
         if subtracts:
             largest_of_rows = logits_of_round.amax(2, keepdim=True)  # (windows * heads, T, 1)
+            # (windows * heads, T, 1) -> (windows, heads, T, 1)
             largest[in_round] = largest_of_rows.view_as(largest[in_round])
             logits_of_round.sub_(largest_of_rows)
         p = logits_of_round.exp2_()  # in place, because nobody needs the logits any more
         v_of_round = v_and_ones[in_round].view(-1, hd + 1, t)
         results = out_and_sums[in_round].view(-1, hd + 1, t)
-        torch.bmm(v_of_round, p.transpose(1, 2), out=results)
+        torch.bmm(v_of_round, p.transpose(1, 2), out=results)  # fills a part of out_and_sums
 
     of_values, of_rows = out_and_sums.split((hd, 1), dim=2)
     return _Sums(of_values, of_rows, largest)
@@ -106,8 +117,9 @@ def _are_exact(row_sums: Tensor) -> bool:
 
     Near underflow a sum loses bits, and beyond the range of its dtype it is 0, Inf or NaN. A sum
     counts as exact between 1 / limit and limit, where limit is the square root of the largest
-    number, e.g. 2e19 for float32. With a much larger limit, sums that have lost bits would count as
-    exact.
+    number. E.g. float32 goes up to 3e38, so limit is 2e19. The square root was chosen by hand: it
+    leaves a wide margin on both sides. With a limit near 3e38, sums that have lost bits would count
+    as exact.
     """
     limit = torch.finfo(row_sums.dtype).max ** 0.5
     least, most = row_sums.aminmax()
@@ -118,14 +130,16 @@ def _are_exact(row_sums: Tensor) -> bool:
 def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
     """Return scale q k^T + offset for q, k (n, T, hd). The result is written to `out` (n, T, T).
 
-    offset: (n or more, T, T), or None for 0.
+    offset: (n or more, T, T), or None for 0. It is made for a full round, and has the same numbers
+        for each window. The last round may have fewer windows, so only the first n entries are
+        used.
     """
     # baddbmm computes beta * added + alpha * q k^T.
     if offset is None:
         added = out  # any tensor of this shape, because baddbmm ignores its content if beta is 0
         beta = 0
     else:
-        added = offset[: len(q)]
+        added = offset[: len(q)]  # len(q) is n
         beta = 1
     return torch.baddbmm(added, q, k.transpose(1, 2), beta=beta, alpha=scale, out=out)
 

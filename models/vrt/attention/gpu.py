@@ -43,16 +43,18 @@ from models.vrt.chunk import Span
 def window_attention(
     qkv: Tensor, bias: Tensor | None, spans: tuple[Span, ...], scale: float, mutual: bool
 ) -> Tensor:
-    """Return the attention of each window, (n, T, heads * channels).
+    """Return the attention of each window, (n, S, heads * channels).
 
-    qkv: (n, T, 3, heads, channels).
-    bias: (heads, T, T), added to the logits, or None.
+    S: all tokens of a window. T: tokens that attend to each other. T is S, or S / 2 if `mutual`.
+
+    qkv: (n, S, 3, heads, channels).
+    bias: (heads, T, T), added to the logits, or None. Mutual attention has no bias.
     spans: ranges of the n windows. The windows of a span have the same mask.
     scale: factor of q k^T in the logits.
     mutual: whether the two frames of a window attend to each other.
     """
     frames_of_window = 2 if mutual else 1
-    tokens = qkv.shape[1] // frames_of_window
+    tokens = qkv.shape[1] // frames_of_window  # T
     region_row, regions = mask_table(spans, tokens, mutual, qkv.device)
     # The kernels compute addresses in qkv. With another layout they would read wrong numbers, and
     # there would be no error.
@@ -75,9 +77,14 @@ class GpuAttention(torch.autograd.Function):
     ) -> Tensor:
         """Return the output O, (windows, tokens, heads * channels), in the dtype of qkv.
 
+        `tokens` are all tokens of a window. T is the number of tokens that attend to each other:
+        `tokens`, or half of them if `mutual`. For the kernels each group of T tokens is a window.
+
         qkv: (windows, tokens, 3, heads, channels).
         bias: (heads, T, T) or None.
-        region_row, regions: the masks as `mask_table` returns them.
+        regions: (rows, T): for each token, the number of its region. Only tokens of the same region
+            attend to each other. None without masks.
+        region_row: for each window of the kernels, its row in `regions`. None without masks.
         """
         windows, tokens, _, heads, channels = qkv.shape
         constants = kernel_constants(
@@ -88,7 +95,8 @@ class GpuAttention(torch.autograd.Function):
         tokens_of_kernel = constants["TOKENS"]  # T: half of the tokens if `mutual`
         out = qkv.new_empty(windows, tokens, heads * channels)
         log_sums = qkv.new_empty(windows_of_kernel, heads, tokens_of_kernel, dtype=torch.float32)
-        # The kernels compute 2^x instead of e^x, so the bias gets the factor log2(e).
+        # The kernels compute 2^x instead of e^x, so the bias gets the factor log2(e). LOG2_E is a
+        # constant of Triton, and `.value` is its number.
         scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
         launch_forward(
             qkv=qkv,
@@ -110,7 +118,8 @@ class GpuAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of qkv and of the bias. grad: dO, the gradient of the output.
 
-        The gradient of the bias is dS, the gradient of the logits, summed over all windows.
+        The gradient of the bias is dS, the gradient of the logits, summed over all windows. The
+        head of kernels/all_gradients.py has the equations of all gradients.
         """
         qkv, scaled_bias, region_row, regions, out, log_sums = ctx.saved_tensors
         is_one_pass = ctx.constants["TOKENS"] <= MOST_TOKENS_OF_ONE_PASS
@@ -120,8 +129,9 @@ class GpuAttention(torch.autograd.Function):
             region_row=region_row,
             regions=regions,
             out=out,
-            grad=_with_even_rows(grad),
+            grad=_with_even_rows(grad),  # the kernels need rows at equal distances
             log_sums=log_sums,
+            # Memory for sum(dO * O) of each query. The kernel of one pass needs no memory for it.
             delta=None if is_one_pass else torch.empty_like(log_sums),
             grad_qkv=grad_qkv,
             scale=ctx.scale,
@@ -131,7 +141,8 @@ class GpuAttention(torch.autograd.Function):
         if scaled_bias is not None:
             transposed_bias = scaled_bias.transpose(1, 2).contiguous()  # (heads, keys, queries)
 
-        # One sum of dS for each group of windows, (groups, heads, keys, queries).
+        # One sum of dS for each group of windows, (groups, heads, keys, queries). A program sums
+        # the windows of a group (`_group_size` in kernels/launches.py).
         if is_one_pass:
             sums = launch_one_pass(backward_pass, transposed_bias)
         else:

@@ -91,9 +91,11 @@ class WindowAttention(nn.Module):
     ) -> Tensor:
         """Compute the attention of the windows of a chunk: u (positions, C) -> the same shape.
 
-        u: the tokens, normalised, at all positions of the windows. Padding is zero.
+        u: the normalised input. A position of a window holds a token, or padding, which is zero.
+        chunk: the windows that are computed together, and their masks (chunk.py).
         w: the weights, in the dtype of u. The method `weights` gives their names.
-        tape, is_plain: they choose one of three forms of the attention (attention/window.py):
+        tape, is_plain: they choose one of three forms of the attention (attention/window.py). No
+            caller gives a tape together with is_plain=True.
 
             is_plain    tape       form
             True        None       torch's operators, on every device
@@ -111,14 +113,16 @@ class WindowAttention(nn.Module):
             by_frame = u.view(-1, tokens_of_frame, u.shape[1])  # (2 x windows, T / 2, C)
             sines = w["positions"]  # (1, T / 2, C)
             with_sines = (by_frame + sines).view_as(u)  # (positions, C)
-            # In each window, the first T / 2 tokens of the output come from queries of frame 1, and
-            # keys and values of frame 0. So they are the content of frame 0, moved to where frame 1
-            # shows it. The last T / 2 tokens are the content of frame 1, moved to where frame 0
-            # shows it.
+            # The output of each window:
+            #
+            #     tokens        queries of   keys, values of   shows
+            #     first T / 2   frame 1      frame 0           frame 0, moved to fit frame 1
+            #     last T / 2    frame 0      frame 1           frame 1, moved to fit frame 0
             mutual_out = self._attend(
                 with_sines, "qkv_mut", chunk, w, tape, is_plain, bias=None, mutual=True
             )  # (positions, C)
-            out = torch.cat((mutual_out, out), dim=1)  # (positions, 2 C), as `proj` takes it
+            # (positions, 2 C). The weights of the published `proj` have this order: mutual, self.
+            out = torch.cat((mutual_out, out), dim=1)
         return F.linear(out, w["proj"], w["proj_bias"])  # (positions, C)
 
     def _attend(
@@ -142,7 +146,7 @@ class WindowAttention(nn.Module):
         qkv = F.linear(u, w[key], w[f"{key}_bias"])  # (positions, 3 C)
         # (windows, T, 3, heads, C/heads); the 3 are q, k and v
         qkv = qkv.view(-1, chunk.positions_per_window, 3, self.heads, channels // self.heads)
-        # The spans of a chunk say which windows have which mask.
+        # A span of a chunk is a range of its windows that share a mask (`Span` in chunk.py).
         out = window_attention(
             qkv,
             bias,

@@ -53,7 +53,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     parameter_bytes = BYTES_PER_PARAMETER * parameter_count
 
     def bytes_with_present_flags() -> float:
-        """Return the estimate for the present flags, which `_keep_branches` changes."""
+        """Return the estimate with the present flags. Call it again after a flag has changed."""
         return MARGIN * (parameter_bytes + _activations(uses).peak)
 
     _keep_branches(branches, bytes_with_present_flags, budget=budget_gb * GB)
@@ -77,22 +77,23 @@ def _keep_branches(
 ) -> None:
     """Stop recomputing branches, one after the other, as long as a step fits the budget.
 
-    Begin with the branch for which a byte of memory saves the most work. If the step does not fit
-    the budget without recomputing a branch, recompute it after all, and try the next branch, which
-    may be smaller.
+    Begin with the branch that takes the most work per byte. If the step no longer fits the budget
+    when the tensors of this branch are kept, recompute the branch after all. Then try the next
+    branch, which may be smaller.
 
-    bytes_with_present_flags: function that estimates what a step needs.
+    bytes_with_present_flags: function that estimates what a step needs. It reads the flags, so it
+        is called again after each change of a flag.
     budget: in bytes.
     """
 
     def work_per_byte(branch: Branch) -> float:
-        """Return the work that a byte of memory saves. A branch may save 0 bytes: take 1."""
-        return branch.flops / max(branch.bytes, 1)
+        """Return the work of recomputing a branch, divided by the bytes of keeping it."""
+        return branch.flops / max(branch.bytes, 1)  # a branch may have 0 bytes
 
     for branch in sorted(branches, key=work_per_byte, reverse=True):
-        setattr(branch.owner, branch.flag, False)
+        setattr(branch.owner, branch.flag, False)  # keep the tensors of this branch
         if bytes_with_present_flags() > budget:
-            setattr(branch.owner, branch.flag, True)
+            setattr(branch.owner, branch.flag, True)  # recompute it
 
 
 def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -> None:
@@ -145,6 +146,7 @@ def _activations(uses: list[MemoryUse]) -> Activations:
                 recomputed += branch.bytes
             else:
                 kept_in_branches += branch.bytes
+        # `use.saved` counts the bytes of all modules up to this one (count.py).
         during_backward = use.saved + kept_in_branches + recomputed + use.transient
         peak = max(peak, during_backward)
     end_of_forward = uses[-1]

@@ -57,12 +57,13 @@ from models.vrt.attention.kernels.parts import (
 def all_gradients(
     # Inputs.
     qkv,  # (windows, TOKENS, 3, HEADS, CHANNELS): query, key and value of each token
-    bias,  # (HEADS, keys, queries): added to the logits, times log2(e); or None
+    bias,  # (HEADS, keys, queries): added to the logits, already times log2(e); or None
     region_row,  # (windows,): for each window, its row in `regions`; None without masks
     regions,  # (rows, TOKENS): for each token, the number of its region; None without masks
     out,  # (windows, TOKENS, HEADS, CHANNELS): O
     grad,  # (windows, TOKENS, HEADS, CHANNELS): dO
-    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row, HEADS * CHANNELS or more
+    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row: HEADS * CHANNELS, or
+    #                             more if dO is a part of a wider tensor (gpu._with_even_rows)
     log_sums,  # (windows, HEADS, TOKENS): L of each query
     delta,  # None: computed below. It is here, because all backward kernels have these arguments
     # Results.
@@ -71,7 +72,7 @@ def all_gradients(
     # Numbers.
     window_count,
     group_size,  # number of windows that a program goes through
-    exp2_scale,  # scale * log2(e): factor of q k^T in `_logits`, for the powers of 2
+    exp2_scale,  # scale * log2(e): factor of q k^T in `_logits`, because 2^x replaces e^x
     scale,  # factor of q k^T in the logits themselves, and so of dQ and dK
     # Constants, which Triton compiles into the kernel.
     TOKENS: tl.constexpr,  # tokens of a window
@@ -86,6 +87,12 @@ def all_gradients(
 ):
     """Write dQ, dK, dV and the sum of dS of one head, for a group of windows.
 
+    With the weights P, the output O, its gradient dO and the log-sum-exp L:
+
+        P  = 2^(logit - L)      delta = rowsum(dO * O)      dQ = scale dS K
+        dV = P^T dO             dS    = P * (dP - delta)    dK = scale dS^T Q
+        dP = dO V^T
+
     E.g. 1000 windows, 6 heads, groups of 12 windows: 84 groups x 6 heads = 504 programs. Program 7
     computes head 1 in the second group, the windows 12 ... 23.
     """
@@ -93,7 +100,8 @@ def all_gradients(
     # (128 tokens).
     tl.static_assert(KEYS == TOKENS and TOKENS // QUERIES <= 2)
     # What this program computes: the head, and the windows first ... end - 1. TILES is 1, because
-    # the work on a window is not split by tiles: one program computes all of them.
+    # one program computes all tiles of a window. So the second result of `_head_and_tile`, the
+    # number of the tile, is always 0 and not needed.
     group = _group_of_program(HEADS, TILES=1)
     head, _ = _head_and_tile(HEADS, TILES=1)
     first, end = _windows_of_group(group, group_size, window_count)
@@ -122,7 +130,8 @@ def all_gradients(
 
         # One or two rounds, which Triton unrolls (static_range).
         for first_query in tl.static_range(0, TOKENS, QUERIES):
-            # With MUTUAL, the queries are in the rows of another window than output and dO.
+            # With MUTUAL, the queries come from the other frame of the pair. E.g. for window 0: q
+            # and dQ are in the rows of window 1, output and dO in the rows of window 0.
             query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
             out_row = window * TOKENS + first_query
             # All three: (QUERIES, PADDED).
@@ -130,7 +139,7 @@ def all_gradients(
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
             output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)
 
-            # P = 2^(logit - L), transposed, and dV = P^T dO.
+            # P = 2^(logit - L) and dV = P^T dO. `weights` is already P^T.
             logits = _logits(
                 k, q, exp2_scale, bias_of_head, regions_of_window,
                 first_row=0, first_column=first_query,
@@ -141,7 +150,8 @@ def all_gradients(
             weights = tl.exp2(logits - log_sum[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(weights.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
-            # dP = dO V^T and dS = P * (dP - delta), both transposed.
+            # delta = rowsum(dO * O), dP = dO V^T and dS = P * (dP - delta). dP and dS are computed
+            # transposed, as P is.
             row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
             grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
             grad_s = weights * (grad_p - row_delta[None, :])
