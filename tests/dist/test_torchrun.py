@@ -103,6 +103,8 @@ def restarted_run(tmp_path_factory) -> RestartedRun:
     folder = tmp_path_factory.mktemp("restarted")
     log = folder / "log"
     launcher = (*TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
+    # "odd" is the tiny network of tests/dist/odd_worker.py, a program in which something can go
+    # wrong on purpose. Here nothing does.
     worker = odd_command(write_odd_options(folder), *SAVING_AND_WATCHED, ENDLESS)
     command = (*launcher, *worker)
 
@@ -156,13 +158,14 @@ class Hopeless(NamedTuple):
     errors: int
 
 
-# torchrun treats all exit codes in the same way. So one case in `make test` is enough, and `make
-# slow` has the others.
+# torchrun treats all exit codes in the same way. So one case in `make test` is enough, "stopped by
+# a signal". `make slow` has the others.
 @pytest.mark.parametrize(
     "run",
     [
         pytest.param(
-            # A wrong option ends the run before its first step. In the case "none", no step is odd.
+            # A wrong option ends the run before its first step. "none": odd_worker.py makes nothing
+            # go wrong by itself.
             Hopeless("none", ("train.totl_iter=2",), exit_code=2, starts=0, errors=1),
             id="unknown option",
             marks=pytest.mark.slow,

@@ -432,6 +432,8 @@ def readers(share: float) -> Results:
             if counts:
                 name = statistics_of_test.partition(":\n")[0]
                 examples[name] = int(counts[1]) + int(counts[2])
+        # Each failed test has a line of its own, e.g. "FAILED tests/parts/data/...::test_name -
+        # ...".
         wrong += re.findall(r"(?m)^FAILED .*", ended.stdout)
     return {
         "trials": sum(examples.values()),
@@ -444,7 +446,10 @@ def readers(share: float) -> Results:
 
 
 def epochs(share: float) -> Results:
-    """Train for many short epochs, with loader processes that live for an epoch or for the run."""
+    """Train for many short epochs, with loader processes that live for an epoch or for the run.
+
+    share: which part of the full number of 200 epochs each run has. 2 epochs is the least number.
+    """
     full_number = number_of(trials=200, share=share, at_least=2)
     each = {}  # run, in words -> number of epochs that it came through
     # persistent: whether the loader processes live for the whole run, "true", or for an epoch,
@@ -475,6 +480,7 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
     # {"loader": [...], "progress": [...]}, the times at which each epoch has begun.
     command = odd_command(options, *changes, case="late", struck_rank=1)
     with Ranks(ranks, *command) as running:
+        # At most this number of seconds: for the start, and for each epoch. Chosen by hand.
         result = running.wait(120 + 10 * full_number)
     if result.exit_codes != [0] * ranks:
         return 0
@@ -484,9 +490,10 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
 
 # ---- All kinds -----------------------------------------------------------------------------------
 
-# Kind of trial -> function: share of the full number of trials -> results. The names are keys of
-# faults.json. "stop", "gil", "kill" and "exception" are kinds of faults (tests/faults/stalls.py).
-# choose_victim says which rank a fault strikes.
+# The function of each kind of trial. It takes `share`, which part of the full number of trials is
+# run, and returns the results. The names are keys of faults.json. "stop", "gil", "kill" and
+# "exception" are kinds of faults (tests/faults/stalls.py). choose_victim says which rank a fault
+# strikes.
 KINDS_OF_TRIAL: dict[str, Callable[..., Results]] = {
     "stalls": partial(stalls, kinds=STALL_KINDS, full_number=3, choose_victim=waiting_rank),
     "deaths": partial(

@@ -78,13 +78,18 @@ def names_of_vectors(prefix: str) -> list[str]:
 
 
 def assert_near(found: dict[str, Tensor], vector: dict[str, Tensor]) -> None:
-    """Check tensors against the tensors of a vector that have the same keys."""
+    """Check computed tensors against the stored tensors that have the same keys.
+
+    vector: the tensors of a file, as `load` returns them, e.g. {"out/bilinear/zeros": ...}.
+    """
     for key, value in found.items():
         assert difference(value, vector[key]) < TOLERANCE, key
 
 
 def run_backward(*outputs: Tensor) -> None:
-    """Run backward from the loss of the vectors, in which c is the `cotangent` of an output:
+    """Run backward from the loss with which the stored gradients were made.
+
+    c is the `cotangent` of an output, i.e. a fixed weight for each of its values:
 
         loss = 1 * sum(c * output 1) + 2 * sum(c * output 2) + 3 * sum(c * output 3) + ...
 
@@ -121,8 +126,8 @@ class NetVector:
     def sample_of(self, key: str, tensor: Tensor) -> Tensor:
         """Return the values (k,) of a tensor that are stored as the sample of `key`.
 
-        A sample has each n-th value of the flattened tensor, so that the file stays small. E.g. for
-        the key "grad/input" of most vectors, n is 11.
+        A sample has every n-th value of the flattened tensor, so that the file stays small. E.g.
+        for the key "grad/input" of most vectors, n is 11: the values 0, 11, 22, ...
         """
         stride = self.config["sample_strides"][key]
         return tensor.detach().reshape(-1)[::stride]
@@ -151,6 +156,7 @@ def load_net(name: str) -> NetVector:
     not_in_bfloat16 = [key for key in tensors if key.startswith("sd/")]  # position biases
     for key in not_in_bfloat16:
         stored[key] = tensors.pop(key)
+    # Without the prefix: "sd/conv_first.weight" -> "conv_first.weight".
     weights = entries(stored, "sd/")
     if config["spynet"]:
         for key, value in spynet_weights().items():
@@ -167,7 +173,8 @@ def _weights_in_bfloat16(planes: np.ndarray, layout: list[Any]) -> dict[str, Ten
     # The two bytes of each value, side by side. "<u2" reads them as one number, low byte first.
     bytes_of_values = np.ascontiguousarray(planes.T)  # (values, 2)
     bfloat16 = bytes_of_values.view("<u2").reshape(-1)
-    # A bfloat16 is the upper half of a float32.
+    # A bfloat16 is the upper half of a float32. E.g. 1.0: 0x3F80 << 16 = 0x3F800000, read as
+    # float32.
     float32 = (bfloat16.astype(np.uint32) << 16).view(np.float32)
     values = torch.from_numpy(float32.astype(np.float64))
 

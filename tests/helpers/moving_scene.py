@@ -69,8 +69,8 @@ class Scene:
     # The last row is exposed later than the first row, by this share of the exposure (a rolling
     # shutter).
     rolling: float = 0.0
-    # The blurry frame is the mean of linear "light", as in a real camera. Or it is the mean of
-    # "display" values, which are gamma-corrected; no real camera does this.
+    # What is averaged to a blurry frame: linear "light", as in a real camera, or "display" values,
+    # which are gamma-corrected. No real camera averages display values.
     averaged: str = "light"
     # Side in pixels of a square in the middle that moves on its own; 0: there is no square.
     spot: int = 0
@@ -86,15 +86,18 @@ class Scene:
         """
         height, width = self.size
         center = ((width - 1) / 2, (height - 1) / 2)
-        # For positive angles, OpenCV turns from y towards x. Ours turn from x towards y, hence the
-        # minus.
+        # OpenCV and `turn_deg` count angles in opposite directions: for positive angles, OpenCV
+        # turns from y towards x, and `turn_deg` from x towards y. So the sign changes.
         motion = cv2.getRotationMatrix2D(center, -self.turn_deg * time, 1.0)
         motion[:, 2] += np.array(self.velocity) * time
         motion[0, 2] += self.shake * np.sin(2 * (2 * np.pi) * time)  # two periods in an exposure
         return np.vstack((motion, (0, 0, 1)))
 
     def sharp_time(self, frame: int) -> float:
-        """Return the time at which the sharp frame of a frame is taken, in exposures."""
+        """Return the time at which the sharp frame of a frame is taken, in exposures.
+
+        E.g. frame 2 of 3, with 60 planes and sharp_plane 30: (2 * 60 + 30.5) / 60 - 1.5 = 1.008.
+        """
         middle_of_plane = frame * self.planes + self.sharp_plane + 0.5
         return middle_of_plane / self.planes - self.frames / 2
 
@@ -111,6 +114,7 @@ class Scene:
         height, width = self.size
         y, x = np.mgrid[:height, :width].astype(np.float64)
         points = np.stack((x, y, np.ones_like(x)))  # (3, H, W)
+        # moved[i] = sum over j of motion[i, j] * points[j]: the x and the y of each moved pixel.
         moved = np.tensordot(motion[:2], points, 1)  # (2, H, W)
         return np.moveaxis(moved, 0, -1) - np.stack((x, y), axis=-1)
 
@@ -124,12 +128,14 @@ class Scene:
         # Increase the contrast of the texture, by factors that were chosen by hand. No value is
         # below 0.02, because a black pixel would give no spikes.
         scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
+        # The square: the upper left corner of a texture of the size of the frame.
         spot = to_linear(_coloured_texture(rng, height, width))[: self.spot, : self.spot]
         # The first pixel of the frame lies MARGIN pixels from the upper and left edge of the scene.
         to_frame = _translation(-MARGIN, -MARGIN)
 
         for plane in range(self.frames * self.planes):
             time = (plane + 0.5) / self.planes - self.frames / 2
+            # First from the scene to the frame (`to_frame`), then the motion.
             view = _render_view(scene, self.matrix(time) @ to_frame, self.size)
             if self.spot:
                 view = self._with_spot(view, spot, time)
@@ -170,7 +176,10 @@ class Scene:
         return np.einsum("ty,tyxc->yxc", weights, lights)
 
     def _spike_camera_input(self, light: np.ndarray) -> np.ndarray:
-        """Return what the spike camera integrates in a plane of this light: values (H/2, W/2)."""
+        """Return the values (H/2, W/2) that the pixels of the spike camera add up in one plane.
+
+        light: (H, W, 3), the linear light of the plane.
+        """
         values = to_display(light) if self.light == "display" else light
         return bin_pixels(to_grey(values), factor=2)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operations that run no kernel, although their schema does not call them views. They only allocate
-# memory, or give a tensor another shape.
+# Operations that cost nothing on the GPU: they run no kernel, although their schema does not call
+# them views. They only allocate memory, or give a tensor another shape.
 FREE = {
     "_unsafe_view",
     "empty",
@@ -56,9 +56,10 @@ COLUMNS = {
     "torchvision::deform_conv2d": Columns(input_index=0, passes=2),
     "torchvision::_deform_conv2d_backward": Columns(input_index=1, passes=6),
 }
-# Samples that a convolution of 3 x 3 takes for a pixel.
+# Samples (taps) that a convolution of 3 x 3 takes for a pixel.
 TAPS = 9
-# The most images for which torchvision computes the columns at once.
+# The most images for which torchvision holds the columns, i.e. the samples of all taps, in memory
+# at the same time.
 MOST_FRAMES = 32
 
 
@@ -125,7 +126,10 @@ class Counter(TorchDispatchMode):
             self.copies_from_host += 1
 
     def add_columns(self, name: str, args: Any) -> None:
-        """Add the columns of torchvision's kernel, for `name`, an operation in COLUMNS."""
+        """Add the columns of torchvision's kernel: the samples of the image at all taps.
+
+        name: an operation in COLUMNS. args: its arguments.
+        """
         columns = COLUMNS[name]
         image = args[columns.input_index]
         n, c, h, w = image.shape
@@ -134,6 +138,7 @@ class Counter(TorchDispatchMode):
 
         # torchvision computes the columns of several images at once: as many as the largest
         # divisor of n that is at most MOST_FRAMES. E.g. 20 of 40 images.
+        # The peak is what was alive before, and the columns of these images.
         divisors = [number for number in range(1, MOST_FRAMES + 1) if n % number == 0]
         self.peak = max(self.peak, self.now + bytes_of_frame * max(divisors))
 
@@ -158,9 +163,8 @@ class Counter(TorchDispatchMode):
 def check_strides_for_attention(args: Any) -> None:
     """Fail if memory-efficient attention gets the output of its forward pass with other strides.
 
-    The kernel of a GPU does not check the strides of this output (n, heads, T, hd). It takes for
-    granted the strides that its forward pass has made. With other strides it would read wrong
-    numbers.
+    The kernel of a GPU assumes that this output (n, heads, T, hd) has the strides that the forward
+    pass has made, and does not check them. With other strides it would read wrong numbers.
 
     args: the arguments of the backward operation: grad_out, query, key, value, attn_bias, out, ...
     """

@@ -18,6 +18,7 @@ from tests.dist.launching import RankResult, run_ranks
 from tests.helpers.clip_files import data_section, write_clip, write_info
 
 MAIN = "main_train_vrt.py"
+# Keys of datasets.train for its loader.
 LOADER = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
 
 # ---- The files of a run ----
@@ -30,7 +31,8 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
     instants: number of sharp instants of each frame. changes: whole sections, which replace the
     sections of the option file below, e.g. netG={"net_type": "odd"}.
     """
-    # h and w are the size of the spike planes. Frames are twice as large: 32 x 32.
+    # Arguments of `write_clip` that are equal for all clips. h and w are the size of the spike
+    # planes. Frames are twice as large: 32 x 32.
     shape: dict[str, Any] = {"h": 16, "w": 16, "instants": instants}
     for number in range(2):
         write_clip(folder, f"train{number}", frames=4, seed=number, **shape)
@@ -39,6 +41,8 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
         write_clip(folder, f"test{number}", split="test", frames=frames, seed=10 + number, **shape)
     write_info(folder, h=16, w=16)
 
+    # The section datasets.train, which has two frames a sample, and crops that are flipped and
+    # turned.
     crops = data_section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True)
     options: dict[str, Any] = {
         "task": "run",
@@ -88,9 +92,9 @@ def network_section(**changes: Any) -> dict[str, Any]:
 
 
 def write_odd_options(folder: Path, **changes: Any) -> Path:
-    """Write the files of `write_options`, for the network "odd" of tests/dist/odd_worker.py.
+    """Write the files of `write_options`, but with the network "odd" in place of a VRT.
 
-    "odd" is a network of one convolution, so a run is faster than with a VRT.
+    "odd" is a network of one convolution (tests/dist/odd_worker.py), so a run is faster.
     """
     return write_options(folder, netG={"net_type": "odd"}, **changes)
 

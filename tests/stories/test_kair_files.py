@@ -792,6 +792,7 @@ def test_color_jitter_is_small(coloured_picture):
 
 
 def test_color_jitter_is_a_function_of_the_sample(root):
+    # The same sample (epoch, number) has the same colours each time that it is read.
     dataset = build(root, INTERPOLATION, lq="gt", color_jitter=True)
 
     first = dataset[(0, 0)]["lq"]
@@ -831,6 +832,7 @@ def training_set(clean, name, **changes):
 def denoising(clean, **changes):
     """Return a dataset of training that adds noise of 10 to 50 grey levels."""
     noise = {"sigma_min": 10, "sigma_max": 50}
+    # If `changes` has one of these keys, its value counts.
     return training_set(clean, "VideoRecurrentTrainNonblindDenoisingDataset", **noise | changes)
 
 
@@ -870,9 +872,9 @@ def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean_cl
 
     noise = noise_of(sample)
 
-    # A sample has 3 x 3 x 40 x 40 = 14,400 values. By chance, their deviation differs from the
-    # level by about 1 / sqrt(2 x 14,400) = 0.6 %. Their mean differs from 0 by about 50 / 120 = 0.4
-    # or less, because 120 is the root of 14,400. The limits are several times as large.
+    # A sample has n = 3 x 3 x 40 x 40 = 14,400 values. By chance, their standard deviation differs
+    # from the level by about 1 / sqrt(2 n) = 0.6 %. Their mean differs from 0 by about
+    # level / sqrt(n), which is at most 50 / 120 = 0.4. The limits are several times as large.
     assert float(noise.std()) == pytest.approx(level_of(sample), rel=0.05)
     assert abs(float(noise.mean())) < 1.5
 

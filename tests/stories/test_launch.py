@@ -986,6 +986,7 @@ def test_the_launcher_keeps_what_the_user_has_set(results_of_launch, count):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_infiniband_is_switched_off_on_a_machine_without_it(results_of_launch, count):
+    # The fake `python` prints the environment that the launcher gives to it, a variable a line.
     lines = results_of_launch[count].text.splitlines()
 
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
@@ -994,11 +995,14 @@ def test_infiniband_is_switched_off_on_a_machine_without_it(results_of_launch, c
     assert is_switched_off == expected
 
 
+# scripts/launch.sh sets GOMP_SPINCOUNT only for one rank.
 @pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False)])
 def test_the_threads_of_one_rank_wait_actively_for_a_moment(results_of_launch, count, expected):
     lines = results_of_launch[count].text.splitlines()
 
-    waits_actively = "GOMP_SPINCOUNT=3000" in lines  # turns of a waiting loop
+    # Turns of the loop in which a thread waits actively, before it sleeps. scripts/launch.sh sets
+    # this number. On busy cores it would make a step slower.
+    waits_actively = "GOMP_SPINCOUNT=3000" in lines
     assert waits_actively == expected
 
 
@@ -1024,6 +1028,7 @@ def test_one_rank_has_all_cores(results_of_launch, count, expected):
 def test_the_launcher_hands_its_arguments_to_the_program(results_of_launch, count, started):
     lines = results_of_launch[count].text.splitlines()
 
+    # The fake `python` prints its arguments in a line that begins with "arguments".
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE_OPTIONS} scale=1 task=a b" in lines
 
 
@@ -1043,6 +1048,8 @@ def test_the_launcher_hands_its_arguments_to_the_program(results_of_launch, coun
     ],
 )
 def test_the_launcher_of_tests_takes_both_forms(fake_python, given, passed_on):
+    # launch_test.sh takes an option file, before which it puts --opt, or flags, which it passes on
+    # as they are.
     result = run_command(
         [ROOT / "launch_test.sh", "1", *given.split()], limit_s=20, env=fake_python
     )

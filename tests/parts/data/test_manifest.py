@@ -625,6 +625,7 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
 
 # With the representation "voxel" of 2 bins, a frame needs only 2 planes. So in the tests below, a
 # frame always has enough planes for the representation.
+# `center`: the sharp frame is at plane 1.
 VOXEL = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
 # Names of two spike files of clip0, which has frames 000047 to 000052.
 MIDDLE = "000049"
@@ -728,8 +729,15 @@ def test_clips_that_differ_in_their_planes_give_samples_of_one_shape(clips_of_un
 # ---- Options that are refused ----
 
 
-# The template says how a number is written, e.g. "06d" -> 000047. These templates are no formats of
-# Python, write more than digits (a point, a blank, a sign), or write 1000 digits.
+# The template says how the number of a frame is written, e.g. "06d" -> 000047. The templates below
+# write something else, e.g. for the number 47:
+#
+#     x         2f, which is hexadecimal
+#     {} and s  Python cannot format a whole number in this way
+#     1000d     47 after 998 blanks
+#     08.3f     0047.000
+#     " d"      47 after a blank
+#     -8d       47 after six blanks
 @pytest.mark.parametrize("template", ["x", "{}", "1000d", "08.3f", " d", "s", "-8d"])
 def test_a_template_that_writes_no_whole_number_is_refused(root, template):
     with pytest.raises(OptionError, match="filename_tmpl"):

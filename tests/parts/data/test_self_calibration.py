@@ -255,7 +255,7 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
     clips = {clip.name: clip for clip in dataset.clips}
     share = not_none(calibration_of(dataset, "moved")).exposure_share
 
-    exposure = clips["moved"].exposures[2]  # of any frame
+    exposure = clips["moved"].exposures[2]  # of frame 2; any other frame would do
 
     # The channels are made of 12 % more planes than were exposed. Trials found that this number
     # gives the sharpest frames: `PLANES_FACTOR` in data/cameras/calibration.py. The number of
@@ -264,6 +264,8 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
 
 
 def test_a_resumed_run_compares_the_calibration(dataset):
+    # A checkpoint holds a digest of the lines of `sample_names`. A resumed run compares it with the
+    # digest of its own lines, so it notices another calibration.
     found = not_none(calibration_of(dataset, "moved"))
 
     assert f"calibration {found.digest()}" in dataset.sample_names()
@@ -289,6 +291,7 @@ class Run:
     """
 
     def __init__(self, home: Path, folder: Path) -> None:
+        # "odd" is a tiny network, so a start takes little time (tests/dist/odd_worker.py).
         self.options = write_odd_options(folder)
         self.kept = folder / "experiments/.preflight"
         self.steps = 0

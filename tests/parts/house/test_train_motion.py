@@ -52,8 +52,9 @@ FEW_SPIKES = "few"
 def sample(tmp_path_factory):
     """Give the middle frame of a clip that moves, as a sample."""
     scene = Scene(velocity=(9.0, -4.0), size=(64, 64))
+    # `write` makes the folder of the clip, here "b". The names "a" and "b" have no meaning.
     reader = reader_of(scene.write(tmp_path_factory.mktemp("a") / "b"))
-    clip = RecordedClip(reader, None)
+    clip = RecordedClip(reader, None)  # None: half an exposure of planes around each exposure
     gain, is_good = clip.gain()
     frame = reader.frame(1)
     recording = clip.read(1)
@@ -65,10 +66,11 @@ def sample(tmp_path_factory):
         gain=gain,  # spikes per plane at full light, for each spike pixel
         is_good=is_good,  # whether the gain of a spike pixel can be trusted
         z_0=z_0,
-        proposal=z_0,  # replaced below
+        proposal=z_0,  # any frame; it is replaced below, where the sample can make its equations
         sharp=frame["gt"].clone(),
     )
-    # The proposal is the solution of the equations, and the sample makes the equations.
+    # The proposal is the frame that solves the equations along the measured motion, beginning at
+    # z_0. A learned step may go towards it.
     found.proposal = found.measured_equations(SOLVER).proposal(z_0)
     return found
 
@@ -86,7 +88,7 @@ class TrainedSteps(NamedTuple):
     """A training of the learned steps."""
 
     steps: MotionSteps
-    # The averaged weights that it has saved last, by their names.
+    # The averaged weights that the training has saved last, by the names of the parameters.
     saved: dict[str, torch.Tensor]
 
 
@@ -99,6 +101,8 @@ def train_on(sample, operator):
     def save(weights, updates):
         saved.update(weights)
 
+    # SETS: names of the sets of clips from which a real training draws. Here each has this one
+    # sample.
     samples = {name: [sample] for name in SETS}
     train(net.steps, samples, SOLVER, UPDATES, seed=0, save=save)
     return TrainedSteps(net.steps, saved)

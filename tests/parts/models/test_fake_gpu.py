@@ -1,5 +1,8 @@
 """The form of the network for GPUs, as far as a machine without a GPU can tell, and its options.
 
+A form is one of several implementations of the same computation: the network takes one form on a
+CPU, and another form on a GPU (models/vrt/forms.py).
+
 The first half is about the memory of a training step. tests/helpers/fake_gpu.py runs a step on
 tensors without numbers, which seem to be on a GPU. It prints how many bytes the step holds and
 moves, and which kernels of attention a GPU would choose.
@@ -12,7 +15,7 @@ Words of this file (1 GB = 10^9 bytes):
 
     kept        what autograd keeps for the backward pass
     held        all that is in memory after the forward pass
-    transient   what the backward pass of one block needs for a moment, besides what is kept
+    transient   what the backward pass of one block needs for a moment, in addition to what is kept
 """
 
 import functools
@@ -46,12 +49,14 @@ from utils.options.models import Options
 
 # Exit code of fake_gpu.py if this version of torch has no fake tensors on a missing GPU.
 NO_FAKE_GPU = 77
-# Names of cases of fake_gpu.py. In this case, the network has its form for GPUs.
+# Names of cases of fake_gpu.py:
+#
+#     PUBLISHED       the network has its form for GPUs
+#     CHECKPOINTED    the same form; options ask every block to compute its activations again in the
+#                     backward pass
+#     PLAIN           the network uses only operators of torch, none of our own forms of attention
 PUBLISHED = "auto, bfloat16"
-# Here the network has the same form, and options ask every block to compute its activations again
-# in the backward pass.
 CHECKPOINTED = "auto, bfloat16, checkpointed"
-# Here the network uses only operators of torch, and none of our own forms of attention.
 PLAIN = "plain, bfloat16"
 
 
@@ -80,7 +85,9 @@ def kept_of_published_network() -> dict[str, float]:
 
 
 def transient_gb_of_last_block() -> float:
-    """Return the GB that the backward pass of a block of the last stage needs besides what is kept.
+    """Return the GB that the backward pass of a block of the last stage needs for a moment.
+
+    They come in addition to what the whole network keeps.
 
     `forms.CPU_FORM` must be empty, so that the CPU uses the form for GPUs.
     """
@@ -96,9 +103,10 @@ def transient_gb_of_last_block() -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [PUBLISHED, CHECKPOINTED])
 def test_the_form_for_gpus_keeps_little(kept_of_published_network, case):
-    # Both cases keep 3.48 GB. In 16 bits on a GPU, each block computes its inner tensors again even
-    # if no option asks for it (docs/benchmarks/net_details.md). In the case PLAIN, blocks keep
-    # these tensors, and a step keeps 38.5 GB.
+    # The options of CHECKPOINTED change nothing: both cases keep 3.48 GB. The reason is that in 16
+    # bits on a GPU, each block computes its inner tensors again even if no option asks for it
+    # (docs/benchmarks/net_details.md). In the case PLAIN, blocks keep these tensors, and a step
+    # keeps 38.5 GB.
     assert kept_of_published_network[case] < 4
 
 
@@ -110,10 +118,11 @@ def test_the_page_on_memory_has_the_counted_activations(
     monkeypatch.setattr(forms, "CPU_FORM", ())
 
     # The backward pass begins with the last block, when everything that was kept is still there.
-    # So the peak of the memory is what was kept, plus what the last block needs besides.
+    # So the peak of the memory is what was kept, plus what the last block needs for a moment.
     most_gb = kept_of_published_network[case] + transient_gb_of_last_block()
 
-    # The numbers may differ by 5 %, because `block_transient` is an estimate.
+    # `counted_gb` reads the number in docs/memory.md. The numbers may differ by 5 %, because
+    # `block_transient` is an estimate.
     assert counted_gb() == pytest.approx(most_gb, rel=0.05)
 
 

@@ -113,6 +113,8 @@ class Wrong:
     do: str
 
 
+# `do` may be a part of an address: "/releases/download/" is in the address of a released file
+# itself. "multiarray._reconstruct" is the function of NumPy that torch.load refuses to call.
 WRONG = {
     "page": Wrong(write_page, "an HTML page", "/releases/download/"),
     "pointer": Wrong(write_pointer_of_git_lfs, "a pointer of Git LFS", "git lfs pull"),
@@ -204,9 +206,9 @@ def test_a_scalar_that_is_no_number_is_refused(value, tmp_path):
         read_weights(tmp_path / "w.pth")
 
 
-# torch has one list of allowed names for the whole process. Without a lock, threads that change the
-# list at the same time would disturb one another.
 def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
+    # torch has one list of allowed names for the whole process. Without a lock, threads that change
+    # the list at the same time would disturb one another.
     torch.save({"params": {"a": torch.ones(1)}, "best": SCALARS}, tmp_path / "w.pth")
     found: list[int] = []
 

@@ -47,6 +47,8 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
     # On some kinds of device, torch's grid_sample cannot pad the border. There our own code pads
     # it. If "cpu" is among these kinds, this test runs our own code.
     monkeypatch.setattr(forms, "NO_BORDER_PADDING", kinds_without_padding)
+    # Stored inputs, outputs and gradients of the published code. The keys are e.g. "x", "flow",
+    # "out/bilinear/zeros" and "grad_x/bilinear/zeros".
     _, vector = golden.load("mod_flow_warp")
     x = vector["x"].requires_grad_()
     flow = vector["flow"].requires_grad_()
@@ -72,7 +74,8 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_nearest4_survives_a_flow_that_is_huge_or_not_finite(bad):
-    # The function computes indices of pixels from the flow. It must not read at a wrong index.
+    # The function computes indices of pixels from the flow. It must not read at a wrong index. It
+    # gives the four nearest pixels, so 1 channel becomes 4 channels.
     flow = torch.full((1, 2, 4, 4), bad)
 
     assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
@@ -92,6 +95,8 @@ def test_one_flow_that_is_nan_changes_no_bit_elsewhere():
         picture = x.clone().requires_grad_()
         moves = flow.clone().requires_grad_()
         y = flow_warp(picture, moves, padding="border")
+        # is_good is 0 at the pixel whose flow is NaN. So if its result is finite, the pixel does
+        # not count in the loss.
         (y * is_good).square().sum().backward()
         good = is_good.bool()
         return y.detach()[..., good], not_none(picture.grad), not_none(moves.grad)[..., good]

@@ -42,7 +42,7 @@ def start_restoration(
         "spikes": [str(path) for path in spikes],
         "sharp": None,
         "method": "network",
-        "weights": "operator",
+        "weights": "operator",  # the shipped weights/operator.pth
         "height": 0,
         "width": 0,
         "rate": 0.0,
@@ -94,7 +94,7 @@ def test_more_frames_than_allowed_are_refused(tmp_path, frame):
 
 def test_a_larger_frame_than_allowed_is_refused(tmp_path):
     width = 2000
-    height = MOST_PIXELS // width + 1
+    height = MOST_PIXELS // width + 1  # one row more than is allowed
     imwrite_rgb(tmp_path / "wide.png", picture(height, width))
 
     with pytest.raises(DataError, match=f"1 frames of {height} x {width}"):

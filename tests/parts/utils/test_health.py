@@ -395,6 +395,8 @@ def fast(tmp_path_factory):
     for clip in ("a", "b"):
         scene = texture(rng, (FRAME_SIDE, FRAME_SIDE + 4 * MOTION))
         write_fast_clip(root, clip, scene)
+    # h and w: PLANE_SIDE. gt_plane: the plane of the sharp frame, the middle of the 40 planes. The
+    # tests below give it as `center`.
     write_info(root, h=48, w=48, planes=MOTION, gt_plane=20, rate=0.6, flip=None)
     return root
 
@@ -410,10 +412,14 @@ def folder_of_exchanged_spikes(fast, tmp_path_factory):
 
 
 def check_of_training(fast, spikes, **spike):
-    """Return the warning of a training about the clips, or None. spikes: folder of the spikes."""
+    """Return the warning of a training about the clips, or None.
+
+    spikes: folder of the spikes. spike: keys of the section `spike`.
+    """
     options = data_section(fast, num_frame=3, gt_size=48, spike=spike, dataroot_spike=str(spikes))
     # The clips have no sharp frames.
     del options["dataroot_gt"]
+    # "opt.json" is only a name, which the warning shows in its advice.
     return warning_of(build_dataset(options, "train", seed=5), "opt.json")
 
 
@@ -454,6 +460,8 @@ class TestClipsWithStrongBlur:
 
     def test_spikes_that_are_upside_down_are_named(self, fast, check, representation):
         spikes = fast / "GOPRO_Large_spike_seq/train"
+        # Without the key "flip", the planes of a .dat file are turned upside down when they are
+        # read. This is right here.
         wrong = self.spike(representation) | {"flip": False}
 
         assert "upside down (spike.flip)" in check(fast, spikes, **wrong)

@@ -31,6 +31,7 @@ from utils.video.writer import VideoWriter
 def blocks(height: int, width: int) -> np.ndarray:
     """Return a picture (height, width, 3) uint8 of blocks of 16 x 16 with random colours."""
     colours = np.random.default_rng(0).integers(0, 256, (height // 16, width // 16, 3), np.uint8)
+    # Each colour becomes a block of 16 x 16 pixels of this colour.
     return np.kron(colours, np.ones((16, 16, 1), np.uint8))
 
 
@@ -46,8 +47,12 @@ class Orientation(NamedTuple):
     """A way to turn or mirror a picture."""
 
     # The display matrix (a, b, c, d) in an MP4: the pixel (x, y), with y down, is shown at
-    # (a x + c y, b x + d y). E.g. (0, 1, -1, 0) is a quarter turn clockwise: what points to the
-    # right is shown pointing down, and what points down is shown pointing to the left.
+    # (a x + c y, b x + d y). Then the picture is moved so that it begins at (0, 0). E.g. with
+    # (0, 1, -1, 0) the pixel (x, y) is shown at (-y, x), which is a quarter turn clockwise:
+    #
+    #     p q r          s p
+    #     s t u    ->    t q      p (0, 0) -> (0, 0), the right column;  s (0, 1) -> (-1, 0)
+    #                    u r
     matrix: tuple[int, int, int, int]
     shown: Callable[[np.ndarray], np.ndarray]  # the same for an array (H, W, 3)
 
@@ -65,6 +70,7 @@ ORIENTATIONS = {
     "quarter turn clockwise": Orientation((0, 1, -1, 0), lambda image: np.rot90(image, -1)),
     "quarter turn counter-clockwise": Orientation((0, -1, 1, 0), np.rot90),
     "rows and columns exchanged": Orientation((0, 1, 1, 0), exchange_axes),
+    # (x, y) is shown at (-y, -x): exchange x and y, then change both signs, which is half a turn.
     "exchanged and turned": Orientation(
         (0, -1, -1, 0), lambda image: np.rot90(exchange_axes(image), 2)
     ),
@@ -101,6 +107,8 @@ def write_jpeg_film(path, image, orientation):
             frame.time_base = Fraction(1, 25)
             for encoded in stream.encode(frame):
                 # Write our JPEG in place of the encoded frame, because only our JPEG has EXIF data.
+                # It gets the times of the encoded frame: when it is shown (pts), when it is decoded
+                # (dts), and their unit in seconds (time_base).
                 packet = av.Packet(jpeg.getvalue())
                 packet.pts = encoded.pts
                 packet.dts = encoded.dts
