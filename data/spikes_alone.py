@@ -74,6 +74,7 @@ class LongExposures(UserFrames):
         # The file and the name of each frame.
         if source.timing.has_exposures:  # one file has all frames, named "000000", "000001", ...
             frame_count = self._frames_in(files[0])
+            # The one file once for each frame: [file] * 3 is [file, file, file].
             self.files = files * frame_count
             self.stems = [f"{frame:06d}" for frame in range(frame_count)]
         else:

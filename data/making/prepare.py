@@ -3,7 +3,8 @@
 The steps, in the order in which the program takes them:
 
     find_sources     sources.py     finds the sources: folders of images, videos, photographs
-    cuts_of          sources.py     with a rig: chooses the parts of a source, one clip each
+    cuts_of          sources.py     with a rig (two simulated cameras): chooses the parts of a
+                                    source, one clip each
     plan_clip        clip_plan.py   checks a clip before anything is written
     make_clip        prepare.py     writes the pictures and the spikes of a clip
 

@@ -162,6 +162,7 @@ def _rows_of_spike_pixels(view: View) -> tuple[np.ndarray, np.ndarray]:
     height, width = view.plane
     down, across = view.points_in_pixel  # m, n
     y = view.points_on_frame()[..., 1]  # (h m, w n)
+    # The axes 1 and 3 are the points of a spike pixel. `View.points_on_frame` promises this order.
     y = y.reshape(height, down, width, across)
     return y.min(axis=(1, 3)), y.max(axis=(1, 3))
 

@@ -68,7 +68,8 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
 
 
 # Least expected error in the weights of a mean, in pixels. At the sharp instant both errors are 0,
-# so both weights would be infinite. Everywhere else errors are far larger than this value.
+# so both weights would be infinite. Everywhere else errors are far larger than this value. (flow.py
+# has another constant LEAST_ERROR: the expected error of a still pixel, 0.15 pixels.)
 LEAST_ERROR = 1e-3
 
 

@@ -104,6 +104,7 @@ def _first_search(
     shifts of the time before it in this order, continued at the same speed. The nearest time on
     each side begins without motion.
     """
+    # `motion_times` gives first the four times before the sharp instant, then the four after it.
     times_before = search_times[: len(INSTANTS)]
     times_after = search_times[len(INSTANTS) :]
     sharp_picture = picture_at[0.0]

@@ -15,9 +15,8 @@ read from them is noisier, so one rule after the other changes:
     9          CURVE_BELOW, stillness/shares.py   shifts are smoothed before still pixels are found
     5          DIM_SPIKES, here                   what finds the motion, and how
 
-Whether a frame is improved at all does not depend on n, but on `spikes_at_full_light`
-(LEAST_SPIKES, restorer.py). The reason: a dark scene may have n = 0 although its few bright things
-are seen well.
+`spikes_at_full_light`, and not n, decides whether a frame is improved at all (LEAST_SPIKES,
+restorer.py). The reason: a dark scene may have n = 0 although its few bright things are seen well.
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits.
@@ -58,7 +57,8 @@ def median_spikes(recording: Recording) -> float:
 
 
 # Light below this value counts as this value where light is a divisor, because a black pixel would
-# divide by 0. It is the display value 11 of 255.
+# divide by 0. It is the display value 11 of 255. (joint/values.py has another constant DARK, for
+# display values.)
 DARK = 1e-3
 
 

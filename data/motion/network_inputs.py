@@ -125,7 +125,8 @@ LEAST_MEAN = 8e-4
 def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Brightness:
     """Measure the brightness in each window, of each pixel, around each pixel, and in the mean.
 
-    lengths: (K, 1, 1), of the windows in usual planes.
+    lengths: (K, 1, 1), of the windows in usual planes. (A usual plane is 1/88 of an exposure, and
+    an eleventh of an exposure has 8 usual planes.)
     inside: which windows lie within the exposure.
     """
     # A window without planes has no light. Divide it by 1, because 0 / 0 would be NaN.
@@ -177,7 +178,8 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
     0 means that the light of the pixel did not change in the window. A value of 2 means a change of
     two standard deviations, which is probably not noise.
 
-    counts: (K, h, w), number of spikes in each window. lengths: (K, 1, 1), in usual planes.
+    counts: (K, h, w), number of spikes in each window.
+    lengths: (K, 1, 1), in usual planes (1/88 of an exposure). All rates are spikes per usual plane.
     """
     expected = brightness.of_pixels * lengths  # (K, h, w)
     # The variance is an expected count, as in a Poisson distribution. This expected count comes
@@ -206,7 +208,8 @@ def _scene(brightness: _Brightness, blurry: np.ndarray) -> np.ndarray:
 
     blurry: luma (h, w) in display values.
     """
-    # A rate times USUAL_PLANES is a number of spikes in an eleventh.
+    # A rate is a number of spikes per usual plane, and an eleventh of the exposure has USUAL_PLANES
+    # = 8 of them. So a rate times USUAL_PLANES is a number of spikes in an eleventh.
     spikes_around = np.maximum(brightness.around_pixels * USUAL_PLANES, LEAST_AROUND)  # (h, w)
     log_around = np.log(spikes_around)
     log_mean = np.full_like(log_around, np.log(brightness.mean * USUAL_PLANES))

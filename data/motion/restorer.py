@@ -111,7 +111,7 @@ LEAST_SPIKES = 1.2
 class MotionRestorer:
     """Restores the frames of a clip on a device (utils.contract.FrameRestorer, ShowsPictures).
 
-    start: restorer of the first estimates, by a formula or a network.
+    start: restorer (utils.contract.FrameRestorer) of the first estimates, a formula or a network.
     find: function that finds the motion within an exposure.
     solver: settings of the equations.
     improve: function that makes a first estimate better, by the equations.

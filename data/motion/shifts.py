@@ -125,8 +125,11 @@ def lengths_of(shifts: np.ndarray) -> np.ndarray:
     return np.sqrt(x * x + y * y)
 
 
-# Instants at which motion is measured on each side of the sharp instant. They are shares: 0 is the
-# sharp instant, and 1 is the beginning or the end of the exposure.
+# Where motion is measured on each side of the sharp instant, as shares of the time from the sharp
+# instant (0) to the beginning or the end of the exposure (1). Two places rely on these shares:
+#
+#     flow.py              `_has_search_back` needs an even number of them
+#     spike_pictures.py    LEAST_PICTURE follows from their distance, 1/8 of the exposure
 INSTANTS = (0.25, 0.5, 0.75, 1.0)
 
 

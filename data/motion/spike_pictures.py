@@ -80,7 +80,8 @@ LEAST_PICTURE = 0.11
 # Largest share of the exposure in a window. A larger value would blur, and a smaller value would
 # leave more noise.
 MOST_PICTURE = 0.4
-# The number of spikes of an exposure is a divisor. If it is 0, it counts as this number.
+# The number of spikes of a pixel of median light is a divisor. A number below this counts as this
+# number, because it may be 0.
 LEAST_DIVISOR = 1e-6
 
 

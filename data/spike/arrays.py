@@ -33,7 +33,7 @@ import numpy as np
 
 # Number of bytes at the beginning of a file in which the header is looked for. They are enough,
 # because a file has up to 12 bytes before the header, and NumPy refuses headers of more than 10,000
-# bytes.
+# bytes. (headers.py has another constant HEAD_BYTES, for packed files.)
 HEAD_BYTES = 2**14
 # Arrays of a .npz up to this size (64 MiB, chosen by hand) are kept in memory. Larger arrays are
 # unpacked again for each read. If they were kept, a loader process that reads many files would fill

@@ -3,8 +3,9 @@
     tfp     windows of fixed length, around the sharp frame or spread over the file
     voxel   bins of equal length that divide the exposure
 
-The firing rate is the number of spikes per plane. Spikes are counted in whole numbers, and the sum
-is divided once, so that a window and the reversed window give the same bits.
+The firing rate is the number of spikes per plane (one read-out of the spike camera). Spikes are
+counted in whole numbers, and the sum is divided once, so that a window and the reversed window give
+the same bits.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).

@@ -142,7 +142,11 @@ def count_planes(
 
 
 def is_array(path: PathLike) -> bool:
-    """Return whether a file holds an array, not packed planes."""
+    """Return whether a file holds an array, not packed planes.
+
+    A new suffix of arrays in FORMATS must be added here, too. `_write_parts` and `find_array`
+    (arrays.py) also tell the formats apart by their suffixes.
+    """
     return Path(path).suffix.lower() in (".npy", ".npz")
 
 

@@ -37,7 +37,7 @@ MARKS = {
 }
 # Number of bytes at the beginning of a file that are compared with the marks, and tested for text.
 # All marks are shorter, and a new mark must be, too. With fewer bytes, spikes would look like text
-# more often. The number is chosen by hand.
+# more often. The number is chosen by hand. (arrays.py has another constant HEAD_BYTES, for arrays.)
 HEAD_BYTES = 64
 
 

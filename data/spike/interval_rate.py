@@ -1,7 +1,8 @@
 """Represent spikes by the time between two spikes (TFI, texture from intervals).
 
-The firing rate of a pixel is 1 / (planes from one spike to the next). It follows motion faster than
-a mean over a window, but it has the noise of a single interval.
+A plane is one read-out of the spike camera. The firing rate of a pixel is 1 / (planes from one
+spike to the next). It follows motion faster than a mean over a window, but it has the noise of a
+single interval.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).

@@ -4,7 +4,9 @@
     window_light    returns the sum of the light over windows of planes
     intervals_of    returns the intervals, from which the other two compute the light
 
-The unit is "thresholds per plane": a pixel that fires in every second plane has the light 1/2.
+A plane is one read-out of the spike camera. A pixel fires (has a spike) when it has collected a
+fixed charge, its threshold. The unit of light is "thresholds per plane": a pixel that fires in
+every second plane has the light 1/2.
 
 An interval is the time from one spike of a pixel to the next. The pixel collects the charge of a
 spike, one threshold, before the spike, so the light of an interval is one threshold, spread evenly

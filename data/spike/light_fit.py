@@ -45,7 +45,8 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     """
     rates = rates.astype(np.float64)
     values = values.astype(np.float64)
-    # The smallest divisor, so that black frames do not divide by 0.
+    # Both divisors below count as at least this number, because a black frame, or a recording
+    # without spikes, would divide by 0.
     least = 1e-12
     square_of_rates = max((rates * rates).sum(), least)
     rate_of = {}

@@ -1,7 +1,8 @@
 """Check the content of a packed file, and find the planes in it.
 
-Packed planes (packing.py) have no header, so a file does not say what it contains. Three checks
-find wrong files and wrong options:
+A plane is one read-out of the spike camera, and a packed plane has 8 pixels in a byte (packing.py).
+Packed planes have no header, so a file does not say what it contains. Three checks find wrong files
+and wrong options:
 
     1. The first bytes must not be a header of another format, or text (headers.py).
     2. An SPS100 sensor writes words between the pixels of each plane. A file must have these words

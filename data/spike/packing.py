@@ -1,6 +1,7 @@
 """Pack spikes into bits, and unpack the bits of a crop.
 
-The form of packed planes, which the public readers of SpikeCV, S-SDM and Spike-Zoo share:
+A plane is one read-out of the spike camera, a bit for each pixel. The public readers of SpikeCV,
+S-SDM and Spike-Zoo store packed planes in the same form:
 
     * Planes follow one another in order of time, without a header.
     * Within a plane, the pixels follow in raster order, rows without padding, rows bottom first.

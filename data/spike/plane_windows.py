@@ -3,7 +3,8 @@
     raw          one window of planes around the sharp frame
     encoding25   windows of 25 planes, as a network for optical flow (SCFlow) takes them
 
-A channel is a plane, so its values are 0 and 1. The options rate, light and gamma have no effect.
+A plane is one read-out of the spike camera. A channel is a plane, so its values are 0 and 1. The
+options rate, light and gamma have no effect.
 
 What must stay: which plane is which channel, because trained networks expect it.
 

@@ -1,7 +1,8 @@
 """Read the planes of an SPS100, a sensor that writes words between the pixels.
 
-The sensor has 1000 x 1000 pixels. It stores a row as two half-lines of 512 bits, each with a word
-at its end:
+A plane is one read-out of the sensor, which has 1000 x 1000 pixels. A word is a number of 12 bits
+that says where in the plane it stands. The sensor stores a row as two half-lines of 512 bits, each
+with a word at its end:
 
     500 pixels, word of 12 bits, 500 pixels, word of 12 bits
 

@@ -2,8 +2,8 @@
 
 Each pixel has a synapse. The state of the synapse depends on the intervals between the spikes of
 the pixel, smoothed over several intervals. So the firing rate can be computed from the state at any
-plane. The docstring of `tfstp` has the equations, and `_Synapses` computes them for all pixels,
-plane after plane.
+plane (one read-out of the camera). The docstring of `tfstp` has the equations, and `_Synapses`
+computes them for all pixels, plane after plane.
 
 What must stay: every number, because trained networks expect these channels. A variant with other
 numbers is a new function with a name of its own (docs/extending.md, representation).

@@ -3,8 +3,8 @@
 In training, this makes spikes of many cameras from the recorded spikes of one camera
 (`CameraPerturb` in data/augment.py).
 
-The light L of each plane (light.py) is integrated again. A is the charge of a pixel, in units of
-the new threshold. The first A is a random number between 0 and 1:
+The light L of each plane (one read-out of the camera; light.py) is integrated again. A is the
+charge of a pixel, in units of the new threshold. The first A is a random number between 0 and 1:
 
     A <- A + L / factor + dark        factor: new threshold / old threshold. dark: a dark current
     s = A >= 1                        the spike of the plane

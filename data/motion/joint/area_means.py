@@ -47,8 +47,9 @@ from torch import Tensor
 from data.motion.joint.lens import blur
 from data.motion.view import View
 
-# A fraction of a pixel that is nearer to 1 than this counts as 0, because it differs from a whole
-# pixel only by rounding. E.g. 0.9999 counts as 0. The number is chosen by hand.
+# A position that lies less than this below a whole pixel counts as the whole pixel, because it
+# differs only by rounding. E.g. 7.9999 counts as 8, so its fraction is 0 and not 0.9999. The number
+# is chosen by hand.
 SAME_PLACE = 1e-3
 
 
@@ -164,6 +165,8 @@ def _places_of(view: View) -> _Places:
     """
     plane_height, plane_width = view.plane
     down, across = view.points_in_pixel
+    # (h down, w across, 2) -> (h, down, w, across, 2): the axes 1 and 3 are the points of a spike
+    # pixel. `View.points_on_frame` promises this order.
     points = view.points_on_frame().reshape(plane_height, down, plane_width, across, 2)
     middles = points.mean(axis=(1, 3))  # (h, w, 2)
     row = plane_height // 2

@@ -65,6 +65,8 @@ class Cameras:
         self._pixels = pixels
         count, height, width = shifts.shape[:3]
         plane_height, plane_width = pixels.view.plane
+        # A group has a sample for each RGB pixel, and a sample for each spike pixel. The larger
+        # number counts, because the two kinds of samples are made one after the other.
         samples_of_group = max(height * width, plane_height * plane_width)
         groups_at_a_time = _groups_at_a_time(count, samples_of_group)
         self._chunks = []

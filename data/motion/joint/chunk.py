@@ -76,6 +76,7 @@ class Chunk:
     def add_B(self, blurry: Tensor, x: Tensor) -> None:
         """Add B x to `blurry`, in place. Both are (3, H, W)."""
         for g, s_g in enumerate(self._s):
+            # [g : g + 1] keeps the first axis, because `grid_sample` takes batches.
             [moved] = F.grid_sample(  # U_g x, (3, H, W)
                 x[None], self._positions[g : g + 1], padding_mode="border", align_corners=True
             )
@@ -97,6 +98,8 @@ class Chunk:
 
         means: (1, H + 1, W + 1). seen: (groups, h, w).
         """
+        # Each as one column: (pixels, 1) and (samples, 1). `view` shares the memory of `means`, so
+        # `add_to` changes `means` itself.
         self._V_adjoint.add_to(means.view(-1, 1), seen.reshape(-1, 1))
 
 

@@ -8,14 +8,16 @@ that are wanted. But if z changes by a small d, what the cameras see changes in 
 
     slope = dx / dz at z
 
-The normal equations of the change d need three things of A, with W = w^2:
+The normal equations of the change d need three things of A. W is the diagonal matrix of the squares
+w^2. (In a shape such as (3, H, W), W is the width of the frame.)
 
     A^T W A d    in two steps: `weighted_change` gives y = w A d, and `adjoint` gives A^T w y
     A^T W r      `gradient`; r are the residuals at z
     R            `row_sums`: the sum of each row of A^T W A over the pixels of one colour
 
 `System.robust_weights` gives the weights w = (w_b, w_s) at z. cameras.py has B and S, with their
-adjoints.
+adjoints. S l, y and w_s are (M, h, w): each of the h x w spike pixels has M equations, one for each
+interval between two spikes.
 
 What must stay: `adjoint` is the adjoint of `weighted_change`.
 

@@ -26,6 +26,9 @@ the spikes. The network sees both as changes of display values:
 
 Residuals are limited first, and changes at the end, because an equation may be wrong.
 
+Shapes: a frame is (3, H, W). The spike camera has h x w pixels, and each has M equations, one for
+each interval between two spikes: (M, h, w).
+
 What must stay: the channels, their order, and their scales, because the network was trained on
 them. With other channels the network still runs, but its frames are worse. So another value of a
 constant below needs a new training, too.
@@ -48,7 +51,8 @@ from data.motion.joint.system import CAUCHY, Residuals, System
 from data.motion.joint.values import display_of_light, light_of, luma, slope_of, tensor_of
 
 # The spikes in this many planes count as the spikes of the sharp instant. The number is chosen by
-# hand.
+# hand. (GUARD_PLANES in guard.py has the same value, but it is a constant of its own, which may
+# change without a new training.)
 INSTANT_PLANES = 9
 # Least noise of a frame, in display values, chosen by hand. The network sees its logarithm, and
 # log(0) is infinite.

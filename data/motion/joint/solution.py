@@ -17,7 +17,8 @@ solves the normal equations
     (A^T W A + lambda) d = A^T W r - lambda (z - z_0)
 
     A    the map from a change of z to the change of what both cameras see
-    W    squares of the weights, smaller where rho counts less
+    W    diagonal matrix of the squares of the weights, smaller where rho counts less. (In a shape
+         such as (3, H, W), W is the width of the frame.)
     r    residuals of both cameras, (b - B x, y - S l)
 
 More steps would fit the noise. Few steps are enough, because conjugate gradients use a

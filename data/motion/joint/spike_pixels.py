@@ -38,9 +38,8 @@ from data.motion.joint.sampling import corners_of, grid_positions, weights_of
 from data.motion.joint.sparse import product, sparse_matrix
 from data.motion.view import View
 
-# A spike pixel counts as on the frame if more than this share of its points lie on the frame. This
-# means all of its points: the limit is a little below 1, because a mean of ones may be rounded to a
-# value below 1.
+# A spike pixel counts as on the frame if all of its points lie on the frame (share 1 of 1).
+# The limit is a little below 1, because a mean of ones may be rounded to a value below 1.
 ON_FRAME = 0.999
 
 
@@ -124,6 +123,7 @@ def _shares_on_frame(positions: Tensor, view: View) -> Tensor:
     y = positions[..., 1]
     # The frame ends half a pixel beyond the middles of its outermost pixels, e.g. at -0.5.
     on_frame = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
+    # The mean of 0 and 1 over the m x n points of each spike pixel. E.g. 3 of 4 points give 0.75.
     [shares] = F.avg_pool2d(on_frame.float()[None], view.points_in_pixel)
     return shares
 

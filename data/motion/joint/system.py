@@ -4,7 +4,8 @@ The unknown is the sharp frame z, (3, H, W), display values. Both cameras have r
 motion:
 
     B x = b    RGB equations, one per pixel and colour of the blurry frame, weights w_b
-    S l = y    spike equations, one per interval between two spikes of a pixel, weights w_s
+    S l = y    spike equations, one per interval between two spikes of a pixel, weights w_s:
+               (M, h, w), i.e. M for each of the h x w spike pixels
 
     x = z^2.2    light of z
     l            what the spike camera integrates: luma of x, the light, or luma of z, the display

@@ -26,7 +26,8 @@ from data.spike.pictures import DISPLAY_GAMMA, LUMA
 
 # Slopes dx / dz are computed at display values of at least this value, about 10 of 255. At z = 0
 # the slope 2.2 z^1.2 is 0, and the weight of an equation, 1 / (slope * error of z), would be
-# infinite. No test notices another small value.
+# infinite. No test notices another small value. (data/motion/light.py has another constant DARK: a
+# light, 1e-3.)
 DARK = 0.04
 
 

@@ -166,7 +166,8 @@ def _trust_around(is_good: np.ndarray) -> np.ndarray:
 def _smooth_step(value: np.ndarray | float, begin: float, end: float) -> np.ndarray:
     """Return 0 below `begin`, 1 above `end`, and a smooth rise between them, float32.
 
-    The rise has no corners, which would be visible in the frame as edges.
+    The rise has no corners, which would be visible in the frame as edges. E.g. a quarter of the way
+    from `begin` to `end` the result is 0.16, half way 0.5, and at three quarters 0.84.
     """
     x = np.clip((value - begin) / (end - begin), 0, 1)
     return np.asarray(x * x * (3 - 2 * x), np.float32)
