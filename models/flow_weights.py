@@ -41,14 +41,20 @@ def start_with_zero_flow(spynet: SpyNet) -> None:
 
 
 def load_flow(spynet: SpyNet, path: str) -> None:
-    """Load the weights of SpyNet from a file, or the shipped weights instead of KAIR's file.
+    """Load the weights of SpyNet from the file `path`.
 
-    Raises OptionError if any other file is missing, or if the file holds other tensors.
+    If `path` is the published file (PUBLISHED_FLOW) and is missing, the weights that this project
+    ships (OWN_FLOW) are loaded, with a warning.
+
+    Raises OptionError if another file than the published one is missing, or if the file holds other
+    tensors.
     """
     file = _file_to_load(path)
-    # On the device "meta" only the options are being checked, and there are no weights to fill.
+    # On the device "meta", a tensor has a shape but no memory, so there are no weights to fill.
+    # `check_options` (select_network.py) builds such a network, only to check the options.
     if next(spynet.parameters()).is_meta:
         return
+    # The files differ only if the shipped weights take the place of the published ones.
     if file != path and utils_dist.is_main_process():
         logger.warning(
             "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for "
@@ -61,7 +67,7 @@ def load_flow(spynet: SpyNet, path: str) -> None:
 def _file_to_load(path: str) -> str:
     """Return `path`, or OWN_FLOW if `path` is the published file and is missing.
 
-    Raises OptionError if any other file is missing.
+    Raises OptionError if another file than the published one is missing.
     """
     if Path(path).is_file():
         return path

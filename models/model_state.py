@@ -67,8 +67,9 @@ class ModelState:
         self.opt = opt
         self.train_opt = opt.train
         self.device = utils_dist.get_device()
-        # Sentences for the log: one for each operation that has another form on this device than on
-        # NVIDIA's GPUs.
+        # Sentences for the log: one for each operation that runs on this device in another way than
+        # on NVIDIA's GPUs, e.g. "our own sampling stands in for torchvision's deformable
+        # convolution". [] on a CPU and on NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
         # The options from which a program can build the network again, for weights files and
         # checkpoints. They name no paths of this machine, so that another machine can use the file.
@@ -91,8 +92,9 @@ class ModelState:
         self.forward_clock = DeviceClock(self.device)
         # Which parameters the last step has trained:
         #     None        there was no step yet
-        #     "frozen"    all parameters without a key of train.fix_keys in their name
-        #     "all"       every parameter
+        #     "frozen"    the parameters with a key of train.fix_keys in their name were frozen, and
+        #                 all other parameters were trained
+        #     "all"       every parameter was trained
         self.phase: str | None = None
 
     def init_train(self, state: dict[str, Any] | None = None) -> None:
@@ -117,7 +119,8 @@ class ModelState:
             self.netG.compile()  # in place: the names in the state dict stay the same
 
         self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
-        warn_of_untrained(self.lossfn)  # the optimizer gets the parameters of netG only
+        # Warns if the loss has parameters of its own: the optimizer gets only those of netG.
+        warn_of_untrained(self.lossfn)
         self.target_names = names_of_targets(type(self.lossfn))  # e.g. ("gt",)
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         # Gradients in float16 underflow unless the loss is scaled. In bfloat16 they do not.
@@ -147,7 +150,8 @@ class ModelState:
         except SpoiltWeightsError:
             raise  # the network fits, so the advice below would be wrong
         except CheckpointError as e:
-            # The options of the run that wrote the checkpoint.
+            # Change expected and advice of the error to those of a resume. `netG_then` has the
+            # options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
             # The keys whose values have changed, e.g. "netG.depths".
             changed = changed_options.differences(netG_then, self.opt.netG.plain(), "netG.")
@@ -264,8 +268,8 @@ class ModelState:
     def save_weights(self, folder: Path, step: int) -> None:
         """Write the weights to <step>_G.pth, and the averaged weights, if any, to <step>_E.pth.
 
-        Each file holds {"params": weights, "options": options of the network, "iter": step}. Tests
-        and other trainings read these keys.
+        Each file holds {"params": weights, "options": options of the network, "iter": step}. These
+        keys must stay: weights_file.py reads "params" (CONTAINERS), and portable.py "options".
         """
         for letter, net in (("G", self.netG), ("E", self.netE)):
             if net is None:
@@ -299,7 +303,8 @@ class ModelState:
         parameter_count = self.parameter_count()
         options = self.network_options["netG"]
         # For each parameter: weight, gradient, two moments of Adam, and the average if there is
-        # a netE.
+        # a netE. E.g. 35.60 M parameters without a netE: 4 bytes * 4 * 35.60 M = 0.57 GB.
+        # cpu_memory.py counts the same numbers (BYTES_PER_PARAMETER), so change both together.
         numbers_per_parameter = 4 if self.netE is None else 5
         bytes_per_number = 4  # float32
         gigabytes = bytes_per_number * numbers_per_parameter * parameter_count / 1e9

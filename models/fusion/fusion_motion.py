@@ -24,6 +24,7 @@ Sizes: H x W pixels of a frame. A frame z is (3, H, W), display values in [0, 1]
 
 Words:
 
+    z_0, z      the first estimate, and the frame that the steps so far have made of it
     residual    by how much a frame misses an equation
     pull        how a frame would change, so that it fits the equations better
     proposal    a frame that solves all equations. Where the motion that was found is wrong, the
@@ -46,7 +47,9 @@ from models.fusion.motion_net import MotionNet
 from utils.contract import JointEquations
 from utils.options.section import Positive
 
-# Channels that a step sees at full size, in the order of `_channels_at_full_size`:
+# Channels that a step sees at full size, in the order of `_channels_at_full_size`. z is the frame
+# so far, z_0 the first estimate, and the proposal a frame that solves all equations. A pull says
+# how z would change, so that it fits the equations better (`MotionSteps` has the formula).
 #
 #     12  four pictures of 3 colours: the frame z, z - z_0, proposal - z, and the blurry frame
 #      3  the pulls of the RGB equations, one for each colour
@@ -54,8 +57,8 @@ from utils.options.section import Positive
 CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 # Channels that a step sees at half size, in the order of `_channels_at_half_size`:
 #
-#      6  the evidence
-#      2  the residuals of the RGB equations and of the spike equations
+#      6  the evidence: how far to trust the equations at each pixel (see the words above)
+#      2  the residuals of the RGB equations and of the spike equations: by how much z misses them
 #      3  comparisons with the spikes of the sharp instant: of z, of z_0, and which of the two fits
 #         the spikes better
 #      1  the number of the step
@@ -129,7 +132,8 @@ class MotionSteps(nn.Module):
     of the motion, so it learns where not to trust the equations. Its last layer begins at 0, so
     untrained steps return the first estimate.
 
-    features, layers: width of the conv net, and number of its inner layers.
+    features: number of channels inside the conv net.
+    layers: number of its inner layers.
     steps: number of steps.
 
     Source of unrolled steps with learned gates: Adler and Oktem, "Solving ill-posed inverse
@@ -138,7 +142,7 @@ class MotionSteps(nn.Module):
 
     def __init__(self, features: int, layers: int, steps: int) -> None:
         super().__init__()
-        self.count = steps
+        self.count = steps  # the number of steps
         # At half size, the HALF x HALF pixels of the full size become channels.
         inputs = HALF**2 * CHANNELS_AT_FULL_SIZE + CHANNELS_AT_HALF_SIZE
         outputs = HALF**2 * (3 + GATES)  # 3: the change of each colour

@@ -35,7 +35,8 @@ from utils.options.loader_options import LoaderOptions
 from utils.options.section import read_section
 from utils.options.val_options import ValOptions
 
-# The dtype of torch's autocast for each value of --dtype. None: autocast is not used.
+# The dtype of torch's autocast for each value of --dtype. None: autocast is not used. The values
+# are repeated in flags.py (DTYPES), so a new value needs an entry in both files.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The fields of a SavedNetwork that say how the network is built and how spikes are read.
 NETWORK_FIELDS = ("netG", "scale", "spike_channels", "spike", "spike_data")
@@ -60,11 +61,16 @@ class NetworkMethod:
         self.tiling = tiling
         self.dtype = dtype
         self.sigma = sigma
+        # The number of sharp frames that the network makes of each blurry frame, usually 1. Each
+        # sharp frame shows one instant of the exposure.
         self.instants = saved.spec.out_instants
         self.center_frame_only = tiling.center_frame_only
-        # Whether several ranks may each restore some frames of a clip. This saves no time if the
-        # whole clip must be computed for each frame: if a tile is the whole clip, or with flip_seq,
-        # which also computes the reversed clip. With center_frame_only there is only one frame.
+        # Whether a clip may be cut, so that several ranks each restore some of its frames. In three
+        # cases this saves no time:
+        #
+        #     a tile is the whole clip    each rank would compute the whole clip
+        #     flip_seq is true            the same: each frame needs the clip and the reversed clip
+        #     center_frame_only is true   the clip has only one frame to restore
         is_tile_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_tile_whole_clip or tiling.flip_seq
         self.can_cut = not needs_whole_clip and not tiling.center_frame_only
@@ -72,8 +78,9 @@ class NetworkMethod:
     def settings(self) -> dict[str, Any]:
         """Return everything that the restored frames depend on, for run.json.
 
-        A test continues an earlier test only if the settings of both are equal. So a new key needs
-        the value of older versions in `refuse_another_test` (earlier_results.py).
+        A test continues an earlier test only if the settings of both are equal. If you add a key,
+        tell `refuse_another_test` (earlier_results.py) the value that older versions used, because
+        their run.json lacks the key.
         """
         # A digest of how the network is built. The digest of the weights is not enough, because an
         # option file may describe another network for the same weights.
@@ -127,13 +134,15 @@ def network_for_test_set(
     """
     tile_options = val.plain()  # a dict with the keys of the section `val`
     # Only some kinds of datasets have the keys `pad_sequence` and `sigma`, hence `getattr`.
-    # `pad_sequence` means the same as the key `pad_seq` of `val`: repeat the last frame.
+    # `pad_sequence` means the same as the key `pad_seq` of `val`: repeat the last frame. One of the
+    # two keys is enough.
     if getattr(section, "pad_sequence", False):
         tile_options["pad_seq"] = True
     if flags.tiles.tile == "auto":
         tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
     # `sigma` is the noise level, which only a non-blind denoiser takes.
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
+    # No changes: for a test set, `blend` and `may_halve` have their defaults (see `_tiling`).
     tiling = _tiling(saved, tile_options, flags.tiles, changes={})
     return NetworkMethod(saved, tiling, flags.dtype, sigma)
 
@@ -152,7 +161,8 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
     tile_options = ValOptions().plain()
     if saved.released and tile is None:
         # `released` is the name of the published weights, e.g. "006_VRT_videodeblurring_GoPro". Its
-        # first three characters are their number, e.g. "006".
+        # first three characters are their number, e.g. "006". The overlap of the authors, 2 frames
+        # and 20 pixels, is the default of `ValOptions`.
         number = saved.released[:3]
         frames, side = RELEASED_TILES[number]
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
@@ -244,7 +254,7 @@ def refuse_other_frames(saved: SavedNetwork) -> None:
     for each blurry frame, in the same size.
     """
     spec = saved.spec
-    # What may be wrong, in the words of the message -> whether it is wrong with these weights.
+    # What may be wrong, in the words of the error -> whether it is wrong with these weights.
     is_wrong = {
         "take no spikes": not spec.spike_channels,
         "enlarge the frames": spec.scale != 1,

@@ -78,7 +78,8 @@ class Outputs:
     folder: Path
     # Which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
     save: tuple[str, ...] = ("frames",)
-    # Frame rate of the videos if the input has none.
+    # Frame rate of the videos if the input has none. main_test_vrt.py passes the value of --fps,
+    # which has the same default (flags.py).
     fps: float = 25.0
     # K, the number of sharp instants that are restored for each frame. If there are several, the
     # file of kind "frame" is the middle instant.
@@ -123,8 +124,9 @@ class Outputs:
     def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Return the paths of kind "exact" of these frames, one per frame.
 
-        The files hold float values, for scores of values that are not rounded. Returns [] if the
-        scores are computed from uint8 values.
+        With the option metric.values "clamped" or "float", frames are scored with values that are
+        not rounded. The scoring reads these values from the files. With "uint8" it needs no such
+        file, so the result is [].
         """
         if self.metric.values == "uint8":
             return []
@@ -145,7 +147,9 @@ class Outputs:
         # Strips are written for at most STRIPS_PER_CLIP frames, e.g. frames 0, 3 and 6 of 7 frames.
         positions = evenly_spaced(len(stems), most=STRIPS_PER_CLIP)
         strips = [self.file("strip", clip, stems[position]) for position in positions]
+        # E.g. pictures/street/motion.png for the method's picture "motion".
         pictures = [self.file("picture", clip, name) for name in self.pictures]
+        # "clip" is the JSON with the scores, and "example" the frame that the report shows.
         files = [
             *self.results(clip, stems),
             *self.frame_files(clip, stems),
@@ -202,6 +206,7 @@ class Outputs:
 
         frame: (3 K, H, W), the colours of each instant.
         """
+        # K instants of 3 channels each, e.g. 9 channels -> 3 x 3. -1 stands for 3 K / K.
         instants = frame.unflatten(0, (self.instants, -1))  # (K, 3, H, W)
         exact_files = self.exact_files(clip, [stem])  # one file, or none if scores are of uint8
         if exact_files:

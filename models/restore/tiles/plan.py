@@ -5,9 +5,9 @@ of 12 frames of 256 x 256 pixels: first into runs of whole frames (tiles in time
 into rectangles (tiles in space). Along each of the three axes, `tile_starts` says where the tiles
 start.
 
-In: the options `val` and the flags of the command line (network_method.py, validation.py). Out: a
-`Tiling`, which all files of this folder read. If the memory is full, restorer.py replaces it by the
-result of `smaller_tiling`.
+The sizes come from the options `val` and the flags of the command line, which network_method.py and
+validation.py pass to `Tiling.of`. It returns a `Tiling`, which the other files of this folder read.
+If the memory is full, restorer.py replaces the `Tiling` by the result of `smaller_tiling`.
 
 What must stay: `tile_starts` (test_published_tiling_is_reproduced), and the names of the fields of
 `Tiling`, which are option keys. Free to change: the tiles that `smaller_tiling` proposes.
@@ -23,8 +23,8 @@ from utils.contract import InputSpec
 from utils.errors import OptionError
 from utils.options.val_options import AUTO_FRAMES, AUTO_SIDE, ValOptions
 
-# The length of a tile in time that is the whole clip, and the side of a tile in space that is the
-# whole frame.
+# As the length of a tile in time: one tile holds the whole clip. As the side of a tile in space:
+# one tile is the whole frame. Option files and --tile write the same 0.
 WHOLE = 0
 
 
@@ -32,8 +32,10 @@ WHOLE = 0
 class Tiling:
     """How a clip is cut into tiles and blended again.
 
-    The defaults below count only for a call from Python (docs/python.md). The programs use `of`, so
-    for them the defaults of `ValOptions` in utils/options/val_options.py count.
+    There are two sets of defaults. A call from Python (docs/python.md) gets the defaults below,
+    i.e. one tile for the whole clip. The programs call `of`, which takes the values of `ValOptions`
+    (utils/options/val_options.py), so they get its defaults. Only `blend` and `may_halve` are no
+    options of `ValOptions`.
     """
 
     # What the network requires of its input, e.g. a multiple of 8 pixels.
@@ -103,9 +105,10 @@ class Tiling:
 
         changes: fields that replace fields of `val`, or that `val` lacks (`blend`, `may_halve`).
         """
-        fields: dict[str, Any] = val.plain() | changes  # a value of `changes` wins
-        # All options of `val` are fields of this class, except save_img, which says whether a
-        # validation saves pictures.
+        # The options of `val` have the names of the fields, so they become the arguments of this
+        # class. A value of `changes` wins. Only save_img is no field: it says whether a validation
+        # saves pictures. A new option of `val` needs a field, or must be deleted here, too.
+        fields: dict[str, Any] = val.plain() | changes
         del fields["save_img"]
 
         is_length_auto = fields["num_frame_testing"] == "auto"
