@@ -25,7 +25,8 @@ FRAMES = 2  # number of frames in each sample
 # sample that fits by chance does not hide wrong data. The share is large, because samples without
 # texture look wrong although their data are right.
 LEAST_WRONG_SHARE = 0.75
-# Fewest samples for a warning. A single sample proves nothing, because it may lack texture.
+# Smallest number of compared samples for a warning. A single sample proves nothing, because it may
+# lack texture.
 LEAST_SAMPLES = 2
 # Samples of this epoch are compared. All epochs show the same clips, so any epoch would do.
 EPOCH = 0
@@ -49,7 +50,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     source: a training set, or the list of the readers of a user's own clips.
     option_file: the option file of the training set, for the advice.
     """
-    if isinstance(source, list):
+    if isinstance(source, list):  # the readers of a user's clips
         samples = _samples_of_user(source)
         plural = "frames"
     else:
@@ -61,6 +62,7 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
         if not comparison.is_right:
             wrong_samples.append((sample, comparison.sentence))
     has_few_samples = len(samples) < LEAST_SAMPLES
+    # E.g. of 4 samples, at least 0.75 * 4 = 3 must be wrong for a warning.
     has_few_wrong = len(wrong_samples) < LEAST_WRONG_SHARE * len(samples)
     if has_few_samples or has_few_wrong:
         return None

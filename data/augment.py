@@ -10,8 +10,8 @@ file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
 What must stay: the random numbers that are drawn, and their order, because a resumed run must see
 the same samples. A new draw takes its numbers from a new generator, as
-`CameraPerturb._draw_dark_and_rgb` does. (`random_stream` returns a generator of random numbers. All
-other streams here are spikes.)
+`CameraPerturb._draw_dark_and_rgb` does. ("stream" has two meanings here: `random_stream` returns a
+generator of random numbers, and the argument `stream` holds recorded spikes.)
 test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was notices a draw that depends on another.
 Free to add: options of `CameraPerturb` that are off by default.
 
@@ -233,7 +233,8 @@ class CameraPerturb:
     """
 
     # Every probability is 0 by default, so that only the changes that a user asks for happen.
-    # The largest values below have an effect only together with their probability.
+    # A largest value below has an effect only if its probability is above 0. The largest values
+    # were chosen by hand.
     threshold_prob: Share = 0.0
     threshold_range: Range = (0.5, 4.0)  # 0.5 doubles the spikes, 4.0 leaves a quarter of them
     known_rate: bool = False
@@ -339,5 +340,6 @@ def _amount(chance: float, probability: float, size: float, largest: float) -> f
     return 0.0
 
 
-# Loads every data/camera_*.py, so that their classes register themselves.
+# Loads every data/camera_*.py, so that their classes register themselves. This must be the last
+# line, because these files may import names of this module, e.g. `CAMERAS`.
 import_parts("data", "camera_*")

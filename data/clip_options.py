@@ -46,7 +46,9 @@ class FileReading(Section):
     io_backend: Annotated[Any, IO_BACKENDS] = Field("disk", description="How files are read.")
     cache_data: bool = Field(False, description="Keep decoded pictures in memory.")
     checked_share: float = Field(
-        SHARE,  # 1 %; data/clips/kept.py gives the reason
+        # 1 %; data/clips/kept.py gives the reason. The number 4096 in the text below is LEAST_FILES
+        # of data/clips/unchanged_data.py: change both together.
+        SHARE,
         ge=0,
         le=1,
         description="The first start checks all files. While no folder changes, each later start "
@@ -145,7 +147,8 @@ class WholeClips(Section):
 # are set must be lists.
 FOLDER_KEYS = ("dataroot_gt", "dataroot_lq", "dataroot_spike", "dataroot_gt_instants")
 
-# Keys that may be lists with one entry per root.
+# Keys that may be lists with one entry per root. `split_by_root` splits only these keys, so a new
+# key of a folder must be added here.
 ROOT_KEYS = (*FOLDER_KEYS, "lq_folder", "meta_info_file", "dataroot_share")
 
 

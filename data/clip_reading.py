@@ -167,7 +167,8 @@ class ClipDataset(ClipSources, Dataset):
             item["gt"] = contract.middle_instant(stacked, instants)
         if draw.clip.spikes:
             # `_read_spikes` needs the pictures of the blurry frames if spike.rate is "match": then
-            # the firing rate is measured by comparing their brightness with the spikes.
+            # the firing rate is measured by comparing their brightness with the spikes. These
+            # pictures already have the noise of a simulated RGB camera.
             item["spike"] = self._read_spikes(draw, images["lq"])
         return item
 
@@ -207,7 +208,8 @@ class ClipDataset(ClipSources, Dataset):
     def _instants_of(self, draw: Draw) -> list[int]:
         """Return the numbers of the sharp instants of each frame, in the order of playing.
 
-        With K instants, frame f has the instants f K ... f K + K - 1.
+        Instants are the K sharp frames of one exposure. They are numbered through the clip, K for
+        each frame. E.g. with K = 3, frame 2 has the instants 6, 7, 8.
         """
         count = draw.clip.instants  # K
         numbers: list[int] = []

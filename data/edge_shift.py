@@ -80,8 +80,9 @@ def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
     """Measure how well the spikes fit one frame. pixel_side: RGB pixels along a spike pixel."""
     edges_of_spikes = _gradients(pair.spikes, pixel_side)
     edges_of_frame = _gradients(pair.frame, pixel_side)
-    # A single row or column of spike pixels cannot show a shift across the row or column, and
-    # OpenCV refuses it. A picture without texture correlates with no other picture.
+    # Two cases have no result, so all measures are 0. A single row or column of spike pixels cannot
+    # show a shift across it, and OpenCV refuses such a picture. A picture without texture has no
+    # edges to compare.
     has_one_line = min(edges_of_spikes.shape) < 2
     lacks_texture = edges_of_spikes.std() < NO_TEXTURE or edges_of_frame.std() < NO_TEXTURE
     if has_one_line or lacks_texture:
@@ -116,7 +117,8 @@ def _gradients(image: np.ndarray, pixel_side: int) -> np.ndarray:
     if pixel_side > 1:
         small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
     small = np.ascontiguousarray(small, np.float32)
-    # A Gaussian of one spike pixel reduces the noise of the spikes.
+    # A Gaussian of one spike pixel reduces the noise of the spikes. With (0, 0), OpenCV takes the
+    # size of the kernel from sigmaX.
     smooth = cv2.GaussianBlur(small, (0, 0), sigmaX=1.0)
     across = cv2.Sobel(smooth, cv2.CV_32F, dx=1, dy=0)
     down = cv2.Sobel(smooth, cv2.CV_32F, dx=0, dy=1)
@@ -127,18 +129,20 @@ def _gradients(image: np.ndarray, pixel_side: int) -> np.ndarray:
 # Pixels to cut off at each border of a picture of gradients, chosen by hand. The gradient is 0 at
 # the border of every picture, so the borders of any two pictures would correlate.
 BORDER = 2
-# A picture of gradients is not cut below this side, because fewer pixels prove nothing.
+# Shortest side, in pixels, to which a picture of gradients is cut. Fewer pixels prove nothing.
+# Chosen by hand.
 LEAST_SIDE = 8
 
 
 def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
-    The length of the part is even, and cv2.phaseCorrelate need not pad it. A padded length may be
-    odd, and then the shift would be half a pixel off
-    (test_a_small_shift_beside_a_large_one_is_named). Of these lengths, the longest that fits is
-    taken. E.g. the border leaves 101 of 105 pixels, and the part has 100 of them: slice(2, 102). A
-    side that is too short is kept whole.
+    The result is the longest part whose length is even and is one that cv2.phaseCorrelate does not
+    pad. (It pads to a length that is fast to transform, e.g. 100. A padded length may be odd, and
+    then the shift would be half a pixel off:
+    test_a_small_shift_beside_a_large_one_is_named notices it.) E.g. the border leaves 101 of 105
+    pixels, and the part has 100 of them: slice(2, 102). If no such length fits, the side is kept
+    whole.
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)

@@ -1,10 +1,10 @@
 """Change the options of spikes so that the spikes are read for a formula (data/reconstruct.py).
 
 A formula decides some keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as
-they are, e.g. h, w and exposure. If neither the options nor dataset.json give the firing rate at
-full light, `spike_section` sets the rate to "match", so that it is measured from the frames. For a
-user's clip, data/cameras/user_spikes.py reads the section next. The section has a rate then, so no
-rate must be assumed.
+they are, e.g. h, w and exposure. The firing rate at full light is taken from the options, or else
+from dataset.json. If both lack it, `spike_section` sets the rate to "match", so that it is measured
+from the frames. For a user's clip, data/cameras/user_spikes.py reads the section next, and need not
+assume a rate.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`
@@ -25,7 +25,8 @@ from utils.errors import OptionError
 from utils.options.loader_options import LoaderOptions
 
 # Keys of the spike section that a method sets itself, so a user cannot set them.
-# main_test_vrt.py refuses them.
+# main_test_vrt.py refuses them. The dict `set_by_method` in `spike_section` has a value for each of
+# these keys: change both together.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
 
 logger = logging.getLogger(__name__)

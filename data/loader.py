@@ -43,7 +43,8 @@ from utils.run.position import DataOrder
 logger = logging.getLogger(__name__)
 
 # Texts of torch's errors if /dev/shm has no room for a micro-batch. The first text is the name of a
-# file in /dev/shm, e.g. "</torch_4711_815>".
+# file in /dev/shm, e.g. "</torch_4711_815>". torch has no error class for this case, so a new
+# version of torch may need another text (test_a_small_shared_memory_is_named_with_its_cure).
 OUT_OF_SHM = re.compile(r"</torch_\w+>|shared memory|[Bb]us error")
 # Advice in the errors of this module.
 USE_LESS_MEMORY = "lower dataloader_num_workers or dataloader_prefetch_factor"
@@ -58,7 +59,8 @@ MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # Share of the watchdog's time limit after which the loader gives up waiting, if
 # dataloader_timeout_s is not set. E.g. with a limit of 300 seconds, the loader waits for 240
 # seconds. The share is below 1, so that the loader gives up before the watchdog. Only the error of
-# the loader names the samples.
+# the loader names the samples. Chosen by hand. `refuse_slow_loader` (utils/options/conflicts.py)
+# says 4/5 in its docstring.
 SHARE_OF_STALL = 0.8
 
 
@@ -221,6 +223,9 @@ class TrainLoader:
 
         If a worker dies, torch's signal handler raises a RuntimeError in the main thread at any
         point, e.g. within a training step. So the whole training loop runs in this block.
+
+        The error is known by two texts of torch, "DataLoader worker" and "killed by signal".
+        Test: test_a_loader_process_that_is_killed_while_the_step_computes_is_named
         """
         try:
             yield
@@ -263,6 +268,7 @@ class TrainLoader:
                 # here, and the next call of `iter` starts new workers. Within an epoch, `read` has
                 # its own reference to the iterator, so the next call waits for the same workers.
                 self.loader._iterator = None
+                # torch raises a RuntimeError in all three cases, so its text tells which it is.
                 is_late = "timed out" in str(e)
                 is_out_of_shm = OUT_OF_SHM.search(str(e)) is not None
                 was_killed = "killed by signal" in str(e)
@@ -270,7 +276,8 @@ class TrainLoader:
                 if not (is_late or is_out_of_shm or was_killed):
                     raise
                 # A thread that waits for a core also looks asleep for a short time. So only a long
-                # sleep means that the run was suspended.
+                # sleep means that the run was suspended: more than half of the time-out, a fraction
+                # that was chosen by hand.
                 slept_s = watchdog.asleep_s() - asleep_before_s
                 was_suspended = slept_s > self.timeout_s / 2
                 if not (is_late and was_suspended):
@@ -312,7 +319,9 @@ class TrainLoader:
 
 @dataclass
 class _Batches(Dataset):
-    """A dataset of micro-batches. An index is a list with (epoch, index) of each sample.
+    """A dataset of micro-batches: an item is what one rank puts through the network at once.
+
+    The index of an item is a list with (epoch, index) of each sample.
 
     If a sample raises an error of this project, the error is returned in place of the micro-batch,
     and `TrainLoader._steps` raises the error. If the error were raised here, in a worker, torch

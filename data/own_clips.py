@@ -99,7 +99,10 @@ def naming_spike_size_flag() -> Generator[None]:
     try:
         yield
     except SpikeVRTError as e:
-        # Errors about a missing size, from data/spike and data/cameras, have one of these texts.
+        # Errors about a missing size have one of these texts: "spike.h" as their place, or the
+        # advice of data/spike/packed_file.py and data/spike/formats.py. There is no error class for
+        # them. test_bad_input_ends_with_one_message notices another place, and another advice of
+        # packed_file.py.
         if e.where.startswith("spike.h") or "spike height and width" in e.do:
             shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
             e.do = f"give --spike-size H W; {shows}"

@@ -28,7 +28,7 @@ from utils.user_path import expand_path
 
 # If the firing rate at full light is unknown, this percentage of the pixels is darker than white.
 # With 100, one bright or defective pixel could make the whole picture dark. With a much smaller
-# value, bright parts of the scene would all become white.
+# value, bright parts of the scene would all become white. Chosen by hand.
 WHITE_PERCENTILE = 99.5
 # Smallest firing rate that counts as white, in spikes per plane. All rates are divided by the rate
 # of white, which must not be 0. This limit only has an effect if a clip has nearly no spikes.

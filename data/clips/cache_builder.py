@@ -147,6 +147,7 @@ def _refuse_cache_of_others(cached_names: set[str], clips: Sequence[Clip], targe
 
 
 # Largest fraction of the free space that a new clip cache may take, so that the disk is never full.
+# Chosen by hand.
 LARGEST_DISK_FRACTION = 0.95
 
 

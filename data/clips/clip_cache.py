@@ -187,7 +187,8 @@ class CacheReader:
         (data/clip_reading.py).
         """
         stored_images = self._map_array(clip, kind)  # (frames, H, W, 3)
-        # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale.
+        # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale. E.g.
+        # with scale 4, gt has 4 times the height of lq.
         height, _ = clip.size_of(kind)
         height_of_lq, _ = clip.size
         scale = height // height_of_lq
@@ -199,8 +200,8 @@ class CacheReader:
         piece: the source file and its planes.
         crop: in spike pixels.
         """
-        # The array has the planes of all files of the clip, so read it like one large packed file.
-        # Its planes are stored row by row ("raster"), by cache_builder.py.
+        # The array has the planes of all files of the clip, so read it like one large packed file
+        # (a bit for each pixel). cache_builder.py has stored its planes row by row ("raster").
         stored_planes = self._map_array(clip, "spike")  # (planes, bytes of a plane)
         geometry = clip.spikes.geometry.as_raster()
         all_planes = SpikeFile(

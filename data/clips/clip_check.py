@@ -163,6 +163,8 @@ def _report_numbers_of_instants(
 ) -> None:
     """Report an even K, or frames with other instants than 0 ... K - 1.
 
+    The instants are the K sharp frames of one exposure. Their middle one is gt, so K must be odd.
+
     paths_of_instants: {frame: {number of the instant: path}}.
     stems: the name of each frame.
     """
@@ -201,7 +203,8 @@ def _find_sizes(
     size_of: path -> size.
     spikes: how the spikes are read.
     """
-    lq = (0, 0)  # stays (0, 0) if the picture cannot be read. This is reported
+    # If the picture cannot be read, this is reported, and both sizes stay (0, 0).
+    lq = (0, 0)
     gt = (0, 0)
     try:
         lq = size_of(paths["lq"][0])

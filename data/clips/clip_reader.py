@@ -139,8 +139,8 @@ def _open_clip(
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
         # `section_of_clip` are the options, with the size of a plane if only the files have it.
-        # `info` is the content of dataset.json. If a value is in neither of them, `user_spikes`
-        # takes it from the training.
+        # `info` is the content of dataset.json. If both lack a value, `user_spikes` takes it from
+        # the training.
         section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(

@@ -84,7 +84,7 @@ def _demand(is_met: bool, what: str) -> None:
 
 
 def _demand_all(are_met: np.ndarray, what: str) -> None:
-    """Raise ValueError unless a demand is met for each entry of a column.
+    """Raise ValueError if any entry of a column does not meet a demand.
 
     are_met: a bool for each entry.
     what: name of the wrong column, or what is wrong.
@@ -108,7 +108,7 @@ def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
 
 
 def _refuse_names(column: np.ndarray, count: int) -> None:
-    """Refuse a column of names unless it holds `count` plain names of files.
+    """Refuse a column if it has not `count` names, or if a name is not a plain name of a file.
 
     With a slash, an empty name, "." or "..", the path of a file could leave its folder.
     """

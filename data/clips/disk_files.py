@@ -66,7 +66,8 @@ class DiskFiles:
             # With several roots, the names begin with the number of the root, e.g. "1/clip_07".
             clips = [replace(clip, name=source.name_prefix + clip.name) for clip in found]
         if self.cache_data:
-            # Without enough memory, the images are decoded at each use.
+            # If the host has too little memory, `reserve` returns False. Then the images are
+            # decoded at each use.
             self.cache_data = self._shared_images.reserve(clips)
         return clips
 
@@ -91,13 +92,15 @@ class DiskFiles:
 
     def _image(self, clip: Clip, kind: str, number: int) -> np.ndarray:
         """Return image `number` of one kind, (H, W, 3) uint8 in B, G, R."""
-        # `opened` is set only for a user's clip, which may be a film. `read` returns R, G, B.
+        # `opened` is set only for a user's clip, which may be a film. `read` returns R, G, B, and
+        # the slice turns it into B, G, R.
         if clip.opened:
             return clip.opened[kind].read(number)[..., ::-1]
         path = getattr(clip, kind)[number]
         size = clip.size_of(kind)
         if not self.cache_data:
             return read_bgr(path, size)
+        # `image` calls the partial function, i.e. read_bgr(path, size), only at the first use.
         return self._shared_images.image(clip, kind, number, partial(read_bgr, path, size))
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:

@@ -67,7 +67,7 @@ def film_times(
     Warns of damaged frames.
 
     times: time in seconds of each decoded frame, in order.
-    go_on: called after each 1000 packets, as a sign of life for the watchdog.
+    go_on: called after each 1000 packets (PACKETS_PER_CALL), so that the watchdog sees progress.
     """
     packets = _packets_of(path, times, go_on)
     if packets is None:

@@ -73,7 +73,7 @@ class FrameFiles:
             else:  # {}: the folder has no such file
                 self.problems.report(f"{name} holds no {' or '.join(kind.suffixes)} file", name)
         needs_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
-        # If there is a problem already, `by_kind` may lack "lq", which the next check reads.
+        # The next check reads "lq". `by_kind` has "lq" for certain only if no problem was found.
         if needs_file_per_frame and not self.problems.found:
             self._report_unexpected_single_spike_file()
 
@@ -134,6 +134,7 @@ class FrameFiles:
 
         keys: the frames.
         """
+        # From a frame to its path, e.g.: key of frame 47 -> stem "0047" -> file -> its path.
         file_of_stem = self.by_kind[kind]
         stem_of_frame = self.stems[kind]
         return tuple(file_of_stem[stem_of_frame[key]].path for key in keys)
@@ -141,7 +142,8 @@ class FrameFiles:
     def find_frames(self, meta_entry: Sequence[Any] | None) -> list[FrameKey]:
         """Return the frames of the clip in order. Report missing files, gaps and wrong names.
 
-        meta_entry: [number of frames, number of the first frame], or None without a meta file.
+        meta_entry: [number of frames, number of the first frame] of the clip in the meta file, e.g.
+        [100, "0"]. None: there is no meta file, so all frames of the folders are wanted.
         """
         names_of_files = self._names_of_files()
         if meta_entry is None:
@@ -270,7 +272,8 @@ class FrameFiles:
 
         Test: test_a_gap_is_looked_for_in_the_order_of_numbers
         """
-        # If the texts around the numbers differ, the numbers need not follow one another.
+        # The texts around the numbers are e.g. "im" and "" in "im1". If some names have other texts
+        # than the others, the numbers of all names need not follow one another.
         texts_around_number = {(key.before, key.after) for key in keys}
         if len(texts_around_number) != 1:
             return

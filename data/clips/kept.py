@@ -166,7 +166,7 @@ def checked_clips(source: Source) -> ClipTable | None:
 
 
 class Record:
-    """The record of one data root."""
+    """The record of one data root: its stored result of the data check, in two files."""
 
     def __init__(self, folder: Path, source: Source, scale: int) -> None:
         """Prepare to read or write a record.

@@ -45,10 +45,10 @@ from utils.name_order import natural_key
 # and not for training}. Names and clips are the same as in BasicSR and KAIR.
 HELD_OUT = {
     "REDS4": frozenset(("000", "011", "015", "020")),
-    "official": frozenset(map(str, range(240, 270))),
+    "official": frozenset(map(str, range(240, 270))),  # "240", "241", ... "269"
 }
-# Largest number of problems that an error shows, so that it fits on a screen or two.
-# scripts/doctor.py lists all problems.
+# Largest number of problems that an error shows, so that it fits on a screen or two. Each problem
+# takes two lines. scripts/doctor.py lists all problems.
 MOST_PROBLEMS = 30
 # Text of the problem that lq and gt are the same files.
 SAME_FILES = (

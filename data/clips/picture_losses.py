@@ -52,7 +52,8 @@ def _loss_of_16_bits(content: bytes) -> str:
     bits = _bits_in_use(content)
     if bits is None or bits == 16:
         return "has 16 bits: they are cut to 8"
-    # E.g. 12 bits: the largest value is 4095. Values times 16 use all 16 bits.
+    # E.g. 12 bits: the largest value is 2^12 - 1 = 4095. Values times 2^(16 - 12) = 16 use all 16
+    # bits.
     largest = 2**bits - 1
     factor = 2 ** (16 - bits)
     return (

@@ -105,7 +105,11 @@ class _Job(NamedTuple):
 
 
 class RootCheck:
-    """The check of the clips of one data root. Call `run` once."""
+    """The check of the clips of one data root. Call `run` once.
+
+    A data root is a set of folders, one for each kind of file: "lq" (blurry frames), "gt" (sharp
+    frames), "gt_instants" (several sharp frames of an exposure) and "spike".
+    """
 
     def __init__(self, source: Source, decode: bool) -> None:
         """Prepare the check.
@@ -268,7 +272,8 @@ class RootCheck:
                 sizes=manifest.usual_sizes(self.source, earlier_clips),
                 size_of=partial(_seen_size, looks),
             )
-            # [number of frames, number of the first frame], or None without a meta file.
+            # [number of frames, number of the first frame] of the clip in the meta file, the list
+            # of the clips. None: there is no meta file.
             meta_entry = meta_entries[name] if meta_entries else None
             clip = check.run(meta_entry)
             self.clip_problems += check.problems
@@ -331,9 +336,9 @@ class RootCheck:
                 spike_warnings = check_spikes(clip, is_first=clip is self.first_clip)
             return lossy_pictures, spike_warnings
 
-        # A thread gets two clips at once and not the usual 32 items, because one clip takes long
-        # and all threads should be busy. `go_on` tells the watchdog that this process still works,
-        # as in `_look_at_files`.
+        # A thread gets two clips at once and not the usual 32 items (ITEMS_AT_ONCE in threads.py),
+        # because one clip takes long and all threads should be busy. `go_on` tells the watchdog
+        # that this process still works, as in `_look_at_files`.
         warnings_of_clips = map_in_threads(warnings_of, clips, at_once=2, go_on=watchdog.go_on)
         for lossy_pictures, spike_warnings in warnings_of_clips:
             for warning in lossy_pictures:

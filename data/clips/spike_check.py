@@ -48,7 +48,8 @@ from utils.errors import DataError
 
 # {kind of light: folder of the blurry frames that are means of it}. There are two kinds of light:
 # linear light, and display values (the values of a picture file). GoPro and
-# scripts/prepare_gopro_spike.py use these names of folders.
+# scripts/prepare_gopro_spike.py use these names of folders. CLIP_FOLDERS (clip_folder.py) has the
+# same names, so that such a folder never counts as a clip.
 FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
 # Smallest correlation of firing rates and frame at which they count as the same scene. A larger
 # value would warn of strongly blurred frames, and a smaller value would accept other scenes.
@@ -80,7 +81,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     Several threads call this function at once, so it changes no shared value.
     """
     spikes = clip.spikes  # how the spikes are read
-    piece = clip.exposures[0].own  # the planes of the first exposure, without context
+    # The planes of the first exposure, without context (the planes before and after the exposure).
+    piece = clip.exposures[0].own
     # `read_spikes` can read files on disk only, and no values of an LMDB.
     if LMDB_MARK in piece.file:
         return []

@@ -23,7 +23,8 @@ from data.clips.columns import Columns
 from utils.files import read_plain
 
 # Largest size of the arrays of a record in bytes, so that a forged file cannot fill the memory. A
-# record of 32,000 clips has 36 million bytes.
+# record of 32,000 clips has 36 million bytes. The limit must stay below 2^31, because `Texts`
+# (columns.py) stores positions in an array as int32.
 LARGEST_RECORD_BYTES = 2**30
 
 
@@ -37,7 +38,10 @@ def read_bounded(path: Path) -> bytes:
 
 
 def columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
-    """Return columns of an .npz file. Raises ValueError if the file has no such columns.
+    """Return columns of an .npz file.
+
+    A column is an array with one property of all clips, frames or files (columns.py). Raises
+    ValueError if a column is missing, is compressed, or has another type.
 
     content: the file.
     types: {column: its dtype}.

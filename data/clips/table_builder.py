@@ -26,7 +26,7 @@ from data.clips.table import ClipTable
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 # Equal rows are stored once, but a new row is only compared with this many first rows. The limit
 # bounds the memory for a data set in which all rows differ. A later row may be stored twice, which
-# does no harm.
+# does no harm. Chosen by hand.
 MOST_ROWS_COMPARED = 65_536
 
 
@@ -108,6 +108,9 @@ class TableBuilder:
 
     def _add_exposures(self, clip: Clip) -> None:
         """Add planes and exposures of a clip.
+
+        An exposure (the planes of a frame) is stored as a row of 11 whole numbers, `Row` in
+        columns.py, and a center. Equal rows are stored once.
 
         Test: test_a_record_gives_the_same_clips_as_the_files
         """

@@ -38,10 +38,11 @@ from data.clips.table import ClipTable
 from data.clips.threads import map_in_threads
 
 # Smallest number of files that a repeated start looks at. If a data set has fewer files, all are
-# looked at. A larger number would find more changes, but the start would take longer.
+# looked at. A larger number would find more changes, but the start would take longer. Chosen by
+# hand. The description of checked_share (data/clip_options.py) names this number, too.
 LEAST_FILES = 4096
 # Number of folders whose states are compared at once. A larger number takes more memory for their
-# paths. A much smaller number would leave threads without work.
+# paths. A much smaller number would leave threads without work. Chosen by hand.
 FOLDERS_AT_ONCE = 2**14
 
 
@@ -68,8 +69,8 @@ def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
         return False
     comparison = _Comparison(table, columns)
     clips_to_look_at = _clips_to_look_at(table, share)
-    # A thread gets four clips at once and not the usual 32 items, because one clip takes long and
-    # all threads should be busy.
+    # A thread gets four clips at once and not the usual 32 items (ITEMS_AT_ONCE in threads.py),
+    # because one clip takes long and all threads should be busy.
     return all(map_in_threads(comparison.is_same_clip, clips_to_look_at, at_once=4))
 
 
@@ -169,7 +170,7 @@ def _clips_to_look_at(table: ClipTable, share: float) -> range:
 
 
 class _Comparison:
-    """The comparison of clips of the record with their files.
+    """The comparison of clips of the record, the stored result of the check, with their files.
 
     Several threads call `is_same_clip` at once. This is safe, because it changes no attribute.
     """

@@ -55,7 +55,8 @@ def user_clip(
     gt: a folder of sharp frames, or a film.
     spike: path of the spike files: a folder with one file per frame, or one file for the clip.
     spikes: how the spikes are read. Its `timing` says which planes belong to which frame if one
-    file holds the planes of all frames. `spike` and `spikes` are given together, or neither.
+    file holds the planes of all frames. A clip with spikes needs both `spike` and `spikes`. For a
+    clip without spikes, both are None.
     trained: properties of the training spikes. If a property of the user's spikes is unknown, the
     property of the training spikes is used.
     scale: scale of the network, the side of a sharp frame over the side of a frame.

@@ -114,8 +114,9 @@ SUFFIXES_BESIDE_FRAMES = (
 def may_be_frames(path: Path) -> bool:
     """Return whether a file that was not read may be a picture or a film, e.g. "0.heic".
 
-    For a folder, return whether any file directly in it may be a picture or a film. Files without a
-    suffix do not count, and neither do hidden files and files with one of `SUFFIXES_BESIDE_FRAMES`.
+    For a folder, return whether any file directly in it may be a picture or a film. Three kinds of
+    files do not count: files without a suffix, hidden files, and files with one of
+    `SUFFIXES_BESIDE_FRAMES`.
 
     Test: test_frames_of_a_kind_that_is_not_read_are_named
     """
