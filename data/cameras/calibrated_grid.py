@@ -1,7 +1,8 @@
 """Put spike channels onto the frame if the spike camera has a view of its own.
 
 A calibration has the matrix from spike pixels to RGB pixels. This module uses the inverse matrix M.
-An RGB pixel at (x, y) takes the value at column u / d and row v / d of the spike plane:
+An RGB pixel at (x, y) takes the value at column u / d and row v / d of the spike plane (the image
+of the spike camera):
 
     (u, v, d) = M (x, y, 1)
 

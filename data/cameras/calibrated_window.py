@@ -1,8 +1,8 @@
 """Interpolate spike channels onto the RGB pixels of a crop, for a spike camera with its own view.
 
-An RGB pixel shows a point of the spike plane. Its value is interpolated bilinearly between the four
-spike pixels around the point. E.g. the point x = 2.25, y = 1 lies a quarter of the way from column
-2 to column 3, on row 1:
+An RGB pixel shows a point of the spike plane (the image of the spike camera). The value of the RGB
+pixel is interpolated bilinearly between the four spike pixels around the point. E.g. the point
+x = 2.25, y = 1 lies a quarter of the way from column 2 to column 3, on row 1:
 
     value = 0.75 * pixel (row 1, column 2) + 0.25 * pixel (row 1, column 3)
 
@@ -153,7 +153,8 @@ class CalibratedWindow:
         if not is_seen.any():
             is_seen = np.ones_like(is_seen)
         rate_of_spike_pixels = stream.mean(axis=0, dtype=np.float32)  # (h, w)
-        rate = self.to_rgb(rate_of_spike_pixels[None])[0]  # (H, W)
+        # As one channel: (1, h, w) -> (1, H, W) -> (H, W).
+        rate = self.to_rgb(rate_of_spike_pixels[None])[0]
         mean_rate = float(rate[is_seen].mean(dtype=np.float64))
         mean_colour = image[is_seen].mean(axis=0)
         return mean_rate, mean_colour

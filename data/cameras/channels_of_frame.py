@@ -1,5 +1,6 @@
 """Read the spike channels of one frame: its planes become channels on the pixels of the frame.
 
+A plane is one read-out of the spike camera. Channels are what a network sees of the planes.
 `read_channels` does this for each frame of a sample, within the crop of the sample:
 
     1. Read the planes, with the io backend of the data set (e.g. data/clips/disk_files.py).

@@ -75,8 +75,9 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
-    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel of a
-    # row. To find the last one, mirror the row.
+    # The true pixels of row i are first[i] ... after[i] - 1, e.g. 1 ... 2 in row 0 above: first 1,
+    # after 3. argmax finds the first true pixel of a row. To find the last one, mirror the row: row
+    # 0 becomes . . # # . with its first true pixel at 2, and after is 5 - 2 = 3.
     first = covered[rows].argmax(axis=1)  # (n,)
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)

@@ -1,7 +1,8 @@
 """Find the planes of each frame of a clip, and check that they can be used.
 
-`exposures_of` finds and checks the planes when the clips are listed, before a sample is read.
-`DatSpikes` (spike_source.py) has the options. Each step has a module of its own:
+A plane is one read-out of the spike camera. `exposures_of` finds and checks the planes when the
+clips are listed, before a sample is read. `DatSpikes` (spike_source.py) has the options. Each step
+has a module of its own:
 
     timing.py            the planes of a frame, without context: a `Span`
     sharp_plane.py       the plane of the sharp frame: the center

@@ -1,4 +1,4 @@
-"""Simulate the RGB camera of a rig: from light to a blurry frame.
+"""Simulate the RGB camera of a rig (a pair of simulated cameras): from light to a blurry frame.
 
     light of each plane -> `values_to_average` -> mean with `weights` over the exposure
         -> `light_of_average` -> `frame`: noise, display curve (`develop`), JPEG -> blurry frame
@@ -120,9 +120,12 @@ class RgbCamera:
         delay_of_last_row = self.rolling * length  # in planes
         later = position * delay_of_last_row  # delay of each row after the middle row, in planes
         # A row is exposed from `start` to `end`, and plane p lasts from time p to p + 1.
+        # E.g. 8 planes of which 4 are exposed: the middle row from time 2 to time 6.
         start = (planes - length) / 2 + later[None]  # (1, rows)
         end = start + length
         plane = np.arange(planes)[:, None]  # (planes, 1)
-        overlap = np.minimum(plane + 1, end) - np.maximum(plane, start)  # below 0 if apart
+        # How long each plane and the exposure of each row overlap: e.g. plane 2 and an exposure
+        # from 2.25 to 6.25 overlap for 0.75. The number is negative if the two do not overlap.
+        overlap = np.minimum(plane + 1, end) - np.maximum(plane, start)  # (planes, rows)
         weights = np.clip(overlap, 0, 1) / length  # (planes, rows)
         return weights.astype(np.float32)[..., None, None]

@@ -1,7 +1,8 @@
 """Put spike channels onto the frame if both cameras have the same view.
 
 A spike pixel covers n x n RGB pixels, where n is a whole number (`ScaledGrid.step`). E.g. spike
-planes of 180 x 320 and frames of 360 x 640 have n = 2. The channels of a crop are enlarged n times.
+planes (read-outs of the spike camera) of 180 x 320 and frames of 360 x 640 have n = 2. Channels are
+what a network sees of the planes. The channels of a crop are enlarged n times.
 data/cameras/spike_grid.py explains grids and windows.
 
 What must stay: a pixel has the same channels in every crop, to the bit, because networks are
@@ -75,9 +76,10 @@ class ScaledGrid:
 
         geometry: size of the spike planes. size: (H, W) of a frame.
         interpolation: a constant of OpenCV.
-        may_be_stretched: whether a frame may have any size. True for a user's own clips. If the
-        size of the frame is not a whole multiple of the size of the plane, the plane is stretched
-        to the frame. Then each window reads the whole plane.
+        may_be_stretched: whether a frame may have any size (True for a user's own clips). E.g. a
+        plane of 250 x 400 and a frame of 360 x 640: no whole number of RGB pixels per spike pixel.
+        True: such a plane is stretched to the frame, and each window reads the whole plane. False:
+        such sizes are an error.
         """
         height, width = size
         # n, the number of RGB pixels along a side of a spike pixel. The sides of a crop are at

@@ -2,7 +2,8 @@
 
 `calibrate_clips` is called once, when the clips of a data set are listed. For each clip it compares
 FRAMES blurry frames with the spikes around their exposures (`fit` in
-data/cameras/registration/fit.py). The clip gets the calibration that the fit finds.
+data/cameras/registration/fit.py). The clip gets the calibration that the fit finds. A plane is one
+read-out of the spike camera.
 
 A fit takes seconds for each clip. Two things save time:
 

@@ -2,7 +2,8 @@
 
 The picture shows what the spike camera saw at the moment of the sharp frame. It is used in the
 panels of validations and tests, on the page of scripts/show_sample.py, and in the check of
-alignment (data/alignment_pictures.py). There are two cases:
+alignment (data/alignment_pictures.py). Channels (S, H, W) are what a network sees of the planes of
+a frame, and a plane is one read-out of the spike camera. There are two cases:
 
     channels of the representation "relative"   `image_of_ratios` turns ratios into light
     all other channels                          `nearest_channels` finds the channels nearest to the

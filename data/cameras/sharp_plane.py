@@ -1,4 +1,4 @@
-"""Find the plane of the sharp frame (the option `spike.center`).
+"""Find the plane (read-out of the spike camera) of the sharp frame: the option `spike.center`.
 
     spike.center   plane of the sharp frame
     "gt"           `gt_plane` of dataset.json, or the plane that a clip name of Spk-GoPro tells
@@ -45,6 +45,7 @@ def sharp_plane(
         plane = center
     if plane is None:
         raise _unknown_center(clip, "is not known")
+    # The planes that are read, as the options count: e.g. origin 14 and count 28 are 14 ... 41.
     last = span.origin + span.count - 1
     if not span.origin <= plane <= last:
         raise _unknown_center(clip, f"{plane} is outside of {span.origin} to {last}")

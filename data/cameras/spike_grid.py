@@ -1,7 +1,8 @@
 """Say what a grid is: which spike pixel belongs to which pixel of a frame.
 
-A spike plane and an RGB frame have different sizes. With two cameras, they may also have different
-views. A grid describes the whole frame, and a window describes one crop of the frame:
+A spike plane (one read-out of the spike camera) and an RGB frame have different sizes. With two
+cameras, they may also have different views. A grid describes the whole frame, and a window
+describes one crop of the frame:
 
     ScaledGrid, ScaledWindow           both cameras have the same view (scaled_grid.py)
     CalibratedGrid, CalibratedWindow   the spike camera has a view of its own

@@ -1,9 +1,10 @@
 """Refuse a clip if the times of its frames do not tell which planes belong to which frame.
 
-If one spike file holds a whole clip, the times of the frames tell the planes of each frame, or the
-option `spike.exposure` lists the planes. If the times are in doubt, or if frames are missing, the
-planes could only be guessed. A wrong guess would train a network with the spikes of other frames.
-So the clip is refused. The error proposes exposures, which the user corrects and pastes into the
+A plane is one read-out of the spike camera. If one spike file holds a whole clip, the times of the
+frames tell the planes of each frame, or the option `spike.exposure` lists the planes. If the times
+are in doubt, or if frames are missing, the planes could only be guessed. A wrong guess would train
+a network with the spikes of other frames. So the clip is refused. The error proposes exposures (the
+first plane and the number of planes of each frame), which the user corrects and pastes into the
 command line:
 
     correct these exposures where they are wrong, and give them (or a file that holds them):
@@ -34,7 +35,8 @@ class UnknownPlanes(DataError):
     """A clip has one spike file, and it is not known which planes in it belong to which frame.
 
     clip: name of the clip.
-    proposal: guessed exposures of this clip, in a form that `spike.exposure` has for a clip.
+    proposal: guessed exposures of this clip, as `spike.exposure` takes them for a clip: a dict with
+        start, length and period, or a list of rows [start, length].
     """
 
     def __init__(self, what: str, clip: str, proposal: Any) -> None:

@@ -1,8 +1,8 @@
 """Decide how a user's own spikes are read for a network that was trained on other spikes.
 
-A network expects channels of a known rate (spikes per plane at full light) and light ("linear"
-light or "display" values). A user's spikes may come without these two values. Then `user_spikes`
-assumes:
+A network expects channels of a known rate (spikes per plane at full light; a plane is one read-out
+of the spike camera) and light ("linear" light or "display" values). A user's spikes may come
+without these two values. Then `user_spikes` assumes:
 
     light   the light of the training
     rate    measured from the brightness of the frames ("match"), if the training had a rate. If the
@@ -40,7 +40,8 @@ def user_spikes(
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     _warn_if_taken_as_aligned(source, trained, clip)
-    # A representation that ignores the light also ignores the rate. Then no value is assumed.
+    # A representation that ignores the light, such as "raw", also ignores the rate. Then no value
+    # is assumed.
     if "light" in source.without_effect:
         return source
 

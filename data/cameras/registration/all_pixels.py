@@ -68,7 +68,9 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     A = with_larger_diagonal(equations.H, P)  # H + P, (k, k)
     step = step_within_limits(A, equations.g + P * p, estimate.limits_of_time_steps())
 
-    # Both methods change the estimate in place, and keep each value within its limits.
+    # `change_matrix` and `change_times` change the estimate in place. `change_matrix` scales a step
+    # down that is too large, so the change may be smaller than the step. The times in the step are
+    # within their limits already (`step_within_limits`).
     change = estimate.change_matrix(step[:MATRIX_CHANGES])
     if not estimate.fits_times:
         return np.concatenate((change, np.zeros(3)))
@@ -83,8 +85,9 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
 SPREAD_OFFSET = 15.0  # planes
 SPREAD_SHARE = 0.3  # of the planes of the exposure
 SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
-# Weight of a prior that sets a value to its nominal value. It is a multiple of the weight that the
-# data give the value (the diagonal element of H), and so large that the data hardly count.
+# For a prior that sets a value to its nominal value (the value in the files). Its weight is this
+# many times the weight that the data give the value (the diagonal element of H), so the data hardly
+# count.
 KEEPING_WEIGHT = 1e9
 
 
@@ -167,7 +170,7 @@ def step_within_limits(
     """
     step = -np.linalg.solve(A, gradient)
     least, most = limits
-    times = np.arange(len(least)) + MIDDLE_COLUMN  # columns of the times
+    times = np.arange(len(least)) + MIDDLE_COLUMN  # columns of the times: 4, 5, 6, or none
     is_at_limit = np.zeros(len(step), bool)
     # Each repetition puts at least one more time at a limit, so the loop ends.
     while True:

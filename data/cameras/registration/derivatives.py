@@ -25,7 +25,7 @@ from data.cameras.registration.details import Details
 from data.cameras.registration.estimate import Estimate
 from data.cameras.registration.matrix import Coordinates
 
-# Columns of J and of a step:
+# Columns of J and of a step. equations.py, times.py, all_pixels.py and rounds.py rely on them:
 #
 #     0 ... 3          changes of the matrix: right, down, larger, turned
 #     4 ... 6          the times: middle, length, roll. They are left out if they are not fitted
@@ -81,7 +81,8 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     # average plane.
     gained = (details.rate_at_start + details.rate_at_end) / 2
     longer = gained - predicted / np.float32(estimate.length)
-    # A row at y is exposed y * roll planes later than the middle row.
+    # A row at y is exposed y * roll planes later than the middle row. So a roll of one plane more
+    # has the effect of a middle that is later by y planes.
     rolled = later * y
     return [-slope_right, -slope_down, larger, turned, later, longer, rolled]
 

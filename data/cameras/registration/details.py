@@ -3,7 +3,7 @@
 A round improves the matrix and the times of the estimate once (rounds.py). "Details" are what a
 band-pass filter keeps of an image: structures between sigma and 8 sigma pixels, without slow
 changes of brightness and without the noise of single pixels. At the present matrix and times, a
-view (a frame and its spikes) has two kinds of details:
+view (a blurry frame and its spikes) has two kinds of details:
 
     s  (h, w)       details of the summed spikes of the exposure
     F  (h, w, 5)    details of five features of the frame, at the points of the frame to which the
@@ -37,7 +37,9 @@ class Noise(NamedTuple):
     """Expected squared noise of the details of a view, summed over the compared pixels."""
 
     of_sums: float  # noise of the summed spikes of the exposure
-    of_ends: float  # noise of the spikes in 2 `reach` planes around the start, or around the end
+    # Noise of the spikes in 2 `reach` planes (read-outs of the spike camera) around the start of
+    # the exposure, or around its end.
+    of_ends: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Details:
     rate_at_start: np.ndarray
     rate_at_end: np.ndarray
     reach: float  # number of planes on each side of start and end
-    is_compared: np.ndarray  # bool (h, w), the pixels to compare. n is their number
+    is_compared: np.ndarray  # bool (h, w), the pixels to compare. n is the number of these pixels
     noise: Noise
     stride: int  # distance of the pixels, in spike pixels
 
@@ -214,11 +216,11 @@ def _compared_pixels(
     is_compared &= (u < width - 1 - margin) & (v < height - 1 - margin)
 
     # `overexposed` is blurred, so it is a little above 0 even far from an overexposed lamp.
-    # Therefore a fraction below 2 % is accepted.
+    # Therefore a fraction below 2 % (chosen by hand) is accepted.
     is_compared &= cv2.remap(overexposed, u, v, cv2.INTER_LINEAR) < 0.02
 
-    # Leave out two spike pixels at each edge of the plane: `border` pixels of the result, which are
-    # `stride` spike pixels apart.
+    # Leave out two spike pixels at each edge of the plane. The pixels of the result are `stride`
+    # spike pixels apart. So `border` is 2 for stride 1, and 1 for a larger stride.
     border = math.ceil(2 / stride)
     is_compared[:border] = False
     is_compared[-border:] = False
@@ -247,8 +249,8 @@ def _noise(
     sigma: size of the details in spike pixels.
     reach: number of planes on each side of start and end.
     """
-    # A blur of 3 pixels removes most of the noise of the counts, so the result is taken as the
-    # expected firing rate of each pixel.
+    # A blur of 3 pixels removes most of the noise of the counts. So the blurred counts, divided by
+    # the planes, are taken as the expected firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # spikes per plane, of every pixel
     # n / (4 pi sigma^2). It must be an np.float64, because `_noise_of_times` (equations.py) divides
     # the noise by an np.float32. From a Python number, the quotient would be an np.float32, and the
@@ -304,5 +306,5 @@ def _odd(x: float) -> int:
 
     The side of a box filter must be odd, so that the box has a middle pixel.
     """
-    # The last bit of an odd number is 1.
+    # An odd number has the last bit 1. E.g. 48 is 110000, and with the last bit 1 it is 49.
     return int(x) | 1

@@ -52,7 +52,9 @@ class NormalEquations:
 
     H: np.ndarray  # (k, k)
     g: np.ndarray  # (k,), after the bias by misfit was subtracted
-    g_of_tiles: list[np.ndarray]  # what each tile of each view adds to g, (k,) each
+    # What each tile of each view adds to g, (k,) each. A tile is one of TILES x TILES rectangles of
+    # the spike plane.
+    g_of_tiles: list[np.ndarray]
     # What noise adds to the diagonal of H for middle, length and roll, (3,). H contains it.
     time_noise: np.ndarray
     removed_bias: float  # what was subtracted from the element of g for the length
@@ -99,7 +101,7 @@ def _jacobian(estimate: Estimate, details: Details, a: np.ndarray) -> np.ndarray
     predicted = details.features @ a.astype(np.float32)  # F a, (h, w)
     images = derivatives(estimate, details, predicted)  # by matrix and times, (h, w) each
     if not estimate.fits_times:
-        images = images[:MATRIX_CHANGES]
+        images = images[:MATRIX_CHANGES]  # the first 4 of 7: without the three times
     columns = [image[details.is_compared] for image in images]  # (n,) each
     by_matrix_and_times = np.stack(columns, axis=1).astype(float)  # (n, 7) or (n, 4)
     # The derivative of r = s - F a by a is -F.
@@ -186,7 +188,7 @@ def with_larger_diagonal(H: np.ndarray, P: np.ndarray) -> np.ndarray:
     In a clip without texture, H is nearly 0, and without the addition the equations could not be
     solved.
     """
-    # 1e-7 of the diagonal changes a step by far less than SMALL_SHIFT, at which the rounds end
-    # (rounds.py). 1e-12 is for a diagonal of 0.
+    # 1e-7 of the diagonal changes a step by far less than SMALL_SHIFT, the size of a step at which
+    # the rounds end (rounds.py). 1e-12 is for a diagonal of 0.
     added_to_diagonal = P + 1e-7 * np.diag(H) + 1e-12
     return H + np.diag(added_to_diagonal)

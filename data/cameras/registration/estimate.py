@@ -99,7 +99,7 @@ class Estimate:
         # Fraction of the variance of the spikes' details that the frames explain.
         self.explained = 0.0
 
-        # The last round on all pixels (all_pixels.py) sets the next three.
+        # The last round on all pixels (all_pixels.py) sets the next three attributes.
         # Standard errors of the offset in planes, and of the share (length / nominal planes).
         self.time_errors = (np.inf, np.inf)
         # Whether a moved camera may explain the clip nearly as well as the offset
@@ -108,7 +108,7 @@ class Estimate:
         # The part of the error of the matrix that comes from the error of the offset.
         self.error_by_offset = 0.0
 
-        # The last round on parts of the plane (parts.py) sets the next two.
+        # The last round on parts of the plane (parts.py) sets the next two attributes.
         self.matrix_error = np.inf  # standard error, without `error_by_offset`
         self.remaining_shifts = np.empty(0)  # (t,), what remains of the shift of each part
 
@@ -141,6 +141,7 @@ class Estimate:
         If the largest amount is above LARGEST_STEP, all amounts are scaled down by one factor, so
         that the largest amount is LARGEST_STEP. Returns the amounts that were applied, (k,).
         """
+        # E.g. LARGEST_STEP 0.1 and the step (0.2, 0.1, 0, 0) give the change (0.1, 0.05, 0, 0).
         largest = np.abs(step).max() + 1e-12  # not 0, because it is a divisor
         change = step * min(1.0, LARGEST_STEP / largest)
         self.matrix = changed_matrix(self.matrix, change, self.coordinates.from_pixels)

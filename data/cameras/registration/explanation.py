@@ -38,8 +38,9 @@ class Explanation:
 # In the scene of test_registration_fit.py, whose true offset is 0, the fit finds 0.03 planes with
 # this limit, and 0.17 planes without a limit.
 HUBER_DEVIATIONS = 2.5
-# Standard deviation of normal noise, divided by the median of the absolute values of the noise. So
-# the median gives the standard deviation. A few large residuals hardly change the median.
+# The standard deviation of normal noise is 1.4826 times the median of its absolute values. So the
+# median of the residuals gives their standard deviation. A few large residuals hardly change the
+# median.
 DEVIATION_OF_MEDIAN = 1.4826
 
 
@@ -89,8 +90,8 @@ def _coefficients(
         WF = F * w[:, None]
         FWF = FWF + WF.T @ F
         FWs = FWs + WF.T @ s
-    # Without the addition to the diagonal, the equations could not be solved if a feature is 0
-    # everywhere.
+    # If a feature is 0 everywhere, the equations can be solved only with an addition to the
+    # diagonal. 1e-5 of the diagonal hardly changes the coefficients (chosen by hand).
     added_to_diagonal = 1e-5 * np.diag(FWF) + 1e-12
     return np.linalg.solve(FWF + np.diag(added_to_diagonal), FWs)
 
@@ -118,7 +119,8 @@ def shared_noise(explanation: Explanation, sigma: float, stride: int) -> float:
         squares.append(r**2 * w)
     mean_square = np.concatenate(squares).mean()
     # After a Gaussian blur, the noise of two pixels at the distance d has the correlation
-    # exp(-d^2 / (4 sigma^2)). The sum of these correlations over all pixels is 4 pi sigma^2: so
-    # many pixels share the noise of one pixel. Only one of stride^2 pixels is compared.
+    # exp(-d^2 / (4 sigma^2)). The sum of these correlations over all pixels is 4 pi sigma^2. This
+    # is the number of pixels that share the noise of one pixel, e.g. 18 for sigma 1.2. Only one of
+    # stride^2 pixels is compared.
     sharing_pixels = 4 * np.pi * sigma**2 / stride**2
     return mean_square * sharing_pixels

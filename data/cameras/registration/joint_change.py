@@ -68,7 +68,7 @@ def _extra_variance(J: np.ndarray, shifts: np.ndarray, variances: np.ndarray) ->
     # Bisection: the result lies between `low` and `high`. With a larger `extra`, the weights are
     # smaller, so the sum of the weighted squares is smaller, too.
     low = 0.0
-    high = 1.0  # larger than any parallax
+    high = 1.0  # larger than any parallax: its square root is half a side of the plane
     while high > 1e-9:  # a smaller `extra` has the same effect as 0
         extra = (low + high) / 2
         _, squares = _joint_change(J, shifts, variances, extra)

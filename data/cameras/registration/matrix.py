@@ -59,6 +59,7 @@ class Coordinates(NamedTuple):
 
 def coordinates_of(height: int, width: int) -> Coordinates:
     """Return the coordinates of a plane of height x width pixels."""
+    # E.g. 5 columns have the numbers 0 ... 4, so their middle is 2, and half their side 2.5 pixels.
     middle_x = (width - 1) / 2
     middle_y = (height - 1) / 2
     half_side = max(height, width) / 2

@@ -1,9 +1,9 @@
 """Hold the result of a fit, and decide which of its values are sure, and which are applied.
 
-A fit finds three values, each with a standard error:
+A fit compares frames with their spikes, and finds three values, each with a standard error:
 
     matrix    where the spike pixels lie on the frame
-    offset    by how many planes the exposure is later than the files say
+    offset    by how many planes (read-outs) the exposure is later than the files say
     share     the fraction of the planes during which the frame was exposed
 
 The fit begins with the start values: a given matrix, the offset 0, and all planes. Without a fit,
@@ -75,9 +75,9 @@ class FitResult:
     # The brightness of the spikes: spikes per plane = gain * light + dark, with light from 0 to 1.
     gain: float
     dark: float
-    # Standard errors of matrix, offset and share. The properties matrix_error, offset_error and
-    # share_error explain their units. An error is infinite if the clip does not determine the
-    # value.
+    # Standard errors of matrix, offset and share, in this order: matrix_error, offset_error and
+    # share_error below take one element each, and explain its unit. An error is infinite if the
+    # clip does not determine the value.
     errors: tuple[float, float, float]
     explained: float  # fraction of the variance of the spikes' details that the frames explain
     # How far the fit moved the spike pixels on the frame, in RGB pixels, the mean over the plane.
@@ -188,8 +188,8 @@ class FitResult:
     def _notes(self) -> list[str]:
         """Return a note for the log on matrix, offset and share, in this order.
 
-        If a value is not applied, its note says why. If a value is applied as it was found, its
-        note is "".
+        An applied value has the note "", and a value that is not applied has a note that says why.
+        Two applied values have a note, too: a matrix that is not sure, and the share.
         """
         notes = []
         for is_sure, is_applied in zip(self.is_sure, self.is_applied, strict=True):

@@ -132,7 +132,8 @@ def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
 
 # ---- The rounds --------------------------------------------------------------------------------
 
-# Size of the finest details in (binned) spike pixels, for the times and for the matrix. If the
+# Size of the finest details, for the times and for the matrix. The unit is a spike pixel. (In a
+# large plane it is a binned pixel, because fit.py joins e.g. 2 x 2 pixels to one.) If the
 # exposure begins or ends a little later, only a few planes enter or leave the sum of the spikes. So
 # the effect of a time is small and noisy, and the times need larger details than the matrix.
 TIME_SIGMA = 2.0  # for the times
@@ -144,7 +145,7 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     # The size of the first details is a tenth of the shorter side, e.g. 25 pixels for a plane of
     # 250 x 400. So a start that is off by about this length is corrected. If the shorter side is
     # below 60 pixels, the first size is 6 pixels.
-    shorter_side = min(estimate.pairs[0].sums.shape[1:])
+    shorter_side = min(estimate.pairs[0].sums.shape[1:])  # sums: (T + 1, height, width)
     coarse_sigma = max(6.0, shorter_side / 10)
     # The numbers of rounds are limits: `run_rounds` ends earlier if a round changes nearly nothing.
     run_rounds(estimate, sigma=coarse_sigma, rounds=8)
@@ -154,7 +155,8 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     if not estimate.is_matrix_fixed:
         run_rounds(estimate, sigma=FINE_SIGMA, rounds=4)
     # So far, `explained` belongs to the estimate before the last step on all pixels. Compute it for
-    # the final estimate. All compared estimates need the same size of the details.
+    # the final estimate. `best_estimate` compares this number of several estimates. So all of them
+    # need the same size of the details, TIME_SIGMA, here and in `_without_rounds`.
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate
 
@@ -207,6 +209,7 @@ def _is_small(step: np.ndarray, half_side: float) -> bool:
     round on parts, the further changes of the model follow, and there may be none.
     half_side: half of the longer side of the plane, in pixels.
     """
+    # MATRIX_CHANGES is 4. E.g. half_side 200 and a step of 0.00001 to the right: 0.002 pixels.
     largest_shift = np.abs(step[:MATRIX_CHANGES]).max() * half_side  # in pixels
     largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)  # 0 if there are none
     return largest_shift < SMALL_SHIFT and largest_other < SMALL_CHANGE

@@ -134,7 +134,8 @@ def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnP
     column: MIDDLE_COLUMN or LENGTH_COLUMN. Returns b, and own(time).
     """
     H = equations.H
-    # The times are not among the other columns.
+    # The columns 0 ... 3 of the matrix, and from 7 on the coefficients. The times, 4 ... 6, are not
+    # among the other columns.
     others = [*range(MATRIX_CHANGES), *range(MATRIX_AND_TIMES, len(H))]
     # H[np.ix_(a, b)] is the matrix of the rows a and the columns b of H. `with_larger_diagonal` is
     # called without priors (zeros), only so that the equations can be solved.
@@ -143,6 +144,8 @@ def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnP
     H_tt = H[column, column]
     b = np.linalg.solve(H_oo, H_ot)
     left = H_tt - H_ot @ b
+    # The elements of time_noise are middle, length and roll. So the index is 0 for MIDDLE_COLUMN,
+    # and 1 for LENGTH_COLUMN.
     noise = equations.time_noise[column - MIDDLE_COLUMN]
     return b, OwnPart(left=float(left - noise), whole=float(H_tt - noise))
 
@@ -153,7 +156,7 @@ def _own_part(equations: NormalEquations, column: int) -> tuple[np.ndarray, OwnP
 def time_errors(
     estimate: Estimate, equations: NormalEquations, A: np.ndarray
 ) -> tuple[float, float]:
-    """Return the standard errors of the offset in planes, and of the share.
+    """Return the standard errors of the offset (in planes) and of the share (a fraction of planes).
 
     equations: the sums H and g of the round. A: H with the priors, (k, k).
     """
@@ -161,7 +164,7 @@ def time_errors(
     # Noise in the columns of J makes H larger, as if the clip showed more motion. So the errors
     # that follow from H are too small. Divide them by the fraction of H that is motion.
     with_noise = np.diag(equations.H)[middle_and_length]
-    without_noise = with_noise - equations.time_noise[:2]
+    without_noise = with_noise - equations.time_noise[:2]  # of middle and length
     # Without motion, the fraction is about 0, or even negative. At least 1e-3 is taken, which makes
     # the errors a thousand times larger, so that the times do not count as sure.
     motion = np.maximum(without_noise / with_noise, 1e-3)

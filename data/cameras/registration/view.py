@@ -1,8 +1,8 @@
 """Prepare a blurry frame and its spikes for the fit.
 
-A `View` has the frame and the planes as the files have them. A fit first makes a `Pair` from each
-view, and then improves the matrix and the times in rounds (rounds.py), which call two methods of
-the pair:
+A plane is one read-out of the spike camera. A `View` has the frame and the planes as the files have
+them. A fit first makes a `Pair` from each view. Then it improves the matrix (from spike pixels to
+RGB pixels) and the times of the exposure in rounds (rounds.py), which call two methods of the pair:
 
     features(sigma)       five features of the frame: three colours, and two features for what may
                           differ between the cameras (response curve, blur of the lens)
@@ -93,7 +93,8 @@ class Pair:
         """
         values = view.frame.astype(np.float32) / 255
         self.integrated = to_linear(values) if light == "linear" else values
-        # A display value of 252 or more (of 255) is nearly saturated: it does not show the light.
+        # A pixel is overexposed if one of its colours has a display value of 252 or more (of 255;
+        # chosen by hand). Such a value is nearly saturated, so it does not show the light.
         self.overexposed = (view.frame.max(axis=2) >= 252).astype(np.float32)
         self.before = view.before
         self.count = view.count
@@ -108,7 +109,7 @@ class Pair:
 
     def has_room(self) -> bool:
         """Return whether the stream has enough planes around the exposure to fit its times."""
-        planes_of_stream = len(self.sums) - 1
+        planes_of_stream = len(self.sums) - 1  # T planes have T + 1 sums
         after = planes_of_stream - self.before - self.count
         return min(self.before, after) >= LEAST_REACH
 
@@ -184,7 +185,7 @@ def _mend_pixels(sums: np.ndarray) -> None:
 
     E.g. a broken pixel fires always, or never. It gets the median of the 3 x 3 pixels around it.
     A pixel counts as broken if it fires more than three times as often as its neighbours, or less
-    than a third as often.
+    than a third as often. The limits were chosen by hand.
 
     sums: (T + 1, h, w), from `_cumulative_sums`.
     """
@@ -217,6 +218,8 @@ def _binned_stream(stream: np.ndarray, factor: int) -> np.ndarray:
     whole = stream[:, : height * factor, : width * factor]  # without incomplete last blocks
     # A sum of factor^2 spikes may not fit into 8 bits.
     sum_type = np.promote_types(np.uint16, stream.dtype)
+    # E.g. a row of 6 pixels with the factor 2 becomes 3 blocks of 2 pixels. The axes 2 and 4 are
+    # the rows and the columns within a block.
     blocks = whole.reshape(planes, height, factor, width, factor)
     return blocks.sum(axis=(2, 4), dtype=sum_type)  # (T, h, w)
 
