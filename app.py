@@ -64,11 +64,12 @@ from utils.results import read_json
 
 # Seconds after which a restoration is ended, so that the next visitor gets a turn. Chosen by hand.
 LONGEST_RESTORATION_S = 3600
-POLL_S = 0.3  # seconds between two looks at the number of restored frames
+POLL_S = 0.3  # seconds between two looks at the number of restored frames; chosen by hand
 # Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor. The
 # 7200 s are 1 h in the queue and 1 h of restoration (LONGEST_RESTORATION_S). A visitor who waits
 # longer has to upload the files again.
 VISITOR_S = 7200
+# The two numbers below are chosen by hand.
 CLEAN_EVERY_S = 600  # seconds between two searches of gradio for files to remove
 MOST_WAITING = 8  # requests that may wait in the queue; gradio refuses further requests
 
@@ -147,7 +148,8 @@ def build_page(gr: Any, folder: Path) -> Any:
     gr: the package gradio.
     folder: the folder in which each restoration makes a folder of its own.
     """
-    # How often gradio looks for old uploads, and the age at which it removes an upload.
+    # How often gradio looks for old uploads, and the age at which it removes an upload. Both are in
+    # seconds.
     cleaning = (CLEAN_EVERY_S, VISITOR_S)
     with gr.Blocks(title="SpikeVRT", analytics_enabled=False, delete_cache=cleaning) as page:
         # The last restoration of the visitor (`Work`). Gradio keeps one value for each visitor.

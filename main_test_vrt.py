@@ -258,7 +258,9 @@ def job_on_own_clips(
 
     files: the user's files, `request.own_files`.
     request: the command line.
-    chosen: the formula and the joint solution, each None if --method does not ask for it.
+    chosen: what --method asks for: the formula (it computes frames from the spikes, e.g. tfp) and
+        the options of the joint solution (it solves equations of the blurry frame and its spikes).
+        Each is None if --method does not ask for it.
     opt: the option file, which describes the network. None without --opt, because then the weights
         file describes its network.
     """
@@ -284,7 +286,7 @@ def job_on_own_clips(
         method=own.method,
         clips=clips,
         outputs=outputs_of(Path(results.output), save_forms, results.fps, own.method, metric),
-        lpips=results.lpips,
+        lpips=results.lpips,  # files of the weights of LPIPS; () leaves LPIPS out
         overwrite=results.overwrite,
         title=title,
         expected=len(clips),  # number of clips of a complete test
@@ -299,7 +301,8 @@ def own_clips_by_network(
 ) -> OwnRestoration:
     """Return the clips of `files`, to be restored by a network. Reads its weights.
 
-    joint: the options of the joint solution, which improves the frames of the network, or None.
+    joint: the options of the joint solution, which improves the frames of the network by equations
+        of the blurry frame and its spikes. None without --method joint.
     files: the user's files.
     network: what the command line says of the network.
     opt: the option file. If it is None, the weights file describes its network.
@@ -324,7 +327,8 @@ def own_clips_by_network(
         training_spikes=saved.spike_data,  # what the weights say of the spikes of their training
     )
     clips = opened.clips  # readers: `frame(0)` of a reader returns the tensors of the first frame
-    # A network that interpolates makes a new frame between each two frames of the clip.
+    # A network that interpolates makes a new frame between each two frames of the clip. E.g. an
+    # `InterpolatedClip` of 3 frames is a clip of 5 frames, of which two are made by the network.
     if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
     return OwnRestoration(method, clips, opened.frames_note, spike_options)
@@ -335,8 +339,9 @@ def own_clips_by_formula(
 ) -> OwnRestoration:
     """Return the clips of `files`, to be restored by a formula, or by the joint solution.
 
-    formula: what computes the frames.
-    joint: the options of the joint solution, which improves these frames, or None.
+    formula: computes the frames from the spikes, without weights, e.g. tfp.
+    joint: the options of the joint solution, which improves these frames by equations of the blurry
+        frame and its spikes. None without --method joint.
     files: the user's files.
     method_name: the name after --method, for errors.
 
@@ -396,7 +401,9 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
 
     opt: the option file.
     request: the command line.
-    chosen: the formula and the joint solution, each None if --method does not ask for it.
+    chosen: what --method asks for: the formula (it computes frames from the spikes, e.g. tfp) and
+        the options of the joint solution (it solves equations of the blurry frame and its spikes).
+        Each is None if --method does not ask for it.
     """
     results = request.results
     method, saved, section = method_on_test_set(opt, request.network, chosen)
@@ -415,7 +422,7 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         method=method,
         clips=clips,
         outputs=outputs_of(folder, save_forms, results.fps, method, opt.metric),
-        lpips=results.lpips,
+        lpips=results.lpips,  # files of the weights of LPIPS; () leaves LPIPS out
         overwrite=results.overwrite,
         title=title_of_test(opt, request, chosen),
         expected=count_of_expected_clips(dataset, clips),  # number of clips of a complete test

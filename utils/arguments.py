@@ -20,7 +20,7 @@ def frame_rate(text: str) -> float:
 
 
 def plane_rate(text: str) -> float:
-    """Return the planes per second of a spike camera. It must be above 0 and finite.
+    """Return the planes (binary pictures) per second of a spike camera: above 0 and finite.
 
     The rule is the rule of `frame_rate`, but the message says "invalid plane_rate value".
     """

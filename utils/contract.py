@@ -17,9 +17,10 @@ What must stay: the names of the members, because researchers write their own cl
 members (docs/extending.md, tests/stories/test_extending.py). Free to change: a member may be added.
 Classes of researchers lack the new member, so read it with `getattr` and a default.
 
-Sizes: H and W are height and width of a frame, h and w of a spike plane. C is the number of
-colours, S the number of spike channels, s the scale, and K the number of sharp instants for each
-frame. "..." stands for any other dimensions.
+Sizes: H and W are height and width of a frame, h and w of a spike plane (one binary picture of the
+spike camera). C is the number of colours, S the number of spike channels, and s the scale. K is the
+number of sharp frames for each blurry frame: each of them shows another instant, i.e. a moment of
+the exposure. "..." stands for any other dimensions.
 """
 
 import math
@@ -192,7 +193,7 @@ class JointEquations(Protocol):
     def blurry(self) -> Tensor: ...
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return a solution of the equations, (3, H, W).
+        """Return a solution of the equations, (3, H, W), which is proposed as the sharp frame.
 
         z_0: a first estimate of the sharp frame, (3, H, W).
         """

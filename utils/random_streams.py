@@ -3,9 +3,10 @@
 A draw for one purpose does not change the numbers of another purpose. So a new purpose may be added
 without a change of the old numbers.
 
-What must stay: every number that these generators draw. The numbers decide the samples of a run and
-the spikes of made clips. After a change, a resumed run would read other samples, and the same
-command would make other clips (tests/parts/data/test_seeds.py).
+What must stay: every number that these generators draw. The numbers decide the samples of a run,
+and the spikes of clips that the programs of this project simulate. After a change, a resumed run
+would read other samples, and the same command would simulate other clips
+(tests/parts/data/test_seeds.py).
 """
 
 import hashlib
@@ -29,10 +30,10 @@ def random_stream(purpose: str, *key: int) -> np.random.Generator:
 def published_stream(*key: int) -> np.random.Generator:
     """Return the generator of one of four old purposes, which are older than `random_stream`.
 
-    The four purposes are computed scenes, prepared spikes, the order of an epoch, and the noise of
-    a denoising test. Their numbers are "published": users already have data sets, scores and runs
-    that were made with them. So the numbers must stay. Otherwise data sets and scores could not be
-    made again, and older runs could not be resumed.
+    The four purposes are computed scenes (artificial clips), spikes that are simulated from frames,
+    the order of an epoch, and the noise of a denoising test. Their numbers are "published": users
+    already have data sets, scores and runs that were made with them. So the numbers must stay.
+    Otherwise data sets and scores could not be made again, and older runs could not be resumed.
 
     Do not use this function for a new purpose. NumPy ignores zeros at the end of a key, so two keys
     may have the same numbers.

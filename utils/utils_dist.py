@@ -280,7 +280,8 @@ def begin(
 
     budgets: the options `watchdog`: how long each phase may take. None if a network is tested
         without an option file.
-    timeout_s: least time-out of a collective operation of the process group, in seconds.
+    timeout_s: least time-out of a collective operation of the process group, in seconds. The
+        default equals the default of the option dist_timeout_s (utils/options/models.py).
     digest: a digest of all options, e.g. "3f9a0c12b4de". It must be equal on all ranks.
     checks_folder: folder in which results of checks of the data are kept for later runs, or None.
     """

@@ -67,7 +67,8 @@ class PeerFailed(BaseException):
 
 
 # Seconds that a failed rank waits for lower ranks, which may have failed at the same time
-# (`all_ranks_or_none`). If a lower rank fails later than this, the higher rank reports.
+# (`all_ranks_or_none`). If a lower rank fails later than this, the higher rank reports. Chosen by
+# hand.
 WAIT_FOR_LOWER_RANKS_S = 5.0
 
 

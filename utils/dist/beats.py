@@ -61,7 +61,8 @@ from utils.dist.store_values import (
 
 # Store key: the first failure of the run. Empty while no rank has failed.
 FAILURE = "failure"
-# Seconds between two beats. If stall_s is below 3 s, `Watchdog.watch` makes them come faster.
+# Seconds between two beats, chosen by hand. If stall_s is below 3 s, `Watchdog.watch` makes the
+# beats come faster. POLL_S (status.py) must stay longer than this time.
 BEAT_S = 0.5
 
 

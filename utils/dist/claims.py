@@ -82,7 +82,7 @@ def _is_ours(address: str) -> bool:
 
 
 # Longest time, in seconds, that a rank with a claim waits before it ends. Ranks of one start that
-# fail with the same error fail within this time, so all of them find the claim.
+# fail with the same error fail within this time, so all of them find the claim. Chosen by hand.
 CLAIM_S = 10.0
 
 

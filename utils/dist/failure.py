@@ -180,8 +180,8 @@ def _text_of(cause: BaseException) -> str:
     return textwrap.indent(lines, prefix, lambda line: True)
 
 
-# Seconds that closing a resource may take after an error. Must be below EXIT_S (leave.py), 8 s,
-# because a rank has to end within EXIT_S after an error.
+# Seconds that closing a resource may take after an error. The number is chosen by hand. It must be
+# below EXIT_S (leave.py), 8 s, because a rank has to end within EXIT_S after an error.
 CLOSE_S = 5.0
 
 

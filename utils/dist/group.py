@@ -34,8 +34,9 @@ from utils.dist.state import RUN, LaunchInfo
 def init_dist(timeout_s: float = 1800) -> None:
     """Make the process group, with the backend of the device. Called within `ranks`. Collective.
 
-    timeout_s: time-out of every collective. NCCL_TIMEOUT in the environment, in seconds, takes
-        precedence.
+    timeout_s: time-out of every collective, in seconds. NCCL_TIMEOUT in the environment takes
+        precedence. The default equals the default of the option dist_timeout_s
+        (utils/options/models.py).
 
     Raises DistError if this machine has GPUs that torch cannot use, or if two ranks have the same
     GPU.

@@ -89,10 +89,11 @@ def start_guard(rank: GuardedRank) -> subprocess.Popen[bytes] | None:
 
 
 # Longest time, in seconds, that a guard takes to write its report. If the terminal is paused, the
-# write never returns, and the guard ends after this time.
+# write never returns, and the guard ends after this time. Chosen by hand.
 LAST_WORDS_S = 5
 # How long, in seconds, the guard waits for the other ranks of this host to end, after it has ended
-# its own rank. If all ranks hang in the same C code, their guards end them at nearly the same time.
+# its own rank. If all ranks hang in the same C code, their guards end them at nearly the same time,
+# so 2 s are enough.
 OTHERS_END_S = 2.0
 
 
@@ -107,9 +108,12 @@ def guard(rank: GuardedRank) -> None:
     if silent_s is None:
         return  # the rank has ended
 
-    # The order of these steps matters: read the stacks while the rank lives, then end the rank, and
-    # write the report last, because the terminal may be paused. The guard outlives the rank for its
-    # report, but at most by LAST_WORDS_S.
+    # The order of these steps must stay:
+    #
+    #     1. Read the stacks while the rank lives.
+    #     2. End the rank. The guard outlives it, at most by LAST_WORDS_S.
+    #     3. Find out who reports: another rank, or the guard of another rank, or this guard.
+    #     4. Write the report last, because a paused terminal may hold the write forever.
     launcher = process_parent(rank.pid)  # read it now: a process that has ended has no parent
     stacks = ""
     with suppress(OSError), open(rank.stack_file, "a+b", buffering=0) as file:
@@ -151,7 +155,7 @@ def _others_report(launcher: int, pid: int, mark: str) -> bool:
     while has_ranks(launcher, pid, mark):
         if time.monotonic() > deadline:
             return True  # a rank has not ended, so it runs, and reports the stall itself
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks at the processes; chosen by hand
     return not first_to_claim(f"silent {mark}")
 
 

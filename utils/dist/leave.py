@@ -89,7 +89,8 @@ def write_to_log_and_stderr(text: str) -> None:
     call_with_time_limit(to_terminal)
 
 
-# Longest wait for a terminal, in seconds. A terminal that is not paused takes the text at once.
+# Longest wait for a terminal, in seconds. A terminal that is not paused takes the text at once, so
+# after 1 s (chosen by hand) it counts as paused.
 TERMINAL_WAIT_S = 1.0
 
 
@@ -127,6 +128,7 @@ def log_file() -> str | None:
     warnings.jsonl, which is JSON.
     """
     for handler in logging.getLogger().handlers:
+        # The ending of LOG_NAME (utils/logger.py), log/train.log.
         if isinstance(handler, logging.FileHandler) and handler.baseFilename.endswith(".log"):
             return handler.baseFilename
     return None

@@ -67,6 +67,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     if is_elastic:
         return values
 
+    # The functions below append a text for each wrong variable. `refuse_faults` raises one error.
     faults: list[str] = []
     ranks_per_node = checked_number(ranks_text, names["PET_NPROC_PER_NODE"], faults, low=1)
     node_count = count_of_members(env, names["PET_NNODES"], faults)  # the members are nodes here

@@ -13,7 +13,7 @@ from utils.dist.leave import write_to_log_file
 # Most phases are shorter, so most beats need no such question.
 LONG_PHASE_S = 1.0
 # Seconds after which the wait is written to the log file. A shorter wait, e.g. while a user selects
-# text in the terminal, needs no line.
+# text in the terminal, needs no line. Chosen by hand.
 TELL_AFTER_S = 10.0
 
 

@@ -155,7 +155,8 @@ def _is_store_of_agent(env: Env) -> bool:
 # the job's number, so it lies in 15000 ... 24999. Linux does not take these ports for outgoing
 # connections, which get ports from 32768 on. torchrun does not take them either, because its
 # default port is 29500. All ranks must compute the same port, so a change here breaks a job with
-# ranks of different versions.
+# ranks of different versions. launchers.py takes the same range for launches of other programs, but
+# the two ranges need not be equal.
 FIRST_PORT = 15000
 PORT_COUNT = 10000
 
@@ -184,6 +185,7 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
 
 
 # ---- Refusals --------------------------------------------------------------------------------
+# The errors of launches that would hang, leave GPUs idle, or give one GPU to several ranks.
 # INDENT_OF_DO (12 blanks) puts a further line of an advice below its first line.
 
 

@@ -76,7 +76,7 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
             "a beat of every rank each half second, and no silence longer than watchdog.stall_s"
         )
     else:
-        link = " in"
+        link = " in"  # in place of "; last seen in"
         expected = f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)"
     if stacks:
         do = "see its stack below"

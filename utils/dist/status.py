@@ -32,7 +32,7 @@ from utils.files import write_whole
 STATUS_NAME = "status"
 # Seconds between two looks at the file. After a request, `_answer` waits for POLL_S again, so that
 # each rank writes a new beat before the answer. So POLL_S must be longer than the time between two
-# beats, which is half a second.
+# beats, which is half a second (BEAT_S, beats.py).
 POLL_S = 1.0
 
 

@@ -89,7 +89,8 @@ def _on_signal(number: int, _: Any) -> None:
     """
     if RUN.stop_requested_at:  # 0 if none was requested
         seconds_since = time.monotonic() - RUN.stop_requested_at
-        # SIGUSR1 and SIGHUP have no entry. They never end the rank at once (inf).
+        # SIGUSR1 and SIGHUP have no entry, so `get` returns infinity: they never end the rank at
+        # once.
         if seconds_since > LEAST_S_BETWEEN_REQUESTS.get(number, float("inf")):
             os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
         return

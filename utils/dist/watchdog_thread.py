@@ -66,7 +66,8 @@ from utils.options.watchdog_options import WatchdogOptions
 STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 
 # Seconds without an answer of the store after which a line is written to the log file. Chosen by
-# hand.
+# hand. paused_terminal.py has a constant of the same name, for another wait; the two need not be
+# equal.
 TELL_AFTER_S = 10.0
 # Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
 STUCK_ANSWERS_S = 1.5
@@ -83,7 +84,8 @@ HOST_GONE_S = 1.5
 # this rank.
 GUARD_LATER_S = 4
 # At the normal end of a run, the store ends with rank 0, and soon after that the main thread of
-# each other rank calls `Watchdog.stop`. If this takes longer, in seconds, the store has failed.
+# each other rank calls `Watchdog.stop`. If this takes longer than these seconds, the store counts
+# as failed. Chosen by hand.
 STOP_FOLLOWS_S = 0.3
 # torch's time limit of a request to the store. It must never be reached, because the host of the
 # store may be suspended for hours, which is not a failure. `_watch_watchdog` has the real limit,
@@ -179,7 +181,8 @@ class Watchdog(threading.Thread):
         """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
         watchdog.go_on()  # the time of the present phase counts from now on
         # The shortest limit, stall_s, must be longer than several beats, so that one late beat
-        # makes no rank silent.
+        # makes no rank silent. E.g. stall_s 2 gives a beat every 0.33 s. `Judge.verdict`
+        # (verdict.py) relies on at least six beats in stall_s.
         self.interval_s = min(BEAT_S, budgets.stall_s / 6)
         # Each beat calls `now` of the clock. Between two calls, the clock counts at most slice_s,
         # because in a longer time the process may have been suspended. Twice the interval leaves
@@ -498,7 +501,7 @@ class Watchdog(threading.Thread):
             self._report_loss()
         else:
             # Another rank reports. Give it time, because torchrun ends all ranks as soon as one of
-            # them ends.
+            # them ends. The 2 s are chosen by hand.
             time.sleep(2.0)
         leave(STALL_CODE, store=None)
 

@@ -76,7 +76,8 @@ class Options(Section):
     all GPUs in KAIR, apart from the keys that the command line sets.
     """
 
-    # The pattern lets through the name of one folder below path.root: no "/", and not "." or "..".
+    # A text that fits the pattern is the name of one folder below path.root. E.g. "000_a" and
+    # ".a.b" fit. "a/b", "." and ".." do not fit, because they lead to another folder.
     task: str = Field(
         pattern=r"^\.*[\w\-][\w.\-]*$",
         description="Name of the run; its folder is <path.root>/<task>.",
@@ -98,7 +99,8 @@ class Options(Section):
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
     # The default suits the default limits of the watchdog, which need at least 1800 s, too
-    # (`WatchdogOptions.timeout_s`).
+    # (`WatchdogOptions.timeout_s`). `utils_dist.begin` and `init_dist` (dist/group.py) have the
+    # same default, for programs without an option file.
     dist_timeout_s: float = Field(
         1800,
         gt=0,
@@ -222,7 +224,8 @@ class Options(Section):
         if wanted is None or loader is None:
             return self
         samples_per_batch = ranks * loader.dataloader_batch_size
-        # Of two values that are equally near, take the smaller one: 2.5 becomes 2.
+        # E.g. 8 wanted samples and 3 at once: 8 / 3 = 2.67, and ceil(2.67 - 0.5) = 3. Of two values
+        # that are equally near, the smaller one is taken: ceil(2.5 - 0.5) = 2.
         nearest = math.ceil(wanted / samples_per_batch - 0.5)
         accumulation_steps = max(1, nearest)
         conflicts.refuse_other_accumulation(self.train, accumulation_steps, samples_per_batch)

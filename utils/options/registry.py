@@ -1,8 +1,9 @@
 """Register parts, e.g. networks, and make options of their parameters.
 
 A part is a class or function that an option file chooses by its name, e.g. the network "vrt". The
-kinds of parts are networks, datasets, losses, fusion operators, and more. Each kind has a
-`Registry` of its parts. In this file, a model is a pydantic class with the keys of a section.
+kinds of parts are networks, datasets, losses, fusion operators (modules that combine blurry frames
+with their spikes), and more. Each kind has a `Registry` of its parts. In this file, a model is a
+pydantic class with the keys of a section.
 
 A researcher who adds a part registers one class or function. Its parameters are its option keys,
 its annotations are their types, and its defaults are their defaults:

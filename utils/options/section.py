@@ -358,6 +358,7 @@ def _unknown_key(failed: _FailedKey, kind: str) -> OptionError:
         place = _dotted(failed.section, inner)  # e.g. "netG.fusion"
         do = f"move it into the object {place}, as {place}.{failed.key}"
     elif nearest_key is not None:
+        # scripts/parts/convert_options/option_problems.py compares `do` with this text.
         do = "rename it"
     else:
         do = f"remove it; the keys are {', '.join(valid_keys)}"

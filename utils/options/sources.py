@@ -9,7 +9,10 @@ Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py.
 
 from dataclasses import dataclass, field
 
-# Keys that name a registered part. The parameters of the part stand beside this key.
+# Keys that name a registered part, i.e. a network, a dataset or a loss. The parameters of the part
+# stand beside this key. Each of these keys is also the `type_key` of a registry, and
+# PART_SECTIONS (typed.py) has the sections that the registries check. A new kind of part of this
+# form needs a key here and a row there.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 
 

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Kind of part -> the registry that knows the parts of this kind.
 Parts = Mapping[str, Registry]
-# Section that names a registered part -> kind of part.
+# Section that names a registered part -> kind of part, a key of `Parts`. TYPE_KEYS (sources.py) has
+# the keys that name the parts in these sections.
 PART_SECTIONS = {
     "netG": "netG",
     "train": "train",  # the loss
@@ -135,11 +136,12 @@ def _resolve_part(
 def _must_name_part(value: Any, is_dataset: bool) -> bool:
     """Return whether the value of a section must name a part. Otherwise no part is resolved.
 
-        {"depths": [8]}    must name a part
-        {}                 as a network or a loss: must name a part, so {} is an error
-                           as a data set: need not, because a run may have no such data set
-        3, null, []        need not, because it is no section; `read_section` refuses it later, if
-                           it is wrong
+        value              result
+        {"depths": [8]}    True
+        {}                 True for a network or a loss, so {} is an error later
+                           False for a data set, because a run may have no such data set
+        3, null, []        False, because it is no section. If it is wrong, `read_section` refuses
+                           it later
 
     value: the value in the option file
     """

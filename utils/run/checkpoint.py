@@ -72,7 +72,7 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
         1 or more: the present file at `path` becomes the newest former version,
         <name>_previous.pth.
         0: the present file is replaced, and the former versions stay as they are. This is for a
-        state that was saved before, and now gets the result of its validation.
+        state that was saved before, and now gets the result of its validation (`Experiment.save`).
     has_sidecar: False for bare weights, because no run resumes from them. Such a file has no former
         versions, and `keep` has no effect.
 

@@ -336,6 +336,7 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
     # text, no text, or a part of the new text. The process has the lock in any case.
     with suppress(OSError):
         file.truncate(0)
+        # The text begins with HOLDER, and `_is_of_another_host` looks for " on <host>," in it.
         text = f"process {os.getpid()} on {socket.gethostname()}, since {time.ctime()}\n"
         file.write(text.encode())
 

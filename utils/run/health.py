@@ -130,7 +130,8 @@ class Health:
         """
         if not utils_dist.is_main_process():
             return
-        # If all steps of the line were skipped, there are no norms and no loss.
+        # If all steps of the line were skipped, there are no norms and no loss. In the next lines
+        # `rank` is a `Measured`, and not a number.
         if grad_norms:
             self.losses.append(statistics.fmean(rank.values["loss"] for rank in ranks))
         self._check_norms(grad_norms)

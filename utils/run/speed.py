@@ -111,7 +111,7 @@ class SpeedJudge:
         # the same cores, and divide the number of cores by this count.
         worst = newest[worst_rank]
         sharing_count = 0  # number of ranks that use the cores of the worst rank, itself included
-        for rank in newest:
+        for rank in newest:  # here `rank` is a `Measured`, not a number
             if rank.host == worst.host and rank.cores == worst.cores:
                 sharing_count += 1
         cores_per_rank = max(1, len(worst.cores) // sharing_count)

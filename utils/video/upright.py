@@ -80,7 +80,8 @@ def orientation(frame: Any) -> Orientation:
         return TURNS[quarter_turns % 4]
     if matrix is None:
         return UPRIGHT
-    # The matrix is stored as nine integers: a b u, c d v, x y w.
+    # The matrix is stored as nine integers: a b u, c d v, x y w. Here x and y are a shift, and not
+    # the column and row above. A turn needs only a, b, c and d, the numbers 0, 1, 3 and 4.
     numbers = np.frombuffer(bytes(matrix), np.int32).tolist()
     a, b = numbers[0:2]
     c, d = numbers[3:5]
