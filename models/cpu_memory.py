@@ -118,7 +118,8 @@ def _refuse_step(need: Need, lq: Tensor, size: float, changes: list[str]) -> NoR
     """
     if changes:
         # The error shows each change in a line of its own, below the first line of `do`, which
-        # begins after 12 characters: "  do        " (`SpikeVRTError.__str__`).
+        # begins after 12 characters: "  do        " (`SpikeVRTError.__str__`). The 12 is repeated
+        # from INDENT_OF_DO in utils/errors.py, so change both.
         indent = " " * 12
         lines = [f"{indent}{change}" for change in changes]
         do = "\n".join(["choose one of these, or several:", *lines])

@@ -35,9 +35,9 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
 
     Collective: every rank must call this, because the ranks wait for each other in it.
 
-    DDP sums only the gradients of the parameters that require a gradient when it is built. If you
-    freeze or release parameters, wrap the network again. Otherwise its weights diverge between
-    ranks without an error.
+    When DDP is built, it notes which parameters require a gradient, and later sums only the
+    gradients of these parameters. So wrap the network again after you have frozen or released
+    parameters. Otherwise its weights diverge between ranks without an error.
 
     find_unused_parameters, use_static_graph: options of DDP. VRT needs neither, but a user may set
     them for a network of another kind.
@@ -64,8 +64,9 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
 def gradient_sync(net: nn.Module, is_last: bool) -> Any:
     """Return the context in which a micro-batch runs: with or without a sum over the ranks.
 
-    Each rank adds up the gradients of its micro-batches. Only the last micro-batch of a step sums
-    the gradients over the ranks, which saves communication.
+    A micro-batch is one of the batches of a step (train.accumulation_steps). Each rank adds up the
+    gradients of its micro-batches. Only the backward pass of the last micro-batch sums the
+    gradients over the ranks, which saves communication.
 
     net: the network, perhaps in DDP.
     is_last: whether the micro-batch is the last of its step.

@@ -51,16 +51,18 @@ def load_content(path: Path) -> Any:
 
 def _load_with_scalars(path: Path) -> Any:
     """Read a file as `load_plain` does, but also a file that holds NumPy scalars."""
-    # Few files hold NumPy scalars. `load_plain` refuses such a file, and its error names the
-    # function that makes the scalar.
+    # Few files hold NumPy scalars. `load_plain` refuses such a file, and the text of torch's error
+    # names the function that makes the scalar. If torch changes this text,
+    # test_numbers_of_numpy_beside_the_tensors_are_no_hindrance fails.
     try:
         return load_plain(path)
     except checkpoint.UNREADABLE as e:
         has_scalars = any(name in str(e) for name in SCALAR_NAMES)
         if not has_scalars:
             raise
-    # Read the file again, with stand-ins for NumPy's functions: pairs of our stand-in, and the name
-    # in a pickle that it replaces.
+    # Read the file again. Where the pickle names one of NumPy's functions, torch now calls a class
+    # or function of this file in its place, the stand-in. Each entry is (stand-in, name in the
+    # pickle).
     stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
     for name in SCALAR_NAMES:
         stand_ins.append((_scalar, name))
@@ -148,7 +150,8 @@ MARKS = {
 # Endings of weights files, to find one in a zip file around it.
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
 # The message of torch.load about an object of another program, e.g. "GLOBAL lightning.Trainer was
-# not an allowed global".
+# not an allowed global". If torch changes it,
+# test_a_file_of_something_else_is_named_for_what_it_is fails.
 NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 
 

@@ -47,7 +47,8 @@ def load_weights(
 
 # Without `strict`, at least this fraction of the tensors must match. If fewer match, the file most
 # likely belongs to another network. With 1.0, a network with one more layer than the file could not
-# begin with the weights of the file.
+# begin with the weights of the file. The description of train.G_param_strict names the number
+# (90 %), so change both (utils/options/train_options.py).
 LEAST_MATCHED = 0.9
 
 
@@ -146,7 +147,8 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     network_width = network_inputs // groups  # channels of a group in the network, e.g. 5
     wide = in_file.new_zeros(in_network.shape)
     for group in range(groups):
-        # The first channel of the group in the file, and in the network.
+        # The first channel of the group in the file, and in the network. E.g. with 3 channels in
+        # the file and 5 in the network, group 1 goes from the channels 3, 4, 5 to 5, 6, 7.
         source = group * file_width
         target = group * network_width
         wide[:, target : target + file_width] = in_file[:, source : source + file_width]

@@ -303,7 +303,7 @@ def rgb_to_y(image: np.ndarray) -> np.ndarray:
     """
     # The weights of R, G and B. They add up to 219 / 255, so white, 255, gives 219 + 16 = 235.
     weights = np.array([65.481, 128.553, 24.966]) / 255.0
-    return image.astype(np.float64) @ weights + 16.0
+    return image.astype(np.float64) @ weights + 16.0  # (H, W, 3) @ (3,) -> (H, W)
 
 
 def format_score(name: str, value: float | str | None) -> str:
@@ -319,7 +319,8 @@ def _ssim_window(image: np.ndarray) -> np.ndarray:
     Near the border the window would reach beyond the image.
     """
     filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
-    # The window of 11 x 11 pixels reaches 5 pixels to each side.
+    # The window of 11 x 11 pixels (_SSIM_KERNEL) reaches 5 pixels to each side, so (H, W) becomes
+    # (H - 10, W - 10).
     return filtered[5:-5, 5:-5]
 
 
@@ -334,5 +335,6 @@ def _check_shapes(restored: np.ndarray, sharp: np.ndarray) -> None:
         )
 
 
-# Each file of a metric registers it when it is imported.
+# Import all files models/metric_*.py, each of which registers its metric. This line comes last,
+# because these files import `metric` of this module.
 import_parts("models", "metric_*")

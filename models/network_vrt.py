@@ -67,7 +67,8 @@ logger = logging.getLogger(__name__)
 
 # With checkpoint "auto" and no memory_budget_gb, a step may use this fraction of a GPU's memory.
 # The memory of a step is only estimated, so with a larger fraction a step may run out of memory.
-# With a smaller fraction more branches are recomputed, which takes time.
+# With a smaller fraction more branches are recomputed, which takes time. The docstring of `VRT`
+# names the number (90 %), so change both.
 GPU_SHARE = 0.9
 # torch compiles a function again for each kind of input. After this number of compilations, it runs
 # the function uncompiled. The limit of torch is 8, but the blocks of VRT have more kinds of input:
@@ -220,7 +221,7 @@ class VRT(nn.Module):
         self._build_input(design)
         self._build_stages(design)
         self._build_output(design)
-        # Channels of the first features, then of stages 1 to 7.
+        # Channels of the first features, then of stages 1 to 7: 8 numbers.
         widths = [embed_dims[0], *embed_dims[:7]]
         # The fusion operator that the options name. An error names the section "netG.fusion". The
         # two arguments at the end come from this program, and are no options of a file.
@@ -238,7 +239,8 @@ class VRT(nn.Module):
             # along the flow. The flow of a pixel points between four pixels of the other frame, and
             # the network sees all four. So an aligned frame has 4 * in_chans channels, and all
             # three frames have (1 + 4 + 4) * in_chans (`aligned_input` in flow.py). A noise map is
-            # one more channel.
+            # one more channel. E.g. RGB and a noise map: 9 * 3 + 1 = 28. `widen_first` (loading.py)
+            # relies on these nine groups, and on the place of the noise map behind them.
             inputs = 9 * self.in_chans + int(self.nonblind)
         else:
             inputs = self.in_chans
@@ -462,7 +464,7 @@ class VRT(nn.Module):
         # output after the sum.
         x = shallow
         skips = []
-        for number, scale in enumerate(STAGE_SCALES, start=1):
+        for number, scale in enumerate(STAGE_SCALES, start=1):  # scales 1, 2, 4, 8, 4, 2, 1
             if number in (6, 7):
                 x = x + skips.pop()
             if flows is None:  # nothing is aligned

@@ -65,7 +65,8 @@ def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> S
     path = file_of(path)
     # The file is read as data, so no code in it runs.
     content = read_content(path, key="--weights")
-    weights = tensors_in(content, path, prefer="ema_state_dict")  # name -> tensor on the CPU
+    # Name -> tensor on the CPU. A checkpoint has the averaged weights under "ema_state_dict".
+    weights = tensors_in(content, path, prefer="ema_state_dict")
     options = _options_in(content)
     if description is not None:
         in_file = options if options is not None else {}
@@ -96,7 +97,7 @@ def _options_in(content: dict[str, Any]) -> dict[str, Any] | None:
     #     {"options": {"scale": 1, "netG": {...}, "datasets": {"train": {"spike": {...}, ...}}}}
     #
     # The second form is an option file. Files of earlier versions have only this form, and full
-    # checkpoints have both.
+    # checkpoints have both. If a file has both, the first form counts.
     description = content.get("network", content.get("options"))
     if not isinstance(description, dict):
         return None
@@ -174,7 +175,7 @@ def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -
 
     training, now: the section `spike` of the weights file `path`, and of the option file.
     """
-    first_difference = next(kind_differences(training, now), None)
+    first_difference = next(kind_differences(training, now), None)  # the error needs only one
     if first_difference is not None:
         key, training_value, other_value = first_difference
         raise CheckpointError(

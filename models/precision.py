@@ -19,7 +19,8 @@ from utils.options.train_options import AmpOptions
 
 logger = logging.getLogger(__name__)
 
-# Values of the option train.amp.dtype -> dtypes.
+# Values of the option train.amp.dtype -> dtypes. `ModelVRT.restore` converts results of these
+# dtypes to float32.
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -39,12 +39,13 @@ MIRROR = "SPIKEVRT_RELEASES"
 # name the same folder.
 FOLDER = Path("model_zoo/vrt")
 NAME = re.compile(r"vrt/(\d{3})")  # e.g. "vrt/006"
-# A download is given up after this number of seconds without a byte.
+# A download is given up after this number of seconds without a byte. Chosen by hand.
 PATIENCE_S = 60
 # Bytes that are read at a time (1 MiB). After each read, the watchdog, which ends a process that
 # hangs, learns of the progress.
 BYTES_AT_A_TIME = 1 << 20
-# Seconds between two attempts to get the lock of a file that another process is fetching.
+# Seconds between two attempts to get the lock of a file that another process is fetching. Chosen by
+# hand.
 WAIT_S = 0.2
 
 

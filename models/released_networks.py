@@ -76,8 +76,9 @@ RELEASED: dict[str, dict[str, Any]] = {
     },
 }
 # Number of a published file -> the tiles (frames, side in pixels) with which its authors tested it.
-# The tiles overlap by 2 frames and 20 pixels. 0 frames means the whole clip, 0 pixels the whole
-# frame.
+# 0 frames means the whole clip, 0 pixels the whole frame. The tiles of the authors overlap by 2
+# frames and 20 pixels, which are the defaults of `ValOptions` (utils/options/val_options.py). Each
+# file of RELEASED needs an entry (test_a_released_network_is_known_by_its_tensors).
 RELEASED_TILES = {
     "001": (40, 128),
     "002": (40, 128),

@@ -43,7 +43,8 @@ class SavedNetwork:
     spike_channels: int
     # Options of the spike representation, or None for a network without spikes.
     spike: dict[str, Any] | None
-    # Where the options come from, in words. FROM_FILE means that they are not trusted.
+    # Where the options come from, in words, for the protocol of a test. The text FROM_FILE also
+    # means that the options are not trusted (`network`).
     known_from: str
     # Properties of the training spikes, or None if they are not known. E.g. the rate (spikes per
     # plane at full light), the light ("linear" or "display") and the center (the plane of the sharp

@@ -87,7 +87,8 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
     spec = input_spec(net)
     _check_task(netG, train, test, val, spec)
     _check_spikes(netG, train, test, spec)
-    gt_size = getattr(train, "gt_size", None)  # a dataset without crops has no such key
+    # None if there is no training dataset, or if it has no crops, and so no key gt_size.
+    gt_size = getattr(train, "gt_size", None)
     if gt_size is not None:
         _check_crop(gt_size, spec, scale)
 
@@ -111,7 +112,9 @@ def kind_differences(training: dict[str, Any], other: dict[str, Any]) -> Iterato
     training: the section of the training.
     other: the section with which the network is to be used.
 
-    A key that is missing in a section has its default value.
+    A key that is missing in a section has its default value. The defaults "voxel" and 1.0 are
+    repeated from the section `spike` (`DatSpikes` in data/cameras/spike_source.py), so change
+    them in both files.
     """
     for key, default in (("representation", "voxel"), ("gamma", 1.0)):
         training_value = training.get(key, default)
@@ -194,6 +197,7 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
 
 def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
     """Raise OptionError if the spike channels of training and test mean different things."""
+    # The first difference is enough for the error. None if there is no difference.
     first_difference = next(kind_differences(train_spike.plain(), test_spike.plain()), None)
     if first_difference is None:
         return
@@ -366,5 +370,6 @@ def _check_interpolation(
         )
 
 
-# Each file of a network registers it in `NETWORKS` when it is imported.
+# Import all files models/network_*.py, each of which registers its network in `NETWORKS`. This line
+# comes last, because these files import `NETWORKS`.
 import_parts("models", "network_*")

@@ -36,10 +36,11 @@ def refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
 
 # All tensors together may be at most this many times as large as the file. They may be larger than
 # the file, because a real file may have a few tensors that share an array, e.g. a weight that two
-# layers use. A hostile file repeats one number millions of times, and would fill the memory.
+# layers use. A hostile file repeats one number millions of times, and would fill the memory. The 4
+# was chosen by hand.
 MOST_TIMES_FILE_SIZE = 4
 # If all tensors together have at most this many bytes (537 MB), the file is accepted, however small
-# it is.
+# it is. Chosen by hand.
 ALWAYS_ALLOWED_BYTES = 2**29
 
 
