@@ -85,6 +85,7 @@ def _neighbours(
     sources = []
     source_flows = []
     for distance, flow in enumerate(flows, start=1):
+        # E.g. 4 frames at distance 2: the later neighbours 2 3, or the earlier neighbours 0 1.
         source = frames[distance:] if is_later else frames[: n - distance]
         missing = distance - 1  # targets whose neighbour lies outside the clip
         sources.append(_with_zeros(source, missing, is_behind=is_later))
@@ -113,6 +114,7 @@ def _align_targets(
     targets_at_a_time = count
     if in_cpu_form(targets):  # on a CPU
         pixels_of_target = b * h * w
+        # E.g. 2 clips of 16 x 16 pixels have 512 pixels per target: 2 targets at a time.
         targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // pixels_of_target)
     results = []
     for first in range(0, count, targets_at_a_time):

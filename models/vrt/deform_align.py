@@ -156,6 +156,7 @@ class DeformAlign(nn.Module):
         """
         sources, flows = self._sources_and_flows(neighbours)
         x = sources[0] if self.source_count == 1 else torch.cat(sources, dim=1)
+        # E.g. 16 offset groups: 288 channels of corrections, and 144 channels of factors.
         corrections, factors = conv_output.split(
             (2 * TAPS * self.offset_groups, TAPS * self.offset_groups), dim=1
         )

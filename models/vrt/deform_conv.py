@@ -164,10 +164,12 @@ def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
     return grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
 
 
-# 32 results: training and validation together have a few sizes of frames, each at four scales.
+# maxsize: 32 results, because training and validation together have a few sizes of frames, each at
+# four scales.
+# inference_mode(False): the first call may come from inference mode, and a training may get its
+# result from the cache. torch cannot save a tensor that was made in inference mode for backward
+# (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=32)
-# The tensors are saved for backward. torch does not save tensors that are made in inference mode,
-# so this mode is off here.
 @torch.inference_mode(False)
 def _tap_positions(
     h: int, w: int, dtype: torch.dtype, device: torch.device

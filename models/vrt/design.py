@@ -19,7 +19,8 @@ import torch
 from models.vrt.forms import Kernels
 
 # How each of the stages 1 to 7 changes the resolution before its first block. "none" keeps height
-# and width, "down" halves them, "up" doubles them.
+# and width, "down" halves them, "up" doubles them. STAGE_SCALES and UNET_MULTIPLE below follow from
+# this: change all three together.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
 # Height of the network's input, divided by the height in each of the stages 1 to 7.
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)

@@ -35,7 +35,8 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     columns, rows = _positions(flow).unbind(1)
 
     # grid_sample counts from -1 (first pixel) to 1 (last pixel). So multiply pixels by
-    # 2 / (pixels - 1), and subtract 1. An axis of one pixel has no length, so divide by at least 1.
+    # 2 / (pixels - 1), and subtract 1. E.g. 5 columns: 0 -> -1, 2 -> 0, 4 -> 1. An axis of one
+    # pixel has no length, so divide by at least 1.
     # The factors are Python numbers, because a tensor would have to be copied to the GPU.
     columns = columns * (2.0 / max(width - 1, 1)) - 1.0
     rows = rows * (2.0 / max(height - 1, 1)) - 1.0
@@ -116,10 +117,12 @@ def _positions(flow: Tensor) -> Tensor:
     return pixel_grid(height, width, flow.dtype, flow.device) + flow
 
 
-# 32 results: training and validation together have a few sizes of frames, each at several scales.
+# maxsize: 32 results, because training and validation together have a few sizes of frames, each at
+# several scales.
+# inference_mode(False): the first call may come from inference mode, and a training may get its
+# result from the cache. torch cannot save a tensor that was made in inference mode for backward
+# (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=32)
-# The tensors are saved for backward. torch does not save tensors that are made in inference mode,
-# so this mode is off here.
 @torch.inference_mode(False)
 def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the coordinates of each pixel, (1, 2, height, width). Channel 0 is x, channel 1 y.

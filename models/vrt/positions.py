@@ -21,8 +21,8 @@ from utils.errors import CheckpointError
 
 # maxsize: 16 results, because a network has a few sizes of windows.
 # inference_mode(False): the first call may come from inference mode, and a training may get its
-# result from the cache. A training saves the index for backward, which torch refuses for a tensor
-# that was made in inference mode.
+# result from the cache. torch cannot save a tensor that was made in inference mode for backward
+# (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
 def relative_position_index(window: Triple) -> Tensor:

@@ -105,7 +105,9 @@ class SpyNet(nn.Module):
             warped = flow_warp(neighbours[level], flow_so_far, padding="border")
             inputs = torch.cat((references[level], warped, flow_so_far), dim=1)
             flow = module["basic_module"](inputs) + flow_so_far
-            if level >= LEVELS - 4:  # one of the four finest scales
+            # `level` counts from the coarsest scale: 0 1 2 3 4 5. The four finest are 2 3 4 5. (The
+            # flows in flow.py are counted from the finest scale.)
+            if level >= LEVELS - 4:
                 scale = 2 ** (LEVELS - 1 - level)  # 8, 4, 2, 1
                 height, width = size
                 flows.append(_resize(flow, height // scale, width // scale))

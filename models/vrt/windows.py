@@ -46,17 +46,19 @@ from torch import Tensor
 from models.vrt.chunk import Chunk, Span
 
 # Added to the logit of two tokens that must not attend to each other. It is not -inf, because the
-# published weights were trained with this value. attention/kernels/parts.py has it, too: change
-# both together.
+# published weights were trained with this value. attention/kernels/parts.py has the same number
+# times log2(e): change both together.
 MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
 
 
-# 128 results: training and validation together have a few sizes, each with several windows and
-# shifts. The tables are small compared with the weights.
+# maxsize: 128 results, because training and validation together have a few sizes, each with several
+# windows and shifts. The tables are small compared with the weights. `mask_table`
+# (attention/kernels/regions.py) caches two tables for each of these results: change both together.
+# inference_mode(False): the first call may come from inference mode, and a training may get its
+# result from the cache. torch cannot save a tensor that was made in inference mode for backward
+# (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=128)
-# Masks are saved for backward. torch does not save tensors that are made in inference mode, so this
-# mode is off here.
 @torch.inference_mode(False)
 def window_chunks(
     size: Triple,
@@ -84,7 +86,7 @@ def window_chunks(
     tokens_of_clip = math.prod(size)
     windows, spans = _sorted_by_mask(windows_of_clip, window, shift, batch, tokens_of_clip, device)
 
-    # Cut the list of windows into chunks.
+    # Cut the list of windows into chunks. E.g. 10 windows with most=4: 0 ... 3, 4 ... 7, 8 ... 9.
     has_padding = windows_of_clip.numel() != tokens_of_clip  # some position holds no token
     if most is None:
         most = len(windows)
@@ -144,7 +146,8 @@ def _partition(size: Triple, window: Triple, shift: Triple) -> Tensor:
     backwards = [-tokens for tokens in shift]
     numbers = numbers.roll(backwards, dims=(0, 1, 2))
 
-    # Partition. Along each axis: nd, nh, nw windows of wd, wh, ww tokens.
+    # Partition. Along each axis: nd, nh, nw windows of wd, wh, ww tokens. E.g. a width of 8 is
+    # split into 2 windows of 4: position 6 becomes window 1, token 2.
     nd, nh, nw = window_counts
     wd, wh, ww = window
     numbers = numbers.view(nd, wd, nh, wh, nw, ww)

@@ -108,7 +108,8 @@ class CpuAttention(torch.autograd.Function):
         grad_q, grad_k, grad_v = heads_of(grad_qkv, ctx.mutual)
         grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise_dtype)
         # Memory for the two T x T matrices of a round: P, the weights of the attention, and dS, the
-        # gradient of the logits (cpu_gradients.py). Each round overwrites it.
+        # gradient of the logits (cpu_gradients.py). Each round overwrites it. The unpacking gives
+        # two tensors (windows * heads, T, T).
         p_memory, ds_memory = q.new_empty(2, min(round_size, n) * heads, t, t)
 
         # q, k, v and grad with two more channels each, (n, heads, T, hd + 2). These channels make
@@ -118,7 +119,8 @@ class CpuAttention(torch.autograd.Function):
             in_round = slice(first, first + round_size)
             windows_in_round = min(round_size, n - first)  # the last round may have fewer windows
             matrix_count = windows_in_round * heads
-            # `offset` is for a full round. `gradients_of_round` takes only the part that it needs.
+            # E.g. n = 10 windows of 6 heads in rounds of 7: 42 matrices in the first round, 18 in
+            # the second. `offset` has 42, of which `gradients_of_round` takes the first 42 or 18.
             gradients = gradients_of_round(
                 wide.windows(in_round),
                 offset,
@@ -126,6 +128,7 @@ class CpuAttention(torch.autograd.Function):
                 p_memory=p_memory[:matrix_count],
                 ds_memory=ds_memory[:matrix_count],
             )
+            # (windows * heads, T, hd) -> (windows, heads, T, hd)
             grad_q[in_round] = gradients.q.reshape(-1, heads, t, hd)
             grad_k[in_round] = gradients.k.reshape(-1, heads, t, hd)
             grad_v[in_round] = gradients.v.reshape(-1, heads, t, hd)

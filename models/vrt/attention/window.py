@@ -37,10 +37,11 @@ def window_attention(
 ) -> Tensor:
     """Compute the attention among the tokens of each window, or between its two frames.
 
-    qkv: packed heads, (n, T, 3, heads, hd).
+    qkv: packed heads, i.e. q, k and v in one tensor, (n, T, 3, heads, hd).
     bias: (heads, T, T), added to the logits, or None.
     spans: ranges of the n windows. The windows of a span have the same mask.
-    mutual: whether the attention is between the two frames of a window. Then `bias` is None.
+    mutual: whether the attention is between the two frames of a window. If so, a token attends to
+        T / 2 tokens, and `bias` is None.
     tape: where `CpuAttention` keeps its results, or None if it is not used.
     is_plain: whether torch's attention is used on every device.
 
@@ -49,7 +50,7 @@ def window_attention(
     all_tokens = qkv.shape[1]  # of both frames, if the attention is mutual
     channels = qkv.shape[4]
     t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
-    # A tape means that our CPU form is wanted.
+    # The caller gives a tape if it wants our CPU form.
     if not is_plain and tape is None and attention_has_kernel(qkv, t, channels):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt.attention import gpu

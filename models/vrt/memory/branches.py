@@ -53,7 +53,7 @@ class MeasuredBranches:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        # Kind and size of a module -> bytes of each of its branches.
+        # Result of `_kind` -> bytes of each branch of such a module, in the order of its FLAGS.
         self.bytes_of_kind: dict[tuple, list[int]] = {}
 
     def branches_of(self, owner: Any, x: Tensor) -> list[Branch]:
@@ -136,7 +136,8 @@ def _flops_of_block(block: Block, x: Tensor) -> list[float]:
     attn = block.attn
     batch, *size, channels = x.shape
     tokens = batch * math.prod(size)
-    # The attention computes whole windows, so its tokens include the padding.
+    # The attention computes whole windows, so its tokens include the padding. E.g. 7 tokens along
+    # an axis in windows of 4 are 2 windows, so 8 tokens.
     padded_tokens = batch
     window = []
     for length, largest in zip(size, block.window, strict=True):

@@ -17,11 +17,12 @@ from torch import Tensor
 from models.vrt.chunk import Span
 
 
-# 256 results: windows.window_chunks caches 128 plans, and each plan may need two tables, one for
-# self attention and one for mutual attention.
+# maxsize: 256 results, because windows.window_chunks caches 128 results, and each of them may need
+# two tables, one for self attention and one for mutual attention.
+# inference_mode(False): the first call may come from inference mode, and a training may get its
+# result from the cache. torch cannot save a tensor that was made in inference mode for backward
+# (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=256)
-# The tables are saved for backward. torch does not save tensors that are made in inference mode, so
-# this mode is off here.
 @torch.inference_mode(False)
 def mask_table(
     spans: tuple[Span, ...], tokens: int, mutual: bool, device: torch.device

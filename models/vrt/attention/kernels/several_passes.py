@@ -289,6 +289,7 @@ def gradient_of_bias(
     group = _group_of_program(HEADS, TILES=tiles)
     head, tile = _head_and_tile(HEADS, TILES=tiles)
     first, end = _windows_of_group(group, group_size, window_count)
+    # E.g. tile 5 with 3 tiles of queries: 5 // 3 = 1, key 64; 5 % 3 = 2, query 128.
     first_key = tile // tiles_of_queries * KEYS
     first_query = tile % tiles_of_queries * QUERIES
 

@@ -62,7 +62,11 @@ MOST_TOKENS_OF_ONE_PASS = 128
 
 
 def backward_tile(tokens: int) -> Tile:
-    """Return the tile of the backward kernels."""
-    if tokens == 128:  # all_gradients needs all keys of a window in a tile
+    """Return the tile of the backward kernels.
+
+    `all_gradients`, the kernel for 64 or 128 tokens, needs all keys of a window in a tile, so
+    `keys` is T for these. It asserts this when it is compiled.
+    """
+    if tokens == 128:
         return Tile(queries=64, keys=128, warps=8, stages=2)
     return Tile(queries=64, keys=64, warps=4, stages=2)
