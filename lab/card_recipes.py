@@ -48,6 +48,7 @@ CROP = 192  # pixels along a side of a training clip; docs/memory.md says the me
 
 def counted_gb() -> float:
     """Return the GB of activations of one clip of CROP x CROP pixels, from docs/memory.md."""
+    # The page must say "A = ... GB" exactly once. Otherwise the unpacking below raises ValueError.
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     [gb] = re.findall(r"\bA = ([\d.]+) GB", text)
     return float(gb)
@@ -58,7 +59,8 @@ def step_gb(clips: int, activations_gb: float) -> float:
 
     clips: number of clips at once. activations_gb: GB of activations of one clip.
     """
-    # Memory of the weights, of their gradients and of the moments of Adam.
+    # Memory of the weights, of their gradients and of the moments of Adam: 16 bytes a parameter,
+    # 0.32 GB. MARGIN is 1.1. E.g. 8 clips: 1.1 * (0.32 + 8 * 4.47) = 39.7 GB.
     parameters_gb = PARAMETERS * BYTES_PER_PARAMETER / GB
     return MARGIN * (parameters_gb + clips * activations_gb)
 
@@ -128,7 +130,8 @@ def small_table() -> Iterator[str]:
     """
     crop_of_card = {8: CROP, 4: 128, 2: 64}  # GB of a card -> side of the crop that fits into it
     for card, crop in crop_of_card.items():
-        # Activations grow with the number of pixels.
+        # Activations grow with the number of pixels. E.g. crops of 128 pixels have (128 / 192)^2 =
+        # 0.44 of the pixels, and of the activations.
         activations_gb = counted_gb() * (crop / CROP) ** 2
         gb = step_gb(1, activations_gb)
         yield f"| {card} GB | `datasets.train.gt_size={crop}` | {gb:.1f} |"

@@ -226,6 +226,7 @@ def prepare(
         batch = 1
         dtype = "float32"  # torchvision has no deformable convolution in bfloat16 on a CPU
 
+    # {"ours": network of this project}, and with `with_naive` also "naive".
     nets = networks(options, device, is_checkpointed=checkpoint, with_naive=net == "naive")
     network = nets[net].train()
     clip = Clip(options, size, batch=batch, device=device, dtype=dtype)

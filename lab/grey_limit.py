@@ -91,6 +91,7 @@ def half_size_grey(frame: np.ndarray) -> np.ndarray:
     A frame (H, W, 3) uint8 gives (H / 2, W / 2) float32 in 0 ... 1. The camera adds up light. So
     the mean over 2 x 2 pixels is a mean of linear light.
     """
+    # LUMA has the weights of R, G and B in grey light: (H, W, 3) @ (3,) -> (H, W).
     light = to_linear(frame / np.float32(255)) @ LUMA
     return to_display(cv2.resize(light, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA))
 

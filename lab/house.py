@@ -124,7 +124,8 @@ def main() -> None:
     longest_file = max(product, key=lines_of)
     figures = {
         "product lines": lines(product),
-        "modules": sum(lines_of(path) > 0 for path in modules),  # without empty modules
+        # Counts the modules with at least one line: `sum` counts each True as 1.
+        "modules": sum(lines_of(path) > 0 for path in modules),
         "functions per 1,000 lines": round(1000 * counts.functions / module_lines, 1),
         "lines of imports, %": round(100 * counts.import_lines / module_lines, 1),
         "longest file": f"{lines_of(longest_file)}  {longest_file.relative_to(ROOT)}",

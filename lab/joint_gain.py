@@ -327,7 +327,8 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     gains_of_moving = [measured[clip].moving - base[clip].moving for clip in measured]
     row["moving pixels"] = f"{statistics.fmean(gains_of_moving):+.2f}"
 
-    # The clip that gains least. If several clips gain equally, `min` takes the first name.
+    # The clip that gains least. `min` compares the pairs (gain, name) by the gain. If several clips
+    # gain equally, it takes the first name in the alphabet.
     gains = [(psnr_of_measured[clip] - psnr_of_base[clip], clip) for clip in measured]
     least_gain, worst_clip = min(gains)
     row["worst clip"] = f"{least_gain:+.2f} ({worst_clip})"

@@ -43,8 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page is old")
     arguments = parser.parse_args(argv)
 
-    # Replace what is between the two marks. The page must have both: without END, everything after
-    # BEGIN would be lost, and without BEGIN the section would be added at the end of the page.
+    # Replace what is between the two marks: the page is before + BEGIN + section + END + after. It
+    # must have both: without END, everything after BEGIN would be lost, and without BEGIN the
+    # section would be added at the end of the page.
     old_page = PAGE.read_text(encoding="utf-8")
     before, _, rest = old_page.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -72,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
     cv2.setNumThreads(1)
 
     runs = runs_of(args.seeds, args.updates)
+    # `train_all` below fills both dicts: part -> learned steps, and part -> CPU seconds.
     trained_runs = [TrainedRun(run, steps={}, cpu_s={}) for run in runs]
     motion_net_file = write_motion_net(out)
     for part in args.parts:

@@ -207,6 +207,7 @@ def scores_of(folder: Path) -> Scores:
     operator = read_saved(OPERATOR_WEIGHTS)
     scores: Scores = {OPERATOR_METHOD: {}, FOUND_MOTION: {}, TRUE_MOTION: {}}
     shipped = network_of(SHIPPED_WEIGHTS)
+    # A finder is a function that finds the motion within an exposure (`Finder`).
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
     # With the calibration "auto", the calibration of each clip is found from its frames and spikes.
     for reader in readers_of_set(folder, "auto", operator):

@@ -118,7 +118,7 @@ def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
     content: dict[str, Any] = {
         "environment": environment(),
         "form": form.name,
-        "score": form.score,
+        "score": form.score,  # what the scores are, with their unit
         "seed": seed,
         "parameters": {},
         "points": points,

@@ -306,6 +306,7 @@ def refuse_incomplete_options(command: argparse.Namespace) -> None:
     --geometry and --search-planes need each other, and both need --planes. --planes may be given
     without the other two.
     """
+    # --search-planes 0 counts as missing, because it would search nothing.
     has_geometry = bool(command.geometry)
     has_search = bool(command.search_planes)
     is_one_missing = has_geometry != has_search

@@ -302,6 +302,8 @@ def digest_of(root: Path) -> str:
     stay, because `info_of_unchanged_set` compares it with the digest in the dataset.json of an
     earlier set.
     """
+    # A line for each file and its SHA-256, e.g. "GOPRO_Large/train/.../000000.png 5f0a...", and a
+    # line for each link or empty folder, e.g. "empty/".
     table = ""
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -409,7 +411,7 @@ def main(arguments: list[str] | None = None) -> int:
             do="choose another number",
         )
     if make_sample(root, SAMPLE, command.seed, instants):
-        train, test = SAMPLE.clips.values()
+        train, test = SAMPLE.clips.values()  # numbers of clips, in the order of the dict
         print(f"made {root}: {train} training and {test} test clips of {SAMPLE.frames} frames")
     else:
         print(f"{root} is complete: nothing to do")

@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int:
         SPIKEVRT_JOB_KEY      a secret, with which the ranks recognise one another
         OMP_NUM_THREADS       the number of threads of each rank
     """
+    # argv[:1] is a list with the first argument, or [] without arguments.
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
@@ -200,6 +201,7 @@ def run_ranks(args: Namespace) -> int:
         except restarts.FinalError as e:  # its code is the exit code of a rank
             return e.code
         except (ChildFailedError, SignalException) as e:
+            # The file has "\n" and what a rank wrote, e.g. "\n3" -> ["3"]. Without a code it is [].
             written = Path(exit_file.name).read_text(encoding="ascii").split()
             if written:
                 return int(written[0])

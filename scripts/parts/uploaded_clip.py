@@ -45,7 +45,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_test_vrt.py"
 NETWORK = "network"  # the method on the page for which main_test_vrt.py gets no --method
 # Name on the page -> value of --weights, e.g. "motion" -> "weights/motion.pth". First the files in
-# weights/, then the released networks that deblur and need no spikes.
+# weights/, so a new file there appears on the page. Then the released networks that deblur and need
+# no spikes.
 WEIGHTS = {
     path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
 }
@@ -57,7 +58,8 @@ MOST_BYTES = 512 * 2**20  # bytes of all files together
 MOST_FRAMES = 120
 MOST_PIXELS = 1920 * 1088  # pixels of a frame; codecs round 1080 rows up to 1088
 # An option of the page, e.g. "spike.exposure=[0, 20]" or "method.groups=8". Only these two sections
-# may be set, and a value has no "/", so that it names no file outside of this project.
+# may be set, and a value has no "/", so that it names no file outside of this project. E.g.
+# "spike.calibration=/etc/passwd" does not match.
 OPTION = re.compile(r"(?:spike|method)(?:\.\w+)+=[\w.,+\-\[\]{}:\"' ]*")
 
 

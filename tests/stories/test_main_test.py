@@ -314,6 +314,7 @@ def interrupted_test(home, tested_folder):
     (folder / "test1" / "000001.png").unlink()
 
     times = {}
+    # All frames, and the scores and pictures of the clips test0 and test2 in the folder clips.
     finished = [*folder.glob("test?/*.png"), *folder.glob("clips/test[02].*")]
     for path in finished:
         # Leave out the missing frame, and also the frames of other clips that have its name.
@@ -412,6 +413,7 @@ def path_options(folder, resume):
 def test_these_weights_are_tested(some_weights, resume, found):
     path = path_options(some_weights, resume)
 
+    # The second argument is the folder of the run. The third is --weights, which is not given here.
     assert find_weights(path, some_weights / "run", None) == str(some_weights / found)
 
 
@@ -611,7 +613,9 @@ class HalfRate:
         self.folder = folder
         for path in spikes.iterdir():
             planes = read_spikes(path, SpikeGeometry(16, 16))
-            planes[1::2] = 0  # so on average half of the spikes are left
+            # Remove the spikes of the planes 1, 3, 5, ..., so on average half of the spikes are
+            # left.
+            planes[1::2] = 0
             write_spikes(folder / path.name, planes, SpikeGeometry(16, 16))
         saved = read_saved(home / "spike.pth")
         self.trained = not_none(saved.spike_data)  # properties of the spikes in training
@@ -1081,6 +1085,8 @@ def refuse(capfd, arguments, refusal):
 
     assert refusal.message in text, text
     assert "  expected  " in text, text
+    # An error of this project has lines that begin with its parts, e.g. "  expected  ..." and
+    # "  do ...". Take what follows "do".
     what_to_do = text.partition("\n  do ")[2]
     assert what_to_do, text
     assert refusal.do in what_to_do, text
@@ -1281,7 +1287,7 @@ def finished_demo(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         small = dataclasses.replace(demo.DEMO, frames=DEMO_FRAMES, side=DEMO_SIDE)
         patch.setattr(demo, "DEMO", small)
-        patch.setattr(demo, "SIDE", DEMO_SIDE)
+        patch.setattr(demo, "SIDE", DEMO_SIDE)  # `demo.scene` reads it for the size of the layers
         make_sample(data, demo.DEMO)
         former = ["--opt", str(demo.ROOT / "options/operators/exposure_alone.json")]
         former += ["--weights", str(demo.ROOT / "weights/operator.pth")]
