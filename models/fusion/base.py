@@ -31,8 +31,8 @@ from utils.errors import DataError, OptionError
 from utils.options.registry import Registry
 
 FUSIONS = Registry("fusion operator")
-# The frame to which the network adds its output: the blurry frame, or the frame that the operator
-# has made of it.
+# The option `base` of an operator. It chooses the frame to which the network adds its output: the
+# blurry frame, or the frame that the operator has made of it.
 Base = Literal["blurry", "fused"]
 
 
@@ -153,7 +153,7 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
 
     rgb: the frames, (B, T, 3, H, W).
     spike: the spike channels, which should be (B, T, channels, H, W).
-    channels: S, the number of channels for which the network was built.
+    channels: S, the number of spike channels for which the network was built.
     """
     clips, frames, _, height, width = rgb.shape
     expected_shape = (clips, frames, channels, height, width)

@@ -97,6 +97,7 @@ class ExposureFusion(ImageFusion):
         spike_channels: int = 0,
     ) -> None:
         # The last spike channel is the confidence, all other channels are ratios.
+        # E.g. 9 spike channels: at most 8 estimates.
         estimate_count = spike_channels - 1 if estimates is None else estimates
         is_valid = 1 <= estimate_count < spike_channels
         if not is_valid:
@@ -108,6 +109,7 @@ class ExposureFusion(ImageFusion):
                 do=f"set spike.representation to relative, or correct {key}",
             )
         pictures = 1 + estimate_count  # the blurry frame and the estimates, 3 colours each
+        # The conv net gets all pictures and all spike channels, e.g. 3 * 9 + 9 = 36 channels.
         super().__init__(base, 3 * pictures + spike_channels, features, layers)
         self.spike_channels = spike_channels
         self.estimates = estimate_count

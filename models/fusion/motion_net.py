@@ -234,8 +234,8 @@ def _fit_of_parabola(tau: np.ndarray) -> np.ndarray:
 
     tau: (n,), the times of the values.
     """
-    # The values are `powers` times (constant, slope, curvature), so the pseudoinverse of `powers`
-    # turns values into these three numbers.
+    # By the formula above, values = powers @ (constant, slope, curvature). So the pseudoinverse of
+    # `powers` turns values into these three numbers.
     powers = np.stack([tau**power for power in range(3)], axis=1)  # (n, 3)
     three_rows = np.linalg.pinv(powers)  # (3, n): constant, slope, curvature
     return three_rows[1:].astype(np.float32)
@@ -249,6 +249,7 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
 
     inputs, outputs: numbers of channels. features: number of channels in between.
     """
+    # The trained weights fit the slope 0.1 for negative values.
     modules = [nn.Conv2d(inputs, features, 3, padding=1), nn.LeakyReLU(0.1)]
     # The first and the last convolution are outside the loop.
     for number in range(layers - 2):
@@ -280,7 +281,7 @@ def add_shared_motion(changes: Tensor) -> Tensor:
     """
     if changes.shape[1] == CHANGES:
         return changes
-    channels = (COEFFICIENTS, 1, COEFFICIENTS, 1)  # 6, 1, 6, 1
+    channels = (COEFFICIENTS, 1, COEFFICIENTS, 1)  # 6, 1, 6, 1, as in the table above
     motion_of_pixel, log_error, estimates, log_weight = changes.split(channels, dim=1)
     # Weights that add up to 1 over all pixels, (B, 1, h, w).
     weight = torch.softmax(log_weight.flatten(1), dim=1).view_as(log_weight)

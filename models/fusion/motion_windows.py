@@ -23,7 +23,8 @@ from torch import Tensor
 # The exposure lasts from -5.5 to 5.5.
 EDGES = (-10.5, -7.5, -5.5, -4.5, -3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 7.5, 10.5)
 WINDOWS = len(EDGES) - 1
-INSIDE = slice(2, 13)  # the eleven windows that divide the exposure
+# The eleven windows that divide the exposure, 2 to 12: from EDGES[2] = -5.5 to EDGES[13] = 5.5.
+INSIDE = slice(2, 13)
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
 # The sharp instant, in halves of an exposure after its middle. In training, an exposure had 88
 # spike planes, and the sharp instant was the middle of plane 44 of 0 ... 87: half a plane after the

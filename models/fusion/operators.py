@@ -101,6 +101,7 @@ class GatedFusion(ImageFusion):
         return image + correction.view_as(image)
 
 
-# Each file of an operator registers it when it is imported.
+# Import all files of operators, each of which registers its operator. exposure.py is named, because
+# it has no prefix fusion_.
 import_parts("models.fusion", "exposure")
 import_parts("models.fusion", "fusion_*")

@@ -23,7 +23,8 @@ from utils.files import RESULTS  # RESULTS is "run.json"
 from utils.results import read_json
 from utils.secrets import redact
 
-# Files that a test writes once, not per clip.
+# Files that a test writes once, not per clip. report.py writes the last three. A new file of this
+# kind belongs here, so that --overwrite removes it.
 FILES_OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 
@@ -100,7 +101,8 @@ def refuse_another_test(
     # Settings that older versions did not record, with the values that they used. A new setting
     # needs a line here. Otherwise no test of an older version could be continued.
     not_recorded = {"metric.values": "uint8", "metric.more": []}
-    # Secrets are hidden anew, because older versions hid fewer of them.
+    # With `a | b`, the value of b wins, so the values here count only for keys that a run.json
+    # lacks. Secrets are hidden anew, because older versions hid fewer of them.
     settings_then = not_recorded | redact(earlier_run["settings"])
     settings_now = not_recorded | settings
     changed = _differences(settings_then, settings_now)  # a sentence for each difference

@@ -100,7 +100,8 @@ class _RestoredFrame(NamedTuple):
 
 def _read_frame(outputs: Outputs, clip: str, stem: str) -> _RestoredFrame:
     """Read what `Outputs.write_frame` wrote for the frame `stem` of a clip."""
-    # The files of the instants come first, if K is above 1. The file of the frame comes last.
+    # `frame_files` names the files of the instants first, if K is above 1, and the file of the
+    # frame last. E.g. K = 3: instants 0, 1, 2, then the frame. K = 1: only the frame.
     images = [imread_rgb(path) for path in outputs.frame_files(clip, [stem])]
     instants = images[:-1]
     restored = images[-1]

@@ -22,7 +22,9 @@ from utils.arguments import frame_rate, plane_side
 from utils.options.command_line import OptionParser
 from utils.options.foreign_flags import add_launch_flags
 
-DTYPES = ("float32", "bfloat16", "float16")  # values of --dtype
+# Values of --dtype. network_method.py has the dtype of each (DTYPES), so a new value needs an entry
+# in both files.
+DTYPES = ("float32", "bfloat16", "float16")
 JOINT = "joint"  # value of --method for the joint solution, see data/motion/joint/
 
 
@@ -120,7 +122,9 @@ def _add_flags_of_clips(add: Callable[..., Any]) -> None:
 
 def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     """Add the flags that say how the network is applied: tiles, precision and so on."""
-    # T is a number of frames. P is a number of pixels, the side of a square tile.
+    # T is a number of frames. P is a number of pixels, the side of a square tile. The default 2,20
+    # in the help of --overlap is the default of `ValOptions` (utils/options/val_options.py), so
+    # change both.
     add(
         "--tile",
         metavar="auto|T,P",
@@ -185,6 +189,7 @@ def _add_flags_of_results(add: Callable[..., Any]) -> None:
         help="what to save. Default: frames or a video, like --input, and a comparison video. For "
         "a network that restores several instants of a frame, also slowmotion",
     )
+    # `Outputs.fps` (outputs.py) has the same default.
     add(
         "--fps",
         type=frame_rate,
@@ -204,7 +209,8 @@ def _add_flags_of_results(add: Callable[..., Any]) -> None:
     )
 
 
-FLAGS_WITH_LISTS = ("--save", "--lpips")  # flags that take a list of values
+# Flags that take a list of any length: all flags above with nargs="+". Add a new one here, too.
+FLAGS_WITH_LISTS = ("--save", "--lpips")
 
 
 def options_before_lists(argv: Sequence[str]) -> list[str]:

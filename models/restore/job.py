@@ -28,9 +28,10 @@ class Job:
     #
     #     NetworkMethod    a network, in tiles (models/restore/network_method.py)
     #     Reconstruction   a formula of the spikes (data/reconstruct.py)
-    #     JointMethod      the joint solution, which begins with the frames of one of the two above
+    #     JointMethod      the joint solution: it solves equations of the blurry frame and its
+    #                      spikes, and begins with the frames of one of the two methods above
     #                      (data/motion/joint_method.py)
-    #     LearnedMotion    learned steps, which begin with the frames of a network
+    #     LearnedMotion    learned steps on such equations, which begin with the frames of a network
     #                      (data/motion/learned_method.py)
     #
     # `method.restorer(device)` returns the object that yields the frames.

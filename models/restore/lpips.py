@@ -26,7 +26,8 @@ from torch import nn
 from models.weights_file import read_weights
 from utils.errors import CheckpointError
 
-# The five ReLUs: position in torchvision's AlexNet -> channels of the features.
+# The five ReLUs: position in torchvision's AlexNet -> channels of the features. The order must
+# stay, because the weights in the files are numbered in this order, lin0 to lin4.
 RELUS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 
 

@@ -49,12 +49,12 @@ def claim_folder(
 
     What the folder holds, and what happens:
 
-        nothing, or there is no folder       the folder is taken
-        results of this test                 the results stay, and the test continues
-        results of another test              refused
-        any of these results, `overwrite`    the results are removed, and the test begins anew
-        files that no test wrote             refused
-        a training run                       refused
+        nothing, or there is no folder            the folder is taken
+        results of this test                      the results stay, and the test continues
+        results of another test                   refused
+        results of any test, with `overwrite`     the results are removed, and the test begins anew
+        files that no test wrote                  refused
+        a training run                            refused
 
     The file run.json shows that a test of this program made the folder. It holds the settings, the
     inputs and the names of all results. All checks come before the first change of the folder, so a

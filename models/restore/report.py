@@ -41,8 +41,8 @@ from utils.secrets import redact
 
 logger = logging.getLogger(__name__)
 
-# Limits of report.html, so that a browser opens the page quickly. Its videos have at most 24 x 1
-# MiB together.
+# Limits of report.html, so that a browser opens the page quickly, both chosen by hand. The videos
+# of the page have at most 24 x 1 MiB together.
 MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures and videos are shown
 MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB; only smaller videos are shown
 # Lines of the protocol that the log shows, if the method has them. A network has the line
@@ -136,7 +136,8 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     if metric.more:
         protocol["further metrics"] = metrics_in_words(metric.more)
     protocol["device"] = devices.name(utils_dist.get_device())
-    # A clip that was cut between ranks has no pace (`finish` in run_job.py).
+    # Seconds per frame of each clip. A clip that was cut between ranks has None (`finish` in
+    # run_job.py).
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
     if paces:
         protocol["speed"] = f"{np.mean(paces):.3f} s/frame per process"
@@ -201,9 +202,9 @@ def build_report(
 def _metric_of_plots(head: Sequence[str]) -> str | None:
     """Return the metric that is plotted: PSNR, or PSNR-Y for grey frames.
 
-    head: titles of the columns of the table of scores.
+    Without sharp frames, the table of scores has no column of either metric, and None is returned.
 
-    Returns None if the table has neither, because there are no sharp frames.
+    head: titles of the columns of the table of scores.
     """
     for metric in ("psnr", "psnr_y"):
         if COLUMNS[metric].title in head:

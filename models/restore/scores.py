@@ -21,7 +21,9 @@ from utils.name_order import natural_key
 from utils.results import plain_table
 
 # Value of the option metric.values -> what it means, in words for the report. The texts here and in
-# MEANS are part of the protocol of a test, so they must stay.
+# MEANS are part of the protocol of a test, so they must stay. If an option gets a new value
+# (`MetricOptions` in utils/options/val_options.py), add its text here, and for metric.mean also a
+# line in OTHER_MEANS.
 NUMBER_FORMATS = {
     "uint8": "clamp 0..1, x255, round to uint8",
     "clamped": "clamp 0..1, x255, not rounded",

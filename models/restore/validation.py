@@ -141,7 +141,7 @@ def _validate_clips_of_rank(
     rank = utils_dist.get_rank()
     rank_count = utils_dist.get_world_size()
     own_results = _RankResults(scores=[], panels={})
-    own_clips = clips[rank::rank_count]  # one clip of each round
+    own_clips = clips[rank::rank_count]  # e.g. for rank 1 of 2: the clips 1, 3, 5, ...
     own_frame_count = _count_frames(own_clips, model.opt.val.center_frame_only)
     logger.info("validating %d clips, %s", len(clips), validator.restorer.describe())
     with open_progress(model.opt.logging.progress, own_frame_count, "validation", "frames") as bar:
@@ -188,6 +188,8 @@ def _gather_panels(
     # rank must call it, and only rank 0 keeps the result. The panels are sent clip by clip, so
     # that a rank receives the panels of only one clip at a time.
     for index in shown_indices:
+        # E.g. of 2 ranks, rank 1 has scored clip 3: `_validate_clips_of_rank` divides the clips in
+        # this way. Any other rank would send None in place of the panels.
         rank_of_clip = index % rank_count
         panels = utils_dist.from_rank(rank_of_clip, panels_of_rank.get(index))
         if utils_dist.is_main_process():

@@ -1,8 +1,9 @@
 """Divide the frames that are still to be restored among the ranks, the processes of a test.
 
-In: a `Job`, whose output folder run_job.py has claimed. Out: a list of `Work`, i.e. of ranges of
-frames of one clip, the same on every rank. With n ranks, rank r takes the items r, r + n, ... of
-the list. Rank 0 looks at the folder, makes the plan, and sends it to the other ranks.
+In: a `Job`, whose output folder run_job.py has claimed. Out: a list of `Work`, the same on every
+rank. A `Work`, also called a piece, is a range of frames of one clip. With n ranks, rank r takes
+the items r, r + n, ... of the list. Rank 0 looks at the folder, makes the plan, and sends it to the
+other ranks.
 
 What must stay: the restored frames do not depend on the number of ranks, bit for bit
 (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). Each missing frame is in exactly
@@ -68,7 +69,7 @@ def plan_work(job: Job) -> list[Work]:
         logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
 
     # The largest number of pieces of a clip, so that each rank has work: e.g. 4 for 2 unfinished
-    # clips on 8 ranks.
+    # clips on 8 ranks. 1 if the method cannot cut a clip.
     most_pieces = 1
     if unfinished and job.method.can_cut:
         most_pieces = math.ceil(utils_dist.get_world_size() / len(unfinished))

@@ -70,7 +70,7 @@ def restore_space(
     net: takes the tensors `inputs` of a tile, and returns (B, n, C', s tile height, s tile width).
     inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
     tick: function that is called after each batch of tiles with the share of the batch in all
-        tiles, e.g. 0.25 for 2 of 8 tiles. All shares together are 1.
+        tiles, e.g. 0.25 for 2 of 8 tiles. All shares together are 1. The default does nothing.
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale
