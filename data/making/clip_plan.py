@@ -148,11 +148,13 @@ def _bytes_per_exposure(
     spike_bytes = recipe.planes_of(clip) * spike_pixels // 8
     if raw:
         # We assume that each image has as many bytes as the first frame as a PNG. An exposure has
-        # three images (blur, blur_gamma, sharp), and the instants.
+        # three images (blur, blur_gamma, sharp), and the instants: raw frames at several times of
+        # the exposure, which are written as well. `make_images` (fast_video.py) writes all of them.
         _, first_png = cv2.imencode(".png", raw.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
-        # No frame exists yet. An exposure has two images, blur and sharp, with 3 bytes for a pixel.
+        # No frame exists yet. An exposure has two images, blur and sharp (`_record_with_rig` in
+        # prepare.py writes them), with 3 bytes for a pixel.
         # We assume that PNG halves them: 2 * 3 / 2 = 3 bytes.
         image_bytes = 3 * height * width
     return spike_bytes + image_bytes
@@ -229,6 +231,9 @@ def _differences(folder: Path, record: dict[str, Any]) -> list[str]:
 
 def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int) -> None:
     """Refuse a clip with no whole exposure, or with more instants than an exposure has raw frames.
+
+    The instants are raw frames at several times of an exposure, which are written as sharp frames.
+    With --instants 3, an exposure must average 3 raw frames or more.
 
     frames, exposures: number of frames and of whole exposures of the clip.
     """

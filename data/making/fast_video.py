@@ -39,6 +39,8 @@ from utils.random_streams import published_stream
 def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
     """Write the frames of all exposures into four folders in `folder`.
 
+    The names of the folders must stay: option files name them (`lq_folder`).
+
         blur         mean of the display values, as in GoPro
         blur_gamma   mean of linear light
         sharp        the middle raw frame

@@ -82,7 +82,10 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
 def _record_with_rig(
     job: Job, cut: Cut, recipe: Recipe, frames: FrameSource, pictures: Path, spikes: Path
 ) -> None:
-    """Write what a rig records of a cut: blurry frames, sharp frames and spikes.
+    """Write what a rig (two simulated cameras) records of a cut, a part of the source.
+
+    It records blurry frames, sharp frames and spikes. The folders blur and sharp have the same
+    names as without a rig (fast_video.py), because option files name them (`lq_folder`).
 
     job: the clip to make. cut: the part of the source that is recorded.
     recipe: the settings. frames: the frames of the source. A photograph has a single frame.

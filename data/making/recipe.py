@@ -29,8 +29,9 @@ from utils.random_streams import random_stream
 # to continue a data set of another version, because the clips would be of two kinds. Version 2 has
 # another sensor: a pixel that fires keeps its charge modulo the threshold.
 VERSION = 2
-# Settings that have an effect only without a rig. A setting that is neither in this set nor in
-# ONLY_WITH_RIG is recorded in both cases. `Recipe.record` says what else a new setting needs.
+# Settings that have an effect only without a rig (two simulated cameras). A setting that is in none
+# of the sets ONLY_WITHOUT_RIG and ONLY_WITH_RIG is recorded in both cases. `Recipe.record` says what
+# else a new setting needs.
 ONLY_WITHOUT_RIG = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
     "dark_rate", "threshold_mismatch", "instants",
@@ -153,7 +154,8 @@ class Recipe(Section):
 
             the setting `average`    if it is given
             the number in the name   for a clip of GoPro, e.g. 7 for GOPR0372_07_00
-            7                        for other names, because 7 is the least number in GoPro
+            7                        for other names, because 7 is the least number in GoPro. The
+                                     description of `average` says this number, too
         """
         if self.average:
             return self.average

@@ -4,6 +4,10 @@
     cuts_of        with a rig (two simulated cameras that record the source): chooses the parts of
                    a source that are recorded, one for each clip
 
+A `Recipe` (recipe.py) has the settings of the made clips. A `Cut` (video_parts.py) is a part of a
+source: its first frame, the number of frames of the video in a frame of the clip, and the size to
+which frames are scaled.
+
 The program runs `cuts_of` in several processes, so the arguments and the result can be pickled. If
 a source cannot be used, `cuts_of` returns the error and does not raise it, so that the program
 continues with the other sources.

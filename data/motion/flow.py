@@ -144,7 +144,9 @@ def _second_search(
     """Search the shifts from the mean picture to each picture, and their expected errors.
 
     The mean picture is the mean of all pictures, moved back to the sharp instant. It has less noise
-    than the picture of the sharp instant, from which the first search began.
+    than the picture of the sharp instant, from which the first search began. For each time there is
+    a search there (from the mean picture to the picture of the time), and for every second time
+    also a search back (from this picture to the mean picture).
 
     exact_dis, quick_dis: the optical flow that searches. The quick one serves in the search back,
     and at times without a search back also in the search there.
@@ -218,8 +220,8 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 # ---- DIS of OpenCV -----------------------------------------------------------------------------
 
 # DIS compares squares of two pictures. If the pictures are noisy, a square has PATCH x PATCH pixels
-# and begins STRIDE pixels beside the last one. Else both are as in the preset MEDIUM of DIS, 8 and
-# 3. Small squares find small things that move on their own, but they follow the noise.
+# and begins STRIDE pixels beside the last one. For other pictures, both are as in the preset MEDIUM
+# of DIS: 8 and 3. Small squares find small things that move on their own, but follow the noise.
 PATCH = 16
 STRIDE = 4
 # Largest number of steps in which DIS moves a square towards the place that fits best. The preset
@@ -258,8 +260,8 @@ def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     return dis
 
 
-# Least side of a picture. DIS refuses pictures that are too small for its squares, e.g. a picture
-# of 16 x 16 pixels with PATCH. Twice PATCH is large enough.
+# Least side of a picture that DIS gets. Smaller pictures are padded. With squares of 16 x 16 pixels
+# (PATCH), DIS refuses e.g. a picture of 16 x 16 pixels. Twice PATCH is large enough.
 LEAST_SIDE = 2 * PATCH
 
 

@@ -37,8 +37,9 @@ from data.spike.pictures import DISPLAY_GAMMA
 
 # ---- The light of one exposure -----------------------------------------------------------------
 
-# A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more.
-# The RGB camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
+# A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more. (A
+# camera clips where its values end. This has nothing to do with a clip, the short video.) The RGB
+# camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
 # edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement.
 # With a larger value, edges of lamps would not count as clipped. With a smaller value, bright
 # pixels would count as clipped, although they are not. Without the limit,

@@ -32,7 +32,8 @@ from data.motion.view import View, mapped
 from utils.contract import MotionCurves, MotionNetwork
 
 # Range of the logarithm of the expected error in spike pixels: the error is between 0.007 and 55.
-# The training had the same range (lab/train_motion_net.py), so values beyond it mean nothing.
+# The training had the same range, so values beyond it mean nothing. lab/motion_net/loss.py has a
+# second copy of these numbers: change both, and train the network anew.
 LOG_ERRORS = (-5.0, 4.0)
 
 

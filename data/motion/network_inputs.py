@@ -131,7 +131,7 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     """
     # A window without planes has no light. Divide it by 1, because 0 / 0 would be NaN.
     divisors = np.where(lengths > 0, lengths, 1)
-    # A rate cannot be negative, except by rounding errors. `maximum` removes them.
+    # A rate is at least 0, but rounding errors may make it e.g. -1e-9. `maximum` sets it to 0.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
     # Take the mean over the windows within the exposure that were recorded. If there is no such

@@ -5,8 +5,8 @@
     clip.view               where the spike pixels lie on the frame (view.py)
     clip.read(frame)        the blurry frame and all spike planes around its exposure (exposure.py)
     clip.gain()             spikes per plane of each spike pixel at full light (gain.py)
-    clip.gain_in(...)       the gain for one frame. It differs if the RGB camera has changed its
-                            exposure time
+    clip.gain_in(...)       the gain for one frame. It differs from the gain of the clip if the RGB
+                            camera has changed its exposure time
 
 A frame has H x W RGB pixels. A plane is one binary picture (h, w) of the spike camera. The planes
 before and after an exposure are its context. With the context, the motion within the exposure is
@@ -134,7 +134,8 @@ class RecordedClip:
     def gain_in(self, recording: Recording, gain: np.ndarray, is_good: np.ndarray) -> np.ndarray:
         """Return the gain (h, w) float32 for one exposure.
 
-        It equals the gain of the clip, unless the RGB camera has changed its exposure time.
+        If the RGB camera has changed its exposure time, the gain differs from the gain of the clip.
+        In other exposures, it equals the gain of the clip.
 
         gain, is_good: (h, w) each, of the clip: the result of the method `gain`.
         """

@@ -5,8 +5,9 @@ Packed planes have no header, so a file does not say what it contains. Three che
 and wrong options:
 
     1. The first bytes must not be a header of another format, or text (headers.py).
-    2. An SPS100 sensor writes words between the pixels of each plane. A file must have these words
-       if the geometry has the layout "sps100", and must not have them otherwise (sps100.py).
+    2. An SPS100 sensor writes words (numbers of 12 bits) between the pixels of each plane. If the
+       geometry has the layout "sps100", the file must have these words. If it has the layout
+       "raster", the file must not have them (sps100.py).
     3. The size of the file must be a whole number of planes (`planes_in`).
 
 What must stay: published files pass the checks. All three checks are needed, because without them a

@@ -80,8 +80,9 @@ def represent(
     rate: spikes per plane at full light. A proportional representation is divided by it, so that
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
-    gamma: gamma of the returned channels. 1: linear light, 2.2: display values. It has no effect if
-    the representation is neither `proportional` nor `is_ratio` (registry.py), e.g. "raw".
+    gamma: gamma of the returned channels. 1: linear light, 2.2: display values. Only
+    representations of light have a gamma: `proportional` or `is_ratio` is True (registry.py). It
+    has no effect on others, e.g. "raw".
     outside: (before, after), the numbers of context planes, i.e. of the planes of `stream` before
     and after the exposure.
     Raises ValueError if the stream is too short for the representation.

@@ -47,6 +47,10 @@ class IntegrateAndFire:
     Source of the pixel: Huang et al., "1000x Faster Camera and Machine Vision with Ordinary
     Devices", Engineering 25, 2023.
 
+    The defaults must stay. data/cameras/rig.py relies on `threshold`, `initial_charge` and
+    `dark_rate`, and scripts/parts/spike_tool/ relies on the first two. The recipes of made data
+    sets (data/making/recipe.py) have defaults of their own.
+
     initial_charge: largest first charge of a pixel, in thresholds. The first charge is drawn
     uniformly from 0 to this value.
     shot_noise: standard deviation of the charge of one plane at I = 1, in thresholds. The deviation

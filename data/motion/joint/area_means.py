@@ -145,7 +145,11 @@ class AreaMeans:
 
 
 class _Places(NamedTuple):
-    """The places, and the points over which the mean of a place is taken, in RGB pixels."""
+    """The places, and the points over which the mean of a place is taken, in RGB pixels.
+
+    A place is a position of the frame where the middle of a spike pixel may lie. The places form a
+    grid with a step of one RGB pixel.
+    """
 
     # (2,), in [0, 1): by how much the places lie to the right of RGB pixels and below them.
     shift: np.ndarray

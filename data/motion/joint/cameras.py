@@ -18,9 +18,9 @@ the groups:
     V_g    samples at v + u_g(v), one for each spike pixel; v is its middle (chunk.py)
 
 S l is an approximation. A spike pixel sees the mean of the moved picture, but V_g K L l is the
-moved mean. The moved mean needs only one sample for each spike pixel, instead of a sample for each
-RGB pixel. Both means are equal where all RGB pixels of a spike pixel move alike. On clips of videos
-they differ by 1 to 3 % of the expected error of y.
+moved mean. The moved mean needs one sample for each spike pixel. The mean of the moved picture
+would need a sample for each RGB pixel. Both means are equal where all RGB pixels of a spike pixel
+move alike. On clips of videos they differ by 1 to 3 % of the expected error of y.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
 frame. For all x and y, <A x, y> = <x, A^T y>, where < , > is the sum of the products. A solution

@@ -31,8 +31,8 @@ Tests: tests/parts/data/joint/test_equations.py. What is wrong, and the test tha
     the solution      test_the_frame_is_far_sharper_than_its_start
     the right side    test_the_first_step_changes_the_frame_as_the_equations_pull_it
 
-No test fails with another value of a constant below, not even with 0. So measure the effect of
-another value (docs/benchmarks/quality_details.md, "Its constants").
+The tests pass with any value of the constants below, also with 0. So measure the effect of another
+value (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from torch import Tensor

@@ -54,7 +54,7 @@ class System:
     cameras: A = (B, S), what both cameras see of a frame.
     rgb: right side b and weights w_b of B x = b.
     spikes: right side y and weights w_s of S l = y.
-    is_display: whether the spike camera integrates display values. Else it integrates light.
+    is_display: True if the spike camera integrates display values. False if it integrates light.
     """
 
     def __init__(

@@ -119,8 +119,10 @@ def _parabolas(motion: Motion) -> np.ndarray:
 def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np.ndarray:
     """Return a share (H, W) float32 in [0, 1]: 0 where the spikes change no more than noise does.
 
-    The planes before and after the exposure count, too. A thing that moves in these planes probably
-    moves in the exposure as well, and noise is smaller in more planes.
+    The evidence of a motion (evidence.py) is 0 on average with a standard deviation of 1 if nothing
+    moves, and larger if something moves. The planes before and after the exposure count, too. A
+    thing that moves in these planes probably moves in the exposure as well, and noise is smaller in
+    more planes.
 
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
@@ -128,8 +130,9 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
         return np.ones(view.size, np.float32)  # too short to tell, so the motion decides
     frame_light = view.means(integrated(recording.blurry, view.is_display))
     evidence_in_frame, evidence_around = most_evidence(recording.stream, frame_light, is_good)
-    # A pixel counts as moving only if its surroundings and the whole frame say so. The evidence of
-    # the whole frame has less noise, so it decides for a still scene.
+    # A pixel counts as moving if both its surroundings and the whole frame say so: the product of
+    # two shares is near 1 if both are near 1. The evidence of the whole frame has less noise. So it
+    # gives 0 for a still scene, even if noise looks like a motion somewhere.
     share_around = _smooth_step(evidence_around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
     share = share_around * _smooth_step(evidence_in_frame, NO_EVIDENCE, SURE_EVIDENCE)
     share *= _trust_around(is_good)
