@@ -86,7 +86,8 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     left = np.maximum(first[:, None], first[None])
     right = np.minimum(after[:, None], after[None])
     widths = np.maximum(right - left, 0)
-    heights = rows[None] - rows[:, None] + 1  # below 1 if row j lies above row i
+    # E.g. the rows 1 to 2 have the height 2 - 1 + 1 = 2. Below 1 if row j lies above row i.
+    heights = rows[None] - rows[:, None] + 1
     areas = np.where(heights > 0, widths * heights, 0)
 
     # argmax returns a flat index. unravel_index turns it into (i, j).

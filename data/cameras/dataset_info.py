@@ -128,8 +128,8 @@ class DatasetInfo:
             planes = values_of_clip["planes"]
         # A negative offset (a sharp frame before the middle) takes no planes from the last file.
         offset = max(values_of_clip.get("offset") or 0, 0)
-        missing_after_last = self.interpolate - 1  # 7 of 8
-        missing_by_offset = offset * self.interpolate
+        missing_after_last = self.interpolate - 1  # e.g. 7, if a raw frame has 8 planes
+        missing_by_offset = offset * self.interpolate  # e.g. 1 * 8
         return planes, planes - missing_after_last - missing_by_offset
 
     def gt_plane_of(self, clip: str, planes: int) -> int | None:

@@ -7,9 +7,11 @@ data/cameras/rig.py and data/cameras/rgb_camera.py explain the fields and their 
 
 What must stay: the values of NAMED, because the benchmarks were measured with them. The ranges and
 their order must stay, too, because they decide the rig of a seed. Free to add: a condition in
-NAMED, and a range at the end of RANGES.
+NAMED. A new range, even at the end of RANGES, changes the seed of the noise, which `Rig.random`
+draws after all ranges. So if you add one, raise VERSION in data/making/recipe.py.
 
-Tests: tests/parts/data/test_seeds.py notices another order (test_a_seed_gives_its_rig).
+Tests: tests/parts/data/test_seeds.py notices a new range and another order
+(test_a_seed_gives_its_rig).
 """
 
 from typing import Any
@@ -64,7 +66,7 @@ NAMED: dict[str, dict[str, Any]] = {
 
 # The values of a random rig: field -> (lowest, highest). The ranges are wider than the values of
 # the few known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC. The
-# order of the fields is the order of the draws.
+# order of the fields is the order of the draws (test_a_seed_gives_its_rig notices another order).
 RANGES: dict[str, tuple[Any, Any]] = {
     # Where the spike camera looks, and when.
     "shift_x": (-2, 2),  # RGB pixels

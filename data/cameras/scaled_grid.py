@@ -83,7 +83,7 @@ class ScaledGrid:
         """
         height, width = size
         # n, the number of RGB pixels along a side of a spike pixel. The sides of a crop are at
-        # multiples of n. It is computed from the heights, and the next line checks that the widths
+        # multiples of n. n is computed from the heights, and `is_multiple` says whether the widths
         # fit, too.
         self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)

@@ -154,9 +154,9 @@ def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
 
 
 def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
-    """Fit some clips, each on another rank. Every rank gets the results of all clips.
+    """Fit some clips, at most one on each rank. Every rank gets the results of all clips.
 
-    Collective: also a rank without a clip must call it.
+    Collective: every rank must call it, even a rank that has no clip to fit.
 
     clips: clips to fit, at most one for each rank. Rank 0 fits the first clip, rank 1 the second.
     """
@@ -168,7 +168,7 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     tables_of_ranks = utils_dist.gather_objects(tables)
     results = []
     for tables_of_rank in tables_of_ranks[: len(clips)]:  # the ranks that had a clip
-        [table] = tables_of_rank
+        [table] = tables_of_rank  # a list with one element
         results.append(FitResult(**table))
     return results
 

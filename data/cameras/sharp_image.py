@@ -57,7 +57,7 @@ def sharp_image(
 MORE_PLANES_IF_PROPORTIONAL = 0.51
 # A channel of another representation (e.g. "raw") is a single plane, with too few spikes for a
 # picture. So channels that are up to 10 planes further away are averaged with the nearest channel.
-# A smaller number would give more noise, and a larger number more blur.
+# 10 was chosen by hand: a smaller number would give more noise, and a larger number more blur.
 MORE_PLANES_ELSE = 10
 
 
@@ -142,8 +142,8 @@ def image_of_ratios(
     half_windows: the option of this name, half the length of each window.
     light, gamma: as in `image_of_channels`.
     """
-    # Take the channel of the window with the middle length. E.g. for the half_windows (12, 2, 6) it
-    # is channel 2, whose half_window is 6.
+    # Take the channel of the window with the middle length. E.g. for the half_windows (12, 2, 6),
+    # by_length is (1, 2, 0): the indices of 2, 6 and 12. The middle one is channel 2.
     by_length = np.argsort(half_windows)
     middle_window = by_length[len(by_length) // 2]
     # The sensor integrated values, light ** (1 / sensor_gamma): display values, or the light

@@ -107,7 +107,7 @@ class _PlanesOfFrame(NamedTuple):
         count = nearest_plane(self.count * share)
         if self.count > 0:
             count = max(count, 1)
-        first = self.start + (self.count - count) // 2
+        first = self.start + (self.count - count) // 2  # e.g. 100 + (56 - 28) // 2 = 114
         return PlaneRange(first, end=first + count)
 
 

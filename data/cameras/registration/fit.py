@@ -89,7 +89,8 @@ def fit(
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
     # `nominal_matrix` maps the pixels of a coarse grid to a fine grid, e.g. binned pixels to
-    # pixels. Planes and frames are binned by the same factor, so one matrix serves both.
+    # pixels: with factor 2, binned pixel 0 is at 0.5, between the pixels 0 and 1. Planes and frames
+    # are binned by the same factor, so one matrix serves both.
     to_pixel = nominal_matrix(spike=(1, 1), rgb=(factor, factor))  # binned pixel -> pixel
     to_binned = np.linalg.inv(to_pixel)
     # From right to left: binned spike pixel -> spike pixel -> RGB pixel -> binned RGB pixel.

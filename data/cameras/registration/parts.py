@@ -93,8 +93,8 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     explanation = explain(views)
     equations = _equations_of_parts(estimate, views, explanation)
 
-    # Use only parts with texture. With fewer usable parts than changes, the clip does not determine
-    # the amounts.
+    # Use only parts with texture. If there are fewer usable parts than changes, the clip does not
+    # determine the amounts.
     H_of_all_views = equations.H.sum(axis=0)  # (PARTS^2, 2, 2)
     is_usable = usable_parts(H_of_all_views, equations.pixels)  # (PARTS^2,)
     if is_usable.sum() < len(estimate.changes):

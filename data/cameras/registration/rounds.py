@@ -52,7 +52,8 @@ def best_estimate(
     """Run all rounds, and return the best of three estimates.
 
         found                the estimate after all rounds
-        at_nominal_offset    the estimate after rounds that keep the offset at its nominal value
+        at_nominal_offset    the estimate after rounds that keep the offset at its nominal value,
+                             which is 0: the exposure is when the files say
         at_start             the start, without any round. Its errors are infinite, so none of its
                              values is applied to the clip
 
@@ -147,7 +148,8 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
     # below 60 pixels, the first size is 6 pixels.
     shorter_side = min(estimate.pairs[0].sums.shape[1:])  # sums: (T + 1, height, width)
     coarse_sigma = max(6.0, shorter_side / 10)
-    # The numbers of rounds are limits: `run_rounds` ends earlier if a round changes nearly nothing.
+    # The sizes and the numbers of rounds were chosen by hand. The numbers are limits: `run_rounds`
+    # ends earlier if a round changes nearly nothing.
     run_rounds(estimate, sigma=coarse_sigma, rounds=8)
     run_rounds(estimate, sigma=3.0, rounds=6)
     run_rounds(estimate, sigma=TIME_SIGMA, rounds=8)
@@ -171,10 +173,11 @@ def _without_rounds(estimate: Estimate) -> Estimate:
 # errors that count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would
 # stop before the values are exact. With smaller limits, more rounds would run and change nothing.
 
-# How far right, down, larger or turned move the edge of the plane, in pixels.
+# For the first four changes of the matrix (right, down, larger, turned): how far the largest one
+# moves the edge of the plane, in pixels.
 SMALL_SHIFT = 0.003
-# Change of the other values. In rounds on all pixels these are the times, in planes. In rounds on
-# parts these are the fifth and later amounts ("wider", ...).
+# For the largest of the other changes. In rounds on all pixels these are the times, in planes. In
+# rounds on parts these are the fifth and later amounts ("wider", ...).
 SMALL_CHANGE = 0.03
 
 

@@ -157,7 +157,7 @@ class Pair:
         plane = np.minimum(stream_times.astype(int), last - 1)
         fraction = (stream_times - plane).astype(np.float32)  # (h,)
 
-        # Two arrays of indices pair up: row y of the result is sums[plane[y], y].
+        # numpy takes the two arrays of indices in pairs: row y of the result is sums[plane[y], y].
         rows = np.arange(self.sums.shape[1])
         at_plane = self.sums[plane, rows].astype(np.float32)  # (h, w)
         at_next = self.sums[plane + 1, rows].astype(np.float32)
@@ -172,7 +172,8 @@ def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
     have sums[2] - sums[0] = 1 spike.
     """
     planes, height, width = stream.shape
-    # The sums are the largest array of a fit. So use uint16 if the largest sum fits into it.
+    # The sums are the largest array of a fit. So use uint16, half the memory of uint32, if the
+    # largest sum is below 65536.
     largest_sum = planes * int(stream.max())
     sum_type = np.uint16 if largest_sum < 2**16 else np.uint32
     sums = np.zeros((planes + 1, height, width), sum_type)
