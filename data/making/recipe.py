@@ -30,8 +30,8 @@ from utils.random_streams import random_stream
 # another sensor: a pixel that fires keeps its charge modulo the threshold.
 VERSION = 2
 # Settings that have an effect only without a rig (two simulated cameras). A setting that is in none
-# of the sets ONLY_WITHOUT_RIG and ONLY_WITH_RIG is recorded in both cases. `Recipe.record` says what
-# else a new setting needs.
+# of the sets ONLY_WITHOUT_RIG and ONLY_WITH_RIG is recorded in both cases. `Recipe.record` says
+# what else a new setting needs.
 ONLY_WITHOUT_RIG = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise",
     "dark_rate", "threshold_mismatch", "instants",
