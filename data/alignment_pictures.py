@@ -140,8 +140,8 @@ def with_mean_of_exposure(draw: Draw) -> Draw:
             Exposure(
                 own=planes,
                 pieces=(planes,),  # all planes that are read
-                before=0,  # no context before `own`
-                center=(planes.count - 1) / 2,
+                before=0,  # no context (planes before the exposure) is read
+                center=(planes.count - 1) / 2,  # 40 planes, 0 ... 39: 19.5
                 origin=exposure.origin,
             )
         )

@@ -75,7 +75,8 @@ class TrainLoader:
 
     dataset: a torch Dataset with a length. section: the section `datasets.train`.
     accumulation_steps: number of micro-batches of a step. seed: seed of the shuffling.
-    stall_s: time limit of the watchdog in seconds.
+    stall_s: time limit of the watchdog in seconds, the option watchdog.stall_s. main_train_vrt.py
+    gives it. The default is the default of the option.
     """
 
     def __init__(
@@ -296,7 +297,8 @@ class TrainLoader:
         # torch gives the micro-batches to the workers in turn: 0, 1, 2, 0, 1, 2, ...
         worker = number % self.section.dataloader_num_workers
         # A new iterator over the sampler yields the same samples from the beginning. Skip the
-        # samples of the micro-batches before this one.
+        # samples of the micro-batches before this one. E.g. with 2 samples in a micro-batch,
+        # micro-batch 5 has the samples 10 and 11 of this rank.
         first_sample = number * size
         samples = list(itertools.islice(self.sampler, first_sample, first_sample + size))
         expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"

@@ -106,6 +106,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
             # Take P[b G : (b + 1) G], the global batch b.
             start = batch * self.global_batch
             global_batch = order[start : start + self.global_batch]
+            # E.g. rank 1 of 2 takes the entries 1, 3, 5, ... of the global batch.
             samples_of_rank = global_batch[self.rank :: self.world_size]
             for index in samples_of_rank:
                 yield self.epoch, int(index)

@@ -78,6 +78,8 @@ class _ListedFolder(NamedTuple):
 
 
 # Names of folders within a clip. A folder with such a name is never a clip of its own.
+# FOLDER_OF_KIND (source.py) and FOLDER_OF_LIGHT (spike_check.py) have these names, so a new name
+# there must be added here.
 CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 
 

@@ -76,6 +76,7 @@ def scales_of(clips: Sequence[Clip]) -> list[int]:
     `other_scales` (data/clips/manifest.py) reports the clips whose scale differs.
     """
     if isinstance(clips, ClipTable):
+        # `sizes` is (clips, 4): height and width of lq, height and width of gt.
         height, _, gt_height, _ = clips.sizes.T  # each (clips,)
         return (gt_height // height).tolist()
     if isinstance(clips, JoinedClips):

@@ -108,7 +108,7 @@ def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
 
 
 def _refuse_names(column: np.ndarray, count: int) -> None:
-    """Refuse a column if it has not `count` names, or if a name is not a plain name of a file.
+    """Refuse a column if it has more or fewer than `count` names, or a name that is a path.
 
     With a slash, an empty name, "." or "..", the path of a file could leave its folder.
     """

@@ -117,7 +117,8 @@ def _list_folders(
         if names is None:
             names = [entry.name for entry in visible if entry.is_dir()]
     # The folders are listed in threads, because a file system on a network answers slowly. The
-    # results come in the order of the names.
+    # results come in the order of the names. list_clip_named(name) is list_clip_or_clips(root,
+    # folder, suffixes, name).
     list_clip_named = partial(list_clip_or_clips, root, folder, suffixes)
     for clips, states in map_in_threads(list_clip_named, names):
         listing.update(clips)

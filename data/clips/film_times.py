@@ -189,7 +189,8 @@ def _missing_between_frames(
         next_number = count
     for before, after in itertools.pairwise(times):
         next_number += 1  # counts the frame at `before`
-        # lost_times[first:end] are the times of the lost packets between `before` and `after`.
+        # lost_times[first:end] are the times of the lost packets between `before` and `after`. E.g.
+        # with lost packets at 2 and 3 s, and frames at 1 and 4 s: first is 0, end is 2.
         first = bisect.bisect_right(lost_times, before)
         end = bisect.bisect_left(lost_times, after)
         lost_packets = end - first

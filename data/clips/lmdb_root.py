@@ -61,6 +61,7 @@ def list_lmdb(root: str, names: Collection[str] | None) -> Listing:
 
     root = root.rstrip("/")
     for clip, entries in _entries_of_keys(root, keys, changed_ns).items():
+        # Text before a stem in a path, e.g. "/data/train.lmdb::clip_a/".
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
         # Keys without a clip form one clip, which is named after the LMDB.
         name = clip or Path(root).stem

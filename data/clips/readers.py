@@ -103,7 +103,7 @@ class Reader:
     @property
     def size(self) -> tuple[int, int]:
         """Return (height, width) of the blurry frames."""
-        height, width = self.shapes["lq"][-2:]
+        height, width = self.shapes["lq"][-2:]  # (C, H, W) -> H, W
         return height, width
 
     @property
@@ -295,7 +295,7 @@ class DatasetClip(Reader):
             for source in self.dataset.sources:
                 paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
-        for path in dict.fromkeys(paths):
+        for path in dict.fromkeys(paths):  # each path once, in this order
             size, mtime_ns = stamp(path)
             sha256.update(f"{Path(path).name} {size} {mtime_ns}\n".encode())
         return sha256.hexdigest()[:16]

@@ -214,6 +214,8 @@ class RootCheck:
         jobs = []
         for clip in clips:
             for kind, folder in self._folders(clip):
+                # Size and time of each file in an LMDB. A file on disk has None here, because its
+                # size and time are looked up in a thread, by `_look_at`.
                 entries: Sequence[FileEntry | None] | None = folder.lmdb_entries
                 if entries is None:
                     entries = [None] * len(folder)
@@ -265,6 +267,7 @@ class RootCheck:
                 entries = [looks[path].entry for path in folder.paths]
                 files[kind] = dict(zip(folder.stems, entries, strict=True))
             earlier_clips = [self.first_clip] if self.first_clip else []
+            # `size_of` is a function: path -> size of the picture. Here the size was seen already.
             check = ClipCheck(
                 name,
                 self.source,

@@ -52,6 +52,7 @@ class SharedImages:
             for kind in clip.image_kinds:  # e.g. "lq" and "gt": names of fields of the clip
                 frames = len(getattr(clip, kind))
                 height, width = clip.size_of(kind)
+                # E.g. (40, 1 + 720 * 1280 * 3): a byte that says "decoded", and then the image.
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
         bytes_of_clips = sum(math.prod(shape) for shape in shapes.values())
         # `reserve` is called once for each root (each data folder of a data set that has several),

@@ -35,7 +35,8 @@ from utils.errors import DataError
 from utils.image import IMAGE_SUFFIXES
 from utils.user_path import advice_on
 
-# Name of the folder within a clip, for each kind of file, in the layout of GoPro.
+# Name of the folder within a clip, for each kind of file, in the layout of GoPro. CLIP_FOLDERS
+# (clip_folder.py) must have these names, too.
 FOLDER_OF_KIND = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike": "spike"}
 
 

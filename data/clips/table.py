@@ -215,7 +215,8 @@ class ClipTable(Clips):
             properties.append(instants_per_frame)
         if self.source.own_spikes:
             properties.append(self._numbers_of_spike_settings())
-        # `np.unique` returns the first clip of each distinct row of properties.
+        # A row is e.g. 720 1280 720 1280 7 0: four sizes, 7 instants, spike settings 0. `np.unique`
+        # returns the first clip of each distinct row.
         rows = np.stack(properties, axis=1)  # (clips, properties)
         _, first_clips = np.unique(rows, axis=0, return_index=True)
         return sorted(first_clips.tolist())
@@ -226,7 +227,8 @@ class ClipTable(Clips):
         0 stands for the settings that most clips have. The clips in `own_spikes` have the numbers
         1, 2, 3, ..., because any two of them may differ.
         """
-        # {clip: number of its settings}, only for the clips with settings of their own.
+        # {clip: number of its settings}, only for the clips with settings of their own. E.g. {"b":
+        # 1}, so the clips "a", "b", "c" get the numbers 0, 1, 0.
         own_numbers = {name: number for number, name in enumerate(self.source.own_spikes, 1)}
         return np.array([own_numbers.get(name, 0) for name in self.clip_names.read_all()])
 

@@ -147,7 +147,8 @@ def _row_of(exposure: Exposure, index_of_file: Mapping[str, int]) -> Row:
     own_file = index_of_file[exposure.own.file]
     # Which planes are read of the frame's own file (step 0), of the file before it (-1) and of the
     # file after it (1): (first plane, number of planes). The files before and after have planes of
-    # context around the exposure.
+    # context around the exposure. E.g. files of 40 planes and 8 planes of context before: {-1: (32,
+    # 8), 0: (0, 40), 1: (0, 0)}. (0, 0): no plane is read.
     planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
     for piece in exposure.pieces:
         step = index_of_file[piece.file] - own_file
