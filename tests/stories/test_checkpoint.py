@@ -89,7 +89,8 @@ def test_a_file_system_that_syncs_no_folders_takes_checkpoints(path, monkeypatch
 
 
 def test_a_file_system_that_tells_no_sizes_takes_checkpoints(path, monkeypatch):
-    # Such a file system says that it has 0 blocks of 4096 bytes, and that 0 are free.
+    # Such a file system says that it has 0 blocks of 4096 bytes, and that 0 are free. The fields
+    # are block size, fragment size, blocks, free blocks, and others, which are not read here.
     without_sizes = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: without_sizes)
 
@@ -522,7 +523,8 @@ def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, 
 
 # ---- The position of a resumed run ----
 
-# An epoch of the training data has 10 steps.
+# The order of the training samples. A run resumes only if the order is the same as before. An epoch
+# has 10 steps here. "0123" takes the place of a digest of the names of the samples.
 ORDER = DataOrder(samples=10, sample_list="0123", seed=1, steps=10)
 # The options on which the position depends. With these values, a step takes one sample.
 ONE_SAMPLE = {
@@ -657,6 +659,9 @@ def test_an_error_of_weights_that_do_not_fit_names_the_file_of_the_checkpoint(tm
 # In these cases a run has 10 steps. After a signal has stopped a validation twice, the validation
 # is not tried again.
 #
+# progress: `step` is the number of steps done, `validated` is the step of the last complete
+#     validation, and `validation_stops` says how often a signal has stopped the validation at
+#     `step`.
 # test_every: number of steps between validations; 0 means a run without a test set.
 # left: what is left to do.
 
@@ -864,6 +869,8 @@ def test_the_watchdog_knows_the_phases_of_a_step(watched_steps):
 
 @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
 def test_moments_follow_their_parameters_when_the_groups_change(tmp_path, moment):
+    # train.fix_keys divides the parameters into two groups of the optimizer, and Adam numbers them
+    # group by group. So with other keys, a parameter gets another number.
     before = model(tmp_path / "a", 'train.fix_keys=["conv"]')
     before.optimize_parameters(step=1, micro_batches=[batch()])
 
@@ -888,6 +895,7 @@ def test_a_changed_network_is_refused_in_a_few_lines_that_name_the_change(tmp_pa
 
 @pytest.mark.parametrize("change", ["missing", "other shape"])
 def test_averages_of_another_network_are_refused_in_four_parts(tmp_path, change):
+    # The four parts of an error: what is wrong, where, what is expected, and what to do.
     before = state_of(model(tmp_path / "a", "train.E_decay=0.9"))
     averages = before["ema_state_dict"]
     weight = averages.pop("conv.weight")
@@ -921,7 +929,7 @@ def test_moments_that_adam_cannot_have_are_refused_before_the_first_step(tmp_pat
     before = model(tmp_path / "a")
     before.optimize_parameters(step=1, micro_batches=[batch()])
     saved = state_of(before)
-    moments = saved["optimizer"]["state"][0]
+    moments = saved["optimizer"]["state"][0]  # of parameter 0, which is conv.weight
     moments[moment] = change(moments[moment])
 
     with pytest.raises(CheckpointError, match=moment) as refused:
@@ -934,6 +942,7 @@ def test_moments_that_adam_cannot_have_are_refused_before_the_first_step(tmp_pat
 
 
 def test_the_average_starts_from_its_own_weights(tmp_path):
+    # netE is the moving average of the network netG. Each can start from a file of its own.
     weights = model(tmp_path).netG.state_dict()
     own = {name: value + 1 for name, value in weights.items()}
     torch.save({"params": own}, tmp_path / "1_E.pth")

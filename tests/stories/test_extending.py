@@ -1,5 +1,6 @@
 """What docs/extending.md promises: a new part is one new file, which all programs find and use.
 
+A part is a class that an option file can name, e.g. a network, a data set, a loss or a log writer.
 The new files are the code blocks of this document, and four more files below: DATASET, CHANNELS,
 DEPTH and FIRST. Some programs refuse the last three.
 
@@ -142,12 +143,14 @@ def files_of_page() -> dict[str, str]:
     Such a block begins with the name of its file, e.g. "# models/loss_power.py".
     """
     page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    # Each match is a pair (name, content).
     return dict(re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL))
 
 
 def option_file_of_page() -> str:
     """Return the option file of docs/extending.md."""
     page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    # The page must have exactly one such block. Otherwise the unpacking below raises ValueError.
     block = r"Save this as `options/tiny\.json`:\n\n```json\n(.*?)```"
     [text] = re.findall(block, page, re.DOTALL)
     return text

@@ -361,7 +361,7 @@ def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
     pictures = [read_rgb(clip / f"im{number}.png") for number in range(1, 8)]
     frames = torch.stack(pictures) / 255  # (7, 3, H, W)
     with torch.no_grad():
-        given = frames[None, ::2]  # (1, 4, 3, H, W), every second frame
+        given = frames[None, ::2]  # (1, 4, 3, H, W): every second frame, im1, im3, im5 and im7
         by_hand = net(given)[0, 0].clamp(0, 1)
     return InterpolatedClip(frames, by_hand, folder / "out" / name, found["clips"][name])
 

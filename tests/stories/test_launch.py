@@ -186,6 +186,7 @@ def test_the_variables_tell_who_started_the_ranks(env, expected):
     assert read_launch(env) == expected
 
 
+# SLURM shortens a list of hosts: gpu[003-007,9] stands for gpu003, gpu004, ... gpu007, and gpu9.
 @pytest.mark.parametrize(
     ("nodelist", "host"),
     [
@@ -664,6 +665,9 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
 # A program that removes two options from torchrun, because older versions do not have them. Then it
 # runs scripts/torchrun_quiet.py, in which `print_instead` takes the place of torchrun's `run`. So
 # no rank is started, and the settings with which torchrun would start the ranks are printed.
+#
+# argparse has no public way to remove an option, so the program changes private lists of argparse.
+# A new version of Python may need other changes.
 OLDER_TORCHRUN = """
 import os
 import signal
@@ -755,7 +759,7 @@ def wrong_case(read, env, message, **change):
     read: the function that reads the variables. env: right variables. change: the wrong variable
     and its value. message: a part of the error.
     """
-    [name] = change  # the one key of `change`
+    [name] = change  # the one key of `change`, e.g. "RANK" of {"RANK": "4"}
     return pytest.param(read, {**env, **change}, message, id=f"{read.__name__}: {name}: {message}")
 
 

@@ -318,8 +318,9 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
 
     train(options, "task=whole", "train.total_iter=5", "datasets.test={}")
     train(options, "task=parts", "train.total_iter=2", "datasets.test={}")
-    # With a prefix, this start is a new Python and no fork. So the result must not depend on
-    # anything in which two Pythons differ, e.g. the hash of a string.
+    # With a prefix (here the command `env`), this start is a new Python. Without a prefix it would
+    # be a fork of a Python that has imported torch. So the result must not depend on anything in
+    # which two Pythons differ, e.g. the hash of a string.
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))
 
     assert "at iter 2" in second.text, second.text

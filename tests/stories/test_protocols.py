@@ -95,6 +95,8 @@ def restored_by_hand(home):
     read = [clip.frame(index) for index in range(4)]
     lq = torch.stack([frame["lq"] for frame in read])[None]
     spike = torch.stack([frame["spike"] for frame in read])[None]
+    # The attention windows of the network have 2 frames of 4 x 4 pixels. least_size: the smallest
+    # height and width that the network takes.
     restored = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))
     return restored[0], [frame["gt"] for frame in read]
 
@@ -309,7 +311,9 @@ class Exposure:
         """Return the spikes of the exposure (inside, h, w): a pixel integrates grey values."""
         side = 32 // self.ratio
         grey = frames.mean(axis=3, dtype=np.float32) / 255  # (inside, 32, 32)
-        # Each pixel of the spike camera sees ratio x ratio pixels of a frame.
+        # Each pixel of the spike camera sees ratio x ratio pixels of a frame. E.g. ratio 2: the
+        # shape (inside, 32, 32) becomes (inside, 16, 2, 16, 2), and the mean over both axes of 2
+        # gives (inside, 16, 16).
         grey = grey.reshape(len(frames), side, self.ratio, side, self.ratio).mean(axis=(2, 4))
         rng = np.random.default_rng(0)
         # 0.9925 spikes per plane at full light: the rate of S-SDM (data/spike/simulate.py).

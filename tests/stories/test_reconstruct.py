@@ -192,7 +192,8 @@ def test_methods_stand_in_one_table(folders_of_methods, capfd):
 
     lines = [cells_of(line) for line in capfd.readouterr().out.splitlines()]
     assert lines[0] == ["test", "method", "PSNR dB", "SSIM", "PSNR-Y dB", "SSIM-Y"]
-    # Line 1 is the rule of the table. A row begins with the name of the folder.
+    # Line 1 is the line under the head of the table, "|---|---|...". A row begins with the name of
+    # the folder.
     rows = {row[0]: row for row in lines[2:]}
     assert list(rows) == ["input", "test_tfp", "test_tfi", "test_tfstp", "test_exposure"]
     # A grey method has no PSNR and no SSIM of colours.
@@ -294,8 +295,9 @@ def test_both_forms_of_the_command_measure_a_rate_that_nobody_gives(tmp_path, ca
     forms = {
         "option file": (["--opt", options], without_rate),
         "direct": (clips_of_user(tmp_path), without_rate),
-        # dataset.json gives another size than the arguments. So it does not describe these files,
-        # and the program does not use its rate either.
+        # dataset.json gives another size of a plane (the size that `write_info` writes by default)
+        # than the arguments. So it does not describe these files, and the program does not use its
+        # rate either.
         "another size": ([*clips_of_user(tmp_path), "--spike-size", 16, 16], {"rate": 0.5}),
     }
 

@@ -7,6 +7,8 @@ network adds its result. The frames and channels are random, and the network is 
 In an untrained network, the weights of the last convolution are 0. So the network returns its base
 exactly. Tests that must see an effect of the network fill this convolution with random numbers.
 
+"Operator" means such a class in this file, and not the weights in weights/operator.pth.
+
 The operators:
 
     none, concat   operators without weights
@@ -417,7 +419,11 @@ def test_what_an_operator_cannot_take_is_refused(section, channels, message):
 
 @FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))
 class EverywhereFusion(Fusion):
-    """An operator that acts in each hook, and notes the shapes of the features that it sees."""
+    """An operator that acts in each hook, and notes the shapes of the features that it sees.
+
+    A hook is a method that the network calls at a certain place: `on_input`, `on_features`,
+    `on_stage` and `on_base`.
+    """
 
     def __init__(self, spike_channels: int = 0, feature_channels: list[int] | None = None) -> None:
         super().__init__()

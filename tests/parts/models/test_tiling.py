@@ -361,6 +361,7 @@ class NumberedFrames:
         )
 
     def read(self, moments):
+        """Return the frames as a tuple of one tensor. moments: pairs (number, whether reversed)."""
         numbers = [index for index, _ in moments]
         self.reads.append(numbers)
         frames = [torch.full((1, 3, 16, 16), float(number)) for number in numbers]

@@ -148,7 +148,10 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
 
 
 def operator_net(fusion: dict[str, Any]) -> nn.Module:
-    """Return the network that is only a fusion of frames and spikes. fusion: its options."""
+    """Return the network that is only a fusion of frames and spikes, called an operator.
+
+    fusion: its options.
+    """
     netG = {"net_type": "fusion", "fusion": fusion}
     return define_G({"netG": netG}, spike_channels=SPIKE_CHANNELS)
 
