@@ -62,7 +62,8 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     windows = spike_windows(stream, edges)
     # The first frame of a clip has no planes before it, and the last frame has no planes after it.
     # So 20 % of the samples lose the windows before the exposure. Of the other samples, 20 % lose
-    # the windows after the exposure. INSIDE are the windows of the exposure itself.
+    # the windows after the exposure. The windows of the exposure itself are INSIDE, 2 ... 12 of the
+    # windows 0 ... 14.
     if rng.random() < 0.2:
         windows.are_recorded[: INSIDE.start] = False
     elif rng.random() < 0.2:
@@ -89,9 +90,9 @@ def record_stream(
 
     rate: `Sensor.rate` of the camera. None: it is drawn.
     """
-    # With the lowest rate, full light gives about 2 spikes in the 88 planes of an exposure. The
-    # highest rate gives a spike in nearly every plane. Draw the rate even if `rate` is given,
-    # because all later draws depend on this draw.
+    # A plane is one binary picture of the spike camera. With the lowest rate, full light gives
+    # about 2 spikes in the 88 planes of an exposure. The highest rate gives a spike in nearly every
+    # plane. Draw the rate even if `rate` is given, because all later draws depend on this draw.
     drawn_rate = log_uniform(rng, 0.02, 0.95)
     if rate is None:
         rate = drawn_rate
@@ -125,7 +126,7 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
     share = rng.choice([1.0, 0.8, random_share])
     # INSTANTS are in planes after the sharp instant, which is plane SHARP of the exposure. The
     # middle of the exposure is plane HALF. So these are planes after the middle:
-    from_middle = INSTANTS + SHARP - HALF
+    from_middle = INSTANTS + SHARP - HALF  # SHARP - HALF = 44.5 - 44 = 0.5 planes
     is_exposed = np.abs(from_middle) < HALF * share
     noise = 0.004 * rng.standard_normal((SIDE, SIDE))
     blurry = light[is_exposed].mean(0) + noise

@@ -1,8 +1,9 @@
 """Draw random scenes whose motion is known exactly.
 
 A scene is a background and some things in front of it, as layers (layers.py). The camera moves all
-of them, and each thing adds its own motion. Motions are functions of tau, the time after the sharp
-instant in halves of an exposure (instants.py). N is the number of INSTANTS.
+of them, and each thing adds its own motion. The sharp instant is nearly the middle of the exposure.
+Motions are functions of tau, the time after the sharp instant in halves of an exposure
+(instants.py). N is the number of INSTANTS, the times at which a scene is drawn.
 
 What must stay: the order of the draws, and that each draw is made. Otherwise the same seed gives
 other scenes than in the shipped training. No test notices. Free to change, for the next training:
@@ -175,7 +176,9 @@ def random_camera_motion(rng: np.random.Generator, stands_still: bool) -> Camera
 
 
 def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
-    """Draw a smooth trajectory (N, 2), x and y at INSTANTS, which is 0 at the sharp instant.
+    """Draw a smooth trajectory (N, 2), x and y at INSTANTS. It is 0 at the sharp instant.
+
+    The sharp instant is time 0 of INSTANTS, nearly the middle of the exposure.
 
     length: largest distance in pixels from the sharp instant within the exposure.
     """

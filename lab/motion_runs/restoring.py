@@ -62,8 +62,9 @@ class AllMethods:
     """
 
     def __init__(self, shipped: MotionFusion, trained_runs: Sequence[TrainedRun]) -> None:
-        # Part -> the shipped steps of this part. Weights without steps for few spikes use the same
-        # steps in all light.
+        # The learned steps have two parts: "good" for much light, "few" for few spikes. Here part
+        # -> the shipped steps of this part. Weights without steps for few spikes use the same steps
+        # in all light.
         few_steps = shipped.steps if shipped.few_steps is None else shipped.few_steps
         self.shipped = {"good": shipped.steps, "few": few_steps}
         self.trained_runs = trained_runs
@@ -89,7 +90,7 @@ class AllMethods:
             self.frames_without_steps += 1
 
         equations = inputs.equations
-        proposal = equations.proposal(z_0)
+        proposal = equations.proposal(z_0)  # a frame that solves the equations along the motion
         # The control (PLAIN) gets these two instead. Without a motion, the proposal is z_0 itself.
         hidden_equations = HiddenEquations(equations)
         hidden_proposal = hidden_equations.proposal(z_0)
@@ -119,7 +120,7 @@ def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     shipped = network_of(SHIPPED_WEIGHTS)
-    # All runs use the solver and the motion finder of the shipped weights.
+    # All runs use the solver of the equations and the motion finder of the shipped weights.
     solver = Solver(
         groups=shipped.groups,
         linearisations=shipped.linearisations,

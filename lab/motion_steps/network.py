@@ -1,7 +1,9 @@
 """Build the network of weights/motion.pth, and read and write its weights.
 
-The network is the operator (weights/operator.pth) with the fusion "motion" in place of its own. The
-fusion restores a frame as the operator does, and improves it by learned steps (`MotionSteps`).
+The network is the operator (weights/operator.pth, which makes a sharp frame of a blurry frame and
+its spikes) with the fusion "motion" in place of its own. A fusion is the first module of a network,
+which joins frames and spikes. This fusion restores a frame as the operator does, and improves it by
+learned steps (`MotionSteps`).
 
 What must stay: the keys of the written weights, which models/fusion/fusion_motion.py reads
 (test_the_written_weights_keep_all_of_the_operator_but_its_fusion).

@@ -49,7 +49,7 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     motion: the measured motion.
     other: the motion of another frame.
     """
-    shifts = motion.shifts  # (K, H, W, 2)
+    shifts = motion.shifts  # (K, H, W, 2): K times of the exposure, x and y in pixels
     way = WAYS[rng.integers(len(WAYS))]
     if way == "other frame" and other.shifts.shape != shifts.shape:
         way = "smooth error"  # the other frame has another size, so its shifts do not fit

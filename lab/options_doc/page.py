@@ -156,8 +156,8 @@ def _continues(longer: str, text: str) -> bool:
 def own_keys(registry: Registry, name: str) -> list[str]:
     """Return the keys that the page lists with a part, because they are special to the part.
 
-    These are the keys without a description, and the keys that fewer than half of the parts of this
-    kind have.
+    These are the keys without a description, and the keys that fewer than half of the parts of the
+    registry have, e.g. 3 of 7 networks.
     """
     keys_of_all = []
     for other in registry.names():

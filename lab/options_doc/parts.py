@@ -1,6 +1,9 @@
 """The parts that an option file names, and the first line of the three documents.
 
-Free to add: a registry of parts, under the key of an option file that names such a part.
+A part is a class or a function that an option file chooses by its name, e.g. a network or a loss. A
+registry has all parts of one kind, by their names.
+
+Free to add: a registry, under the key of an option file that names a part of this registry.
 """
 
 import pydantic

@@ -1,5 +1,8 @@
 """Train a method with a seed, and test it on all test clips. This is a run.
 
+A method is an option file, as it is trained here (methods.py). A condition is the pair of simulated
+cameras of a test clip, e.g. "dim". A part is the group of test videos, e.g. "report" (sets.py).
+
     train_and_test      main_train_vrt.py, then the tests -> results/<run>_<part>.json
     scores_on_tests     main_test_vrt.py                  -> scores of the clips
     finished_result     reads such a result again
@@ -127,7 +130,8 @@ def write_result(out: Path, data: Data, name: str, result: dict[str, Any]) -> No
 def finished_result(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
     """Return the result of a run. Returns None if it was not tested under all conditions.
 
-    A result in <out>/results counts before a result in COMMITTED.
+    A result in <out>/results is used before a result in COMMITTED. A condition is the pair of
+    simulated cameras of test clips, e.g. "dim".
     """
     name = f"{method.run_name(seed)}_{data.part}.json"
     for folder in (out / "results", COMMITTED):

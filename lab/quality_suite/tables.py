@@ -19,7 +19,8 @@ MOST_SIZE_DIFFERENCE = 0.05
 def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     """Return the tables as Markdown: one row for each method, one column for each condition.
 
-    outcomes: methods with results, at least one.
+    outcomes: methods (option files or formulas) with their results, at least one.
+    conditions: pairs of simulated cameras of the test clips, e.g. "dim".
     """
     base = _base_of(outcomes)
     sections = [_table_of_methods(outcomes, base)]

@@ -62,7 +62,7 @@ Clip = list[Sample]  # successive frames
 class Pictures(NamedTuple):
     """A clip without its spikes."""
 
-    z_0: Tensor  # (N, 3, H, W) the frames of the operator
+    z_0: Tensor  # (N, 3, H, W) the frames as the operator, weights/operator.pth, restores them
     sharp: Tensor  # (N, 3, H, W) the true frames
 
 
@@ -125,8 +125,9 @@ def draw_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
 def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
     """Return by how many dB a clip is better than the frames z_0, in the mean over its frames.
 
-    The gain of a frame is 10 log10(errors_0 / errors), with the mean squared errors of z_0 and of
-    `restored`. Only the middle of a frame is scored.
+    z_0 are the frames before the network, as weights/operator.pth has restored them. The gain of a
+    frame is 10 log10(errors_0 / errors), with the mean squared errors of z_0 and of `restored`.
+    Only the middle of a frame is scored.
 
     restored, z_0, sharp: (N, 3, H, W).
     """

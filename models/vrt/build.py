@@ -7,8 +7,8 @@ What must stay, and which test notices (in tests/parts/models):
     the order in which layers are built, which
     decides their random initial weights        test_exact_step.py, which has stored results
 
-Free to change: what the released weights do not fix. Build a new layer after all other layers, so
-that their initial weights stay the same.
+Free to add: a layer. Build it after all other layers, so that the other layers keep their initial
+weights.
 """
 
 from torch import nn

@@ -138,7 +138,8 @@ class InChunks(torch.autograd.Function):
         weights = dict(zip(work.names, saved_weights, strict=True))
         tape = tape_of_backward(work.has_own_attention, recorded=recorded)
         # The gradient of a weight is the sum over all chunks: name -> sum so far.
-        # needs_input_grad has one entry for each argument of forward: x, work, then the weights.
+        # needs_input_grad has one entry for each argument of forward: 0 is x, 1 is work, and the
+        # entries from 2 on are the weights.
         needs_gradient = ctx.needs_input_grad[2:]
         sums = _zeros_for_gradients(weights, needs_gradient)
 

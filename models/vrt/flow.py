@@ -56,13 +56,17 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     flows between frames that are further apart follow from these.
     """
     b, n, _, height, width = frames.shape
-    levels = []  # the pyramid of each frame is built once, although a frame is in several pairs
+    # The frames at six scales, coarsest first. Each frame is scaled once, although it is in several
+    # pairs.
+    levels = []
     for level in spynet.pyramid(frames.flatten(0, 1)):
         levels.append(level.view(b, n, *level.shape[1:]))  # (B, N, 3, h, w)
     references, neighbours = _adjacent_pairs(levels)
     flows: Flows = []
+    # `estimate` returns the four finest scales, finest first.
     for both_directions in spynet.estimate(references, neighbours, (height, width)):
         by_direction = both_directions.view(2, b, n - 1, *both_directions.shape[1:])
+        # `_adjacent_pairs` puts the pairs of the backward flows first.
         backward, forward = by_direction  # (B, N - 1, 2, h, w) each
         flows.append(_extended(backward, forward, distance))
     return flows

@@ -57,7 +57,7 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 def in_cpu_form(x: Tensor) -> bool:
-    """Say whether tensors like x are computed in the CPU form."""
+    """Say whether tensors like x are computed in the CPU form: small chunks, our own attention."""
     return x.device.type in CPU_FORM
 
 
@@ -110,7 +110,7 @@ def log_device(device: torch.device) -> None:
 
 
 def stand_ins(device: torch.device) -> list[str]:
-    """Return a sentence for each operation that runs in a different form than on an NVIDIA GPU.
+    """Return a sentence for each operation that a device computes otherwise than an NVIDIA GPU.
 
     Returns [] for a CPU, where the CPU form is the normal form.
     """
@@ -125,7 +125,7 @@ def stand_ins(device: torch.device) -> list[str]:
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Say whether our kernels compute with tensors like x."""
+    """Say whether our Triton kernels compute with tensors like x, by their device and dtype."""
     if x.device.type not in KERNEL_DEVICES or x.dtype not in KERNEL_DTYPES:
         return False
     if torch.compiler.is_compiling():  # torch.compile cannot trace our kernels

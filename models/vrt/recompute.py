@@ -75,7 +75,7 @@ class RecomputeInBackward(torch.autograd.Function):
         saved = ctx.saved_tensors
         saved_args = saved[: ctx.count]
         weights = saved[ctx.count :]
-        # Whether each tensor needs a gradient. The first two arguments are function and count.
+        # Whether each tensor needs a gradient. The entries 0 and 1 are for function and count.
         needs_gradient = ctx.needs_input_grad[2:]
 
         # The second run makes a graph of its own, which must end at the arguments and not lead on
@@ -89,7 +89,8 @@ class RecomputeInBackward(torch.autograd.Function):
             # that it is freed early.
             seed = Seed.apply(ctx.function(*args), grad)
 
-        # Ask autograd only for the gradients that are needed. All others are None.
+        # Ask autograd only for the gradients that are needed. All others are None. E.g. three
+        # tensors, of which 0 and 2 need gradients a and b: indices 0 2, gradients [a, None, b].
         inputs = [*args, *weights]
         indices = [index for index, is_needed in enumerate(needs_gradient) if is_needed]
         inputs_with_gradient = [inputs[index] for index in indices]

@@ -17,8 +17,8 @@ def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
     adds up their gradients. The gradient here only copies rows, which is many times faster.
 
     So if a gradient is needed, `rows` must name each row at most once. The fields `results` and
-    `kept` of a chunk do so. The field `rows` of a chunk does not, because it names row 0 at each
-    padding, and chunks.py passes it only where no gradient is needed.
+    `kept` of a chunk name each row once. The field `rows` of a chunk names row 0 at each padding,
+    too. So chunks.py passes it only where no gradient is needed.
     """
     if rows is None:
         return x

@@ -91,6 +91,7 @@ class SpyNet(nn.Module):
         """
         # At the coarsest scale the flow starts at zero. `flow_so_far` is what the scales before
         # have found, in pixels of the present scale. `flow` has the present correction, too.
+        # The first two of three channels only give the shape, (n, 2, h / 32, w / 32).
         flow_so_far = torch.zeros_like(references[0][:, :2])
         flow = flow_so_far
         flows = []

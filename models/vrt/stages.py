@@ -144,10 +144,10 @@ def _entry(kind: str, inputs: int, dim: int) -> nn.Sequential:
         return nn.Sequential(nn.Identity(), LayerNorm(dim))
     if kind == "down":
         patches = FoldPatches()
-        folded_channels = 4 * inputs
+        folded_channels = 4 * inputs  # a patch of 2x2 pixels becomes one pixel
     else:
         patches = UnfoldPatches()
-        folded_channels = inputs // 4
+        folded_channels = inputs // 4  # a pixel becomes a patch of 2x2 pixels
     return nn.Sequential(patches, LayerNorm(folded_channels), nn.Linear(folded_channels, dim))
 
 

@@ -63,8 +63,8 @@ class WindowAttention(nn.Module):
         self.heads = heads
         self.mutual = mutual
         # The published factor of q k^T is 1 / sqrt(channels of a head), so that wide heads
-        # have about as large logits as narrow heads. The option qk_scale replaces it, unless the
-        # option is None or 0.
+        # have about as large logits as narrow heads. If the option qk_scale is a number other
+        # than 0, it replaces this factor.
         channels_of_head = dim // heads
         self.scale = qk_scale or channels_of_head**-0.5
 

@@ -22,7 +22,8 @@ def block_transient(block: Block, x: Tensor) -> int:
 
     x: input of the block, (B, D, H, W, C).
 
-    Returns 0 on a CPU, where chunks are small, and for the plain form, which has no chunks.
+    Returns 0 on a CPU, where chunks are small, and for the plain form, which computes all windows
+    at once and has no chunks.
     """
     if in_cpu_form(x) or block.runs_plain(x):
         return 0
