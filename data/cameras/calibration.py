@@ -119,9 +119,9 @@ class Calibration(Section):
         values["exposure_share"] = self.share_to_read
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
-        # A key that older files lack enters the digest only if its value is not the default. These
-        # defaults must stay equal to the defaults of the fields above. With another number here,
-        # files without the key would get another digest.
+        # Older files lack these keys. If the value of such a key is its default, the key does not
+        # enter the digest. These defaults must stay equal to the defaults of the fields above. With
+        # another number here, files without the key would get another digest.
         defaults_of_newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
         for key, default in defaults_of_newer_keys.items():
             if values[key] == default:

@@ -135,8 +135,8 @@ class DatasetInfo:
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
         """Return the plane of the sharp frame in a file of `planes` planes.
 
-        The plane comes from dataset.json, or from a clip name of Spk-GoPro. Returns None if neither
-        gives it.
+        The plane comes from dataset.json, or else from a clip name of Spk-GoPro. Returns None if
+        both do not tell the plane.
 
         The name GOPR0372_07_00 says that n = 7 raw frames were averaged. Each raw frame is a plane,
         and 7 interpolated planes follow it:
@@ -232,7 +232,7 @@ def _read_info(path: Path) -> DatasetInfo:
     clip_in_message = ""  # "clip a: " while the values of clip a are checked
     try:
         fields_of_info = _fields_in(read_json(path))
-        # The strict mode of JSON accepts neither "56" nor true as a number.
+        # The strict mode of JSON refuses the text "56" and the value true if a number is expected.
         info = TypeAdapter(DatasetInfo).validate_json(json.dumps(fields_of_info), strict=True)
         for clip, values_of_clip in info.clips.items():
             clip_in_message = f"clip {clip}: "
@@ -291,7 +291,8 @@ def _with_values_of_recipe(table: dict[str, Any]) -> dict[str, Any]:
 def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
     """Raise ValueError for a key of a clip that is probably misspelt, such as "gt_plan".
 
-    A key that resembles no known key is a note of the user, and is allowed.
+    An unknown key counts as misspelt if it resembles a known key. Any other unknown key is taken as
+    a note of the user, and is allowed.
 
     values_of_clip: {key: value}, what "clips" in dataset.json says about one clip.
     """

@@ -48,7 +48,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     # The default 0.0 of the next two means that `rows` is given. 0.0 is below 0.5, the lower limit
     # of the type Length. This is allowed, because pydantic does not check defaults.
     length: Length = 0.0
-    # The limit of Length also refuses a period of 0. With it, `frames_in` would divide by 0.
+    # The lower limit of Length, 0.5, refuses a period of 0, by which `frames_in` would divide.
     period: Length = 0.0
     # (start, length) of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()

@@ -154,7 +154,7 @@ def of_exposure(spikes: DatSpikes, context: int) -> DatSpikes:
     context: number of planes that are read before and after the planes of the exposure.
     """
     timing = spikes.timing
-    # Without a calibration, all planes of a frame are read in both cases.
+    # Without a calibration, all planes of a frame are read, for the channels and for the motion.
     if spikes.calibration:
         timing = dataclasses.replace(timing, share=spikes.calibration.exposure_share)
     return spikes.changed(context=context, timing=timing)

@@ -78,7 +78,9 @@ class FrameTimes:
     step: Fraction  # the usual distance of two neighbouring frames
     is_film: bool = False  # whether the times are the time stamps of a film, in seconds
     gaps: tuple[Gap, ...] = ()  # the missing frames, in the order of time
-    doubt: str = ""  # why the times are not sure, as a clause; "" if they are sure
+    # Why the times are not sure, in words for an error; "" if they are sure. timing.py refuses a
+    # clip with a doubt.
+    doubt: str = ""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -105,10 +107,11 @@ class FrameTimes:
         """
         if self.is_even:
             frames = len(self)
-            # Where the frames begin, and where the last frame ends: 0, 3, 6, 10 in the example.
+            # The planes at which the frames begin, and at which the last frame ends: 0, 3, 6, 10 in
+            # the example. pairwise gives (0, 3), (3, 6), (6, 10).
             edges = [first + frame * count // frames for frame in range(frames + 1)]
             return [PlaneRange(begin, end) for begin, end in itertools.pairwise(edges)]
-        planes_per_unit = Fraction(count) / (self.end - self.begin)
+        planes_per_unit = Fraction(count) / (self.end - self.begin)  # 40 / (5 - 1) = 10
         ranges = []
         for start, end in zip(self.starts, self.ends, strict=True):
             first_plane = first + math.floor((start - self.begin) * planes_per_unit)
@@ -127,9 +130,9 @@ class FrameTimes:
         """Return the times of the same clip, with the end that another clock measured.
 
         A film does not say how long its last frame lasts, but the number of planes does. So the
-        last frame of the result lasts until `end`, but at most as long as the longest frame. If
-        `end` is not after the start of the last frame, or is more than two frame lengths after it,
-        the two clocks contradict each other. Then the result has a doubt.
+        last frame of the result lasts until `end`, but at most as long as the longest frame. The
+        two clocks contradict each other if `end` is before the start of the last frame (or equal to
+        it), or more than two frame lengths after this start. Then the result has a doubt.
 
         E.g. the frames begin at 0, 1 and 2 seconds, so the longest lasts 1 second:
 

@@ -236,10 +236,12 @@ class Timing:
         # Steps 1 and 2. The planes that are left are first ... end - 1 of the file.
         of_frame = self._planes_of_frame(clip, frame, planes, ranges)
         first, end = of_frame.middle_part(self.share)
-        # Step 3. Some of these planes may lie outside of the file. If the user gave the numbers of
-        # the planes, by spike.exposure or spike.count, these numbers may be wrong. So `first` and
-        # `end` stay, and the frame is refused below. Otherwise the offset has moved the planes out
-        # of the file. So they are left out here.
+        # Step 3. Some of these planes may lie outside of the file. Two cases:
+        #
+        #     the user gave the numbers of the planes,    the numbers may be wrong, so `first` and
+        #     by spike.exposure or spike.count            `end` stay, and the frame is refused below
+        #     no numbers are given                        the offset has moved the planes out of the
+        #                                                 file, so they are left out here
         has_numbers_of_user = self.has_exposures or self.count is not None
         if not has_numbers_of_user:
             first = min(max(first, 0), planes)
@@ -332,8 +334,9 @@ class Timing:
     def describe(self) -> str:
         """Return the text of these options in a digest.
 
-        The text is "" for the defaults, which read whole files. Otherwise it is a space and the
-        repr. The text must stay, because digests of existing runs contain it.
+        The text is "" for the defaults, which read whole files. For other options it is a space and
+        the repr. The text must stay, because digests of existing runs contain it
+        (test_the_text_of_the_planes_in_a_digest_stays notices another text).
         """
         if self == Timing():
             return ""

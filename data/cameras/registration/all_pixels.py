@@ -1,8 +1,9 @@
 """Change matrix and times by one round of Gauss-Newton on all pixels.
 
 A round changes the present estimate once. rounds.py repeats rounds until the estimate hardly
-changes. The residuals of all pixels pull at each unknown. A time is also pulled by a prior, which
-says that it is probably near its nominal value, i.e. the value in the files. The step of a round is
+changes. The residuals of all pixels decide the step of each unknown. For the times, priors count,
+too: a prior says that a time is probably near its nominal value, i.e. the value in the files. The
+step of a round is
 
     step = -(H + P)^-1 (g + P p)                                  (k,)
 

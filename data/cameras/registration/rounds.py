@@ -63,7 +63,9 @@ def best_estimate(
     """
     found = after_all_rounds(Estimate(pairs, start, model, most_offset))
     if not model:
-        return found  # the matrix is fixed, so it cannot have moved in place of the offset
+        # The matrix is fixed. So a moved camera cannot have been found in place of a wrong offset,
+        # and no other estimate is needed.
+        return found
     at_start = _without_rounds(Estimate(pairs, start, model, most_offset))
 
     best = found

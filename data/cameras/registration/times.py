@@ -48,8 +48,10 @@ from data.cameras.registration.estimate import Estimate
 class Middle(NamedTuple):
     """What one round of the fit (rounds.py) tells about the middle of the exposure."""
 
-    is_fitted: bool  # whether the middle is fitted. Otherwise it keeps its nominal value
-    # Whether the camera may have moved in place of the fitted middle.
+    # Whether the middle is fitted. If not, it keeps its nominal value, which the files say.
+    is_fitted: bool
+    # Whether the fitted middle may be wrong, because a moved camera explains the clip nearly as
+    # well.
     is_doubtful: bool
     # Number of RGB pixels by which the fit moves the camera if the middle is wrong by one plane. In
     # a pan it is the speed of the pan, in RGB pixels per plane.
