@@ -267,7 +267,8 @@ def _values_of(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]) 
     image, sharp: (H, W, 3) RGB in 0..255.
     """
     values = {}
-    luma: tuple[np.ndarray, np.ndarray] | None = None  # computed once, if a metric needs it
+    # The brightness of both images, computed once, if a metric needs it.
+    luma: tuple[np.ndarray, np.ndarray] | None = None
     for metric in metrics:
         if metric.on_luma:
             if luma is None:

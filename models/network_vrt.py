@@ -67,8 +67,8 @@ logger = logging.getLogger(__name__)
 
 # With checkpoint "auto" and no memory_budget_gb, a step may use this fraction of a GPU's memory.
 # The memory of a step is only estimated, so with a larger fraction a step may run out of memory.
-# With a smaller fraction more branches are recomputed, which takes time. The docstring of `VRT`
-# names the number (90 %), so change both.
+# With a smaller fraction, more branches (the attention or the MLP of a block) are recomputed, which
+# takes time. The docstring of `VRT` names the number (90 %), so change both.
 GPU_SHARE = 0.9
 # torch compiles a function again for each kind of input. After this number of compilations, it runs
 # the function uncompiled. The limit of torch is 8, but the blocks of VRT have more kinds of input:
@@ -400,10 +400,11 @@ class VRT(nn.Module):
         return new_frames + mean  # C is 3, or 1: then the mean is added to each of the 3 colours
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
-        """Choose the recomputed branches for training steps on clips of this size, once.
+        """Choose which branches are recomputed in training steps on clips of this size, once.
 
-        This does nothing unless checkpoint is "auto". A step then fits into memory_budget_gb.
-        Afterwards the weights have no gradients.
+        A branch is the attention or the MLP of a block. If the backward pass recomputes it, less
+        memory is needed. With checkpoint "auto", the choice lets a step fit into memory_budget_gb.
+        With checkpoint null, this function does nothing. Afterwards the weights have no gradients.
 
         ModelVRT calls `fit` before the first step, also on a user's network that has such a method.
         """
@@ -494,8 +495,8 @@ def _refuse_operator_for_new_frames(
     fusion_options: the section netG.fusion.
     in_chans: the option netG.in_chans.
     """
-    # Ask the operator what the trunk would get without the option in_chans, because the error names
-    # this number.
+    # Ask the operator how many channels the trunk (the network behind the operator) would get
+    # without the option in_chans, because the error names this number.
     _, own_trunk_chans = fusion_options.constructor.channels(None, spike_channels)
     refuse_fusion_for_new_frames(
         fusion_options.type, own_trunk_chans, has_in_chans=in_chans is not None

@@ -70,8 +70,8 @@ class SavedNetwork:
     def network(self) -> nn.Module:
         """Build the network without its weights.
 
-        Raises CheckpointError if the options in the file make no network, or a larger network than
-        the weights in the file are for.
+        Raises CheckpointError if the options in the file make no network, or if their network needs
+        more tensors or numbers than the file has.
         """
         netG = dict(self.netG)
         if "spynet_path" in netG:

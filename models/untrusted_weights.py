@@ -106,7 +106,8 @@ def refuse_larger(
     embed_dims = list(_numbers_in(netG.get("embed_dims")))
     window_size = list(_numbers_in(netG.get("window_size")))
     all_options = list(_numbers_in([netG, spike_channels]))
-    # A key that the options lack counts 0. Without window_size it counts 1, the empty product.
+    # If the options lack depths or embed_dims, the key counts 0. A missing window_size counts 1,
+    # the empty product.
     widest = max(embed_dims, default=0)
     # The product of floats that is too large for a float is inf, without an error. A power of a
     # float would raise OverflowError, so the squares below are products, too.
@@ -133,7 +134,7 @@ def refuse_larger(
 
 # Larger numbers in the options of a file count as this number (`_numbers_in`). It is far above what
 # any network has, and sums and squares of such numbers still fit into a float. A whole number of
-# the file may have millions of digits, and would not.
+# the file may have millions of digits, and fits into no float.
 LARGEST_NUMBER = 1e30
 
 

@@ -144,7 +144,9 @@ class ExposureFusion(ImageFusion):
 
             mixture = sum over the pictures of (weight * picture) + correction
 
-        The pictures are the blurry frame and an estimate for each ratio.
+        The pictures are the blurry frame and an estimate for each ratio. A ratio is a channel of
+        `spike`: the brightness around the sharp instant, divided by the brightness of the whole
+        exposure.
 
         image: N blurry frames, (N, 3, H, W). spike: their spike channels, (N, S, H, W).
         """
@@ -175,7 +177,7 @@ class ExposureFusion(ImageFusion):
         return weighted.sum(dim=1) + correction
 
     def colour_changes(self, image: Tensor) -> Tensor:
-        """Return how much each colour changes if luma doubles, (N, 3, H, W).
+        """Return how much each colour changes if luma (the brightness) doubles, (N, 3, H, W).
 
         Around each pixel is a window of 2 colour_radius + 1 pixels on a side. Within the window,
         each colour is fitted by a line over luma:

@@ -235,8 +235,9 @@ class Pulls(NamedTuple):
 
     g_b: Tensor  # (3, H, W): change of each colour by the RGB equations
     g_s: Tensor  # (1, H, W): change of the grey value by the spike equations
-    residual_rgb: Tensor  # (1, H, W): size of the residuals of the RGB equations
-    residual_spikes: Tensor  # (1, H, W): size of the residuals of the spike equations
+    # (1, H, W): size of the residuals of the RGB equations, i.e. by how much z misses them
+    residual_rgb: Tensor
+    residual_spikes: Tensor  # (1, H, W): the same for the spike equations
     # (1, H, W): by how much the spikes of the sharp instant are brighter than z
     spikes_minus_z: Tensor
 
@@ -280,7 +281,7 @@ def _channels_at_half_size(
     The result has the full size. `MotionSteps.net` halves it.
 
     The order must stay, because trained weights fit it. The evidence has 6 channels, and each other
-    tensor below has 1.
+    tensor below has 1. The evidence says how far to trust the equations at each pixel.
 
     spikes_minus_z_0: by how much the spikes of the sharp instant are brighter than z_0, (1, H, W).
     number: number of the step, counted from 0.

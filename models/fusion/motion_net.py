@@ -216,7 +216,10 @@ class MotionNet(nn.Module):
 
 
 def _middles_of_windows() -> np.ndarray:
-    """Return the middle of each window as a time tau, (15,) float32."""
+    """Return the middle of each window of time, as tau, (15,) float32.
+
+    tau counts halves of an exposure after the sharp instant.
+    """
     begins = np.array(EDGES[:-1])
     ends = np.array(EDGES[1:])
     middles = (begins + ends) / 2  # in elevenths of an exposure, after its middle

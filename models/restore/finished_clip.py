@@ -48,6 +48,8 @@ def finish_clip(
 ) -> None:
     """Score the restored frames of a clip, write strips and videos, then the JSON of the clip.
 
+    A strip is a picture with a frame beside its input, its spikes and its sharp frame.
+
     This function calls `watchdog.go_on` after each slow part, to report progress. Otherwise the
     watchdog, which ends a process that hangs, would end a test of long clips.
 

@@ -41,7 +41,8 @@ def spikes_for_network(
     Returns None if no spikes are read.
 
     Raises OptionError if the network needs an input that is not given, if it does not take an input
-    that is given, or if the channels are of another kind than in the training.
+    that is given, or if the channels are of another kind (representation or gamma) than in the
+    training.
     """
     _refuse_wrong_inputs(saved, files, network)
     if not files.spike:

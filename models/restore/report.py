@@ -147,6 +147,8 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
 def example_panels(job: Job, clip: ClipReader, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return panels of the example frame of a finished clip: restored, input, spikes and sharp.
 
+    The example frame is the middle restored frame. A panel is a picture with a title.
+
     entry: the content of the clip's JSON.
     """
     index = list(clip.stems).index(entry["example"])

@@ -143,7 +143,7 @@ def _settings_of(job: Job) -> dict[str, Any]:
 def restore_share(
     job: Job, restorer: FrameRestorer, share: Sequence[Work], more_scores: MoreScores | None
 ) -> None:
-    """Restore the pieces of clips that this rank has.
+    """Restore the pieces of clips (ranges of their frames) that this rank has.
 
     Each frame is written as soon as it is restored, so an interrupted test loses at most one frame.
     A clip that was not cut between ranks is scored as soon as its frames are restored.
@@ -200,8 +200,8 @@ def _restore_piece(
     # of how they restored it, e.g. of the motion that they found.
     index_in_report = example_of(job.frames_of(clip))
     for index, frame in zip(work.frames, restored_frames, strict=True):
-        # Write the pictures before the frame. A continued test does not restore a frame whose file
-        # exists, so it would never write pictures that are missing then.
+        # Write the pictures before the frame. If the frame came first and the test ended between
+        # the two, a continued test would find the frame finished, and never write the pictures.
         if index == index_in_report and isinstance(restorer, ShowsPictures):
             job.outputs.write_pictures(clip.name, restorer.pictures())
         job.outputs.write_frame(clip.name, clip.stems[index], frame)

@@ -193,6 +193,8 @@ def _rows_of_means(
 ) -> list[list[str]]:
     """Return two rows of `score_table`: the mean that metric.mean chooses, and the second mean.
 
+    E.g. with metric.mean "clips", the second mean is the mean over all frames.
+
     restored_means, input_means: entries of "averages" (`collect`). input_means may be {}.
     """
     mean = restored_means["mean"]  # "clips" or "frames"

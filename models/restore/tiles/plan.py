@@ -132,7 +132,8 @@ class Tiling:
             fields["num_frame_testing"] = 1
             fields["num_frame_overlapping"] = 0
 
-        # A network that interpolates takes the `least_frames` frames around a gap.
+        # A network that interpolates makes a new frame in a gap, i.e. between two frames of a clip.
+        # For this, it takes the `least_frames` frames around the gap.
         # `Restorer._interpolate_frames` joins the frames of all gaps, as if they were one clip. So
         # a tile in time must have the frames of one gap, and tiles must not overlap.
         if spec.interpolates:

@@ -248,6 +248,8 @@ class Restorer:
     ) -> Iterator[Tensor]:
         """Yield the frames `wanted` of a clip with gaps, see `frames`.
 
+        A gap lies between two given frames, and the network makes a new frame in it.
+
         The frames around the gaps are joined, as if they were one clip. E.g. with two given frames
         on either side of a gap:
 

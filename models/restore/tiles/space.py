@@ -125,9 +125,9 @@ def _patch_weight(patch: _Patch, tops: list[int], lefts: list[int], tiling: Tili
     tops, lefts: first rows and first columns of all tiles, in pixels of the input.
     """
     scale = tiling.spec.scale
-    # `blend_weights` counts in pixels of the output, so the overlap is multiplied by the scale. Not
-    # so for the blend "kair", because the published code does not multiply: with an overlap of 20,
-    # it trims 10 output pixels at the border of a tile, at any scale.
+    # `blend_weights` counts in pixels of the output, so "smooth" needs the overlap times the scale.
+    # "kair" takes the overlap as it is, as the published code does: with an overlap of 20, it trims
+    # 10 output pixels at the border of a tile, at any scale.
     overlap = tiling.size_patch_overlapping
     if tiling.blend == "smooth":
         overlap *= scale
