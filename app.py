@@ -100,7 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
         page = build_page(gradio(), folder)
         # One restoration at a time. Other visitors wait for its end.
         page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
-        # The address is the local one, e.g. http://127.0.0.1:7860/.
+        # Three values: the app of gradio, its local address, e.g. http://127.0.0.1:7860/, and its
+        # public address, which is None without `share`.
         _, address, _ = page.launch(
             # A Hugging Face Space sets this variable, e.g. to 0.0.0.0, with which every machine can
             # reach the page. With the default 127.0.0.1, only this machine can.
@@ -197,7 +198,8 @@ class Fields(NamedTuple):
     """The fields of the page that a visitor fills in, objects of gradio.
 
     `restore` hands their values on to `start_work`. So their order must stay: it is the order of
-    the arguments of `start_work` after the folder.
+    the arguments of `start_work` after the folder. Test:
+    test_a_clip_of_a_visitor_is_restored_as_by_the_command_line.
     """
 
     frames: Any

@@ -1,7 +1,8 @@
 """Define the interfaces between data, networks and programs.
 
-data/ and models/ do not import one another. They use the protocols of this file. Any class with the
-members of a protocol fulfils it, without a common base class:
+data/ and models/ do not import one another (test_imports_between_folders_run_down_only). They use
+the protocols of this file. Any class with the members of a protocol fulfils it, without a common
+base class:
 
     InputSpec       what a network needs of its input clips; the network offers it
     FrameReader     reads the frames of one clip one by one

@@ -33,7 +33,7 @@ from utils.errors import DataError, OptionError
 
 # Name of an empty file that marks a folder as made by this project.
 MARK = ".spikevrt"
-# The mark of a folder of results.
+# The file that marks a folder of results as ours. It also holds the settings of the test.
 RESULTS = "run.json"
 
 # What `writing` advises if the folder of a run cannot be written.
@@ -84,7 +84,7 @@ def read_plain(path: str | Path, count: int = -1) -> bytes:
 
 # Largest number of bytes in one read. os.read takes memory for all bytes that it is asked for. The
 # number may come from a file that states a wrong size. Without this limit, one call could then take
-# all memory.
+# all memory. 16 MiB, chosen by hand.
 READ_AT_ONCE = 2**24
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from utils.errors import DataError
 from utils.files import write_whole
 
+# Suffixes of images that are read and written. data/ finds the frames of a clip by them.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
 # Height in pixels of the line with the name of a panel, in a strip.
@@ -35,10 +36,10 @@ GAP = 2
 # Name of the panel with the error. The report of a run finds the panel by this name.
 ERROR = "error x5"
 # Largest width of an image in a page, in pixels. With a larger width, a page could have more than
-# some tens of megabytes, and would open slowly.
+# some tens of megabytes, and would open slowly. templates/test.html has the same number.
 MAX_WIDTH = 1280
 # Quality of a JPEG in a page, 0 to 100. With a lower quality, a reader could take artefacts of the
-# JPEG for artefacts of the restoration.
+# JPEG for artefacts of the restoration. Chosen by hand.
 JPEG_QUALITY = 93
 
 
@@ -187,6 +188,7 @@ def comparison_strip(
         cv2.putText(
             label,
             name,
+            # Place and size of the letters are chosen by hand, so that they fit into LABEL_HEIGHT.
             org=(4, LABEL_HEIGHT - 5),
             fontFace=cv2.FONT_HERSHEY_SIMPLEX,
             fontScale=0.42,

@@ -17,7 +17,7 @@ from typing import Any
 from utils.errors import DataError
 
 # Least number of characters of a column of `plain_table` that is cut to fit into a line. If names
-# were cut shorter, different names could look the same.
+# were cut shorter, different names could look the same. Chosen by hand.
 LEAST_WIDTH = 8
 
 # "inf" or "-inf" as a whole value that `json_bytes` wrote. The pattern matches no key, because a

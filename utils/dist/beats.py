@@ -196,6 +196,7 @@ def read_states(store: Store, world_size: int) -> dict[int, State]:
 
     Earlier, some ranks may have no beat, and `multi_get` would wait for it.
     """
+    # `multi_get` returns the values in the order of the keys, so value 0 is the beat of rank 0.
     values = store.multi_get([f"beat/{rank}" for rank in range(world_size)])
     return {rank: read_state(rank, value) for rank, value in enumerate(values)}
 

@@ -210,6 +210,7 @@ def state_from_rank_0(state: Any) -> Any:
         dist.broadcast(content, 0)
         if is_main_process():
             return tensor
+        # E.g. 24 bytes -> 6 numbers of float32 -> a tensor (2, 3).
         return content.cpu().view(tensor.dtype).view(tensor.shape)
 
     # Then send the numbers of each tensor. The outline has the tensors in the order of `state`,

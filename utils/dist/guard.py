@@ -92,8 +92,8 @@ def start_guard(rank: GuardedRank) -> subprocess.Popen[bytes] | None:
 # write never returns, and the guard ends after this time. Chosen by hand.
 LAST_WORDS_S = 5
 # How long, in seconds, the guard waits for the other ranks of this host to end, after it has ended
-# its own rank. If all ranks hang in the same C code, their guards end them at nearly the same time,
-# so 2 s are enough.
+# its own rank. If all ranks hang in the same C code, their guards end them at nearly the same time.
+# Chosen by hand.
 OTHERS_END_S = 2.0
 
 

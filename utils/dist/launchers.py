@@ -35,7 +35,8 @@ from utils.dist.launcher_table import (
 from utils.errors import INDENT_OF_DO, DistError
 
 LOOPBACK = "127.0.0.1"  # the address by which a host reaches itself
-DEFAULT_PORT = "29500"  # the default of torchrun as well
+# The default of torchrun as well. The commands in launcher_table.py have this port, too.
+DEFAULT_PORT = "29500"
 
 
 def with_standard_names(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> dict[str, str]:

@@ -63,7 +63,7 @@ def lost_contact_error(error: BaseException) -> StallError:
 
 # Seconds that a rank with a broken connection waits for the report of the rank that failed first.
 # With a shorter wait, this rank could report its lost connection before the other rank reports the
-# cause. A longer wait delays the end of the run.
+# cause. A longer wait delays the end of the run. Chosen by hand.
 WAIT_FOR_REPORT_S = 3.0
 
 

@@ -34,8 +34,8 @@ from utils.errors import DistError
 
 # A message begins with the length of its text, as a number of this many bytes.
 HEAD = 8
-# Largest number of bytes of a message, 4 GiB. The largest messages of a run, which hold pictures of
-# a validation, have some MB.
+# Largest number of bytes of a message, 4 GiB, chosen by hand. The largest messages of a run, which
+# hold pictures of a validation, have some MB.
 LARGEST = 2**32
 
 # The errors that Python, NumPy and torch raise in `unpack` for bytes that `pack` has not made.

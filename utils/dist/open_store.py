@@ -74,8 +74,8 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
     """
     clock = AwakeClock()  # counts the seconds in which this process runs
     limit_s = min(CHECK_S, launch.join_s)
-    # A single look-up may take seconds. So no look-up begins in the last 5 s. If limit_s is below
-    # 5 s, there is a single look-up.
+    # A single look-up may take seconds. So no look-up begins in the last 5 s. E.g. limit_s 10: the
+    # last look-up begins at 5 s at the latest. If limit_s is below 5 s, there is a single look-up.
     last_begin_s = limit_s - CHECK_S / 2
 
     def look_up() -> None:

@@ -62,7 +62,7 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     faults: list[str] = []
     task_count = _task_count(env, faults)
     # A task of SLURM has the number of ranks in SLURM_NTASKS, so WORLD_SIZE may be missing. Without
-    # SLURM, WORLD_SIZE is required.
+    # SLURM, WORLD_SIZE is required if RANK and MASTER_ADDR are set (`count_of_members`).
     is_required = task_count == 1
     world_size = count_of_members(env, "WORLD_SIZE", faults, is_required)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # The folders whose code computes the steps. Users put parts of their own into these folders, too
-# (docs/extending.md).
+# (docs/extending.md). The error of `utils_dist.begin` names these folders, so change both together.
 FOLDERS = ("data", "models", "utils")
 
 

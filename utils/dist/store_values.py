@@ -33,7 +33,7 @@ from utils.dist.state import RUN
 from utils.errors import DistError
 
 # Largest number of characters of a text from a beat. The rest is cut, so that nobody can fill a
-# report with a long text. Names of phases and hosts are shorter.
+# report with a long text. Names of phases and hosts are shorter. Chosen by hand.
 LONGEST_TEXT = 300
 # The exit codes of a failed run. With code 0 the run would look finished.
 FAILURE_CODES = range(1, 256)

@@ -69,7 +69,8 @@ STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 # hand. paused_terminal.py has a constant of the same name, for another wait; the two need not be
 # equal.
 TELL_AFTER_S = 10.0
-# Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
+# Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats. (Here and
+# below, a beat takes BEAT_S (beats.py), half a second. If BEAT_S changes, change these times, too.)
 STUCK_ANSWERS_S = 1.5
 # Seconds that `_report` waits for the stacks of a silent rank. A rank that is silent because it is
 # slow may answer in this time. Other silent ranks do not answer.

@@ -19,10 +19,13 @@ from utils.options.section import Section
 # test_the_limits_of_time_follow_from_one_number.
 SLOW_LIMIT_FACTORS = {"start_s": 3, "validate_s": 5, "save_s": 3}
 # A user may set a short stall_s, so that a rank that hangs is reported soon. But a start or a
-# validation needs its time in any case. So a stall_s below 300 s (its default) counts as 300 s when
-# it is multiplied. E.g. stall_s 100 gives start_s 3 * 300 = 900.
+# validation needs its time in any case. So a stall_s below 300 s counts as 300 s when it is
+# multiplied. E.g. stall_s 100 gives start_s 3 * 300 = 900. 300 s is also the default of the key
+# stall_s below.
 LEAST_STALL_S_TO_MULTIPLY = 300.0
-# Phase of a run -> key of its limit. All other phases have the limit stall_s.
+# Phase of a run -> key of its limit. All other phases have the limit stall_s. The code that calls
+# `watchdog.phase` or `watchdog.stage` gives the names, e.g. "save" in utils/run/run.py. If a name
+# changes there, change it here, too: otherwise the phase gets the limit stall_s.
 LIMIT_OF_PHASE = {
     "start": "start_s",
     "first step": "start_s",

@@ -331,7 +331,7 @@ def _scalars_of_ranks(ranks: list[Measured]) -> dict[str, float]:
     scalars: dict[str, float] = {}
     if not ranks[0].steps:  # all ranks have made the same number of steps
         return scalars
-    for name in ("data_s", "forward_s", "compute_s"):
+    for name in ("data_s", "forward_s", "compute_s"):  # fields of `Measured`
         for number, rank in enumerate(ranks):
             seconds = getattr(rank, name)
             scalars[f"ranks/{name}/{number}"] = seconds / rank.steps

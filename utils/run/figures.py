@@ -42,7 +42,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
     histories: name of the run -> its history.
     """
     is_one_run = len(histories) == 1
-    # Tag (name of a scalar) -> title of the panel that shows it.
+    # Tag (name of a scalar) -> title of the panel that shows it. The tags are names of
+    # `measured.log_values` after "train/", and names of scores after "val/".
     titles = {
         "train/loss": "loss",
         "val/psnr": "PSNR, dB",

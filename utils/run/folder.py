@@ -162,7 +162,7 @@ def only_run_in(
             # `claim_run_folder` refuses a folder with files of another program. It recognises the
             # folder of an earlier run by the file utils.files.MARK. Runs of old versions did not
             # write this file. Their folders are recognised by a sidecar checkpoint_*.pth.sha256,
-            # which only this program writes.
+            # which only this program writes (utils/run/checkpoint.py).
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
             claim_run_folder(folder, patterns, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):

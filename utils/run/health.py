@@ -268,6 +268,7 @@ class Health:
         # `checkpoints` grows only until all former versions exist, because a new checkpoint
         # replaces the oldest version.
         weights_bytes = 0
+        # `save_weights` (models/model_state.py) writes <step>_G.pth and perhaps <step>_E.pth.
         for path in (self.folder / "models").glob(f"{step}_*.pth"):
             weights_bytes += path.stat().st_size
         if not saves_to_come or not weights_bytes:
@@ -287,7 +288,10 @@ class Health:
             )
 
     def _growth_of_checkpoints(self) -> int:
-        """Return the bytes by which the folder `checkpoints` may still grow."""
+        """Return the bytes by which the folder `checkpoints` may still grow.
+
+        utils/run/checkpoint.py gives the files their names.
+        """
         sizes = {}
         for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
             sizes[path.name] = path.stat().st_size

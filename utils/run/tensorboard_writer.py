@@ -27,8 +27,8 @@ from utils.files import OTHER_ROOT, writing
 from utils.logger import best_effort
 from utils.options.section import flatten_options
 
-# The option sections that TensorBoard shows as hyperparameters, and the tags that it shows next to
-# them.
+# The option sections that TensorBoard shows as hyperparameters, and the tags (names of scalars, as
+# experiment.py writes them) that it shows next to them.
 HYPERPARAMETER_SECTIONS = ("datasets", "netG", "train")
 TAGS_BESIDE_HYPERPARAMETERS = ("val/psnr", "val/ssim", "train/loss")
 

@@ -35,7 +35,8 @@ import torch
 # the tensors' memory.
 OLD_PICKLES = 5
 # Greatest depth of dicts and lists within each other, e.g. 2 for {"a": [1]}. A checkpoint has a
-# depth below ten. A program that follows the lists by recursion fails at a depth of about 1000.
+# depth below ten. A program that follows the lists by recursion fails at a depth of about 1000. The
+# limit is chosen by hand between the two.
 DEEPEST = 100
 # Number of bytes that are read at once, 1 MiB. A larger number needs more memory, and a smaller
 # number needs more calls.

@@ -1,7 +1,8 @@
 """What a run needs of its model, and of the batches that the loader yields.
 
-utils/run/ imports neither models/ nor data/, so it describes here which members it uses.
-models/model_vrt.py has these members. A new member must be added there, too.
+utils/run/ imports neither models/ nor data/ (test_imports_between_folders_run_down_only), so it
+describes here which members it uses. models/model_vrt.py has these members. A new member must be
+added there, too.
 """
 
 from pathlib import Path
