@@ -97,6 +97,8 @@ def find_cuts(
             return cuts  # too few frames are left
         cut = Cut(first, frames_in_interval, side)  # the side becomes smaller below, if needed
         number_of_steps = cut.frames(intervals) - 1  # e.g. 4 steps between 5 frames
+        # steps[i] leads from frame i to frame i + 1. E.g. the frames 10 to 14 have the steps 10 to
+        # 13.
         steps_of_part = np.array(steps[first : first + number_of_steps])
 
         # Indices of the steps that are too long. A change of the scene is among them, because its

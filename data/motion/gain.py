@@ -258,7 +258,8 @@ def _is_plausible(spikes: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """
     is_far = (spikes > expected * MOST_GAIN_RATIO) | (spikes < expected / MOST_GAIN_RATIO)
     # The square root of a count has about the standard deviation 1/2, whatever the count is. So
-    # twice the difference of two roots is a number of standard deviations.
+    # twice the difference of two roots is a number of standard deviations. E.g. 9 spikes where 16
+    # are expected: 2 * |3 - 4| = 2 deviations, which may be chance.
     deviations = 2 * np.abs(np.sqrt(spikes) - np.sqrt(expected))
     return ~(is_far & (deviations > CHANCE))
 
@@ -273,7 +274,8 @@ def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndar
 
     The level of a frame is the sum of its spikes per plane over the sum of its light. The expected
     level is the level that the frame would have with the gain of the clip. Both levels are measured
-    at the same pixels.
+    at the same pixels. E.g. a clip has the gain 0.5, so 0.5 is the expected level, too. A frame of
+    the level 1 was exposed for half of the usual time, and its gain is 0.5 * 1 / 0.5 = 1.
 
     gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count,
     because the spikes of hot pixels would look like a change of the exposure time.

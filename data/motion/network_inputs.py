@@ -61,7 +61,8 @@ def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> 
     """Return the inputs of the network for an exposure.
 
     recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
-    network: its `edges` and `inside` say which windows of time it sees.
+    network: its `edges` and `inside` (models/fusion/motion_net.py) say which windows of time it
+    sees, and which of them lie within the exposure.
     """
     # The edges of the windows, in planes after the start of the stream. `network.edges` has them in
     # elevenths after the start of the sharp plane. E.g. in an exposure of 88 planes whose sharp

@@ -175,11 +175,13 @@ def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> n
     first = math.ceil(start / parts)
     end = stop // parts
     counts = _counts(stream[first:end]).astype(np.uint32) * np.uint32(parts)
-    # If `start` lies within a plane, add the parts of this plane after `start`.
+    # If `start` lies within a plane, add the parts of this plane after `start`. E.g. with 2 parts
+    # and start 3, `first` is 2, so one part is left: of plane 1, which lasts from 2 to 4.
     parts_before_first = first * parts - start
     if parts_before_first:
         counts += np.uint32(parts_before_first) * stream[first - 1]
-    # If `stop` lies within a plane, add the parts of this plane before `stop`.
+    # If `stop` lies within a plane, add the parts of this plane before `stop`. E.g. with 2 parts
+    # and stop 13, `end` is 6, so one part is left: of plane 6, which lasts from 12 to 14.
     parts_from_end = stop - end * parts
     if parts_from_end:
         counts += np.uint32(parts_from_end) * stream[end]

@@ -51,6 +51,7 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     square_of_rates = max((rates * rates).sum(), least)
     rate_of = {}
     errors = {}
+    # `light` is the name of a model, and x is what a sensor of this model would have integrated.
     for light, x in (("display", values), ("linear", values**DISPLAY_GAMMA)):
         # Least squares of rates = k x: k = sum(rates x) / sum(x^2).
         sum_of_squares = max((x * x).sum(), least)

@@ -65,7 +65,7 @@ def _start_with_shift(data: np.ndarray, shift: int) -> int | None:
     start_number = _start_among_half_lines(half_lines)  # number of a half-line, or None
     if start_number is None:
         return None
-    first = shift + HALF_BYTES * start_number
+    first = shift + HALF_BYTES * start_number  # e.g. 16 + 64 * 3 = 208
     whole_planes = (len(data) - first) // PLANE_BYTES
     if not whole_planes:
         return None

@@ -32,8 +32,8 @@ from data.motion.exposure import Recording
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.values import display_of_light, light_of, luma
 
-# The guard compares light in this many planes around the sharp instant. With more planes, a right
-# frame would differ from their blurred light. With fewer planes, there would be more noise.
+# The guard compares brightness in this many planes around the sharp instant. With more planes, a
+# right frame would differ from their blurred light. With fewer planes, there would be more noise.
 GUARD_PLANES = 9
 # Added to squared errors, so that a frame without any error does not divide by 0.
 TINY_ERROR = 1e-6

@@ -57,10 +57,14 @@ class Linearised:
         change_of_light = self._slope * d
         change_integrated = luma(d) if self._is_display else luma(change_of_light)
         blurry, spikes = self._cameras(change_of_light, change_integrated)
+        # In place, which is safe because `Cameras` returns new tensors.
         return blurry.mul_(self._w_b), spikes.mul_(self._w_s)
 
     def adjoint(self, blurry: Tensor, spikes: Tensor) -> Tensor:
-        """Return A^T w (blurry, spikes), (3, H, W). blurry: (3, H, W). spikes: (M, h, w)."""
+        """Return A^T w (blurry, spikes), (3, H, W). blurry: (3, H, W). spikes: (M, h, w).
+
+        The result is a new tensor, because `conjugate_gradients` overwrites it.
+        """
         # Back to light x (3, H, W), and to what the spike camera integrates, l (1, H, W).
         to_x, to_l = self._cameras.adjoint(self._w_b * blurry, self._w_s * spikes)
         return self._to_display(to_x, to_l)

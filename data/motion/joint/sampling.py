@@ -61,7 +61,8 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     """Return the corners of samples.
 
     positions: (..., 2), x and y in pixels. 0 is the middle of the first pixel. Positions may lie
-    beyond the picture. They are not changed.
+    beyond the picture. They are not changed. Samples are numbered in the order of the flattened
+    positions, on which chunk.py relies.
     size: (H, W) of the picture.
     """
     height, width = size
@@ -71,6 +72,7 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     # A corner is never in the last row or column, so there are pixels below it and to its right.
     # For example, a sample in the last column has its corner in the column before, and `right` is
     # 1. A picture of one row has no pixels below: `below` is 0, so their weights are 0.
+    # `AdjointOfSums` (adjoint_of_samples.py) relies on both.
     column = x.floor().clamp_(max=max(width - 2, 0))
     row = y.floor().clamp_(max=max(height - 2, 0))
     corner = row.int().mul_(width).add_(column.int())

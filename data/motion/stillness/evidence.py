@@ -41,8 +41,9 @@ from data.motion.stillness.neighbours import products_with_neighbours
 
 # With less evidence than NO_EVIDENCE nothing moves, and with more than SURE_EVIDENCE something
 # moves for certain. Between both limits the answer is a mixture: the share of "it moves" rises from
-# 0 to 1 (`_smooth_step` in shares.py). E.g. the evidence 2.6 gives the share 0.35. The evidence was
-# measured (docs/benchmarks/quality_details.md, "What stands still"):
+# 0 to 1 (`_smooth_step` in shares.py). E.g. the evidence 2.6 gives the share 0.35. The limits are
+# also used in other_pictures.py. The evidence was measured (docs/benchmarks/quality_details.md,
+# "What stands still"):
 #
 #     still frames                                         at most 2.6
 #     dim frames in which something moves, whole frame     at least 4
