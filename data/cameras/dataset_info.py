@@ -55,7 +55,8 @@ GOPRO_INTERPOLATE = 8
 # GOPR0372_07_00 a blurry frame is the mean of 7 raw frames, so a spike file has 7 * 8 = 56 planes.
 GOPRO_NAME = re.compile(r"GOPR\d+_(\d\d)_\d\d")
 
-# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips.
+# Keys that "clips" in dataset.json may set for one clip, in place of the value for all clips. Each
+# key must be a field of `DatasetInfo` and of `ClipKeys` below.
 KEYS_OF_ONE_CLIP = ("h", "w", "flip", "rate", "light", "calibration")
 
 
@@ -159,7 +160,8 @@ class DatasetInfo:
         if n == 0:
             return None
         # E.g. n = 7 allows 49 to 56 planes. A file with another number of planes was made in
-        # another way. Then the name of the clip does not tell the plane.
+        # another way. Then the name of the clip does not tell the plane. 8 is GOPRO_INTERPOLATE,
+        # and 4 its half: Spk-GoPro always has these numbers.
         most_planes = 8 * n
         least_planes = most_planes - 7
         if least_planes <= planes <= most_planes:

@@ -316,6 +316,7 @@ class Rig(RgbCamera):
 
         `frames` is changed in place: each element is (blurry frame, sharp frame).
         """
+        # The words name the stream of random numbers. Other words would give other noise.
         rng = random_stream("frames of a rig", self.seed)
         for light_number, light in enumerate(lights):
             plane = light_number % planes  # number of the plane within its interval

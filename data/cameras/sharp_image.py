@@ -38,7 +38,9 @@ def sharp_image(
     exposure: the planes of the frame. reverse: whether the clip is played backwards.
     Returns display values (H, W) float32, >= 0.
     """
-    if spikes.name == "relative":  # its channels are ratios to the light of the exposure
+    # "relative" is the name of `relative` in data/spike/ratios.py. Its channels are ratios to the
+    # light of the exposure.
+    if spikes.name == "relative":
         half_windows = spikes.options["half_windows"]
         return image_of_ratios(channels, half_windows, spikes.light, spikes.gamma)
     nearest = nearest_channels(spikes.name, spikes.options, exposure, reverse)

@@ -28,6 +28,7 @@ from utils.errors import DataError
 
 # ---- The error ----------------------------------------------------------------------------------
 
+# The beginning of `do`, the part of the error that says what the user should do.
 ADVICE = "correct these exposures where they are wrong, and give them (or a file that holds them)"
 
 

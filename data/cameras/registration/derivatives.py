@@ -30,7 +30,9 @@ from data.cameras.registration.matrix import Coordinates
 #     0 ... 3          changes of the matrix: right, down, larger, turned
 #     4 ... 6          the times: middle, length, roll. They are left out if they are not fitted
 #     the last five    the coefficients a
-MATRIX_CHANGES = 4  # number of columns for the matrix
+# Number of columns for the matrix: the first four CHANGES (matrix.py), the model "similarity".
+# Rounds on all pixels fit only these, also for the models "affine" and "homography".
+MATRIX_CHANGES = 4
 MIDDLE_COLUMN = 4
 LENGTH_COLUMN = 5
 ROLL_COLUMN = 6

@@ -61,7 +61,8 @@ from data.cameras.registration.view import Pair, View
 # Larger planes are binned (2 x 2 or 3 x 3 pixels become one) to at most this number of pixels. With
 # more pixels, a fit would take longer. With fewer pixels, fine details would be lost.
 MOST_PIXELS = 120_000
-# Largest offset in planes that is searched, if the caller gives no other limit.
+# Largest offset in planes that is searched, if the caller gives no other limit. If you raise the
+# limit, raise AROUND in self_calibration.py, too: the fit needs the planes that it searches.
 MOST_OFFSET = 20.0
 
 

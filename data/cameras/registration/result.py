@@ -43,7 +43,9 @@ FOUND_WITHIN_PX = 0.5  # largest error of the matrix, in RGB pixels
 # Error of the matrix, in RGB pixels. On 100 random rigs (pairs of simulated cameras), 95 % of the
 # sure matrices were within 0.2 RGB pixels of the true matrix.
 SURE_WITHIN_PX = 0.15
-SURE_WITHIN_PLANES = 0.7  # error of the offset, in planes
+# Error of the offset, in planes. rounds.py compares with this limit, too, when it decides which
+# estimate is taken. So another limit also changes results.
+SURE_WITHIN_PLANES = 0.7
 SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
 
 # A value is applied only if it differs from the start value by at least its limit. With a limit of

@@ -68,6 +68,8 @@ FEATURES = 5
 # reach is MOST_REACH, or less if the stream has fewer planes before the start, or after the end.
 # With a reach of 20 planes, fast motion would blur the rates, and
 # test_a_camera_is_found_from_a_start_that_is_off would fail. With 3 planes, the rates are noisier.
+# Callers of a fit read this many planes more than they search: AROUND in self_calibration.py has
+# room for them, and scripts/parts/calibrate/camera_pairs.py adds MOST_REACH.
 MOST_REACH = 8
 # The fit of the times needs at least this reach. The rates of fewer planes would be mostly noise.
 LEAST_REACH = 3
