@@ -11,7 +11,7 @@ Tests: tests/parts/models/test_weights.py
 
 from dataclasses import dataclass, field
 
-# Number of names of each kind that the report of a loaded file shows.
+# Number of names of each kind that the report of a loaded file shows. Chosen by hand.
 SHOWN_NAMES = 6
 
 

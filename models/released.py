@@ -66,10 +66,12 @@ def local_file(
     """Return the path of weights. If a released file is missing, one process fetches it.
 
     text: a path, which is returned, or a name such as "vrt/006", whose file in FOLDER is returned.
-    released: stems of the released files, e.g. "006_VRT_videodeblurring_GoPro".
-    size_limit: function of a stem. It returns the largest size of the file, in bytes.
+    released: stems of the released files, i.e. their names without .pth, e.g.
+        "006_VRT_videodeblurring_GoPro".
+    size_limit: function of a stem. It returns the largest size of the file, in bytes
+        (`_most_bytes` in recognise.py).
     check: function of a file and a stem. It raises CheckpointError if the file holds the tensors of
-        another network.
+        another network (`_refuse_other_tensors` in recognise.py).
 
     Raises CheckpointError if the name is unknown, or if the file cannot be fetched.
     """
@@ -125,6 +127,7 @@ def _fetch(text: str, file: Path, most_bytes: int, check: Callable[[Path, str], 
                 do=f"download it on a machine with a network and copy it to {file}, or set "
                 f"{MIRROR} to the address of a mirror",
             ) from e
+        # Check before renaming: a file under its final name is never checked again.
         check(part, file.stem)
         os.replace(part, file)
     finally:

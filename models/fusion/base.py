@@ -69,7 +69,7 @@ class Fusion(nn.Module):
 
         in_chans: the option netG.in_chans, or None if the option file leaves it out. If it is
             given, it must be the second number.
-        spike_channels: S of the data, 0 without spikes.
+        spike_channels: S, the number of spike channels of the data, 0 without spikes.
 
         Raises OptionError if in_chans or the data's spike channels do not fit the operator.
         """
@@ -103,7 +103,10 @@ class Fusion(nn.Module):
         return features
 
     def on_stage(self, stage: int, features: Tensor, spike: Tensor | None) -> Tensor:
-        """Change the output of stage 1 to 7, (B, T, h, w, E) at its scale -> the same shape."""
+        """Change the output of stage 1 to 7, (B, T, h, w, E) -> the same shape.
+
+        h and w are the size of the stage, e.g. H / 2 and W / 2 for stage 2.
+        """
         return features
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:

@@ -43,7 +43,7 @@ from utils.results import json_bytes, read_json
 # A strip is a picture with a frame beside its input, its spikes and its sharp frame. Strips are for
 # a first look at the results: the first, the middle and the last frame of each clip.
 STRIPS_PER_CLIP = 3
-# Kinds of files that are videos.
+# Kinds of files that are videos. They are also values of the flag --save (flags.py).
 VIDEOS = ("video", "comparison", "slowmotion")
 # Kind of file -> its path below the output folder. A stem is the name of a frame, e.g. "000001".
 # The paths are part of the format: a test that is continued finds its files by them.

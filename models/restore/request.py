@@ -35,7 +35,8 @@ from utils.options.foreign_flags import check_launch_flags, refuse_kair_test_fla
 from utils.options.override import apply_override
 from utils.options.sources import Sources
 
-# The weights for a user's clip, unless the command line names weights or a method.
+# The weights for a user's clip, unless the command line names weights or a method. The help of
+# --weights and of --method (flags.py) names these two values, so change both files.
 SHIPPED_WEIGHTS = Path(__file__).resolve().parents[2] / "weights/motion.pth"
 # The formula whose frames the joint solution improves, unless --weights names a network.
 START_OF_JOINT = "exposure"

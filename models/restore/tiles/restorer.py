@@ -84,7 +84,10 @@ class Restorer:
     def frames(
         self, reader: FrameReader | ClipWithGaps, wanted: range, tick: Tick = lambda _: None
     ) -> Iterator[Tensor]:
-        """Yield the restored frames `wanted` of a clip, each (C, sH, sW) float32 on the CPU.
+        """Yield the restored frames `wanted` of a clip, each (C', sH, sW) float32 on the CPU.
+
+        C' channels are the colours of all sharp instants of the frame, usually 3. s is the scale of
+        the network.
 
         reader: the clip. For a network that interpolates, a clip with gaps (gaps.py), whose given
         frames come back unchanged.
@@ -116,7 +119,7 @@ class Restorer:
         has_yielded = False
         while True:  # until the clip is restored with tiles that fit into the memory
             try:
-                for frame in self._stream(cache, wanted, tick):  # (1, C, sH, sW)
+                for frame in self._stream(cache, wanted, tick):  # (1, C', sH, sW)
                     has_yielded = True
                     self._refuse_nonfinite(frame, reader.name)
                     yield frame[0]
@@ -136,7 +139,7 @@ class Restorer:
             logger.warning("out of memory; trying again with %s", next_tiling.describe())
 
     def _stream(self, cache: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        """Yield the frames `wanted` with the present tiles, (1, C, sH, sW) each.
+        """Yield the frames `wanted` with the present tiles, (1, C', sH, sW) each.
 
         cache: reader of the clip.
         wanted: indices of the frames to yield.
@@ -256,7 +259,7 @@ class Restorer:
             gap             0            1
             given frames    0 0 | 1 2    0 1 | 2 3    (frame 0 is repeated, as none is before it)
             joined clip     0 0 1 2 0 1 2 3
-            results         n n n n m m m m           (n: the new frame in gap 0, m: in gap 1)
+            results         a a a a b b b b           (a: the new frame in gap 0, b: in gap 1)
 
         A tile in time has the frames of one gap, because it has this length and no overlap
         (`Tiling.of`). Its new frame is repeated for each frame of the tile (`_run_network`).
