@@ -54,7 +54,9 @@ from utils.run import figures, history, report
 #     runs       name of a run (or test) in the output -> its path
 #     history    name of a scalar, e.g. "train/loss" -> its entries (step, value)
 
-BLURRY_PSNR = "val/psnr_input"  # scalar: PSNR of the blurry frames at the same validation
+# Scalar: PSNR of the blurry frames at the same validation. models/restore/validation.py and
+# utils/run/experiment.py write this name, so change it there, too.
+BLURRY_PSNR = "val/psnr_input"
 LINE_WIDTH = 100  # characters in a line of a table
 
 

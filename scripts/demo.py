@@ -54,6 +54,8 @@ RESTORATION_OPTIONS = ROOT / "options/operators/motion_alone.json"  # option fil
 SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
 # The exit code of a run that was stopped by a signal. The same command resumes this run. The
 # number is a copy of utils_dist.PREEMPTED, because utils_dist imports torch, which takes seconds.
+# With another number, the demo would end with 75 in place of 0, and the test of the whole demo
+# (above) would fail.
 STOPPED = 75
 # Seconds of training. They are enough to see the loss fall, and far too few for good frames.
 # With 60 seconds the demo would take more than a minute and a half on two cores.

@@ -278,7 +278,8 @@ def test_a_run_with_a_secret_in_a_path_resumes_without_a_word_on_it(tmp_path):
     assert again.text.count(" -> ") == 1
     assert "canary" not in first.text + again.text
     assert_no_file_holds_it(tmp_path / "experiments/run")
-    # The saved options can be read. The secret is missing, so it must be given anew.
+    # The options that the first start has saved can be read. (The names of the files begin with the
+    # time, so `min` finds the oldest file.) The secret is missing, so it must be given anew.
     saved = min((tmp_path / "experiments/run/options").glob("*.json"))
     opt = read_options(["--opt", str(saved)])
     assert opt.plain()["datasets"]["test"]["dataroot_spike"] == str(tmp_path / "api_key=***")

@@ -151,6 +151,7 @@ def test_no_program_changes_foreign_files_where_it_writes(home, tmp_path, name):
     for seed in range(3):
         # The program writes into `folder`. Some of the foreign names in it are links to files and
         # folders in `outside`. A program that follows such a link would change a file there.
+        # The seed and the place of the program in NAMES decide which foreign files there are.
         folder = tmp_path / f"{seed} populated"
         outside = tmp_path / f"{seed} outside"
         rng = np.random.default_rng([seed, NAMES.index(name)])

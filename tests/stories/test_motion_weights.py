@@ -37,6 +37,7 @@ MOST_LOST = 0.2
 
 # This marks tests with unusual clips. Each test takes two seconds of a core. Its result changes
 # only with the shipped weights or the solver. So most of these tests are only in `make slow`.
+# ("odd" has nothing to do with the network "odd" of other tests.)
 ODD_CLIP = pytest.mark.slow
 
 
@@ -128,6 +129,8 @@ def test_slides_stay_as_the_operator_restores_them(tmp_path):
     slides = tmp_path / "slides"
     for number in range(3):
         scene = Scene(frames=1, seed=number).write(tmp_path / f"scene{number}")
+        # First the folders with all files without a number, e.g. dataset.json. Then the only
+        # numbered file of each folder, under a number of its own.
         shutil.copytree(scene, slides, dirs_exist_ok=True, ignore=shutil.ignore_patterns("0*"))
         for folder in ("blur", "sharp", "spike"):
             [file] = (scene / folder).glob("0*")

@@ -18,7 +18,8 @@ from typing import Any
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
-# Exit codes after which a restart would end in the same way (docs/troubleshooting.md). If a code is
+# Exit codes after which a restart would end in the same way (docs/troubleshooting.md). The numbers
+# are copies: the classes of utils/errors.py have 2 to 4, utils/dist/stop.py has 75. If a code is
 # missing here, torchrun restarts runs without success. If a code is here by mistake, torchrun ends
 # a run that a restart could have saved. Tests: tests/dist/test_torchrun.py
 FINAL_CODES = (

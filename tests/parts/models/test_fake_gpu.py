@@ -137,7 +137,7 @@ def step() -> dict[str, float]:
 
 @pytest.mark.slow
 def test_a_step_holds_little_more_than_it_keeps(step):
-    # The flows and the loss are held besides what autograd keeps: 0.04 GB of 2.1 GB.
+    # In addition to what autograd keeps, the step holds the flows and the loss: 0.04 GB of 2.1 GB.
     assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
 
 
@@ -225,6 +225,8 @@ def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_
 
 
 # ---- Option files for cards ----
+
+# A card is a GPU with a certain memory, e.g. 24 GB.
 
 # Beginning of the names of the published option files.
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"

@@ -44,7 +44,7 @@ def number_of_checkpointed_branches(net: VRT) -> int:
     """Return how many branches compute their activations again in the backward pass."""
     count = 0
     for block in blocks_of(net):
-        count += block.checkpoint_attn + block.checkpoint_ffn
+        count += block.checkpoint_attn + block.checkpoint_ffn  # two bools: True counts as 1
     return count
 
 

@@ -33,7 +33,7 @@ from tests.helpers.moving_scene import Scene, reader_of
 # Spike channels of a frame.
 S = 4
 CPU = torch.device("cpu")
-# The smallest operator.
+# The smallest operator, i.e. the class of a fusion, which joins frames and spikes.
 SMALL = {"features": 8, "layers": 1}
 
 

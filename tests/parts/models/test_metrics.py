@@ -256,6 +256,7 @@ def lpips_files(tmp_path_factory):
     for name, tensor in features.state_dict().items():
         backbone[f"features.{name}"] = 0.05 * torch.randn(tensor.shape, generator=generator)
     backbone["classifier.1.bias"] = torch.zeros(3)  # a tensor that LPIPS does not use
+    # RELUS has the layers of AlexNet whose output is compared, each with its number of channels.
     linear = {}
     for number, channels in enumerate(RELUS.values()):
         weight = torch.rand(1, channels, 1, 1, generator=generator)

@@ -121,6 +121,8 @@ class Activations:
         The flow in this example is between frames at a distance of 2, at 1 / 2^3 of the resolution.
         """
         kind, distance, level = name.removeprefix("flow_").split("/")
+        # `flows` has a pair (backward, forward) for each level. Each of the two is a list, in which
+        # index 0 has the flows between neighbours (distance 1).
         backward, forward = self.flows[int(level.removeprefix("level"))]
         by_distance = forward if kind == "forward" else backward
         return by_distance[int(distance.removeprefix("dist")) - 1].detach()

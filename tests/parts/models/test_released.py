@@ -272,7 +272,10 @@ HUB_NETWORKS = ["operator", "motion", "vrt_small"]
 
 
 def random_clip(spike_channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return frames (1, 2, 3, 32, 32) and spikes (1, 2, spike_channels, 32, 32)."""
+    """Return frames (1, 2, 3, 32, 32) and spikes (1, 2, spike_channels, 32, 32).
+
+    LOAD_FROM_HUB below draws the same numbers, so change both together.
+    """
     frames = torch.rand(1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     spike = torch.rand(1, 2, spike_channels, 32, 32, generator=torch.Generator().manual_seed(1))
     return frames, spike
