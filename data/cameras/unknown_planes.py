@@ -110,10 +110,16 @@ def _guessed_exposures(
 ) -> dict[str, float] | list[list[float]]:
     """Guess exposures for a clip if its times are not sure.
 
-    We assume that the first plane was recorded at the start of the clip, and the last plane at its
-    end. E.g. 3 frames at equal distances and 120 planes: {"start": 0, "length": 40.0, "period":
-    40.0}. But if `tick_hz` is given, the planes do not end with the film. Then the seconds of the
-    film are turned into planes, without this assumption.
+    There are three guesses:
+
+        frames at equal distances       equal numbers of planes, e.g. 120 planes for 3 frames:
+                                        {"start": 0, "length": 40.0, "period": 40.0}
+        other frames, with `tick_hz`    the seconds of the film, turned into planes. The planes of
+                                        the file do not end with the film
+        other frames                    the planes, divided by the times of the frames
+
+    The first and the last guess assume that the first plane was recorded at the start of the clip,
+    and the last plane at its end.
 
     times: times of the frames, which are not sure.
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
@@ -121,7 +127,6 @@ def _guessed_exposures(
 
     Returns {"start": ..., "length": ..., "period": ...}, or a list of rows [start, length].
     """
-    # If the frames are at equal distances, divide the planes equally among them.
     if times.is_even:
         length = round(count / len(times), 3)
         return {"start": first, "length": length, "period": length}

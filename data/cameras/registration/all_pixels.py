@@ -131,7 +131,8 @@ def _priors(
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))
-    # The data hardly count against this weight. So the step of a value is -p, up to rounding.
+    # With this weight the data hardly count. So the step of a value is -p, up to rounding: it leads
+    # to the nominal value.
     keeping_weights = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes

@@ -58,7 +58,7 @@ class Middle(NamedTuple):
     shift_per_plane: float
 
 
-# For streams without room to fit the times.
+# For streams with too few planes around the exposure to fit the times.
 NO_MIDDLE = Middle(is_fitted=False, is_doubtful=False, shift_per_plane=0.0)
 
 # own(middle) is 0 if a moved camera has the same effect as a later middle, and 1 if nothing has a
@@ -80,7 +80,7 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     is_clear = estimate.is_matrix_fixed or own.is_above(DOUBTFUL_OWN_MIDDLE)
     is_fitted = estimate.fits_middle and is_told_apart
     # The shifts of the camera that look most like a middle that is later by one plane, in half
-    # sides of the spike plane.
+    # sides of the spike plane. They are the amounts of the first two columns, right and down.
     shift_right, shift_down = amounts[:2]
     shift = float(np.hypot(shift_right, shift_down))
     return Middle(

@@ -119,12 +119,13 @@ class Pair:
         """Return how many planes the stream has on each side of start and end, up to MOST_REACH.
 
         start, end: start and end of the exposure of each row, (h,), in planes from the nominal
-        start of the exposure. The rows are the rows of the (binned) spike plane. They differ,
-        because a rolling shutter exposes each row at another time.
+        start, at which the exposure begins by the files. The rows are the rows of the (binned)
+        spike plane. They differ, because a rolling shutter exposes each row at another time.
         """
         # The nominal start is `before` planes after the start of the stream. So the time t is
         # before + t planes after the start of the stream. The row that starts first has the fewest
-        # planes before it, and the row that ends last has the fewest planes after it.
+        # planes before it, and the row that ends last has the fewest planes after it. E.g. a stream
+        # of 80 planes, before 20, start 0, end 40: 20 planes before, and 80 - 20 - 40 = 20 after.
         planes_of_stream = len(self.sums) - 1
         planes_before = start.min() + self.before
         planes_after = planes_of_stream - self.before - end.max()
