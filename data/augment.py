@@ -160,7 +160,7 @@ class CameraDraw:
     def apply(self, stream: np.ndarray, frame: int) -> np.ndarray:
         """Return the spikes of a frame as this camera records them.
 
-        stream: recorded spikes, (T, h, w) uint8 in {0, 1}. The result has the same form.
+        stream: recorded spikes, (T, h, w) uint8 in {0, 1}. The result has the same shape and type.
         frame: number of the frame.
         The result depends only on the stream, the seed and `frame`.
         """
@@ -177,7 +177,8 @@ class CameraDraw:
             # all frames (test_the_frames_of_a_sample_have_the_same_hot_pixels).
             rng_of_pixels = random_stream("stuck pixels", *self.seed)
             # One number for each pixel decides whether it is hot (small numbers) or dead (large
-            # numbers). So no pixel is both, unless the two fractions add up to more than 1.
+            # numbers). E.g. with hot 0.1 and dead 0.2: hot below 0.1, dead from 0.8 on. If the two
+            # fractions add up to more than 1, some pixels are both, and count as hot.
             draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead
@@ -188,7 +189,7 @@ class CameraDraw:
     def photograph(self, picture: np.ndarray, frame: int) -> np.ndarray:
         """Return a blurry frame as this camera records it, with noise and JPEG.
 
-        picture: (H, W, 3) uint8 in B, G, R. The result has the same form.
+        picture: (H, W, 3) uint8 in B, G, R. The result has the same shape and type.
         frame: number of the frame.
         The result depends only on the picture, the seed and `frame`.
         """

@@ -46,7 +46,14 @@ LARGEST_PLANE = 2**40
 
 
 def refuse_columns(columns: Columns, source: Source) -> None:
-    """Refuse columns that are not a correct table of this source. Raises ValueError."""
+    """Refuse columns that are not a correct table of this source. Raises ValueError.
+
+    A column is an array with one property of all clips, frames or files. E.g. "frames" has the
+    number of frames of each clip, and "stems" the name of each frame of all clips.
+
+    The order of the demands must stay, because later demands index arrays with values that earlier
+    demands have accepted.
+    """
     kinds = kinds_of(source)
     types = types_of(kinds)
     _demand(columns.keys() == types.keys(), "other columns")
@@ -139,7 +146,7 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
         for name, frame_count in zip(names, columns["frames"].tolist(), strict=True):
             listed_count = meta_entries[name][0]
             _demand(frame_count == listed_count, "frames")
-    # The names become names of output files, so they must pass the test that every name passes.
+    # The names become names of output files, so `checked_name` must accept each of them.
     try:
         for name in names:
             checked_name(name, where="")  # only the text `what` of its error is used below

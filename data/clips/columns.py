@@ -57,8 +57,9 @@ SPIKE_COLUMNS = {
 def types_of(kinds: Iterable[str]) -> dict[str, Any]:
     """Return {column: dtype} of a table with these kinds of files, e.g. {"lq_bytes": np.int64}.
 
-    uint8 means a column of texts. The builder of a table (table_builder.py) and the check of a
-    stored table (column_check.py) both use this function, so they always agree.
+    A table is all columns of the clips of one data root. uint8 means a column of texts. The builder
+    of a table (table_builder.py) and the check of a stored table (column_check.py) both use this
+    function, so they always agree.
     """
     types: dict[str, Any] = dict(CLIP_COLUMNS)
     for kind in kinds:

@@ -129,6 +129,7 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
         with open_container(str(path)) as container:
             # A container may have several names, such as "mov,mp4,m4a".
             names = container.format.name.split(",")
+            # True if none of the names is in CONTAINERS_WITHOUT_PAUSES.
             has_pauses = CONTAINERS_WITHOUT_PAUSES.isdisjoint(names)
             for stream in container.streams.video:
                 packets_of_stream[stream.index] = Packets(
@@ -180,7 +181,9 @@ def _missing_between_frames(
     # Times of the packets from which no frame was decoded, in order.
     lost_times = sorted(set(packets.times) - set(times))
     gaps = []
-    # Number of the next frame in the whole film. Missing frames are counted, too.
+    # Number of the next frame in the whole film. Missing frames are counted, too. E.g. frames are
+    # decoded at 0, 1, 4 and 5 s: after the frame at 1 s, the next number is 2. So the gap has the
+    # number 2 and the count 2, and then the next number is 4, which is the frame at 4 s.
     next_number = 0
     lost_before_first = [time for time in lost_times if time < times[0]]
     if lost_before_first:

@@ -59,7 +59,8 @@ logger = logging.getLogger(__name__)
 # records of older versions are ignored, and the data are checked anew.
 FORMAT = 7
 # Default of the option checked_share: the fraction of the files that a repeated start looks at. A
-# larger fraction finds changed files sooner, and a smaller fraction makes starts faster.
+# larger fraction finds changed files sooner, and a smaller fraction makes starts faster. Chosen by
+# hand.
 SHARE = 0.01
 # Columns that tell whether the data are still the same: the paths of all listed folders, and two
 # numbers for each folder, its `State`.
@@ -83,12 +84,7 @@ RecordId = tuple[str, str]
 def digest_of_options(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
-    The digits decide which clips and planes a record has, and what the check demands of them:
-
-        first list     which clips and files belong to the root (fields of `Source`, source.py)
-        second list    how spikes are read (fields of `DatSpikes`, data/cameras/spike_source.py)
-        then           the calibrations: where the spike pixels lie on the frames
-
+    These options decide which clips and planes a record has, and what the check demands of them.
     Whoever adds an option to the check must add it here. Otherwise a record would also be used for
     another value of the option. The order of the values may change: this gives other digits, so all
     existing records are ignored once, and the data are checked again.
@@ -99,26 +95,26 @@ def digest_of_options(source: Source) -> str:
     spikes = source.spikes
     options: list[Any] = [
         FORMAT,
-        source.kinds(),
-        source.filename_tmpl,
-        sorted(source.excluded_clips),
-        source.meta_entries,
-        source.may_share_frames,
-        source.septuplets,
+        source.kinds(),  # root, folder and suffixes of each kind of file
+        source.filename_tmpl,  # form of the frames' names
+        sorted(source.excluded_clips),  # clips that are left out
+        source.meta_entries,  # clips and frames that the meta file lists
+        source.may_share_frames,  # whether lq and gt may be the same files
+        source.septuplets,  # whether the clips are those of Vimeo-90K
     ]
     if spikes:
         options.append(
             [
-                repr(spikes.geometry),
-                repr(spikes.info),
-                spikes.center,
-                spikes.remainder,
-                spikes.name,
-                repr(spikes.options),
-                spikes.rate,
-                spikes.light,
-                spikes.context,
-                spikes.timing.describe(),
+                repr(spikes.geometry),  # size and layout of a plane
+                repr(spikes.info),  # content of dataset.json
+                spikes.center,  # the plane of the sharp frame
+                spikes.remainder,  # what is done with bytes after the last whole plane
+                spikes.name,  # name of the representation, e.g. "voxel"
+                repr(spikes.options),  # options of the representation
+                spikes.rate,  # spikes per plane at full light
+                spikes.light,  # what the spikes integrate, "linear" or "display"
+                spikes.context,  # planes that are read before and after an exposure
+                spikes.timing.describe(),  # which planes belong to which frame
             ]
         )
         # `own_spikes` are the spike settings of the clips that dataset.json describes one by one.

@@ -195,6 +195,7 @@ def stamp(file: str) -> tuple[int, int]:
     The result must stay a plain tuple: names of stored calibrations are made from its repr
     (data/cameras/self_calibration.py).
     """
+    # "/data/train.lmdb::clip_a/000000" -> "/data/train.lmdb/data.mdb".
     root, mark, _ = file.partition(LMDB_MARK)
     path = f"{root}.lmdb/data.mdb" if mark else file
     try:

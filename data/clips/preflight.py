@@ -12,8 +12,9 @@ The result of the check is stored under <path.root>/.preflight. While no folder 
 start reads the stored result, and looks at only 1 % of the files, but at least at 4096.
 
 What must stay: one error names the problems of all roots of all splits
-(test_a_missing_root_hides_no_problem_of_the_other_split and the test below it), and a result with
-problems is not stored.
+(test_a_missing_root_hides_no_problem_of_the_other_split), and of all roots of one split
+(test_a_missing_root_hides_no_problem_of_another_root_of_its_split). A result with problems is not
+stored.
 Free to change: the lines of the log, together with test_preflight.py.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_kept.py,
@@ -36,7 +37,8 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-# A function like `open_progress` that opens a bar which shows nothing, the kind "none".
+# It is called as `open_progress` is, and opens a progress bar of the kind "none", which shows
+# nothing.
 NO_PROGRESS_BAR: OpenProgress = partial(open_progress, "none")
 
 
@@ -77,6 +79,7 @@ def preflight(
             _log(report, split)
     problems = [(report.source, report.problems) for report in reports]
     manifest.raise_problems(problems, unreadable=unreadable)
+    # A report without a stored result has record_id None, and is left out.
     return {report.options_digest: report.record_id for report in reports if report.record_id}
 
 

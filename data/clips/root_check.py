@@ -304,9 +304,11 @@ class RootCheck:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
-        # Are lq and gt the same files? `same_files` is slow, because following links takes a call
-        # to the system for each folder of the path. Two names of one file always have the same file
-        # id. So `same_files` is only called if the ids are equal, which is rare.
+        # Are lq and gt the same files? The function `same_files` returns a problem if they are. It
+        # is slow, because following links takes a call to the system for each folder of the path.
+        # Two names of one file always have the same file id (device and inode). So the function is
+        # only called if the ids are equal, which is rare. The list `self.same_files` has its
+        # results.
         if clip.gt:
             blurry = looks[clip.lq[0]]
             sharp = looks[clip.gt[0]]
@@ -327,7 +329,7 @@ class RootCheck:
             # The first picture of each kind is enough, because one program has made all pictures of
             # a clip.
             for kind in clip.image_kinds:
-                path = getattr(clip, kind)[0]
+                path = getattr(clip, kind)[0]  # the first picture of this kind
                 # is_reduced: reading the picture as 8-bit RGB may lose something.
                 lost = what_is_lost(path) if looks[path].is_reduced else ""
                 if lost:
@@ -403,7 +405,7 @@ def _what_is_wrong(look: Look, kind: str, size: Size) -> str:
         first_height, first_width = size
         what = f"{kind} frame of {height} x {width}"
         return f"{what}, the first of the clip has {first_height} x {first_width}"
-    return look.missing_end
+    return look.missing_end  # "", or a message that the end of a PNG is missing
 
 
 def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:

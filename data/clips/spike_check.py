@@ -53,6 +53,7 @@ from utils.errors import DataError
 FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
 # Smallest correlation of firing rates and frame at which they count as the same scene. A larger
 # value would warn of strongly blurred frames, and a smaller value would accept other scenes.
+# (LEAST_CORRELATION of data/edge_shift.py is another limit: it is for gradients.)
 LEAST_CORRELATION = 0.5
 # If the correlation with the flipped spikes is larger than with the spikes by this value, the
 # spikes are reported as upside down. A smaller value would warn of right data, e.g. of a wall with
