@@ -171,8 +171,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         download = gr.File(label="Results", interactive=False, elem_id="download")
         messages = gr.Textbox(label="What the program says", lines=8, max_lines=24, elem_id="said")
 
-        # What the buttons do: `click` gets a handler, its inputs and its outputs. `partial` gives a
-        # handler its first arguments, which are no fields.
+        # What the buttons do: `click` gets a handler (the function that gradio calls), its inputs
+        # and its outputs. `partial` gives a handler its first arguments, which are no fields.
         for_page_only = {"api_visibility": "private"}  # other programs cannot call the handler
         clip = [fields.frames, fields.spikes, fields.sharp]
         demo.click(partial(demo_clip, folder), inputs=None, outputs=clip, **for_page_only)

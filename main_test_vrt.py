@@ -457,8 +457,9 @@ def method_on_test_set(
         weights_file = find_weights(opt.path, opt.folder, network.weights)
         saved = read_saved(weights_file, opt.portable())
         first_method = network_for_test_set(saved, network, opt.val, section)
-    # The joint solution and the learned steps read spike files. So refuse a test set that gives
-    # only ready channels for a network.
+    # The joint solution solves equations of the blurry frame and its spikes. The learned steps
+    # improve a frame by such equations and by further weights. Both read spike files, so refuse a
+    # test set that gives only ready channels for a network.
     method = with_improvement(first_method, chosen.joint, saved)
     is_improved = method is not first_method
     if is_improved:

@@ -144,7 +144,9 @@ def ranks(log: bool = True) -> Generator[None]:
 
 
 def _start(is_group_of_others: bool, log: bool) -> None:
-    """Find out which rank this is, and meet the other ranks. Collective.
+    """Find out which rank this is, and meet the other ranks.
+
+    Collective: every rank must call it.
 
     Sets the fields `launch`, `job_key`, `store` and `watchdog` of RUN, the state of the run.
 

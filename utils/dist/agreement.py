@@ -31,7 +31,9 @@ from utils.errors import DistError
 def check_same_on_all_ranks(
     name: str, value: Any, do: str = "start all ranks from the same files"
 ) -> None:
-    """Raise DistError, on all ranks, if `value` differs between ranks. Collective.
+    """Raise DistError, on all ranks, if `value` differs between ranks.
+
+    Collective: every rank must call it.
 
     name: what the value is, as the plural subject of the error, e.g. "the options".
     value: a value of the types of `gather_objects`.

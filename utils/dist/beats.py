@@ -74,7 +74,7 @@ class Heard(NamedTuple):
 
 
 class Beats:
-    """The beats that one rank writes and reads."""
+    """The beats that one rank writes and reads: records of the state of a rank in the store."""
 
     def __init__(
         self, rank: int, world_size: int, store: Store | None, machine_name: str = ""

@@ -41,7 +41,9 @@ def barrier() -> None:
 
 
 def gather_objects(obj: Any) -> list[Any]:
-    """Return the object of every rank, in the order of the ranks, on every rank. Collective.
+    """Return the object of every rank, in the order of the ranks, on every rank.
+
+    Collective: every rank must call it.
 
     obj: plain values, arrays and tensors; `message.pack` lists the types.
     """
@@ -102,7 +104,9 @@ def _to_bytes(content: Tensor) -> bytes:
 
 
 def from_rank(source: int, obj: Any) -> Any:
-    """Return the object of rank `source`, on every rank. Collective.
+    """Return the object of rank `source`, on every rank.
+
+    Collective: every rank must call it.
 
     source: number of the rank that sends.
     obj: the object to send, of the types of `gather_objects`. The objects of the other ranks are
@@ -131,7 +135,9 @@ def from_rank(source: int, obj: Any) -> Any:
 
 
 def share_record_ids(record_ids: dict[str, Any] | None) -> None:
-    """Tell all ranks where the results of the data check lie, as RUN.record_ids. Collective.
+    """Tell all ranks where the results of the data check lie, as RUN.record_ids.
+
+    Collective: every rank must call it.
 
     Only rank 0 checks the data, because the ranks read the same files. It writes the result for
     each data set to a file, a record. The other ranks, and the loader processes, find the records
@@ -145,7 +151,9 @@ def share_record_ids(record_ids: dict[str, Any] | None) -> None:
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """Return the mean of `tensor` over all ranks, on every rank. Collective.
+    """Return the mean of `tensor` over all ranks, on every rank.
+
+    Collective: every rank must call it.
 
     tensor: a tensor of a floating type, with the same shape on all ranks. It is not changed.
     """
@@ -176,7 +184,9 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def state_from_rank_0(state: Any) -> Any:
-    """Return the nested `state` of rank 0 on every rank, with its tensors on the CPU. Collective.
+    """Return the nested `state` of rank 0 on every rank, with its tensors on the CPU.
+
+    Collective: every rank must call it.
 
     The tensors are sent one by one, because a checkpoint may be larger than the memory that is free
     on the device.

@@ -109,8 +109,9 @@ WAIT_FOR_WATCHDOG_S = 10.0
 def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports.
 
-    This rank claims its failure in the store: it writes its failure there, unless the store has an
-    earlier one. The value that the store then has decides:
+    The store is the key-value store of all ranks. This rank claims its failure in the store: it
+    writes its failure there, unless the store has an earlier one. The value that the store then has
+    decides:
 
         value in the store                 who reports           exit code of this rank
         1  its own failure                 this rank             the code of the cause

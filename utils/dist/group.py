@@ -32,7 +32,9 @@ from utils.dist.state import RUN, LaunchInfo
 
 
 def init_dist(timeout_s: float = 1800) -> None:
-    """Make the process group, with the backend of the device. Called within `ranks`. Collective.
+    """Make the process group, with the backend of the device. Called within `ranks`.
+
+    Collective: every rank must call it.
 
     timeout_s: time-out of every collective, in seconds. NCCL_TIMEOUT in the environment takes
         precedence. The default equals the default of the option dist_timeout_s
@@ -105,7 +107,9 @@ def _print_setup(launch: LaunchInfo) -> None:
 
 
 def launch_of_group(launch: LaunchInfo) -> LaunchInfo:
-    """Return the launch for a process group that another library has made before. Collective.
+    """Return the launch for a process group that another library has made before.
+
+    Collective: every rank must call it.
 
     The result has rank and world size of the process group, and a port that rank 0 chooses. Local
     rank and time limits stay as in `launch`. Test:

@@ -74,9 +74,9 @@ def _suspects() -> str:
     another rank has noted a failure, another rank compares the beats, or no rank stands out.
     """
     store = RUN.store
-    # Only one rank, the observer, compares the beats of all ranks before and after the wait. The
-    # observer is the first rank that comes here: `add` counts the calls of all ranks, and returns 1
-    # to the first rank.
+    # Only one rank, the observer, compares the beats of all ranks (the states that they write into
+    # the store every half second) before and after the wait. The observer is the first rank that
+    # comes here: `add` counts the calls of all ranks, and returns 1 to the first rank.
     call_count = store.add("lost contact", 1)
     is_observer = call_count == 1
     if not is_observer:

@@ -20,7 +20,8 @@ def text_of_stall(verdict: Verdict, stacks: str, beats: Beats) -> str:
 
     verdict: which rank stands still, and how.
     stacks: the stacks of this rank, or "" if there are none.
-    beats: the beats that the reporting rank has read.
+    beats: the beats that the reporting rank has read. A beat is the state of a rank, which the rank
+        writes into the store every half second.
     """
     lines = [str(_stall_error(verdict, stacks, beats)), ""]
     lines.append("rank  host              pid  step  seconds  collectives  phase")

@@ -50,7 +50,11 @@ class Verdict(NamedTuple):
 
 
 class Judge:
-    """Judges the beats that one rank has read."""
+    """Judges the beats that one rank has read.
+
+    A beat is the record of its state that each rank writes into the store every half second. In the
+    state, `age` is how long the rank has been in its phase, and `budget` is the limit of this time.
+    """
 
     def __init__(self, beats: Beats) -> None:
         """beats: what this rank has read. `beats.states` has the newest known beat of each rank,

@@ -126,6 +126,9 @@ class _PhaseClock:
 class Watchdog(threading.Thread):
     """The watchdog thread of this rank. The thread begins to beat as soon as the object is made.
 
+    To beat is to write the state of this rank (the phase of its main thread) into the store, the
+    key-value store of all ranks. Other ranks read the beats.
+
     Before `watch` is called, the thread ends this rank only if another rank has failed, or if the
     process of another rank is gone. After `watch`, it also ends the run if a rank stands still.
     """
@@ -387,6 +390,8 @@ class Watchdog(threading.Thread):
         return stall_s
 
     # ---- Reports -----------------------------------------------------------------------------
+    # A rank stands still if it is SILENT (it writes no beat), STUCK (too long in a phase) or DEAD.
+    # The store is the key-value store of all ranks.
 
     def _report(self, verdict: Verdict) -> NoReturn:
         """Report the rank that stops the run, with its stacks, and end the run.

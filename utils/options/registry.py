@@ -133,7 +133,7 @@ class Registry:
         return [key for key in self.model(name).model_fields if key not in shared_keys]
 
     def model(self, name: str) -> type[Section]:
-        """Return the model of a part's section.
+        """Return the model of a part's section. A part is a registered class, e.g. a network.
 
         The model is a pydantic class. Its keys are the type key, the keys of `base` (which every
         part of this kind has), and the parameters of the constructor. The model is made at the
@@ -341,9 +341,10 @@ def _resolve_nested_parts(
 ) -> list[OptionError]:
     """Replace each section of a nested part in `values` by the resolved section.
 
-    E.g. the value "gated" of the key `fusion` becomes a Section with all keys of this fusion. If
-    the key is missing, its default is resolved. A wrong section stays as it is, and its error is in
-    the returned list. Test: test_a_part_within_a_part_has_its_defaults.
+    A nested part is a part within another part, e.g. the fusion of a network (netG.fusion). E.g.
+    the value "gated" of the key `fusion` becomes a Section with all keys of this fusion. If the key
+    is missing, its default is resolved. A wrong section stays as it is, and its error is in the
+    returned list. Test: test_a_part_within_a_part_has_its_defaults.
 
     where: dotted key of the section that holds `values`
     """

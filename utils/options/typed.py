@@ -198,8 +198,9 @@ def _totals_of_kair(
 ) -> list[str]:
     """Return the keys of datasets.train that are totals of all GPUs, for a warning.
 
-    These are the keys TOTALS of a file of KAIR, e.g. ["dataloader_batch_size"]. For any other file
-    the list is empty. A file counts as a file of KAIR if it has a key that this project never had.
+    KAIR is the program in which VRT was published. The result has the keys TOTALS of a file of
+    KAIR, e.g. ["dataloader_batch_size"]. For any other file the list is empty. A file counts as a
+    file of KAIR if it has a key that this project never had.
 
     Tests: test_kair_files.py, e.g. test_a_number_from_the_command_line_is_no_total.
 
@@ -223,8 +224,8 @@ def _totals_of_kair(
 def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """Remove from `raw` the keys that only KAIR has. Return their dotted names, for a warning.
 
-    A file of KAIR must load, although some of its keys have no meaning here
-    (test_the_files_of_kair_load_unchanged).
+    A file of KAIR, the program in which VRT was published, must load, although some of its keys
+    have no meaning here (test_the_files_of_kair_load_unchanged).
 
     A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" stays
     if the network has a parameter `init_type`. Otherwise the key is removed.

@@ -127,6 +127,8 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
 def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
     """Give a new file the name `path`, and its sidecar the name of the sidecar of `path`.
 
+    The sidecar is the small file with the digest of the checkpoint.
+
     The process may die after any line, so the order of the lines must stay. `load` then finds:
 
         at first                         the old file and its sidecar

@@ -257,7 +257,7 @@ class Experiment:
     # ---- The writers of an Experiment ----
 
     def to_writers(self, method: str, *values: Any) -> None:
-        """Call a method of each writer.
+        """Call a method of each writer, i.e. of the history, TensorBoard, W&B and a user's writers.
 
         E.g. `to_writers("scalars", values, step)` calls `writer.scalars(values, step)` of each
         writer. A writer that fails is left out from then on, with one warning. So an error in

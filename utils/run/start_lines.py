@@ -35,7 +35,9 @@ def log_start(
     progress: Progress,
     origin: str,
 ) -> None:
-    """Log a line for every rank, the head of the log, and the position of the start. Collective.
+    """Log a line for every rank, the head of the log, and the position of the start.
+
+    Collective: every rank must call it.
 
     opt: all options.
     model: the network with its optimizer.
