@@ -107,6 +107,8 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
 def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
     """Return the parts of a source that a rig records, at most `recipe.clips`.
 
+    A rig is a pair of simulated cameras. recipe: the settings of the made clips.
+
     A DataError is returned and not raised, so that the program goes on with the other sources.
     """
     try:

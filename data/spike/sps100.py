@@ -39,6 +39,9 @@ PLANE_BYTES = HALF_BYTES * HALVES_OF_PLANE  # 128,000
 def start_of_sps100(data: np.ndarray) -> int | None:
     """Return the first byte of the first whole plane in packed bytes, or None if there is none.
 
+    A plane is 2000 half-lines of 64 bytes. A half-line is 500 pixels and a word of 12 bits, which
+    says where in the plane the half-line stands.
+
     data: the bytes of a file, (n,) uint8. The file need not be a file of an SPS100.
 
     Test: test_a_capture_of_the_sps100_may_start_within_a_plane

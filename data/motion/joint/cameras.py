@@ -54,6 +54,10 @@ SAMPLES_AT_A_TIME = 10 * 2**20
 class Cameras:
     """A = (B, S): the linear map from a sharp frame to what both cameras record of it.
 
+    B x is the light of the blurry frame. S l is the mean grey value of each spike pixel in each of
+    its M intervals between two spikes. x is the light of the sharp frame, and l what the spike
+    camera integrates of it (its luma).
+
     shifts: u, (G, H, W, 2) in RGB pixels.
     shares: s, (G, H): share of each group in the exposure of each row.
     coverage: c, (M, G, h, w): share of each group in each of M intervals of a spike pixel.
@@ -82,7 +86,8 @@ class Cameras:
         """Return B x (3, H, W) and S l (M, h, w). x: (3, H, W). l: (1, H, W)."""
         blurry = torch.zeros_like(x)
         spikes: Tensor | None = None  # the sum of the chunks so far
-        means = self._pixels.area_means(l)  # K L l, (1, H + 1, W + 1)
+        # K L l, (1, H + 1, W + 1): l blurred by the lens, as means over the area of a spike pixel.
+        means = self._pixels.area_means(l)
         for chunk, coverage in zip(self._chunks, self._coverage_of_chunks, strict=True):
             chunk.add_B(blurry, x)
             seen = chunk.V(means)  # V_g K L l, (groups, h, w)

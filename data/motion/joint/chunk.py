@@ -74,7 +74,11 @@ class Chunk:
         self._V_adjoint = AdjointOfSums(samples, output_count=len(numbers), output_of=numbers)
 
     def add_B(self, blurry: Tensor, x: Tensor) -> None:
-        """Add B x to `blurry`, in place. Both are (3, H, W)."""
+        """Add B x, the part of these groups in the blurry frame, to `blurry`, in place.
+
+        x: light of the sharp frame. B x is the sum over the groups g of s_g U_g x: the share of the
+        group, times the samples of x along its motion. x and `blurry` are (3, H, W).
+        """
         for g, s_g in enumerate(self._s):
             # [g : g + 1] keeps the first axis, because `grid_sample` takes batches.
             [moved] = F.grid_sample(  # U_g x, (3, H, W)
@@ -83,18 +87,24 @@ class Chunk:
             blurry.addcmul_(s_g, moved)  # + s_g U_g x
 
     def V(self, means: Tensor) -> Tensor:
-        """Return V_g m of the groups, (groups, h, w). means: m, (1, H + 1, W + 1)."""
+        """Return V_g m of the groups, (groups, h, w): a sample of m for each spike pixel.
+
+        means: m, (1, H + 1, W + 1), the means over the area of a spike pixel (area_means.py).
+        """
         [[samples]] = F.grid_sample(  # (groups h, w)
             means[None], self._positions_on_means, padding_mode="border", align_corners=True
         )
         return samples.unflatten(0, (self._group_count, -1))
 
     def add_adjoint_of_B(self, x: Tensor, blurry: Tensor) -> None:
-        """Add B^T blurry to x, in place. Both are (H W, C), with a column for each colour."""
+        """Add B^T blurry to x, in place: the adjoint of `add_B`.
+
+        Both are (H W, C), with a column for each colour.
+        """
         self._B_adjoint.add_to(x, blurry, factor=self._common_share)
 
     def add_adjoint_of_V(self, means: Tensor, seen: Tensor) -> None:
-        """Add the sum over the groups of V_g^T seen to `means`, in place.
+        """Add the sum over the groups of V_g^T seen to `means`, in place: the adjoint of `V`.
 
         means: (1, H + 1, W + 1). seen: (groups, h, w).
         """

@@ -206,8 +206,9 @@ def _changes(
 
     limited_residuals: from `_limited_residuals`. precision: from `_grey_precision`, (H, W).
     """
-    # The gradients by light: B^T (r / slope_b^2) and S^T (w_s^2 r). The limited residuals are
-    # r / slope_b and w_s r, so one factor is left for each.
+    # B and S are the maps from a frame to what both cameras see of it. The gradients by light are
+    # B^T (r / slope_b^2) and S^T (w_s^2 r). The limited residuals are r / slope_b and w_s r, so one
+    # factor is left for each.
     r_b, r_s = limited_residuals
     slope_of_blurry = slope_of(system.rgb.blurry)
     gradient_x, gradient_l = system.cameras.adjoint(

@@ -46,7 +46,8 @@ ON_FRAME = 0.999
 class SpikePixels:
     """D L: the linear map from grey pictures to what spike pixels see.
 
-    It depends only on the view, so it is made once for all frames of a clip.
+    L is the blur by the lens of the spike camera, and D the mean over the area of each spike pixel.
+    The map depends only on the view, so it is made once for all frames of a clip.
 
     view: where the spike pixels lie on the frame, and how much the lens blurs.
 

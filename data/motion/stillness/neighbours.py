@@ -34,10 +34,12 @@ from data.motion.stillness.common_change import LIGHT_SIGMA, blurred, blurred_co
 def products_with_neighbours(
     change: np.ndarray, light: np.ndarray, light_around: np.ndarray
 ) -> np.ndarray:
-    """Return the product p_i of each pixel, (h, w).
+    """Return the product p_i of each pixel, (h, w): c_i n_i, minus its mean if nothing moves.
 
-    change: (h, w), c_i. light: (h, w), spikes per plane. light_around: (h, w), mean of the light
-    around each pixel.
+    n_i is the weighted sum of the changes of the neighbours.
+
+    change: (h, w), c_i. light: (h, w), spikes per plane.
+    light_around: (h, w), mean of the light around each pixel.
     """
     product = change * _sum_of_neighbours(change)  # c_i n_i
     product -= product_of_noise(change, light, light_around)
@@ -63,7 +65,10 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
 
 
 def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.ndarray) -> np.ndarray:
-    """Return the mean of c_i n_i if nothing moves, (h, w):
+    """Return the mean of c_i n_i if nothing moves, (h, w).
+
+    c_i is the change of pixel i, and n_i the weighted sum of the changes of its neighbours. The
+    mean is
 
         (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
 
