@@ -161,7 +161,9 @@ COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
 # The metrics that are always computed. `metric.more` adds others.
 METRICS_OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")  # in a test (main_test_vrt.py)
-METRICS_OF_VALIDATIONS = ("psnr", "ssim")  # in a validation during training
+# In a validation during training. Both must stay, because utils/run reads "val/psnr" and
+# "val/ssim", e.g. for the report of a run (utils/run/report.py).
+METRICS_OF_VALIDATIONS = ("psnr", "ssim")
 
 
 def choose_metrics(names: Sequence[str], more: Sequence[str | dict[str, Any]]) -> list[Metric]:

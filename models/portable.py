@@ -38,7 +38,9 @@ logger = logging.getLogger(__name__)
 # must be optional, as "spike_data" is, because files of older versions lack it.
 DESCRIPTION = ("scale", "netG", "spike_channels", "spike", "spike_data")
 # Keys of the section `spike` that say what the spike channels show, besides all keys that begin
-# with "representation.". The other keys describe the camera and its files.
+# with "representation.". context: number of planes that are read before and after the planes of a
+# frame. resize: interpolation of the channels to the RGB grid. The other keys describe the camera
+# and its files.
 SHOWN_BY_CHANNELS = ("context", "resize")
 
 

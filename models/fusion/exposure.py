@@ -133,7 +133,8 @@ class ExposureFusion(ImageFusion):
         batch = len(frames)
         if in_cpu_form(image):  # true for tensors on a CPU
             pixels = image.shape[-2] * image.shape[-1]
-            batch = max(1, PIXELS_AT_A_TIME // pixels)  # a large frame is a batch of its own
+            # E.g. 4 frames of 128 x 128 pixels. A frame above 256 x 256 is a batch of its own.
+            batch = max(1, PIXELS_AT_A_TIME // pixels)
         mixtures = []
         for some_frames, some_spikes in zip(frames.split(batch), spikes.split(batch), strict=True):
             mixtures.append(self.mixture(some_frames, some_spikes))

@@ -143,7 +143,8 @@ class MotionSteps(nn.Module):
     def __init__(self, features: int, layers: int, steps: int) -> None:
         super().__init__()
         self.count = steps  # the number of steps
-        # At half size, the HALF x HALF pixels of the full size become channels.
+        # At half size, the HALF x HALF pixels of the full size become channels: 4 * 16 + 12 = 76
+        # input channels, and 4 * (3 + 3) = 24 output channels.
         inputs = HALF**2 * CHANNELS_AT_FULL_SIZE + CHANNELS_AT_HALF_SIZE
         outputs = HALF**2 * (3 + GATES)  # 3: the change of each colour
         self.head = nn.Conv2d(inputs, features, kernel_size=3, padding=1)

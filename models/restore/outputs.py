@@ -101,6 +101,7 @@ class Outputs:
         stem: name of the frame or of the picture. "" for a file of the whole clip.
         k: number of the instant, for the kind "instant".
         """
+        # A place without {stem} or {k} ignores this argument.
         path_in_folder = PLACES[kind].format(clip=clip, stem=stem, k=k)
         is_temporary = kind in ("frame", "instant") and "frames" not in self.save
         if is_temporary:

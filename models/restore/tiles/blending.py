@@ -57,7 +57,8 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     weights at the end fall in the same way. No weight is 0, because the sum of the weights is a
     divisor.
     """
-    # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4.
+    # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4, so the
+    # weights at the start are 0.15, 0.85, and at the end 0.85, 0.15. Together they are 1.
     divisor = max(overlap, 1)  # overlap 0 has no steps, but would be a division by 0
     phase = torch.pi * (torch.arange(overlap) + 0.5) / divisor
     begin = 0.5 - 0.5 * torch.cos(phase)
