@@ -306,6 +306,9 @@ class Rig(RgbCamera):
             interval = list(islice(stream, planes))
             if len(interval) < planes:
                 return
+            # The queue is not empty: `_exposed` appends the frames before it yields the last light
+            # of the interval, and `delayed_views` (spike_view.py) yields the last plane of the
+            # interval only after it has read this light.
             blurry, sharp = frames.popleft()
             yield blurry, sharp, np.stack(interval)
 

@@ -119,7 +119,7 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     """
     # Result p is a mean of two neighbouring views, with the numbers
     #
-    #     later = p - whole       weight 1 - share    (share: the fraction of the offset)
+    #     later = p - whole       weight 1 - share    (share: the offset minus whole)
     #     earlier = later - 1     weight share
     #
     # E.g. the offset 1.25 is whole = 1 and share = 0.25, so result 10 is made of the views 9 and 8.
