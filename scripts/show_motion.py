@@ -56,7 +56,11 @@ HALF_OF_EXPOSURE = None
 
 
 class Picture(NamedTuple):
-    """A picture of the page and the text below it."""
+    """A picture of the page and the text below it.
+
+    utils/templates/sample.html reads the fields by their names, as it reads `Picture` of
+    scripts/parts/show_sample/sample_page.py. So rename a field in all three places.
+    """
 
     caption: str
     image: np.ndarray  # (H, W, 3) uint8

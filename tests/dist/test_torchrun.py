@@ -339,7 +339,8 @@ def test_two_nodes_of_a_platform_train_as_one_world_that_resumes(tmp_path):
     python = (sys.executable, MAIN, "--opt", options, NO_VALIDATION)
     script = (LAUNCHER, options, NO_VALIDATION)
 
-    # Node 0 runs the program, and node 1 runs the launcher. A signal to node 1 must stop both.
+    # Node 0 runs the program (`python`), and node 1 runs launch_train.sh (`script`). A signal to
+    # node 1 must stop both.
     with nodes(tmp_path, KUBEFLOW, (*python, ENDLESS), (*script, ENDLESS)) as both:
         wait_for(both[0].log, "Iter: 1,")
         both[1].process.send_signal(signal.SIGTERM)

@@ -302,7 +302,7 @@ def interruptions(how: str, share: float) -> Results:
         # After SIGKILL any exit codes are right: the system sets the code of the killed rank, and
         # the other ranks may notice the end of this rank in several ways.
         are_codes_right = how == "kill" or set(trial.exit_codes) == {STOPPED_BY_SIGNAL}
-        codes_right += are_codes_right
+        codes_right += are_codes_right  # True counts as 1
         if not (are_codes_right and trial.identical):
             wrong.append(
                 f"{trial.interrupted_by} of {trial.ranks}: resumed at {trial.at_iter}, exit codes "

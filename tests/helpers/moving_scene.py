@@ -241,7 +241,7 @@ def with_clipped_sky(folder: Path, rate: float) -> None:
     light = np.full((rows, plane.width), 4.0)
     for file in files_in(folder / "spike", (".dat",)):
         spikes = read_spikes(file, plane)
-        spikes[:, :rows] = camera.run(light for _ in spikes)
+        spikes[:, :rows] = camera.run(light for _ in spikes)  # the same light in each plane
         write_spikes(file, spikes, plane)
 
 
@@ -289,7 +289,8 @@ def _render_view(
     """
     fine = 4
     enlarge = np.diag((fine, fine, 1.0))
-    enlarge[:2, 2] = (fine - 1) / 2  # the middle of a pixel stays in the middle
+    # Pixel 0 becomes the fine pixels 0 to 3, whose middle is 1.5. So shift by 1.5 fine pixels.
+    enlarge[:2, 2] = (fine - 1) / 2
     height, width = size
     view = cv2.warpPerspective(
         scene.astype(np.float32),

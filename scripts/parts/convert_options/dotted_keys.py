@@ -27,6 +27,8 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
     """Return dotted keys as sections, e.g. {"a.b": 1} -> {"a": {"b": 1}}."""
     root: dict[str, Any] = {}
     for key, value in values.items():
+        # E.g. "a.b.c": the sections "a" and "b", and the last name "c". Make each section that is
+        # not there yet.
         *names, last = key.split(".")
         section = root
         for name in names:

@@ -192,7 +192,10 @@ def test_the_written_weights_keep_all_of_the_operator_but_its_fusion(tmp_path, o
 
 @pytest.fixture
 def finder(tmp_path):
-    """Give a file of random weights of a network that finds the motion."""
+    """Give a file of random weights of a network that finds the motion.
+
+    (Elsewhere, a `Finder` is a function that finds the motion.)
+    """
     torch.manual_seed(1)
     path = tmp_path / "network.pt"
     torch.save(MotionNet().state_dict(), path)
