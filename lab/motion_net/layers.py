@@ -16,7 +16,8 @@ from lab.motion_net.instants import HALF, INSTANTS, MARGIN, SIDE
 class Layer:
     """A flat picture that moves: the background, or a thing in front of it.
 
-    A point p of the picture at the sharp instant has moved, at the time tau, to
+    tau is the time after the sharp instant, in halves of an exposure: INSTANTS / HALF. A point p of
+    the picture at the sharp instant has moved, at the time tau, to
 
         p' = A(tau) @ (p - center) + center + trajectory(tau)
 

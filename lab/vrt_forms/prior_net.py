@@ -81,7 +81,8 @@ class Prior(nn.Module):
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
         # At half size, 2 x 2 pixels of the full size are channels of one pixel. At the exit, 4 x 4
-        # pixels of the frame are channels of one pixel of the prior.
+        # pixels of the frame are channels of one pixel of the prior: 16 times the channels of the
+        # result, which are 3 of the change of the colours and GATES of the gates.
         inputs = HALF**2 * CHANNELS_AT_FULL_SIZE + CHANNELS_AT_HALF_SIZE
         self.entry = nn.Conv2d(inputs, PRIOR_FEATURES, kernel_size=3, stride=2, padding=1)
         self.middle = middle

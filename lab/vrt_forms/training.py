@@ -1,5 +1,7 @@
 """Train one network for a given CPU time. A training that was stopped is resumed.
 
+A point is a CPU time at which lab/vrt_curve.py tests the network, e.g. after 8, 16 and 24 minutes.
+
 What must stay: the learning rate is constant after its rise, and the weights of a point are a
 moving average. So the weights at a point do not depend on how long the training goes on afterwards.
 A stopped training is resumed where it stopped (test_a_stopped_training_goes_on_where_it_was).

@@ -122,7 +122,9 @@ class RoundGradients(NamedTuple):
 def gradients_of_round(
     wide: WideTensors, offset: Tensor | None, scale: float, p_memory: Tensor, ds_memory: Tensor
 ) -> RoundGradients:
-    """Compute the gradients for the windows of one round, by the equations above.
+    """Compute the gradients of q, k, v and the logits, for the windows of one round.
+
+    Each comment below has the equation of the next lines.
 
     wide: the result of `WideTensors.windows`, each tensor (windows * heads, T, hd + 2).
     offset: bias and mask, (windows * heads or more, T, T), times log2(e), or None.

@@ -57,7 +57,8 @@ def _geglu_forward(
     # (ROWS, PADDED): false for padding and for rows beyond the last one.
     is_inside = (row < row_count)[:, None] & (channel < HIDDEN)[None, :]
     # The positions of the tile's numbers, (ROWS, PADDED). A row of z has the H numbers of a, then
-    # the H numbers of b.
+    # the H numbers of b. E.g. H = 192, channel 5 of row 33: a is number 33 * 384 + 5 = 12,677 of z,
+    # b is number 12,677 + 192 of z, and y is number 33 * 192 + 5 = 6341 of y.
     index_a = row[:, None].to(tl.int64) * (2 * HIDDEN) + channel[None, :]
     index_b = index_a + HIDDEN
     index_y = row[:, None].to(tl.int64) * HIDDEN + channel[None, :]

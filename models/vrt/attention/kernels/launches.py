@@ -182,7 +182,7 @@ class BackwardPass(NamedTuple):
 
 
 def launch_one_pass(backward_pass: BackwardPass, transposed_bias: Tensor | None) -> Tensor | None:
-    """Fill grad_qkv for windows of up to 128 tokens, by one launch.
+    """Fill grad_qkv for windows of up to 128 tokens, by one launch. dS: gradient of the logits.
 
     transposed_bias: the bias times log2(e), (heads, keys, queries), or None.
 
@@ -204,6 +204,8 @@ def launch_several_passes(
     backward_pass: BackwardPass, bias: Tensor | None, transposed_bias: Tensor | None
 ) -> Tensor | None:
     """Fill grad_qkv for windows of more than 128 tokens, by two launches, or three with a bias.
+
+    dS is the gradient of the logits. Its sum over the windows is the gradient of the bias.
 
     bias: the bias times log2(e), (heads, queries, keys), or None.
     transposed_bias: the same numbers, (heads, keys, queries), or None.
@@ -233,9 +235,9 @@ def launch_several_passes(
 
 # ---- Sums over windows -----------------------------------------------------------------------
 
-# Number of programs of a launch that sums dS over windows: 4 for each of the 132 multiprocessors of
-# an H100. With fewer programs, some multiprocessors would idle. With more programs, more sums would
-# be written, one (T, T) matrix each.
+# Number of programs of a launch that sums dS, the gradient of the logits, over windows: 4 for each
+# of the 132 multiprocessors of an H100. With fewer programs, some multiprocessors would idle. With
+# more programs, more sums would be written, one (T, T) matrix each.
 PROGRAMS = 528
 
 

@@ -146,6 +146,7 @@ def _row_pointers(tensor_of_head, first_row, stride, ROWS: tl.constexpr, PADDED:
     tensor_of_head: pointer to the channels of the head in row 0.
     first_row: number of the first row.
     stride: distance from one row to the next row, in numbers of the tensor.
+    PADDED: channels of a head with padding, e.g. 32 for CHANNELS = 20.
 
     The pointers to the padding, the channels CHANNELS ... PADDED - 1, lead beyond the head: do not
     use them.

@@ -90,6 +90,10 @@ def gradient_of_queries(
 ):
     """Write dQ = scale dS K and delta, for one tile of queries of one head, in a group of windows.
 
+    With the weights P, the output O, its gradient dO and the log-sum-exp L:
+
+        P = 2^(logit - L)    delta = rowsum(dO * O)    dP = dO V^T    dS = P * (dP - delta)
+
     In grad_qkv, only the places of the queries are written.
 
     E.g. windows of 384 tokens, 6 heads, tiles of 64 queries, groups of one window: a window has
@@ -170,6 +174,10 @@ def gradients_of_keys(
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Write dV = P^T dO and dK = scale dS^T Q, for one tile of keys of one head, in a group.
+
+    P are the weights, dO is the gradient of the output, L the log-sum-exp:
+
+        P = 2^(logit - L)    dP = dO V^T    dS = P * (dP - delta)
 
     The arguments are as in `gradient_of_queries`, but the bias is transposed:
 
@@ -262,6 +270,11 @@ def gradient_of_bias(
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Write the sum of dS over a group of windows, for one tile of the (keys, queries) of one head.
+
+    dS is the gradient of the logits. P are the weights, dO is the gradient of the output, L the
+    log-sum-exp:
+
+        P = 2^(logit - L)    dP = dO V^T    dS = P * (dP - delta)
 
     `GpuAttention.backward` (attention/gpu.py) adds the sums of all groups, which gives the gradient
     of the bias. Without a bias, this kernel is not launched.
