@@ -27,7 +27,8 @@ class Sample:
     """
 
     pictures: np.ndarray  # (15, 2, SIDE, SIDE): light and number of spikes of each window
-    # (3, SIDE, SIDE): brightness around each pixel, mean brightness, and the blurry frame.
+    # (3, SIDE, SIDE): brightness around each pixel, mean brightness, and contrast of the blurry
+    # frame.
     scene: np.ndarray
     # (15, SIDE, SIDE, 2): the true shifts from the sharp instant to the middle of each window.
     shifts: np.ndarray

@@ -97,6 +97,7 @@ class AllMethods:
 
         # `all_steps` returns the frame after each learned step. The last one is the restored frame.
         frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
+        # The frames in the order of self.names, by which `clip_scores` finds the method of a frame.
         restored = [z_0, frames_of_shipped[-1]]
         for trained_run in self.trained_runs:
             steps = trained_run.steps.get(part)

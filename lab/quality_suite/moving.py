@@ -29,7 +29,8 @@ def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     than LEAST_MOVING of the pixels move. lab/joint_gain.py uses this score as well.
 
     restored: folder of the restored frames.
-    clip: folder with the folders sharp and blur.
+    clip: folder with the folders sharp and blur. A frame has the same file name in all three
+        folders.
     """
     scores: dict[str, list[float]] = {"restored": [], "input": []}
     for file in sorted((clip / "sharp").iterdir()):

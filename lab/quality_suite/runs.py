@@ -93,6 +93,7 @@ def scores_on_tests(
         )
         root_of_clips = Path(roots_of_test["dataroot_gt"])
         for name_of_clip, entry in read_json(results / "metrics.json")["clips"].items():
+            # `finished_result` and `Outcome` (outcomes.py) find the condition before the "/".
             scores[f"{condition}/{name_of_clip}"] = scores_of_clip(
                 entry, restored=results / name_of_clip, clip=root_of_clips / name_of_clip
             )
@@ -133,7 +134,7 @@ def finished_result(out: Path, data: Data, method: Method, seed: int) -> dict[st
     A result in <out>/results is used before a result in COMMITTED. A condition is the pair of
     simulated cameras of test clips, e.g. "dim".
     """
-    name = f"{method.run_name(seed)}_{data.part}.json"
+    name = f"{method.run_name(seed)}_{data.part}.json"  # as `write_result` names it
     for folder in (out / "results", COMMITTED):
         file = folder / name
         if file.exists():

@@ -100,7 +100,10 @@ def _clip_of(options: dict[str, Any], args: argparse.Namespace) -> "Clip":
 
 
 def _ratio_to_naive(runs: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return our figures over the figures of the naive network. runs: name -> figures."""
+    """Return our figures over the figures of the naive network. runs: name -> figures.
+
+    The keys are figures of `measure_in_turn` (lab/tools.py): seconds, and peak memory.
+    """
     ratio = {}
     for key in ("median_s", "min_s", "process_mb"):
         ratio[key] = runs["ours"][key] / runs["naive"][key]

@@ -154,7 +154,8 @@ def make_datasets(root: Path, args: argparse.Namespace) -> dict[str, TrainClips]
     # The data sets "cache, ..." open the clip cache, so write it first.
     _write_cache(of_all | spikes, root / "cache")
 
-    # Way -> the keys that differ between the ways.
+    # Way -> the keys that differ between the ways. The names "png" and "png + .dat" are also used
+    # in `_functions_to_time` and `_print_ways`.
     ways = {
         "png": rgb,
         "png + .dat": spikes,

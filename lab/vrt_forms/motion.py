@@ -36,7 +36,7 @@ from models.fusion.motion_windows import INSIDE, displacements
 TRAINING_SCENES = 500
 TEST_SCENES = 40  # each is tested in each of LIGHTS
 TEST_SEED = 1000  # seed of the test scenes; --seed does not change it
-MOTION_BATCH = 8  # samples of a step
+MOTION_BATCH = 8  # samples of a step, as BATCH in lab/motion_net/training.py
 # The finest level of `MotionNet` is left out in training and test. It takes half of the time of a
 # step, and only corrects what the coarser levels have found.
 MOTION_LEVELS = len(LEVELS) - 1

@@ -157,9 +157,9 @@ def _check_alignment(design: Design, image_channels: int) -> None:
         aligned_channels = on_either_side * dim
         divisor = f"a divisor of {aligned_channels} = pa_frames / 2 * embed_dims[{i}]"
         _need(aligned_channels % groups == 0, "deformable_groups", groups, divisor)
-    # Each group has 9 offsets (dy, dx), one per point of a 3x3 kernel. All offsets are divided
-    # equally among the neighbours on one side. E.g. pa_frames 4: 2 neighbours on a side, so 9 *
-    # groups must be even.
+    # Each group has 9 offsets (dy, dx), one per point of a 3x3 kernel (deform_conv.TAPS). All
+    # offsets are divided equally among the neighbours on one side. E.g. pa_frames 4: 2 neighbours
+    # on a side, so 9 * groups must be even.
     offsets = 9 * groups
     has_whole_offsets = offsets % on_either_side == 0
     _need(has_whole_offsets, "deformable_groups", groups, multiple_of_neighbours)

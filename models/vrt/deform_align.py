@@ -107,7 +107,7 @@ class DeformAlign(nn.Module):
         #                           cost much time, so their results are kept
         #     on a GPU              both steps. A GPU computes the convolutions fast, but their
         #                           inputs would take too much memory
-        neighbours = (*sources, *flows)
+        neighbours = (*sources, *flows)  # `_sources_and_flows` takes them apart
         if torch.compiler.is_compiling():
             return self._both_steps(target, *neighbours)
         if in_cpu_form(target):
@@ -187,5 +187,8 @@ class DeformAlign(nn.Module):
     def _sources_and_flows(
         self, neighbours: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Divide the arguments of a step into the sources and their flows."""
+        """Divide the arguments of a step into the sources and their flows.
+
+        E.g. 2 sources: (source 0, source 1, flow 0, flow 1). `forward` joins them in this order.
+        """
         return neighbours[: self.source_count], neighbours[self.source_count :]

@@ -107,6 +107,9 @@ class Design:
     def block_options(self, entry: int) -> dict[str, Any]:
         """Return the arguments of `Block` for the blocks of a stage, or of a layer of stage 8.
 
+        The keys are names of arguments of `Block`. `Stage` also uses "checkpoint_ffn" and "kernels"
+        for its last MLP.
+
         entry: index into `depths`, e.g. 0 for stage 1.
         """
         recomputes_attn = self.use_checkpoint_attn and entry not in self.no_checkpoint_attn_blocks

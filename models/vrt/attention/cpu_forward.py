@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LOG2_E = math.log2(math.e)
+LOG2_E = math.log2(math.e)  # the kernels for GPUs have their own constant (kernels/parts.py)
 
 
 def cpu_attention(
