@@ -96,8 +96,8 @@ def check_memory(
     if need.total < free:
         return
 
-    # The warning below compares with the free memory. Other programs may end, and then more memory
-    # is free. So a refusal compares with the whole memory and the swap.
+    # The condition above compares with the free memory. Other programs may end, and then more
+    # memory is free. So only a step that is too large for the whole memory and the swap is refused.
     if need.certain > size + swap_gb():
         _refuse_step(need, lq, size, changes())
     smaller = ", or ".join(changes())

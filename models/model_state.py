@@ -148,7 +148,7 @@ class ModelState:
         try:
             load_weights(net, weights, "model_state_dict of the checkpoint", strict=True)
         except SpoiltWeightsError:
-            raise  # the network fits, so the advice below would be wrong
+            raise  # NaN or integers: the network fits, so the advice below would be wrong
         except CheckpointError as e:
             # Change expected and advice of the error to those of a resume. `netG_then` has the
             # options of the run that wrote the checkpoint.
@@ -210,7 +210,7 @@ class ModelState:
         """
         try:
             load_weights(netE, averages, "ema_state_dict of the checkpoint", strict=True)
-        except SpoiltWeightsError:
+        except SpoiltWeightsError:  # NaN or integers: this error has its own advice
             raise
         except CheckpointError as e:
             e.expected = "the averages of the tensors in model_state_dict"

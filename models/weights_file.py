@@ -4,9 +4,9 @@ In: the path of a file that torch.save wrote, in this project or another one. fo
 reads the file itself, and accepts only plain types. Out: its state dict. loading.py loads the
 tensors into a network, and portable.py finds the network that they belong to.
 
-What must stay: CONTAINERS, the keys by which published files are read, and `refuse_odd_tensors`
-before the tensors are returned (tests/parts/models/test_hostile_weights.py). Free to change: the
-texts of errors.
+What must stay: CONTAINERS, the keys by which published files are read. `refuse_odd_tensors`, which
+refuses sparse and quantized tensors, must be called before the tensors are returned
+(tests/parts/models/test_hostile_weights.py). Free to change: the texts of errors.
 
 Tests: tests/parts/models/test_weights.py, test_any_weights.py, test_foreign_weights.py
 """

@@ -73,6 +73,7 @@ def stream_clip(
     num_frames: number of frames of the clip.
     wanted: indices of the frames to yield.
     tick: function that gets the fraction of the work, 0 to 1, that was done since its last call.
+        The default does nothing.
     """
     moments = [Moment(index, is_reversed=False) for index in range(num_frames)]
     # Repeat the last frame, as a training with the option pad_sequence does: e.g. 7 frames become
