@@ -392,7 +392,8 @@ def curve(device: str, dtype: str, seed: int) -> Figures:
         blurry, sharp = moving_texture(generator, device)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             restored = net(blurry)
-        loss = (restored.float() - sharp).square().add(1e-6).sqrt().mean()  # Charbonnier
+        # The Charbonnier loss: the mean of sqrt(error^2 + 1e-6).
+        loss = (restored.float() - sharp).square().add(1e-6).sqrt().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -41,7 +41,7 @@ from scripts.parts.make_sample_data.sample_layers import texture
 from tests.helpers.train_files import network_section
 
 FRAMES = 8  # number of frames of a clip
-FILES_OF_CLIP = 3 * FRAMES  # blur, sharp, spike
+FILES_OF_CLIP = 3 * FRAMES  # for each frame a blurry picture, a sharp picture and a spike file
 # The sizes are small, because a start reads no frames: its time depends on the number of files.
 SIDE = 128  # side of a frame, in pixels
 SPIKE_SIDE = 64  # side of a spike plane, in spike pixels

@@ -56,7 +56,8 @@ def convert_optical_flow(conversion: Conversion) -> None:
         return
     weights_file = flow.pop("checkpoint", None)
     conversion.set_ours("netG.spynet_path", weights_file, old=key)
-    # Any other parameter is a problem, unless it is unset: null, false, 0 or empty.
+    # Any other parameter is a problem if it has a value. null, false, 0 and empty values are left
+    # out.
     for name, value in flow.items():
         if value:
             conversion.problems[f"{key}.{name}"] = Problem(

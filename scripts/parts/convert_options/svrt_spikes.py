@@ -138,7 +138,7 @@ def convert_spike_scale(conversion: Conversion, split: str) -> None:
     means = mean if isinstance(mean, list) else [mean]
     stds = std if isinstance(std, list) else [std]
 
-    has_offset = any(means)  # any mean that is neither 0 nor null
+    has_offset = any(means)  # True if a mean is a number above or below 0
     has_one_scale = len(set(stds)) == 1
     if has_offset or not has_one_scale:
         note = "a scale and offset that the first convolution learns; not applied"
