@@ -4,7 +4,8 @@ main_test_vrt.py calls these functions with the paths of the command line, and h
 the restoration. How the spikes are read depends on the method: models/restore/own_spikes.py says it
 for a network, and `spikes_for_formula` for a formula. data/clips/clip_reader.py opens the files.
 
-What must stay: the sentences of `OwnClips.frames_note`, which are part of the protocol of a test.
+What must stay: the sentences of `OwnClips.frames_note`, which are part of the protocol of a test
+(the lines of its report that say what was tested and how).
 
 Tests: tests/stories/test_main_test.py, tests/stories/test_reconstruct.py
 """
@@ -37,7 +38,7 @@ class OwnClips(NamedTuple):
 
 
 def spikes_for_formula(formula: Reconstruction, spike: str, options: dict[str, Any]) -> Any:
-    """Return the spike section of a user's spikes, as a formula reads them.
+    """Return the section `spike` (the options of spikes) for a user's spikes and a formula.
 
     spike: the file or folder of the spikes.
     options: the section `spike`, as the user has given it. The formula decides some of its keys
@@ -99,7 +100,7 @@ def naming_spike_size_flag() -> Generator[None]:
     try:
         yield
     except SpikeVRTError as e:
-        # Errors about a missing size have one of these texts: "spike.h" as their place, or the
+        # Errors about a missing or wrong size have one of these texts: "spike.h" as place, or the
         # advice of data/spike/packed_file.py and data/spike/formats.py. There is no error class for
         # them. test_bad_input_ends_with_one_message notices another place, and another advice of
         # packed_file.py.

@@ -52,8 +52,8 @@ def build_cache(
 ) -> list[Clip]:
     """Write the clips of `source` to the folder `path`. Returns the clips.
 
-    track: a function that yields the given clips one after the other, and shows the progress. By
-    default, no progress is shown.
+    track: a function that yields the given clips one after the other, and shows the progress. The
+    default `iter` only yields the clips.
     Raises DataError for wrong data, and for a disk without enough room.
 
     Test: test_an_interrupted_build_goes_on_where_it_stopped
@@ -117,6 +117,9 @@ def _has_begun(partial: Path, index: str) -> bool:
     """Return whether `partial` is our folder of an interrupted build with the same index.
 
     `scratch_folder` puts a file named MARK into each folder that it makes.
+
+    index: content of index.json as text. It has digests of the source files. So if clips, files or
+    options have changed since the interruption, the text differs, and the build begins anew.
     """
     index_file = partial / INDEX
     if not (partial / MARK).is_file() or not index_file.is_file():

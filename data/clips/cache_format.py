@@ -44,10 +44,11 @@ STORED_FIELDS_OF_CLIP = (
 
 
 def selection_of(source: Source) -> list[Any]:
-    """Return which clips of the folders belong to the data set, in the form of the index.
+    """Return which clips of the folders belong to the data set, as the index stores it.
 
-    The two entries are the clips that the meta file lists, and the clips that are left out. The
-    index of a cache has the same two entries, and another form would make every cache unfit.
+    The two entries are the clips that the meta file (the list of the clips) names, and the clips
+    that are left out. E.g. [{"000": [100, "0"]}, ["011"]]. The index of a cache has the same two
+    entries. With other entries, no existing cache would fit.
     """
     return [source.meta_entries or {}, sorted(source.excluded_clips)]
 

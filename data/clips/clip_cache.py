@@ -169,7 +169,7 @@ class CacheReader:
         Test: test_a_cache_of_one_file_per_clip_is_refused_for_files_per_frame
         """
         # The cache and the options must agree whether a clip has one spike file for all frames, or
-        # a spike file for each frame. For a clip of one frame, both forms are the same.
+        # a spike file for each frame. For a clip of one frame, the two cases are the same.
         is_one_file = _has_one_spike_file(clip)
         if len(clip) > 1 and is_one_file != source.has_one_spike_file:
             held = "one spike file" if is_one_file else "a spike file of each frame"

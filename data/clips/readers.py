@@ -234,6 +234,7 @@ class DatasetClip(Reader):
         other clips (test_the_digest_that_is_stored_with_a_score_stays).
         """
         clip = self.clip
+        # E.g. [(720, 1280), (720, 1280), (40, 40), ["000000", "000001"]] for two frames.
         values: list[Any] = [clip.size, clip.gt_size, clip.planes, list(self.stems)]
         spikes = clip.spikes
         if spikes:

@@ -55,6 +55,7 @@ def columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
                 if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
                     raise ValueError(f"{name} is compressed")
                 columns[name] = _array_in_npy(archive.read(member), dtype)
+    # The errors of zipfile and NumPy for a damaged file, or for a file without such an array.
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, SyntaxError) as e:
         raise ValueError(f"no arrays: {e}") from e
     return columns

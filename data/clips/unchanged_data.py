@@ -80,7 +80,7 @@ def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
 def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
     """Return whether the record has a state of each root and of each folder of a clip.
 
-    Without this question, a forged record could leave out a folder, and no later start would notice
+    Without this function, a forged record could leave out a folder, and no later start would notice
     a change of this folder (test_a_wrong_record_is_not_used forges a record without states).
 
     folders: the paths in the record.
@@ -105,7 +105,7 @@ def _has_all_folders(folders: Texts, table: ClipTable) -> bool:
 def _have_states(folders: Texts, states: np.ndarray) -> bool:
     """Return whether all folders still have the states of the record.
 
-    Without this question, a file that was added, removed or renamed could go unnoticed
+    Without this function, a file that was added, removed or renamed could go unnoticed
     (test_files_that_changed_are_checked_anew).
 
     folders: their paths.
@@ -128,7 +128,7 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
 def _has_all_clips(table: ClipTable) -> bool:
     """Return whether the clips of the record are exactly the folders of the lq root.
 
-    Without this question, a forged record could leave out a clip, although the states of all
+    Without this function, a forged record could leave out a clip, although the states of all
     folders are true (test_a_record_without_one_of_the_clips_is_not_used).
     """
     root = table.source.dataroot_lq
