@@ -96,7 +96,8 @@ def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
     torch.load calls this instead of NumPy's own function, because the data of the pickle may be
     hostile.
 
-    data: the bytes of the scalar.
+    kind: the type of the scalar.
+    data: its bytes.
 
     Raises ValueError for a scalar that is no number, e.g. an object.
     """

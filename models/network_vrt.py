@@ -263,7 +263,7 @@ class VRT(nn.Module):
         0.01 is the slope of the published network.
         """
         width = design.embed_dims[0]  # channels of the features that become frames
-        width_of_stage_8 = design.embed_dims[-1]
+        width_of_stage_8 = design.embed_dims[-1]  # of its last layer
         self.norm = LayerNorm(width_of_stage_8)
         self.conv_after_body = nn.Linear(width_of_stage_8, width)
         if not self.pa_frames:  # interpolation: all frames are joined, then new frames are made
@@ -348,8 +348,9 @@ class VRT(nn.Module):
 
         # Align the neighbours of each frame along the flow, which is estimated from RGB or grey.
         rgb = image[:, :, :3]
-        # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Each is a
-        # list with a flow for each distance in frames: 1, 2, ...
+        # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Backward
+        # flows lead to earlier frames, forward flows to later frames. Each is a list with a flow
+        # for each distance in frames: 1, 2, ...
         flows = self.estimate_flows(rgb)
         backward, forward = flows[0]  # at full resolution
         to_previous = backward[0]  # at distance 1: warps each frame to the frame before

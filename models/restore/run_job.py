@@ -168,8 +168,9 @@ def restore_share(
             restored_count = _restore_piece(job, restorer, work, bar, restored_count)
             seconds += time.perf_counter() - begin
             mean_pace = seconds / restored_count  # seconds per frame
-            if work.is_whole:
+            if work.is_whole:  # a clip that was cut is finished later, in `restore_clips`
                 finish(job, restorer, clip, more_scores, mean_pace)
+            # The log counts frames from 1: range(0, 12) is "frames 1 to 12".
             logger.info(
                 "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left",
                 clip.name,

@@ -79,9 +79,9 @@ class InterpolatedClip:
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return what pictures and videos show beside the restored frame `index`.
 
-        A given frame of this clip has twice its index in the user's clip. Beside a new frame, the
-        given frame before it is shown. E.g. the index 4 (a given frame) and the index 5 (the new
-        frame after it) both give frame 2 of the user's clip.
+        Frame i of the user's clip has the index 2 i here. Beside a new frame, the given frame
+        before it is shown. E.g. the index 4 (a given frame) and the index 5 (the new frame after
+        it) both give frame 2 of the user's clip.
 
         reverse: has no effect, because only spikes depend on the direction of time.
         """
