@@ -85,13 +85,15 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
         "train.total_iter": steps,
         "train.epochs": None,  # the steps end the training, not the epochs of the file
         "train.G_scheduler_periods": steps,
-        # Every 10 steps, or twice in a shorter run: the time of a step is read from these lines.
+        # Every 10 steps, or twice in a shorter run, e.g. every 3 of 6 steps. The time of a step is
+        # read from these lines of the log.
         "train.checkpoint_print": max(1, min(10, steps // 2)),
         "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }
-    # A file may freeze parameters in all of its steps. Then they are frozen in all steps here, too:
-    # up to step fix_iter, which is after the last step. A missing key and null both count as 0.
+    # If a file freezes parameters in all of its steps (e.g. fix_iter 600 of total_iter 500), they
+    # are frozen in all steps here, too: up to step fix_iter, which is after the last step. A
+    # missing key and null both mean 0.
     train = raw.get("train") or {}
     frozen_steps = train.get("fix_iter") or 0
     all_steps = train.get("total_iter") or 0

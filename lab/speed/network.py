@@ -259,7 +259,7 @@ class Clip:
         """Train for one step with the Charbonnier loss, towards a grey picture of 0.5."""
         optimizer.zero_grad(set_to_none=True)
         error = self(net).float() - 0.5
-        loss = error.square().add(1e-9).sqrt().mean()
+        loss = error.square().add(1e-9).sqrt().mean()  # 1e-9 as in models/losses.py
         loss.backward()
         optimizer.step()
 

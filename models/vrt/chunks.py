@@ -96,7 +96,7 @@ class InChunks(torch.autograd.Function):
         )
 
         samples, tokens, _ = x.shape
-        output_channels = len(w["fc2"])
+        output_channels = len(w["fc2"])  # the weight is (outputs, inputs)
         out = x.new_empty(samples, tokens, output_channels)
         for sample, chunk, factors in work.pieces(samples):
             # y: (results, outputs of fc2), or None. h: (results, inputs of fc2), or None. The
@@ -119,7 +119,7 @@ class InChunks(torch.autograd.Function):
         """Return the gradients of x and of the weights.
 
         A chunk ends with y + factor * branch, where branch = h fc2^T + fc2_bias is the last layer.
-        With the gradient G of this sum, the gradients by hand are
+        With the gradient G of this sum, these gradients are computed by hand, not by autograd:
 
             gradient of y           G
             gradient of the branch  factor G

@@ -64,7 +64,9 @@ def in_cpu_form(x: Tensor) -> bool:
 def runs_in_chunks(kernels: str) -> bool:
     """Say whether a layer runs chunk by chunk, and not as a whole under autograd.
 
-    kernels: the option netG.kernels. torch.compile traces the plain form, whatever the option is.
+    kernels: the option netG.kernels. Under torch.compile a layer runs as a whole with both values
+    of
+        the option.
     """
     return kernels != "plain" and not torch.compiler.is_compiling()
 
@@ -85,7 +87,7 @@ def head_multiple(x: Tensor) -> int:
     E.g. 8 in bfloat16 on a GPU, because 8 channels are 16 bytes (HEAD_BYTES). If a head may have
     any number of channels, m is 1.
     """
-    multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)
+    multiple_in_bytes = HEAD_BYTES.get(x.device.type, 0)  # 0 becomes m = 1
     return max(1, multiple_in_bytes // x.element_size())
 
 

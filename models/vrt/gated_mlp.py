@@ -64,6 +64,7 @@ class GatedMlp(nn.Module):
     """
 
     # models/vrt/memory/fit_memory.py sets this flag to fit the network to the memory.
+    # `_flops_of_mlp` (models/vrt/memory/branches.py) returns one number for each flag.
     FLAGS = ("checkpoint",)
 
     def __init__(

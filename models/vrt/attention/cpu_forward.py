@@ -41,8 +41,8 @@ def cpu_attention(
     (n, heads, T, 1), float32 at least.
     """
     # A softmax usually subtracts the largest logit of each row, so that no exponential overflows.
-    # This takes one more pass over the T x T matrices. So try without it first, and subtract only
-    # if a sum is too large or too small.
+    # This takes one more pass over the T x T matrices. So try without it first. If a sum is near
+    # overflow or underflow (`_are_exact`), compute again and subtract.
     sums = _weighted_sums(q, k, v, offset, scale, subtracts=False)
     if not _are_exact(sums.of_rows):
         sums = _weighted_sums(q, k, v, offset, scale, subtracts=True)
@@ -55,7 +55,7 @@ def cpu_attention(
 
 
 class _Sums(NamedTuple):
-    """Sums over the keys, for each query. A row of P = 2^(logits - largest) is one query."""
+    """Sums over the keys, for each query. Each row of P = 2^(logits - largest) is for one query."""
 
     of_values: Tensor  # P v, transposed, (n, heads, hd, T)
     of_rows: Tensor  # the sums of the rows of P, (n, heads, 1, T)
@@ -72,7 +72,7 @@ def _weighted_sums(
     tokens a, b, c (T = 3) of hd = 2 channels, where a1 and a2 are the channels of the value of
     token a:
 
-                                     query a, query b, query c
+                                         columns: query a, query b, query c
         a1 b1 c1                         first channel of P v
         a2 b2 c2   x   P^T (3 x 3)   =   second channel of P v
         1  1  1                          sums of the rows of P, by which P v is divided later
@@ -104,6 +104,7 @@ def _weighted_sums(
             largest[in_round] = largest_of_rows.view_as(largest[in_round])
             logits_of_round.sub_(largest_of_rows)
         p = logits_of_round.exp2_()  # in place, because nobody needs the logits any more
+        # Both: (windows * heads, hd + 1, T).
         v_of_round = v_and_ones[in_round].view(-1, hd + 1, t)
         results = out_and_sums[in_round].view(-1, hd + 1, t)
         torch.bmm(v_of_round, p.transpose(1, 2), out=results)  # fills a part of out_and_sums

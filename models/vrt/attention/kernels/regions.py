@@ -67,5 +67,5 @@ def _regions_of_tokens(mask: Tensor | None, tokens: int) -> Tensor:
         return torch.zeros(tokens)
     is_same_region = mask[:tokens, :tokens] == 0  # (T, T)
     # In the row of a token, the first True is the first token of its region. argmax finds the first
-    # of several equal maxima.
+    # of several equal maxima. E.g. the row of token 5 is F F F F T T T T, so its region is 4.
     return is_same_region.float().argmax(1)
