@@ -2,9 +2,9 @@
 
 Light is linear, float32, 1 at full scale. Display values are the values 0 ... 255 of a picture.
 
-What must stay: every bit of the light, because made data sets are published, and an interrupted
-data set is continued later. If the light must change, raise VERSION in data/making/recipe.py. No
-test notices a change of the last bits.
+What must stay: every bit of the light, because made data sets (of scripts/prepare_gopro_spike.py)
+are published, and an interrupted data set is continued later. If the light must change, raise
+VERSION in data/making/recipe.py. No test notices a change of the last bits.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py
 """

@@ -9,10 +9,10 @@ fraction p of the time from A to B that has passed:
 
 Light is linear, float32, 1 at full scale.
 
-What must stay: every bit of the light, for the same frames, because made data sets are published,
-and an interrupted data set is continued later. No test notices a change of the last bits, so make a
-clip before and after a change of the arithmetic, and compare the files. If the light must change,
-raise VERSION in data/making/recipe.py.
+What must stay: every bit of the light, for the same frames, because made data sets (of
+scripts/prepare_gopro_spike.py) are published, and an interrupted data set is continued later. No
+test notices a change of the last bits, so make a clip before and after a change of the arithmetic,
+and compare the files. If the light must change, raise VERSION in data/making/recipe.py.
 Free to change: speed and memory.
 
 Tests: tests/parts/scripts/test_prepare_gopro_spike.py (what the light shows)

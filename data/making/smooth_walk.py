@@ -1,7 +1,7 @@
 """Draw a smooth random motion, like the motion of a camera that a person holds.
 
-What must stay: the order of the draws and of the arithmetic, because made data sets depend on every
-bit (test_a_seed_gives_its_scene).
+What must stay: the order of the draws and of the arithmetic, because made data sets (of
+scripts/prepare_gopro_spike.py) depend on every bit (test_a_seed_gives_its_scene).
 
 Tests: tests/parts/data/test_seeds.py
 """

@@ -4,8 +4,9 @@
                            instant (`_rates_at`)
     rates -> pictures      rate / gain as display values, on the grid of the frame, smoothed
 
-A plane is one binary picture (h, w) of the spike camera. A frame has H x W RGB pixels. A window is
-the planes around an instant that make a picture. Its length is given as a share of the exposure.
+An instant is a time within the exposure (`motion_of` in flow.py has nine of them). A plane is one
+binary picture (h, w) of the spike camera. A frame has H x W RGB pixels. A window is the planes
+around an instant that make a picture. Its length is given as a share of the exposure.
 
 A long window has less noise, and a short window has less blur. So bright pixels have short windows,
 and dark pixels have long windows. E.g. if a star moves through a dark sky, the star is sharp and
@@ -20,7 +21,8 @@ pixel has the window of the median pixel (`_rates_at`).
 Only flow.py calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
 were found in these pictures. With another constant, the weights fit a little worse until they are
 trained anew. test_spike_pictures.py notices wrong pictures, and test_flow.py notices wrong motions.
-Neither test notices a constant that is a little worse.
+Neither test notices a constant that is a little worse. The fusion "motion" is a network that takes
+learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_spike_pictures.py, tests/parts/data/test_flow.py
 """

@@ -5,9 +5,9 @@
 
 E.g. the display value 0.5 is the light 0.5 ** 2.2 = 0.22.
 
-What must stay: all numbers, bit for bit, because made data sets and training samples consist of
-them. The equations of data/motion/ take DISPLAY_GAMMA and LUMA from here, and the shipped weights
-were trained with both.
+What must stay: all numbers, bit for bit, because made data sets (with simulated spikes) and
+training samples consist of them. The equations of data/motion/ take DISPLAY_GAMMA and LUMA from
+here, and the shipped weights were trained with both.
 
 Tests: tests/parts/data/test_display_values.py
 """

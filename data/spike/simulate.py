@@ -12,8 +12,8 @@ Light is linear, and 1 at full light. The callers choose the amounts of noise:
     data/making/recipe.py     for made data sets without a rig
     scripts/spike_tool.py     for one video, by its flags
 
-What must stay: all numbers, bit for bit, because made data sets consist of them. So the order of
-random draws and of sums is fixed.
+What must stay: all numbers, bit for bit, because made data sets (with simulated spikes) consist of
+them. So the order of random draws and of sums is fixed.
 
 Tests: tests/parts/data/test_spike_simulate.py (compares with a plain loop over pixels and planes,
 and with a published simulator)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 
 def grid_positions(positions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return positions on a picture in the form of `grid_sample`: -1 (first pixel) to 1 (last).
+    """Return positions on a picture in the unit of `grid_sample`: -1 (first pixel) to 1 (last).
 
     E.g. on a picture of 5 x 5 pixels, x = 0, 2 and 4 become -1, 0 and 1.
 

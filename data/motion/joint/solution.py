@@ -24,7 +24,9 @@ solves the normal equations
 More steps would fit the noise. Few steps are enough, because conjugate gradients use a
 preconditioner: residuals are divided by a number M for each pixel and colour.
 
-What must stay: the solution, because the network of the fusion "motion" was trained on it.
+What must stay: the solution, because the network of the fusion "motion" was trained on it. The
+fusion "motion" is a network that takes learned steps along the motion
+(models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/joint/test_equations.py. What is wrong, and the test that fails:
 
