@@ -231,6 +231,8 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     by_gain = np.argsort(gain)  # indices of the pixels, the smallest gain first
     light_so_far = np.cumsum(light.ravel()[by_gain])
     total_light = light_so_far[-1]
+    # The first pixel at which half of the light is reached. In the example, the sums 1, 2, 12 reach
+    # 6 at index 2.
     middle = np.searchsorted(light_so_far, total_light / 2)
     usual = float(gain[by_gain[middle]])
     if usual == 0:

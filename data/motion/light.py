@@ -54,7 +54,8 @@ NOISY_SPIKES = 18.0
 
 def median_spikes(recording: Recording) -> float:
     """Return the number of spikes in the exposure of a pixel of median light."""
-    [rates] = recording.spike_rates([(recording.begin, recording.end)])  # spikes per plane, (h, w)
+    # One window, the exposure. So there is one array (h, w): spikes per plane.
+    [rates] = recording.spike_rates([(recording.begin, recording.end)])
     return float(np.median(rates)) * recording.length
 
 

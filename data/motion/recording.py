@@ -110,6 +110,7 @@ class RecordedClip:
         clip = draw.clip
         backend = self.reader.dataset.backend
         # "lq" is the blurry frame. OpenCV has the colours in the order B, G, R.
+        # One frame is asked for, so there is one picture, (H, W, 3) uint8.
         [blue_green_red] = backend.images(clip, "lq", [frame], Augment.whole(clip.size))
         red_green_blue = np.ascontiguousarray(blue_green_red[..., ::-1])  # uint8
         return red_green_blue / np.float32(255)

@@ -165,6 +165,6 @@ def _rates_of_windows(
     for first, end in windows:
         planes_of_window = recording.stream[first:end]
         count = end - first
-        [light] = window_light(planes_of_window, [(0, count)])
+        [light] = window_light(planes_of_window, [(0, count)])  # one window: all these planes
         rates.append(light / count)
     return np.stack(rates).astype(np.float32)

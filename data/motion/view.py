@@ -189,7 +189,8 @@ def mapped(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
     x = points[..., 0]
     y = points[..., 1]
     homogeneous = np.stack(np.broadcast_arrays(x, y, 1.0))  # (3, h, w)
-    # The depth d differs between points if one camera is tilted.
+    # The matrix times each point, (3, 3) and (3, h, w) -> (3, h, w). The depth d differs between
+    # points if one camera is tilted.
     x_times_depth, y_times_depth, depth = np.tensordot(matrix, homogeneous, axes=1)  # (h, w) each
     mapped_x = x_times_depth / depth
     mapped_y = y_times_depth / depth

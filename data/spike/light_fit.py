@@ -59,6 +59,6 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
         square_of_residuals = ((rates - k * x) ** 2).sum()
         rate_of[light] = k
         errors[light] = float(np.sqrt(square_of_residuals / square_of_rates))
-    best = min(errors, key=lambda light: errors[light])
+    best = min(errors, key=lambda light: errors[light])  # the model with the smaller error
     is_clear = errors[best] < CLEAR_RATIO * max(errors.values())
     return LightFit(best, rate_of[best], errors, is_clear)

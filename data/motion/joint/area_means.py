@@ -93,6 +93,7 @@ class AreaMeans:
         if self._kernel is not None:
             [l] = blur(l[None], self._kernel)  # noqa: E741
         border = self._border
+        # `pad` takes batches. [[ ]] takes the only channel of the only picture.
         [[extended]] = F.pad(l[None], (border, border, border, border), mode="replicate")
         means = torch.zeros(self.size, dtype=l.dtype, device=l.device)
         for y, x, weight in self._weighted_steps:

@@ -91,10 +91,11 @@ class Chunk:
 
         means: m, (1, H + 1, W + 1), the means over the area of a spike pixel (area_means.py).
         """
+        # [[ ]] takes the only channel of the only picture of the batch.
         [[samples]] = F.grid_sample(  # (groups h, w)
             means[None], self._positions_on_means, padding_mode="border", align_corners=True
         )
-        return samples.unflatten(0, (self._group_count, -1))
+        return samples.unflatten(0, (self._group_count, -1))  # -> (groups, h, w)
 
     def add_adjoint_of_B(self, x: Tensor, blurry: Tensor) -> None:
         """Add B^T blurry to x, in place: the adjoint of `add_B`.
@@ -138,6 +139,7 @@ def _positions_of_spike_pixels(pixels: SpikePixels, shifts: Tensor) -> Tensor:
     mean_shifts = []  # (h w, 2) of each group
     for shifts_of_group in shifts:
         mean_shifts.append(pixels.means(shifts_of_group.flatten(0, 1)))
+    # (groups, h w, 2) -> (groups, h, w, 2), added to v, (h, w, 2).
     return pixels.area_means.middles + torch.stack(mean_shifts).unflatten(1, plane)
 
 

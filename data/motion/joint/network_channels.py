@@ -152,7 +152,7 @@ class NetworkChannels:
         """Return what the spike pixels see of a frame z (3, H, W), in display values (h, w)."""
         is_display = self._system.is_display
         integrated = luma(z) if is_display else luma(light_of(z))  # (1, H, W)
-        [seen] = self._pixels(integrated)
+        [seen] = self._pixels(integrated)  # one grey picture in, one out
         return _display_of(seen, is_display)
 
     def _precision(self) -> Tensor:

@@ -55,7 +55,7 @@ def rgb_equations(recording: Recording, least_error: float, device: torch.device
 
     least_error: least sigma_b, in display values. It is larger if the frame is noisy.
     """
-    blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)
+    blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
     noise = noise_of(luma(blurry)[0])
     sigma_b = max(least_error, NOISE_FACTOR * (noise - USUAL_NOISE))
     weights = 1 / (sigma_b * slope_of(blurry))

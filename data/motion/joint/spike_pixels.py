@@ -94,6 +94,7 @@ class SpikePixels:
 
     def to_frame(self, values: Tensor) -> Tensor:
         """Interpolate values of the spike pixels, (C, h, w), to the RGB pixels, (C, H, W)."""
+        # [ ] takes the only element of the batch.
         [on_frame] = F.grid_sample(
             values[None], self._positions_on_plane, padding_mode="border", align_corners=True
         )

@@ -58,6 +58,7 @@ def without_change_of_equal_light(change: np.ndarray, by_light: np.ndarray) -> n
     # over a window.
     one_row = in_order[None]  # (1, h w): OpenCV takes it as an image of one row
     window = (EQUAL_LIGHT_PIXELS, 1)  # width and height
+    # [ ] takes the only row of the result.
     [common_change] = cv2.blur(one_row, window, borderType=cv2.BORDER_REFLECT)  # (h w,)
     # Put the remaining change of each pixel back to the position of the pixel.
     remaining_change = np.empty_like(in_order)

@@ -111,6 +111,7 @@ def _parabolas(motion: Motion) -> np.ndarray:
     to_values = np.stack((t, t**2), axis=1)  # (K, 2): a and b -> values of the parabola at t
     to_coefficients = np.linalg.pinv(to_values)  # (2, K): values at t -> a and b, least squares
     to_parabola = (to_values @ to_coefficients).astype(np.float32)  # (K, K)
+    # (K, K) and (K, H, W, 2) give (K, H, W, 2): each time is a weighted sum over all times.
     return np.tensordot(to_parabola, motion.shifts, 1)
 
 
