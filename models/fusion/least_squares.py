@@ -131,6 +131,8 @@ def _gradient(picture: Tensor) -> tuple[Tensor, Tensor]:
     It is half the difference of the two neighbours. At the edge of the picture, the pixel itself
     stands for the missing neighbour.
     """
+    # E.g. a row a b c becomes a a b c c. So the left neighbours of a b c are a a b, and the right
+    # neighbours are b c c.
     padded = F.pad(picture, (1, 1, 1, 1), mode="replicate")  # (B, 1, h + 2, w + 2)
     left = padded[..., 1:-1, :-2]
     right = padded[..., 1:-1, 2:]

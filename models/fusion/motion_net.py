@@ -254,7 +254,8 @@ def conv_net(inputs: int, features: int, layers: int, outputs: int) -> nn.Sequen
     """
     # The trained weights fit the slope 0.1 for negative values.
     modules = [nn.Conv2d(inputs, features, 3, padding=1), nn.LeakyReLU(0.1)]
-    # The first and the last convolution are outside the loop.
+    # The first and the last convolution are outside the loop. E.g. 5 layers have the dilations
+    # 1, 2, 1, 3, 1. Their sum is 8, so a pixel depends on 1 + 2 * 8 = 17 pixels on a side.
     for number in range(layers - 2):
         dilation = DILATIONS[number % len(DILATIONS)]
         modules.append(nn.Conv2d(features, features, 3, padding=dilation, dilation=dilation))

@@ -72,7 +72,7 @@ def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction
     """
     if len(times) < 2:
         return None
-    # The last frame is shown for as long as the frame before it.
+    # The last frame is shown for as long as the frame before it. E.g. times 0, 1, 3: the end is 5.
     last_duration = times[-1] - times[-2]
     end = times[-1] + last_duration
     slow_times = []

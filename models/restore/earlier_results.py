@@ -63,6 +63,8 @@ def files_of_earlier_tests(
 ) -> set[Path]:
     """Return the files that earlier tests in this folder wrote.
 
+    With --overwrite, output_folder.py removes these files. So no file of a user may be among them.
+
     earlier_run: the content of run.json.
     stems: {name of a clip: names of its frames without endings} of this test.
     """

@@ -215,7 +215,8 @@ class Outputs:
             np.save(content, instants.numpy())
             write_whole(exact_files[0], content.getvalue())
         # The images in the order of `frame_files`. The middle instant is the frame, so it comes
-        # twice if there are several instants, e.g. 0, 1, 2 and again 1 for K = 3.
+        # twice if there are several instants, e.g. 0, 1, 2 and again 1 for K = 3. `middle_instant`
+        # (utils/contract.py) and clip_scores.py take the same instant.
         images = list(tensor_to_uint8(instants))
         if len(images) > 1:
             middle = images[len(images) // 2]

@@ -130,6 +130,8 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
     """
     averages: dict[str, Any] = {}
     frame_count = 0
+    # All rows have the same metrics, because a folder with scores of other metrics is refused
+    # (`refuse_another_test` in earlier_results.py).
     for metric in rows[0][kind]:
         values_of_frames: list[float] = []  # values of this metric, of all frames of all clips
         for row in rows:

@@ -75,6 +75,8 @@ class ClipValidator:
             else:
                 nonfinite_count += 1
                 self._add_scores(scores, None, lq, gt)  # the scores of the frame are NaN
+            # `wanted_frames` counts the middle in the same way for center_frame_only. Otherwise
+            # the only restored frame would not be shown.
             is_middle_of_clip = index == len(clip.stems) // 2
             if is_shown and is_middle_of_clip:
                 panels = _panels_of(clip, index, item, lq, frame)

@@ -206,7 +206,8 @@ def frames_around_gaps(reader: ClipWithGaps, wanted: range, length: int) -> list
         if gap is None:  # a given frame, which the network does not make
             continue
         # The gap lies between the given frames `gap` and `gap + 1`, so the first half of the frames
-        # ends at `gap`.
+        # ends at `gap`. E.g. length 4: for gap 1 the frames begin at 1 + 1 - 2 = 0, and for gap 0
+        # at -1, which becomes 0 below.
         first = gap + 1 - length // 2
         for number in range(first, first + length):
             # Repeat the first or the last given frame beyond the ends of the clip.
