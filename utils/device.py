@@ -360,7 +360,7 @@ def memory_gb(device: torch.device) -> tuple[float, float] | None:
     module: Any = torch.get_device_module(device)
     if peak is None or not hasattr(module, "mem_get_info"):
         return None
-    # Memory that is neither free nor reserved by torch belongs to other programs and libraries. The
+    # Memory that is in use, but not reserved by torch, belongs to other programs and libraries. The
     # two numbers are read one after the other and may not fit each other, so the difference might
     # be below 0. Then take 0.
     free_bytes, total_bytes = module.mem_get_info(device)

@@ -125,6 +125,8 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
             expected=", ".join(IMAGE_SUFFIXES),
             do="use .png",
         )
+    # The first value says whether OpenCV has succeeded. Suffixes that it cannot write are refused
+    # above.
     _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return encoded.tobytes()
 

@@ -79,7 +79,7 @@ class _ReportsOnceHandler(logging.Handler):
     has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Report the error that `logging` has just caught. It calls this within `except`."""
+        """Report an error of writing. `logging` calls this in the `except` block that caught it."""
         error = sys.exc_info()[1]
         # A full disk is an OSError, and a closed stream is a ValueError. Any other error is a
         # mistake in our code, and the handler of `logging` prints its traceback.
@@ -154,7 +154,8 @@ class _LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line without control characters, and without a newline at its end."""
-        # The format of a line (`setup_logging`) has %(mark)s, which `logging` replaces by this.
+        # The format of a line (`setup_logging`) has %(mark)s. `logging` puts the value of this
+        # attribute there.
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         line = super().formatMessage(record)
         return printable(line.rstrip())  # a warning of Python ends with a newline
@@ -174,8 +175,8 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     # At the level INFO, matplotlib would log lines about its font cache.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     console = _StdoutHandler() if rank == 0 else logging.StreamHandler(sys.stderr)
-    # The report of `_ReportsOnceHandler` contains this name. The handler of another rank, which
-    # writes to stderr, makes no such report.
+    # If rank 0 cannot write, the report of `_ReportsOnceHandler` contains this name. The plain
+    # StreamHandler of the other ranks makes no such report, so its name has no effect.
     console.set_name("stdout")
     handlers: list[logging.Handler] = [console]
     if log_file is not None:
@@ -198,7 +199,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
 def _file_handlers(log_file: Path) -> list[logging.Handler]:
     """Open log_file and, beside it, warnings.jsonl. Returns a handler for each of the two files.
 
-    Raises DataError if a file cannot be opened. It names log_file and advises another disk.
+    Raises DataError if a file cannot be opened. The error names log_file, and advises another disk.
     """
     with writing(log_file, OTHER_ROOT):
         log_file.parent.mkdir(parents=True, exist_ok=True)

@@ -290,8 +290,8 @@ def begin(
     RUN.checks_folder = checks_folder
     is_single = get_world_size() == 1
     # The watchdog enforces the limits of the option file (`budgets`), and ends ranks that would
-    # wait for one another. In a single process without an option file, there are neither limits nor
-    # other ranks.
+    # wait for one another. A single process without an option file has no limits and no other
+    # ranks, so it needs no watchdog.
     needs_watchdog = budgets is not None or not is_single
     if budgets is None:
         budgets = WatchdogOptions()  # the default limits

@@ -209,6 +209,7 @@ def _gpus_of_nvidia_smi() -> _Gpus | None:
     if program is None:
         return None
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    # After 20 s (chosen by hand) the program counts as failed.
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -36,9 +36,11 @@ class MemberNames(NamedTuple):
 def count_of_members(env: Env, name: str, faults: list[str], is_required: bool = True) -> int:
     """Return the variable `name`, which is the number of ranks or nodes.
 
-    A missing variable means 1, because a single process needs no variables. But if RANK and
-    MASTER_ADDR are set, there are other ranks. Then a missing variable is a fault, unless
-    `is_required` is False.
+    What a missing variable means:
+
+        RANK and MASTER_ADDR are set, and is_required   a fault, because there are other ranks
+        otherwise                                       1, because a single process needs no
+                                                        variables
 
     Returns 1 for a wrong or missing variable. A fault is appended to `faults`.
 

@@ -107,7 +107,7 @@ def position_in(name: str, host_name: str) -> Cell:
 
 
 def flux_ranks_on_one_host(env: Env) -> str:
-    """Read the number of ranks on this host. Flux tells the number only if the job has one host."""
+    """Read the number of ranks on this host, which Flux tells if the job has a single host."""
     if env.get("FLUX_JOB_NNODES") == "1":
         return env.get("FLUX_JOB_SIZE", "")
     return ""

@@ -122,6 +122,9 @@ def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str
 
     MASTER_ADDR and MASTER_PORT keep their values if the user has set them.
 
+    row: the row of the launcher in launcher_table.py. Its fields are functions: `row.size(env)`
+        reads the number of ranks from `env`, as a text, e.g. "8".
+
     Raises DistError if no variable has the host of rank 0, and there are several hosts
     (test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known).
     """
@@ -162,6 +165,8 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
 
         RANK=1 WORLD_SIZE=2 NPROC_PER_NODE=8 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
+    row: the row of the platform in launcher_table.py. Its fields are functions: `row.nodes(env)`
+        reads the number of nodes from `env`, as a text, e.g. "2".
     gpu_count: number of GPUs that this process sees.
     """
     gpus = _number(row.gpus(env))
@@ -202,7 +207,8 @@ def _unknown_rank(row: CountOnly, env: Env, command: str) -> DistError:
 
 
 # The port of a launch on one host lies in 15000 ... 24999. Linux gives the ports from 32768 on to
-# outgoing connections, and DEFAULT_PORT is above 24999, too. So neither takes a port of this range.
+# outgoing connections, and DEFAULT_PORT is 29500. So outgoing connections and launches with
+# DEFAULT_PORT use ports above this range.
 # platforms.py takes the same range for jobs of SLURM, but the two ranges need not be equal.
 FIRST_PORT = 15000
 PORT_COUNT = 10000

@@ -129,8 +129,8 @@ def _name_of_local_rank(env: Env) -> str:
 
 def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
     """Return the number of this rank among the ranks of its host, or 0 if no variable has it."""
-    # With one visible GPU or none there is no limit: the launcher may show each rank only its own
-    # GPU.
+    # With several visible GPUs, the number must be the number of one of them. With one visible GPU
+    # or none, any number is allowed, because the launcher may show each rank only its own GPU.
     highest = gpu_count - 1 if gpu_count > 1 else None
     return number_in(
         env,

@@ -20,7 +20,8 @@ from utils.dist.state import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check of the launch, in seconds, unless SPIKEVRT_JOIN_TIMEOUT is shorter.
+# Time limit of each check of the launch, in seconds. If SPIKEVRT_JOIN_TIMEOUT is shorter, it is the
+# limit.
 # Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. After this
 # time `wait_for` logs what it waits for.
 CHECK_S = 10.0

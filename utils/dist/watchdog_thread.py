@@ -129,8 +129,8 @@ class Watchdog(threading.Thread):
     To beat is to write the state of this rank (the phase of its main thread) into the store, the
     key-value store of all ranks. Other ranks read the beats.
 
-    Before `watch` is called, the thread ends this rank only if another rank has failed, or if the
-    process of another rank is gone. After `watch`, it also ends the run if a rank stands still.
+    Before `watch` is called, the thread ends this rank in two cases: another rank has failed, or
+    the process of another rank is gone. After `watch`, it also ends the run if a rank stands still.
     """
 
     def __init__(self) -> None:

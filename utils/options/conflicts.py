@@ -102,7 +102,7 @@ def refuse_other_accumulation(
 
 
 def refuse_endless_run(train: TrainOptions) -> None:
-    """Raise OptionError if neither a number of steps nor a number of epochs ends the run."""
+    """Raise OptionError if total_iter and epochs are both null, because the run would not end."""
     if train.total_iter is None and train.epochs is None:
         raise OptionError(
             what="train.total_iter and train.epochs are both null",

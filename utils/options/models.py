@@ -93,9 +93,9 @@ class Options(Section):
         description="A note for the reader, without effect: the launcher says how many "
         "processes there are.",
     )
-    # The networks of this project need neither of the next two options. A network of your own needs
-    # find_unused_parameters if a step does not use all parameters, and use_static_graph if a step
-    # uses a parameter twice (docs/troubleshooting.md).
+    # The next two options are for networks of your own. Such a network needs find_unused_parameters
+    # if a step uses only some of its parameters, and use_static_graph if a step uses a parameter
+    # twice (docs/troubleshooting.md).
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
     # The default suits the default limits of the watchdog, which need at least 1800 s, too
@@ -119,7 +119,7 @@ class Options(Section):
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
     # These two fields are not keys of a file: `read_options` of utils/options/typed.py sets them.
-    # Because of `exclude`, they are neither saved nor compared.
+    # `exclude` leaves them out of what is saved and compared.
     opt_path: str = Field("", exclude=True)  # the option file, e.g. "options/vrt/000_train.json"
     kair_totals: list[str] = Field([], exclude=True)  # e.g. ["dataloader_batch_size"]
 

@@ -81,8 +81,8 @@ def _leave_old_part(
         after   {"total_iter": 9, "G_lossfn_type": "l1", "G_power": 1.5}, and `read_options` drops
                 G_power
 
-    The caller then writes the new value of `changed_key` into `section`. A key that is neither
-    `type` nor in TYPE_KEYS names no part, so nothing happens.
+    The caller then writes the new value of `changed_key` into `section`. If `changed_key` is any
+    other key, e.g. total_iter, it names no part, and the section stays as it is.
 
     section: the section of the changed key, changed in place
     section_names: the names of the sections from the outermost to this one, e.g. ["netG", "fusion"]

@@ -269,9 +269,9 @@ class Registry:
 
         section: the values of the section, or only the name of the part
         where: dotted key of the section, for errors
-        given: values that the program knows and the option file does not, e.g. spike_channels=2. A
-            part gets a value only if it was registered with its name in `given`. So a caller can
-            offer the same values to all parts of a kind
+        given: values that the program knows and the option file does not, e.g. spike_channels=2. If
+            a part was registered with the name of a value in `given`, it gets the value. Other
+            values are left out, so a caller can offer the same values to all parts of a kind
             (test_a_part_gets_only_the_values_of_the_code_that_it_takes)
         """
         options = self.resolve(section, where)

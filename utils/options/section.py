@@ -303,8 +303,9 @@ def _error_of(
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
 
-    # 3. The value is wrong. The error shows the value unless it is a secret: a field of the type
-    # SecretStr, or a value that `redact` recognises as a secret by its key or its form.
+    # 3. The value is wrong, and the error shows it. If the value is a secret, the error shows MASK
+    # in its place. A secret is a field of the type SecretStr, or a value that `redact` recognises
+    # as a secret by its key or its form.
     if "SecretStr" in str(field.annotation):  # in the text, because it may be "SecretStr | None"
         shown = MASK
     else:

@@ -93,7 +93,7 @@ EXCEPT_PSNR_OPTIONS = (
 def options_of_psnr(keys: Iterable[str]) -> list[str]:
     """Return the dotted keys among `keys` that the PSNR of a validation depends on.
 
-    A new PSNR may be compared with the best PSNR so far only if none of these keys has changed.
+    If one of these keys has changed, a new PSNR cannot be compared with the best PSNR so far.
     E.g. of ["metric.mean", "val.save_img", "train.epochs"] only "metric.mean" is returned.
     """
     psnr_keys = []

@@ -1,6 +1,6 @@
 """Read the history of a run: its numbers over the steps.
 
-The history is kept in two files. NaN and Inf are null in both files, because JSON has neither.
+The history is kept in two files. NaN and Inf become null there, because JSON has no such numbers.
 
 * training_history.jsonl has a line for each entry, in the order of the steps:
   `{"step": 100, "train/loss": 0.0234, "train/lr": 0.0004}`

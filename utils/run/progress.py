@@ -78,8 +78,8 @@ def _drop(line: str) -> None:
 def kind_to_show(kind: str) -> str:
     """Return `kind`, or "none" if this process shows no progress.
 
-    Only rank 0 shows progress. The environment variable TQDM_DISABLE switches it off, unless its
-    value is empty or "0", as in tqdm itself.
+    Only rank 0 shows progress. The environment variable TQDM_DISABLE switches it off, as in tqdm
+    itself: with the value "" or "0" progress is shown, and with any other value it is not.
     """
     if RUN.launch.rank != 0:
         return "none"

@@ -166,6 +166,7 @@ def _forget_incomparable_best(
         return
     if changed_psnr_options:
         reason = f"{', '.join(changed_psnr_options)} changed"
+    # The folder has neither checkpoints/checkpoint_best.pth nor a former version of this file.
     elif not existing_versions(own_checkpoint(folder, "best")):
         reason = "this run's folder holds no checkpoint_best.pth"
     # A digest is None if this start has no test clips, or if an early version saved the checkpoint.

@@ -76,7 +76,7 @@ class RunProgress(ExitStack):
     def _beside_bar(self, step: int, values: str) -> str:
         """Return what stands beside the bar, e.g. "0.8 it/s, 01:40:00 left, loss 0.0234".
 
-        Before the second step neither the speed nor the time that is left is known.
+        The speed and the time that is left are known from the second step on.
         """
         texts = []
         seconds_per_step = self.timer.pace()

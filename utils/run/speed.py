@@ -224,7 +224,7 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
     advice = []
     if wanted_workers <= cores:
         advice.append(f"set datasets.train.dataloader_num_workers={wanted_workers} (now {workers})")
-    # Advise a clip cache, unless the dataset reads from one already. A dataset that a user has
+    # If the dataset does not read from a clip cache yet, advise one. A dataset that a user has
     # written may have no `io_backend`, so ask with a default.
     backend = getattr(section, "io_backend", None)
     if getattr(backend, "type", "") != "cache":

@@ -133,7 +133,7 @@ def _check_old_file(path: Path) -> int:
 
 
 def _refuse_compression(members: list[zipfile.ZipInfo], file_bytes: int) -> None:
-    """Refuse members that are compressed or overlap. torch.save writes neither.
+    """Refuse members that are compressed or overlap. torch.save writes no such members.
 
     With such members a file of a kilobyte can hold gigabytes. Zeros are compressed to nearly
     nothing, and several members that overlap can be the same bytes of the file. Test:

@@ -115,12 +115,12 @@ class VideoReader:
         return self._kept[index]
 
     def _frames_to_keep_before(self) -> int:
-        """Return how many frames before the wanted frame are kept when decoding begins again.
+        """Return how many frames before the wanted frame are kept when decoding begins.
 
-        Decoding begins again at the first `read`, or after a step back. After a step back, the
-        caller probably reads the clip backwards, and asks for the frames before the wanted frame
-        next. So as many frames are kept as fit into MOST_KEPT_BYTES, e.g. 48 frames of 720p, but
-        at least 1.
+        At the first `read`, the result is 0. After a step back, decoding begins again at the start
+        of the film. Then the caller probably reads the clip backwards, and asks for the frames
+        before the wanted frame next. So as many frames are kept as fit into MOST_KEPT_BYTES, e.g.
+        48 frames of 720p, but at least 1.
         """
         if not self._kept:  # nothing was read yet, or the last `read` failed
             return 0
