@@ -70,7 +70,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
 
         # All ways read files from the page cache, because the files have just been written.
         runs = _functions_to_time(datasets, args.frames)
-        # For each way `measure_in_turn` returns e.g. the median time, median_s.
+        # For each way `measure_in_turn` returns e.g. the median time in seconds, median_s. The
+        # first two calls of each way (warmup) are not measured.
         figures_of_ways = measure_in_turn(runs, torch.device("cpu"), args.repeats, warmup=2)
 
     ms = {name: 1e3 * figures["median_s"] for name, figures in figures_of_ways.items()}

@@ -59,6 +59,7 @@ class MotionForm(Form):
         test_scenes: int = TEST_SCENES,
     ) -> None:
         """Draw the scenes. videos: folder of the videos of lab/quality.py."""
+        # A fixed seed: --seed changes the initial weights and the batches, but not the scenes.
         rng = np.random.default_rng(0)
         textures = all_textures(videos)
         self.samples: list[Sample] = []

@@ -45,6 +45,9 @@ TEST_SOLVER = Solver()
 class PriorForm(Form):
     """A prior between the learned steps of weights/motion.pth. The steps are not trained.
 
+    The learned steps improve the frames of the operator (weights/operator.pth) along their motion.
+    The prior is a network that sees all frames of a clip. Only the prior is trained.
+
     The docstrings of `Form` (form.py) explain the methods.
     """
 
@@ -120,7 +123,8 @@ class PriorForm(Form):
 def steps_of_clip(net: StepsWithPrior, clip: Clip, solver: Solver) -> list[Tensor]:
     """Return all frames of a clip after each step, (3, N * H, W) each.
 
-    solver: makes the equations of a sample that has none yet.
+    solver: makes the equations of a sample that has none yet. `PriorForm.__init__` has made the
+        equations of all its samples, and a sample keeps its first equations.
     """
     net.frame_count = len(clip)
     # The brightness changes little within a clip. So the spikes of the first frame decide which

@@ -53,9 +53,11 @@ def most_windows(x: Tensor, window: tuple[int, int, int], heads: int) -> int:
     for length, window_length in zip(x.shape[1:4], window, strict=True):
         tokens_of_window *= min(length, window_length)  # a window is never larger than the clip
 
+    # E.g. windows of 6 x 8 x 8 = 384 tokens on a CPU: 2048 // 384 = 5 windows.
     windows = most_tokens(x) // tokens_of_window
     if not in_cpu_form(x) and not has_kernel(x, tokens_of_window, heads):
-        # torch's attention writes one bias gradient (heads, T, T) per window of T tokens.
+        # torch's attention writes one bias gradient (heads, T, T) per window of T tokens. E.g. 6
+        # heads, 384 tokens, 2 bytes: 1.8 MB per window, so at most 303 windows.
         bias_bytes = heads * tokens_of_window**2 * x.element_size()
         windows = min(windows, MOST_BYTES_OF_BIAS_GRADIENTS // bias_bytes)
     return max(1, windows)  # at least one window, even if it exceeds a limit
@@ -63,6 +65,9 @@ def most_windows(x: Tensor, window: tuple[int, int, int], heads: int) -> int:
 
 def has_kernel(x: Tensor, tokens: int, heads: int) -> bool:
     """Say whether our kernel computes the attention of x (..., C) on a GPU.
+
+    forms.has_kernels asks about the device and the dtype alone. Here the size of a window and of a
+    head counts, too.
 
     tokens: number of tokens in a window.
     heads: number of heads of the attention.
