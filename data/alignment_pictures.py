@@ -39,7 +39,9 @@ class MiddleFrame(NamedTuple):
 
     name: str  # kind and file name without suffix, e.g. "gt 000012"
     frame: np.ndarray  # (sH, sW, 3) uint8; s is the scale, 1 without super-resolution
-    spikes: np.ndarray  # (H, W) display values, picture of the spikes at the sharp instant
+    # (H, W) display values, the picture of the spikes: beside a sharp frame at the sharp instant,
+    # beside a blurry frame the mean of the exposure.
+    spikes: np.ndarray
 
 
 def pairs_of_sample(

@@ -76,7 +76,8 @@ def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
     rate = section.rate
     if rate is None:  # the options give no rate, so take the rate of dataset.json
         rate = info.trained_rate
-    # If neither says what the spikes integrate, they integrate linear light, as in a real camera.
+    # If the options and dataset.json both lack the light, the spikes integrate linear light, as in
+    # a real camera.
     light = section.light or info.light or "linear"
     properties = {
         "rate": rate,
@@ -100,7 +101,9 @@ def _calibration_of_all_clips(option: str | None, info: DatasetInfo) -> Calibrat
         return None
     if option == "auto":  # each clip is calibrated from its own frames
         return None
-    if option == "recorded":  # the calibration in dataset.json, if there is one
+    # The calibration in dataset.json, if there is one. `info.calibration` is its content, and
+    # `info.path` is only for messages.
+    if option == "recorded":
         return load_calibration(info.path, info.calibration) if info.calibration else None
     return load_calibration(option)  # the path of a file
 

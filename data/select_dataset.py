@@ -42,6 +42,7 @@ class DatasetRegistry(Registry):
             _, _, split = where.rpartition(".")  # "datasets.test" -> "test"
             # A section is a mapping, or only the name of the dataset.
             name = section.get("dataset_type") if isinstance(section, Mapping) else section
+            # If the dataset is for the other split, `refuse_wrong_purpose` raises its own error.
             if name in self.names():
                 refuse_wrong_purpose(name, split)
             raise

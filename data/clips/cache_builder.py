@@ -60,7 +60,7 @@ def build_cache(
     """
     # Refuse a wrong folder and wrong data before anything is written.
     target = Path(os.path.abspath(path))
-    # `target` must neither lie within a data root nor contain one.
+    # Refuse a target within a data root, and a target that contains a data root.
     refuse_overlap(target, source.roots(), "--out")
     cached_names = _cached_clips(target)  # names of the clips of an older cache
     clips, problems = manifest.scan(source)

@@ -109,7 +109,7 @@ class CacheReader:
 
         Test: test_a_cache_can_be_read_without_its_source
         """
-        kinds = source.kinds()  # {name of the kind, e.g. "lq": its root and form}
+        kinds = source.kinds()  # {name, e.g. "lq": root, folder and suffixes of the files}
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
         changed_kinds = []  # names of kinds
         # The digest changes with the name, size or time of change of any file.

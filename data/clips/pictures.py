@@ -79,7 +79,8 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
     image, reason = _decoded(encoded)
     if image is None:
         raise _unreadable(reason, path)
-    if header.kind != "TIFF":  # OpenCV turns a TIFF upright in spite of AS_STORED
+    # OpenCV has turned a TIFF upright already, although AS_STORED says that it should not.
+    if header.kind != "TIFF":
         image = np.ascontiguousarray(upright(image, header.orientation))
     _refuse_other_size(image.shape[:2], size, path)
     return image

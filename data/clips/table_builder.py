@@ -78,8 +78,8 @@ class TableBuilder:
         looks: {path: what the check saw of this file}.
         """
         if kind == "spike":
-            # `Clip.spike` lists one file for every frame. `planes_of_spike_files` has each file
-            # once.
+            # `Clip.spike` has an entry for each frame, so it may list one file several times.
+            # `planes_of_spike_files` has each file once.
             paths = list(clip.planes_of_spike_files)
         else:
             paths = list(getattr(clip, kind))
