@@ -50,7 +50,8 @@ class Draw:
 
     name: str  # the set and the kind of the motion, e.g. "seven_dim wrong", for the printed gains
     sample: Sample
-    equations: JointEquations  # along the measured motion or a wrong one
+    # What both cameras recorded, as equations of the frame along the measured or a wrong motion.
+    equations: JointEquations
     proposal: Tensor  # (3, H, W), the solution of `equations`
     turn: Turn  # how the conv net sees the pictures
 

@@ -64,8 +64,8 @@ TRAINING_SETS = {
 #
 #     ideal   aligned cameras, and a nearly ideal sensor
 #     other   aligned cameras, and a sensor that integrates display values
-#     rig     two plausible cameras with small flaws. (The name is the general word for a pair of
-#             cameras. It must stay, because it is in names of files of results.)
+#     rig     two plausible cameras with small flaws. (The name is also the general word for a pair
+#             of cameras. It must stay, because results have it in names of clips: "rig/camel_00".)
 #     dim     the cameras of "rig" in little light
 CONDITIONS = ("ideal", "other", "rig", "dim")
 

@@ -70,7 +70,7 @@ class MeasuredBranches:
             flops_of_branches = _flops_of_block(owner, x)
         else:
             flops_of_branches = _flops_of_mlp(owner, x)
-        # One entry per flag in each of the three lists.
+        # Each of the three lists has an entry for each flag, in the same order.
         bytes_of_branches = self.bytes_of_kind[kind]
         branches = []
         for flag, saved, flops in zip(
@@ -97,9 +97,9 @@ def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
 def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
     """Return, for each flag of `owner`, the bytes that autograd saves in addition if it is cleared.
 
-    All flags must be set before the call. They are cleared one by one, and are set again at the
-    end. E.g. 10 MB with all flags set, 40 MB without the first flag, 60 MB without both ->
-    [30 MB, 20 MB].
+    A flag that is set lets backward recompute its branch. All flags must be set before the call.
+    They are cleared one by one, and are set again at the end. E.g. 10 MB with all flags set, 40 MB
+    without the first flag, 60 MB without both: 40 - 10 and 60 - 40 -> [30 MB, 20 MB].
     """
     totals = [_bytes_of_forward(net, owner, x)]
     for flag in owner.FLAGS:
