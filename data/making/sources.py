@@ -37,6 +37,7 @@ from utils.image import IMAGE_SUFFIXES
 from utils.name_order import natural_key
 from utils.random_streams import random_stream
 
+# Names of the folders of --source that are kept apart, also in the made data set.
 SPLITS = ("train", "test")
 # The shorter side of the scaled frames is at least this many times the side of the crop. With 1,
 # the crop could not move along the shorter side. With a larger value, the frames and the motion in

@@ -45,7 +45,8 @@ class Cut:
 
 # Largest step (motion from one frame to the next) in pixels between two frames that are
 # interpolated. Optical flow is less reliable for larger motions. With a smaller value, fewer parts
-# of a video could be used. test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
+# of a video could be used. No measurement of other values is recorded.
+# test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
 MOST_STEP = 8.0
 
 
@@ -154,11 +155,12 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
 
 # A "step" is the motion from one frame of a video to the next: this percentile of the lengths of
 # the optical flow, in pixels. With 100, a few pixels with a wrong flow would decide the step. With
-# a smaller percentile, a fast object in a still scene would not count.
+# a smaller percentile, a fast object in a still scene would not count. No measurement of other
+# values is recorded.
 STEP_PERCENTILE = 95
 # If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
-# changed. A smaller value would take fast motion for a change of the scene.
-# test_no_part_has_a_change_of_the_scene notices a much larger value.
+# changed. A smaller value would take fast motion for a change of the scene. No measurement of other
+# values is recorded. test_no_part_has_a_change_of_the_scene notices a much larger value.
 SCENE_CHANGE = 40.0
 
 

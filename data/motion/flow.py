@@ -49,7 +49,8 @@ from data.motion.view import View
 
 # Factor of all expected errors if the pictures are noisy. Noise misleads the search there and the
 # search back in the same way, so the two shifts may agree although both are wrong. The expected
-# error is computed from their difference, so it would be too small without this factor.
+# error is computed from their difference, so it would be too small without this factor. No
+# measurement of other values is recorded.
 FACTOR_IF_NOISY = 2.5
 
 

@@ -37,7 +37,8 @@ from data.spike.light import window_light
 from data.spike.pictures import to_display, to_uint8
 
 # Sigma in RGB pixels by which pictures are smoothed before optical flow sees them. A smaller value
-# leaves more noise of the spikes, a larger value blurs small things.
+# leaves more noise of the spikes, a larger value blurs small things. No measurement of other values
+# is recorded.
 PICTURE_SIGMA = 1.5
 
 
@@ -72,7 +73,7 @@ def pictures_at(
 
 
 # Wanted number of spikes in the window of a pixel. With fewer spikes, a picture would have more
-# noise, and with more spikes, more blur.
+# noise, and with more spikes, more blur. No measurement of other values is recorded.
 SPIKES_OF_PICTURE = 3.0
 # Share of the exposure in the shortest window, which bright pixels have. Two neighbours of the nine
 # pictures of an exposure are an eighth apart, 0.125 (`motion_times` in shifts.py). This share is a
@@ -80,7 +81,7 @@ SPIKES_OF_PICTURE = 3.0
 # value, the windows of a short exposure would have too few planes, so pictures would be uneven.
 LEAST_PICTURE = 0.11
 # Largest share of the exposure in a window. A larger value would blur, and a smaller value would
-# leave more noise.
+# leave more noise. No measurement of other values is recorded.
 MOST_PICTURE = 0.4
 # The number of spikes of a pixel of median light is a divisor. A number below this counts as this
 # number, because it may be 0.

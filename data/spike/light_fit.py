@@ -20,7 +20,8 @@ from .pictures import DISPLAY_GAMMA
 
 # The answer is clear if the error of the better fit is below this fraction of the error of the
 # worse fit. If the two errors are nearer to each other, noise or motion may have decided which of
-# them is smaller. With a smaller fraction, right answers would not count as clear.
+# them is smaller. With a smaller fraction, right answers would not count as clear. No measurement
+# of other values is recorded.
 CLEAR_RATIO = 0.8
 
 

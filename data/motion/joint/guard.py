@@ -34,6 +34,7 @@ from data.motion.joint.values import display_of_light, light_of, luma
 
 # The guard compares brightness in this many planes around the sharp instant. With more planes, a
 # right frame would differ from their blurred light. With fewer planes, there would be more noise.
+# No measurement of other values is recorded.
 GUARD_PLANES = 9
 # Added to squared errors, so that a frame without any error does not divide by 0.
 TINY_ERROR = 1e-6
@@ -83,7 +84,7 @@ def guard_solution(
 
 
 # The guard assumes that this fraction of the pixels has no error but noise. With a larger fraction,
-# true errors would count as noise.
+# true errors would count as noise. No measurement of other values is recorded.
 PERFECT_SHARE = 0.2
 
 
@@ -103,7 +104,7 @@ def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
 
 # The guard takes means over GUARD_SIDE x GUARD_SIDE spike pixels. The number is odd, so that there
 # is a middle pixel. With a larger number, the means have less noise, but they show less exactly
-# where a frame is wrong.
+# where a frame is wrong. No measurement of other values is recorded.
 GUARD_SIDE = 7
 
 

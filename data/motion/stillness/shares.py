@@ -75,7 +75,8 @@ def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
 
 # Sigma in RGB pixels by which shifts are smoothed, because neighbours move alike, and their noise
 # differs. A smaller value would leave more noise in the reach. A larger value would hide small
-# things that move on their own (test_only_the_part_that_moves_takes_the_improved_frame).
+# things that move on their own (test_only_the_part_that_moves_takes_the_improved_frame). No
+# measurement of other values is recorded.
 SHIFT_SIGMA = 6.0
 # If n is below this number, noise makes the shifts of a still pixel jump from one measured time to
 # the next. So the reach is measured on a parabola through them (`_parabolas`,
