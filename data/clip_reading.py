@@ -82,7 +82,7 @@ class ClipDataset(ClipSources, Dataset):
     docs/extending.md promises these names and arguments to users, so they must stay.
 
     Files are opened when a sample is read, and closed at once. Loader workers are forked from the
-    main process, and would otherwise share its open files.
+    main process, so they would share a file that it keeps open.
     """
 
     is_training = False
@@ -109,7 +109,8 @@ class ClipDataset(ClipSources, Dataset):
         # all roots, so the first root is enough.
         _refuse_known_rate_without_effect(self.camera, self.sources[0].spikes)
 
-        # The reader of frames and spike files: from files, from an LMDB or from a clip cache.
+        # The reader of frames and spike files: from files, from an LMDB or from a clip cache. Only
+        # the classes for files and LMDBs get `cache_data` (data/clips/io_backend.py, `given`).
         self.backend: DiskFiles | CacheReader = IO_BACKENDS.build(
             section.io_backend, "io_backend", cache_data=section.cache_data
         )

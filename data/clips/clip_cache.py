@@ -103,7 +103,8 @@ class CacheReader:
     def _refuse_changed_source(self, index: dict[str, Any], source: Source) -> None:
         """Refuse a cache if files of its source have changed since it was built.
 
-        A kind of files is not compared if its root is not on this machine. The log says so.
+        A kind of files is compared if its root is on this machine. If a root is not here, the log
+        says so.
 
         index: the content of index.json, whose "source" has a digest for each kind.
 

@@ -6,7 +6,7 @@ The flow of a first start:
       check_source          each data root of a split
         Record.read         the stored result, if the data are the same (data/clips/kept.py)
         RootCheck.run       otherwise the check of all files (data/clips/root_check.py)
-        Record.write        stores its result
+        Record.write        stores the result of this check
 
 The result of the check is stored under <path.root>/.preflight. While no folder changes, a repeated
 start reads the stored result, and looks at only 1 % of the files, but at least at 4096.

@@ -160,7 +160,8 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
     times: times of its frames.
     is_film: whether the frames are of a film.
     """
-    # A doubt about the times of a film concerns only a spike file that is divided by these times.
+    # `times.gaps` are the missing frames. `times.doubt` says in words why the times are not sure. A
+    # doubt about the times of a film concerns only a spike file that is divided by these times.
     # data/cameras/timing.py then refuses the file.
     if times.gaps:
         logger.warning("frames of %s: %s", clip, times.in_words())
