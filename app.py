@@ -310,7 +310,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     fields: the values that the visitor gave, in the order of the class `Fields`: frames, spikes,
         sharp, method, ...
     """
-    without_result = partial(page_without_result, gr)
+    without_result = partial(page_without_result, gr)  # `page_without_result` with its argument gr
     forget(former)  # ends the former restoration and removes its files
     folder = Path(tempfile.mkdtemp(prefix="clip_", dir=folder))
     yield without_result(None, state_html("looking at the files", done=0, total=1), messages="")

@@ -111,7 +111,7 @@ def middle_instant(frame: Tensor, instants: int) -> Tensor:
     instants: K, an odd number.
     """
     frames = frame.unflatten(-3, (instants, -1))  # (..., K, C, H, W)
-    return frames[..., instants // 2, :, :, :]  # (..., C, H, W)
+    return frames[..., instants // 2, :, :, :]  # (..., C, H, W), e.g. frame 1 of 0, 1, 2
 
 
 class FrameReader(Protocol):

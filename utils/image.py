@@ -178,7 +178,7 @@ def comparison_strip(
 
     panels: name -> panel, from left to right.
     size: (height, width) of each panel in the strip. A smaller panel is enlarged to this size by
-        repeating its pixels. With None, it is the size of the panel "restored".
+        repeating its pixels. None stands for the size of the panel "restored".
     """
     if size is None:
         size = panels["restored"].shape[:2]

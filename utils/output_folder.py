@@ -108,8 +108,8 @@ def _folders_between(folder: Path, path: Path) -> list[Path]:
 def scratch_folder(path: Path) -> Path:
     """Make a new folder that has only our mark, the file MARK. Returns `path`.
 
-    If the folder exists with our mark, an earlier run has left it, and it is removed. An empty
-    folder is removed, too. Raises DataError if something else has this name.
+    If the folder exists with our mark, an earlier run has left the folder, and it is removed. An
+    empty folder is removed, too. Raises DataError if something else has this name.
     """
     if os.path.lexists(path):
         # A run that was killed before it made the mark leaves an empty folder.

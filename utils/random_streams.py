@@ -49,7 +49,7 @@ def mix_seed(*parts: int | str) -> int:
     The seed is the same on every machine. Python's own hash() is not used, because it differs from
     process to process.
     """
-    text = "/".join(map(str, parts))
+    text = "/".join(map(str, parts))  # e.g. "camera/7/0/12"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()  # 64 bits
     # ">> 1" drops the last bit, so that the seed fits a signed integer of 64 bits.
     return int.from_bytes(digest, "big") >> 1

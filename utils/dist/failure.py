@@ -92,7 +92,8 @@ def _is_reporter_without_store(error: BaseException) -> bool:
     if process_count(os.environ) == 1:
         return True
     # The text of one error differs between ranks in the number of the rank, e.g. "rank 3 of 8 on
-    # host a". So leave the number out.
+    # host a". So leave the number out. The errors of utils/errors.py have the attributes `what` and
+    # `where`, and other errors only have a text.
     where_without_rank = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
     what = getattr(error, "what", error)
     launcher_pid = os.getppid()

@@ -136,7 +136,7 @@ def number_in(
 
 
 def seconds_in(env: Env, name: str, default: float) -> float:
-    """Return a variable as seconds. Raises DistError if it is not above 0 and below a million.
+    """Return a variable as seconds, above 0 and below a million. Raises DistError otherwise.
 
     A million seconds are 11 days. A larger number is taken for a mistake, e.g. for milliseconds.
 

@@ -1,4 +1,4 @@
-"""Read the stacks of a rank of this host, or end it, after checking that it is a rank of this run.
+"""Read the stacks of a process of this host, or end it, if it is a rank of this run.
 
 The process id of a rank comes over the network and may be false. So each rank opens a memory file
 whose name tells the run and the rank (`stack_file_name`). If `stack_file_of` finds this file among

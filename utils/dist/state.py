@@ -36,8 +36,8 @@ class LaunchInfo:
     master_addr: str = ""
     master_port: int = 0
     # Who opens the store: torchrun's agent (True) or rank 0 (False). An agent is the parent process
-    # of the ranks of one node. It may end before the ranks of other nodes, and the store ends with
-    # it.
+    # of the ranks of one node. An agent may end before the ranks of other nodes, and its store ends
+    # with it.
     is_store_of_agent: bool = False
     join_s: float = JOIN_S  # seconds that the ranks wait for one another at the start
     timeout_s: float = 0  # NCCL_TIMEOUT: time-out of a collective in seconds; 0 if it is not set
@@ -91,6 +91,7 @@ class Run:
     record_ids: dict[str, Any] = field(default_factory=dict)
 
     # ---- Where the main thread is ----
+    # At first this is the phase "start", which begins when this object is made.
     place: Place = field(default_factory=lambda: Place(since=time.monotonic()))
     # What is added to the name of each phase. E.g. it is " in validate" during a validation, so
     # that its forward pass is the phase "forward in validate". `watchdog.stage` sets it.

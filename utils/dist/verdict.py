@@ -13,7 +13,7 @@ been too long in a phase.
 
 In a state, `age` is the time since the phase began, and `budget` is the limit of this time. A
 budget of 0 means that the rank has no limits yet: it has not called `Watchdog.watch`, and may still
-be loading libraries. Such a rank is never blamed, except if it is DEAD.
+be loading libraries. A verdict names such a rank only if it is DEAD.
 
 The rank that judges measures all seconds with its own AwakeClock, so the clocks of the hosts need
 not agree. This clock stands still while the process is suspended, so no rank is late after a

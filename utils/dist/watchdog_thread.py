@@ -278,12 +278,14 @@ class Watchdog(threading.Thread):
         """
         self.failure = failure
         if failure.by == self.rank:
-            # The main thread has claimed the failure, and is ending this process: wait for the end.
+            # The main thread has claimed the failure, and is ending this process. Nobody sets
+            # `stopped` any more, so this waits until the process ends.
             self.stopped.wait()
             return
         if failure.code == STALL_CODE and self.store is not None:
             if failure.rank == self.rank:
-                # The main thread of this rank stands still. Its stacks go to the rank that reports.
+                # The main thread of this rank stands still. Its stacks go to the rank that reports,
+                # which reads them under this key (`_stacks_of`).
                 key = f"stacks/{self.rank}"
                 self.store.set(key, seal(key, dump_stacks(self.stack_file)))
             # The reporting rank may still need the stacks or the store of this rank.
@@ -303,8 +305,9 @@ class Watchdog(threading.Thread):
         if self.is_reported or is_own or failure.code != STALL_CODE:
             return
         self.is_reported = True
-        # Another rank of this host may not have read the failure. Then it finds that the store is
-        # lost, and reports the loss. Both ranks claim the same name, so only one of them reports.
+        # If another rank of this host has not read the failure, this other rank finds that the
+        # store is lost, and reports the loss. Both ranks claim the same name, so only one of them
+        # reports.
         if not first_to_claim(self._name_of_loss()):
             return
         state = self.beats.states.get(failure.rank)  # None if this rank has read no beat of it

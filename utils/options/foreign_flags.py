@@ -213,7 +213,7 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
             frames, height, _ = values[kair_flag]
             ours += [our_flag, f"{frames},{height}"]
     if "--sigma" in argv[:-1]:  # as the last argument, it would have no value
-        sigma = argv[argv.index("--sigma") + 1]
+        sigma = argv[argv.index("--sigma") + 1]  # e.g. "20" of [..., "--sigma", "20"]
         ours += ["--sigma", sigma]
     if "--save_result" in values:
         ours += ["--save", "frames"]

@@ -170,9 +170,9 @@ def read_section(
         raise join_errors(errors) from None
 
 
-# First words of the error for an unknown key. `join_errors` and scripts/convert_options.py use
-# them to recognise the error. If you change the words, change the texts that the tests expect, too,
-# e.g. in test_option.py.
+# First words of the error for an unknown key. `join_errors`, and option_problems.py of
+# scripts/parts/convert_options, recognise the error by these words. If you change the words, change
+# the texts that the tests expect, too, e.g. in test_option.py.
 UNKNOWN_OPTION = "unknown option"
 
 

@@ -220,6 +220,7 @@ def _panels_of_step(images: Path, step: float) -> dict[str, dict[str, np.ndarray
         for file in sorted(images.rglob(f"{step}.png"), key=natural_key):
             panels = panels_of(imread_rgb(file), titles)  # title -> picture
             panels.pop(ERROR, None)  # ERROR: title of the panel with the error
+            # E.g. images/gopro/clip_01/4000.png is a picture of the clip "gopro/clip_01".
             clip = file.parent.relative_to(images).as_posix()
             clips[clip] = panels
     return clips
@@ -230,4 +231,5 @@ def newest_options(folder: Path) -> Path | None:
 
     folder: the folder `options` of a run, which has a file of each start.
     """
+    # Each start writes its file once, so the newest file is the file that was changed last.
     return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)

@@ -68,7 +68,7 @@ class RunProgress(ExitStack):
         elif self.kind == "line" and self._completes_tenth(step):
             eta = self.eta(step)
             left = f", {eta} left" if eta else ""
-            percent = 100 * step // self.total_iter
+            percent = 100 * step // self.total_iter  # e.g. 33 at step 1 of 3
             logger.info(
                 "%s: %d %%, %d of %d it%s", self._name, percent, step, self.total_iter, left
             )

@@ -62,7 +62,7 @@ class VideoReader:
         """Decode the film once. `read` opens the file again.
 
         go_on: function that is called after each decoded frame, e.g. to tell a watchdog that the
-            process still works.
+            process still works. The default does nothing.
 
         Raises DataError for a file without a film, and for frames of different sizes.
         """
