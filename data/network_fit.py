@@ -40,7 +40,7 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
         _refuse_other_readers(clips, split)
         _refuse_names(clips, split)
     if clips is None:
-        return  # a user's training set may have neither, so nothing can be checked
+        return  # a user's training set may lack both, so nothing can be checked
     # One clip for each combination of sizes, number of instants and spike settings.
     for clip in one_of_each_form(clips):
         _refuse_other_scale(clip, split, scale)

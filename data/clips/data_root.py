@@ -141,8 +141,8 @@ def _add_single_files(
 ) -> None:
     """Add a clip for each file of the root, if the listing has no files of this clip yet.
 
-    E.g. "a.dat" becomes the clip "a", unless the folder "a" has files. If the root has both "a.dat"
-    and "a.npy", the file with the earlier suffix is used.
+    E.g. "a.dat" becomes the clip "a" if there is no folder "a" with files. If the root has both
+    "a.dat" and "a.npy", the file with the earlier suffix is used.
 
     suffixes: the suffixes of the files, e.g. (".dat", ".npy"), the preferred suffix first.
     names: names of the files that lie directly in the root.

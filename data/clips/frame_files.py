@@ -211,7 +211,9 @@ class FrameFiles:
     def _names_of_frames(
         self, wanted_frames: set[FrameKey], name_of: Mapping[FrameKey, str]
     ) -> dict[FrameKey, str]:
-        """Return {key of a frame: its name}, for each wanted frame.
+        """Return {key of a frame: its name}, for each wanted frame: {("", 47, ""): "000047"}.
+
+        The key is the text before the number, the number, and the text after it (`FrameKey`).
 
         A frame without a file gets the name that its file should have: between "000046" and
         "000048", the missing frame is "000047". The number in this name has as many digits as the

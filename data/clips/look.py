@@ -70,6 +70,8 @@ class Look(NamedTuple):
 def look_at_picture(path: str, decode: bool = False, lmdb_entry: FileEntry | None = None) -> Look:
     """Look at a picture: at header and end of a PNG, at the whole file of any other format.
 
+    Returns a `Look`: size and time of the file, size of the picture, and what is wrong (`flaw`).
+
     decode: whether to decode a PNG, too, which finds flipped bits.
     lmdb_entry: size and time of a file in an LMDB. None for a file on disk.
     Raises DataError for a broken link.
@@ -109,7 +111,7 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
 
     # Only the header of this PNG was read. Its last bytes show whether the file is complete.
     size = look.entry.size
-    offset = max(0, size - len(PNG_END))
+    offset = max(0, size - len(PNG_END))  # 0 for a file that is shorter than PNG_END
     if os.pread(descriptor, len(PNG_END), offset) != PNG_END:
         return look._replace(missing_end=f"PNG of {size} bytes is cut short")
     return look

@@ -176,8 +176,9 @@ class Source:
     def meta_file(self) -> str | None:
         """Return the path of the meta file. None: the clips of all folders are used.
 
-        If a meta file of KAIR is missing, the result is None, because the file would name all clips
-        of a training set. Any other path is returned, and reading a missing file raises an error.
+        KAIR is the program in which VRT was published. If a meta file of KAIR is missing, the
+        result is None, because the file would name all clips of a training set. Any other path is
+        returned, and reading a missing file raises an error.
         """
         path = self.meta_info_file
         if path in KAIR_LISTS and not os.path.exists(path):
