@@ -13,7 +13,7 @@ Shifts are x and y in RGB pixels. Times are planes after the sharp instant: 0 is
 
 What must stay: a curve is 0 at the sharp instant. With other curves, the weights of the fusion
 "motion" fit a little worse, because they were trained with motions along these curves. The fusion
-"motion" is a network that takes learned steps along the motion (models/fusion/fusion_motion.py).
+"motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes. It
 does not guard RIDGE and STEP_OF_SHAKE: it passes with RIDGE = 0 or 0.01, and STEP_OF_SHAKE = 1.

@@ -14,7 +14,7 @@ data/cameras/frame_planes.py says which planes belong to an exposure.
 
 What must stay: the numbers of `spike_rates`. The shipped weights of the fusion "motion" were
 trained on pictures and gains that are made of these rates. test_exposure.py works out rates and
-windows by hand. The fusion "motion" is a network that takes learned steps along the motion
+windows by hand. The fusion "motion" takes learned steps along the motion
 (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_exposure.py

@@ -1,7 +1,7 @@
 """Choose what finds the motion within an exposure: DIS, a network, or both.
 
-The fusion "motion" is a network that takes learned steps along the motion
-(models/fusion/fusion_motion.py). Its weights say which of the three (`finder_of`):
+The fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py). Its
+weights say which of the three (`finder_of`):
 
     dis      DIS, an optical flow (flow.py), also used by `--method joint`
     network  a small network (learned.py)

@@ -30,8 +30,7 @@ Few spikes make noisy pictures, so two limits on the number of spikes (light.py)
 What must stay: the motions and the expected errors. The weights of the fusion "motion" were trained
 with these motions. If you change a constant, the weights fit a little worse until they are trained
 anew. docs/benchmarks/quality_details.md, "What finds the motion", says what each part of the search
-gains. The fusion "motion" is a network that takes learned steps along the motion
-(models/fusion/fusion_motion.py).
+gains. The fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_flow.py. It compares motions and expected errors with the true motion
 of simulated scenes.

@@ -20,8 +20,8 @@ gain of a clip is the gain at the median level of its frames.
 
 What must stay: the numbers of both functions. The shipped weights of the fusion "motion" were
 trained on grey values rate / gain. With other gains the weights still run, but fit a little worse.
-test_gain.py compares gains with the known rates of simulated cameras. The fusion "motion" is a
-network that takes learned steps along the motion (models/fusion/fusion_motion.py).
+test_gain.py compares gains with the known rates of simulated cameras. The fusion "motion" takes
+learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_gain.py, tests/stories/test_motion_weights.py (cameras that change
 their exposure, broken pixels, a clipped sky)

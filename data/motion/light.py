@@ -20,8 +20,7 @@ restorer.py). The reason: a dark scene may have n = 0 although its few bright th
 
 What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
 with the motions that follow from both, so they would fit a little worse with other limits. The
-fusion "motion" is a network that takes learned steps along the motion
-(models/fusion/fusion_motion.py).
+fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_light.py, tests/parts/data/test_finder.py (dim light),
 tests/stories/test_motion_weights.py (few spikes, saturated cameras)

@@ -21,8 +21,8 @@ pixel has the window of the median pixel (`_rates_at`).
 Only flow.py calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
 were found in these pictures. With another constant, the weights fit a little worse until they are
 trained anew. test_spike_pictures.py notices wrong pictures, and test_flow.py notices wrong motions.
-Neither test notices a constant that is a little worse. The fusion "motion" is a network that takes
-learned steps along the motion (models/fusion/fusion_motion.py).
+Neither test notices a constant that is a little worse. The fusion "motion" takes learned steps
+along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_spike_pictures.py, tests/parts/data/test_flow.py
 """

@@ -17,8 +17,8 @@ Three things follow from the matrix. Most of data/motion/ uses these, and not th
 
 What must stay: the number of points in a spike pixel and their places. The shipped weights of the
 fusion "motion" were trained on equations with these points. test_view.py notices other places.
-test_bands.py notices a wrong field of the view of a band. The fusion "motion" is a network that
-takes learned steps along the motion (models/fusion/fusion_motion.py).
+test_bands.py notices a wrong field of the view of a band. The fusion "motion" takes learned steps
+along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/test_view.py, tests/parts/data/test_bands.py
 """

@@ -16,10 +16,11 @@ import re
 from .errors import PathLike, SpikeFileError
 
 # Beginning of a file that is not packed planes, as a regular expression -> name of the kind of
-# file. If the name has the word MATLAB, `refuse_other_format` gives another advice. A mark must be
-# long. Random bits of any firing rate match these marks with a probability
-# below 1e-9. The first three bytes of a JPEG alone would be too short a mark: two of 100,000 spike
-# files of a bright scene have these bytes.
+# file. If the name has the word MATLAB, `refuse_other_format` gives another advice.
+#
+# A mark must be long. Random bits of any firing rate match these marks with a probability below
+# 1e-9. The first three bytes of a JPEG alone would be too short a mark: two of 100,000 spike files
+# of a bright scene have these bytes.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     # The fifth byte is ten times the version of the zip format, 1.0 to 6.3.

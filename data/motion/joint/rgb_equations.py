@@ -13,7 +13,7 @@ One equation per pixel and colour:
 cameras.py computes the left side B x. This module makes the right side b and the weights w_b.
 
 What must stay: the numbers, because the network of the fusion "motion" was trained on these
-equations. The fusion "motion" is a network that takes learned steps along the motion
+equations. The fusion "motion" takes learned steps along the motion
 (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/joint/test_rgb_equations.py notices another b, other weights of a frame

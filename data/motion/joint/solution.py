@@ -25,15 +25,14 @@ More steps would fit the noise. Few steps are enough, because conjugate gradient
 preconditioner: residuals are divided by a number M for each pixel and colour.
 
 What must stay: the solution, because the network of the fusion "motion" was trained on it. The
-fusion "motion" is a network that takes learned steps along the motion
-(models/fusion/fusion_motion.py).
+fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/joint/test_equations.py. What is wrong, and the test that fails:
 
     the solution      test_the_frame_is_far_sharper_than_its_start
     the right side    test_the_first_step_changes_the_frame_as_the_equations_pull_it
 
-The tests pass with any value of the constants below, also with 0. So measure the effect of another
+The tests do not guard the constants below: they pass with 0, too. So measure the effect of another
 value (docs/benchmarks/quality_details.md, "Its constants").
 """
 

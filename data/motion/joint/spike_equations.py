@@ -21,7 +21,7 @@ cameras.py computes the left side S l. This module makes c, y and w_s; spike_err
 of y.
 
 What must stay: the numbers, because the network of the fusion "motion" was trained on these
-equations. The fusion "motion" is a network that takes learned steps along the motion
+equations. The fusion "motion" takes learned steps along the motion
 (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/joint/test_spike_equations.py notices an equation of a pixel that may have

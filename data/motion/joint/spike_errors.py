@@ -20,8 +20,8 @@ display values, and at the end it is turned into the unit of y, by the slope of 
 values.
 
 What must stay: the errors. The weight of a spike equation is 1 / (this error), and the network of
-the fusion "motion" was trained with these equations. The fusion "motion" is a network that takes
-learned steps along the motion (models/fusion/fusion_motion.py).
+the fusion "motion" was trained with these equations. The fusion "motion" takes learned steps along
+the motion (models/fusion/fusion_motion.py).
 
 Tests notice only errors that are far too small. They pass with much larger values of SIGMA_S and
 JITTER, e.g. 0.3 and 0.5, so measure the effect of another value

@@ -24,8 +24,7 @@ sum is found by least squares with smaller weights where residuals are large
 (`System.robust_weights`).
 
 What must stay: residuals and weights, because the network of the fusion "motion" was trained on
-them. The fusion "motion" is a network that takes learned steps along the motion
-(models/fusion/fusion_motion.py).
+them. The fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/joint/test_equations.py. With wrong residuals,
 test_the_sharp_frame_along_the_true_motion_fits_all_equations fails. No test notices another

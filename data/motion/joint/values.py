@@ -13,7 +13,7 @@ simulated recordings it sees the luma of display values instead: the option spik
 
 What must stay: the curves and `DARK`, because the shipped weights of the fusion "motion" were
 trained with them. Nearly all modules of this folder convert with these functions. The fusion
-"motion" is a network that takes learned steps along the motion (models/fusion/fusion_motion.py).
+"motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
 
 Tests: tests/parts/data/joint/test_values.py notices another gamma, and a slope that does not belong
 to it.

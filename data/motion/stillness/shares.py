@@ -3,8 +3,8 @@
 A frame is restored in two steps (restorer.py): a first estimate without any motion, and then an
 improvement along the motion that was found in the spikes. If nothing moves, this motion is noise,
 and the improvement makes the frame worse. On clips of a camera on a tripod, the weights of the
-fusion "motion" lost 5 dB in good light and 12 dB in dim light. The fusion "motion" is a network
-that takes learned steps along the motion (models/fusion/fusion_motion.py).
+fusion "motion" lost 5 dB in good light and 12 dB in dim light. The fusion "motion" takes learned
+steps along the motion (models/fusion/fusion_motion.py).
 
 So the improved frame is blended with the first estimate. The weight of the improved frame at a
 pixel is the product of two shares. Each share answers a question, from 0 (no) to 1 (yes):
