@@ -1,7 +1,8 @@
 """Say what happened to each tensor of a weights file that was loaded into a network.
 
-In: names of tensors, from loading.py. Out: the fraction of the network that was loaded, and a text
-for the log and for errors. If the fraction is too small, loading.py refuses the file.
+loading.py fills a `LoadReport` with the names of the tensors. The report gives the fraction of the
+network that was loaded, and a text for the log and for errors. If the fraction is too small,
+loading.py refuses the file.
 
 What must stay: `loaded_share`, because the weights of an RGB network must be able to start a
 network with spikes (tests/parts/models/test_weights.py). Free to change: the text.

@@ -1,8 +1,9 @@
 """Load tensors into a network by name, and report what happened to each.
 
-In: a network, and tensors from `read_weights` (weights_file.py) or from a checkpoint. Out: the
-network with these weights, and a `LoadReport` (load_report.py). `compare_weights` only says what
-`load_weights` would do, so it also works on the device "meta", where a network takes no memory.
+`load_weights` takes a network, and tensors from `read_weights` (weights_file.py) or from a
+checkpoint. It changes the network, and returns a `LoadReport` (load_report.py). `compare_weights`
+only says what `load_weights` would do, so it also works on the device "meta", where a network takes
+no memory.
 
 What must stay: weights that do not fit are refused, and leave the network as it was
 (test_weights_of_another_network_are_refused_and_change_nothing).

@@ -1,7 +1,7 @@
 """Start a training from the weights that an option file names.
 
-In: a network, and the option path.pretrained_netG or path.pretrained_netE, from model_state.py.
-Out: the network with these weights.
+model_state.py passes a network, and the option path.pretrained_netG or path.pretrained_netE.
+`load_pretrained` loads the weights into this network.
 
 What must stay: which of the two sets of weights in a checkpoint a network takes
 (tests/parts/models/test_weights.py).

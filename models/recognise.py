@@ -3,9 +3,10 @@
 A published file does not describe its network. So its tensors are compared with the names and
 shapes of each published network, which is built on the device "meta", without memory.
 
-In: a path or a name such as "vrt/006", and the tensors of a file, from portable.py; the arguments
-of the networks, from released_networks.py. Out: the path of the file, which released.py downloads
-if it is missing, and a `SavedNetwork`.
+`file_of` turns a path or a name such as "vrt/006" into the path of the file, which released.py
+downloads if it is missing. `published_network` takes the tensors of a file, and returns a
+`SavedNetwork`. portable.py calls both, and pretrained.py calls `file_of`. released_networks.py has
+the arguments of the networks.
 
 What must stay: a downloaded file gets its final name only after its size and its tensors were
 checked (tests/parts/models/test_released.py). Free to change: the order in which networks of the

@@ -1,7 +1,7 @@
 """A weights file together with its network: `SavedNetwork` builds the network with its weights.
 
-In: the tensors of a file, and the options of their network, from portable.py, which also says where
-the options come from. Out: the network, for tests, notebooks and hubconf.py.
+portable.py makes a `SavedNetwork` of the tensors of a file and the options of their network, and
+says where the options come from. Tests, notebooks and hubconf.py build the network.
 
 What must stay: options from a weights file are checked before a network is built of them
 (test_options_of_a_larger_network_than_the_weights_are_refused_unbuilt). Otherwise a small file

@@ -1,8 +1,8 @@
 """Read the tensors of a weights file, by name.
 
-In: the path of a file that torch.save wrote, in this project or another one. foreign_weights.py
-reads the file itself, and accepts only plain types. Out: its state dict. loading.py loads the
-tensors into a network, and portable.py finds the network that they belong to.
+`read_weights` takes the path of a file that torch.save wrote, in this project or another one, and
+returns its state dict. foreign_weights.py reads the file itself, and accepts only plain types.
+loading.py loads the tensors into a network, and portable.py finds the network that they belong to.
 
 What must stay: CONTAINERS, the keys by which published files are read. `refuse_odd_tensors`, which
 refuses sparse and quantized tensors, must be called before the tensors are returned

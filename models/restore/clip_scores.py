@@ -1,8 +1,7 @@
 """Score the restored frames of one clip against its sharp frames.
 
-In: the input, the sharp frames and the restored frames of a clip, one frame at a time, from
-finished_clip.py. Out: `ClipScorer.scores`, the scores of each frame, which finished_clip.py writes
-into the JSON of the clip.
+finished_clip.py passes the input, the sharp and the restored frames of a clip, one frame at a time.
+At the end it writes the scores of each frame, `ClipScorer.scores`, into the JSON of the clip.
 
 What must stay: which frames are scored, and the names of what is scored ("restored", "input",
 "instant 0", ...), because users' scripts read them

@@ -1,7 +1,7 @@
 """Read run.json of an earlier test in an output folder, and compare it with this test.
 
-In: an output folder, from output_folder.py. Out: which files the earlier test wrote, or an error if
-its settings or input files differ. run.json holds
+output_folder.py asks which files the earlier test wrote. If the earlier test had other settings or
+input files, `refuse_another_test` raises an error. run.json holds
 
     {"settings": {...}, "inputs": {clip: digest of its files}, "files": {clip: [names]}}
 

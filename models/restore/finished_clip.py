@@ -1,8 +1,8 @@
 """Score a clip when all its frames are restored, and write its strips, videos and scores.
 
-In: the files of the frames, which run_job.py has written, and the clip, with its sharp frames. The
-frames are read back, because several ranks may have restored them. `Outputs` (outputs.py) says
-where the files are. Out: strips, videos, and clips/<name>.json with the scores, for report.py.
+run_job.py calls `finish_clip` after it has written the files of all frames. The frames are read
+back from these files, because several ranks may have restored them. `Outputs` (outputs.py) says
+where the files are. report.py reads the scores in clips/<name>.json.
 
 What must stay: the keys of clips/<name>.json, and the scores
 (test_the_numbers_equal_the_numbers_of_a_restoration_by_hand). The JSON must be written after all

@@ -1,6 +1,6 @@
 """List the flags of main_test_vrt.py, with their help.
 
-Out: a parser, for request.py, which turns the values of the flags into a `TestRequest`. --help
+request.py calls `parser_of_tests`, and turns the values of the flags into a `TestRequest`. --help
 shows the flags in the order of this file.
 
 Words: a formula (tfp, tfi, tfstp, exposure) computes a frame from spikes directly. The joint

@@ -1,8 +1,8 @@
 """Say what a test restores, how, and where the results go.
 
-In: main_test_vrt.py makes a `Job`, for a test set or a user's own clips. Out: run_job.py restores
-its clips, and report.py writes the results of all clips. Code that has a `Job` no longer reads the
-command line or the option file.
+main_test_vrt.py makes a `Job`, for a test set or a user's own clips. run_job.py restores its clips,
+and report.py writes the results of all clips. Code that has a `Job` no longer reads the command
+line or the option file.
 
 What must stay: the frames that `frames_of` returns, because the restoration, the scores and the
 report pair them with the names of the frames. The keys of `reading_options` must stay, too, because

@@ -3,8 +3,8 @@
     network_for_test_set     the network with tiles for the clips of an option file
     network_for_own_clips    the network with tiles for a user's clips
 
-In: weights that `read_saved` has read (models/portable.py), and the flags of the network
-(request.py), from main_test_vrt.py. Out: a `NetworkMethod`, a method of utils/contract.py.
+main_test_vrt.py passes weights that `read_saved` has read (models/portable.py), and the flags of
+the network (request.py). It gets a `NetworkMethod`, which is a `Method` of utils/contract.py.
 run_job.py asks it for a `Restorer` (tiles/restorer.py), which restores the clips.
 
 What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only

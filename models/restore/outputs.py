@@ -10,8 +10,8 @@ Each test has a folder of its own. E.g. for a clip "street":
     pictures/street/motion.png      how the example frame was restored, if the method shows it
     metrics.json, table.txt, report.html    results of all clips
 
-In: main_test_vrt.py makes an `Outputs` from --output, --save and --fps. Out: the paths of files, by
-their kind, for four modules:
+main_test_vrt.py makes an `Outputs` from --output, --save and --fps. Four modules ask it for the
+paths of files, by their kind:
 
     output_folder.py    takes the folder for the test
     run_job.py          writes restored frames, with `write_frame`

@@ -1,7 +1,7 @@
 """Say how the spikes of a user's own clips are read.
 
-In: the section `spike` of a weights file, because spikes must be read as in the training, and the
-user's files with their "spike.key=value" (request.py). Out: the section with the user's changes.
+`spikes_for_network` begins with the section `spike` of a weights file, because spikes must be read
+as in the training. It returns this section with the user's changes, "spike.key=value" (request.py).
 main_test_vrt.py and scripts/show_motion.py hand it to the reader of the clips
 (data/clips/clip_reader.py). For a formula, which has no weights, they call only `changed_spikes`.
 

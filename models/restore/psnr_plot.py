@@ -1,6 +1,6 @@
 """Draw the PSNR of each frame of a clip as an SVG, for the page of results.
 
-In: the PSNR of each frame, from report.py. Out: numbers, from which the template
+report.py passes the PSNR of each frame. `psnr_plot` returns numbers, from which the template
 utils/templates/test.html draws the plot.
 
 What must stay: the keys of the result, which are names in the template. Free to change: the sizes.

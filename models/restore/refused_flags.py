@@ -10,9 +10,8 @@ The command line has one of these forms. The docstring of main_test_vrt.py has e
                                                      the joint solution, on the user's own clips. It
                                                      may begin with a network: --weights FILE
 
-In: the values that argparse has read, from request.py. Out: nothing, or an OptionError. If there
-are several errors, the user sees the first one in the order of the lines of
-`refuse_contradictions`.
+request.py calls `refuse_contradictions` with the values that argparse has read. If there are
+several errors, the user sees the first one in the order of its lines.
 
 What must stay: each refusal, because a flag without effect would mislead the user. Free to change:
 the texts.

@@ -1,9 +1,9 @@
 """Write the results of all clips of a test: metrics.json, table.txt and report.html.
 
-In: a `Job` whose clips run_job.py has restored, from main_test_vrt.py, on rank 0. For each clip,
-`write_report` reads clips/<name>.json, which finished_clip.py wrote: {"name", "frames", "stems",
-"example", "per_frame": scores, "s_per_frame", "tile"}. scores.py makes averages and a table of the
-scores. Out: the three files in the output folder, and the table in the log.
+main_test_vrt.py calls `write_report` on rank 0, after run_job.py has restored all clips of a `Job`.
+For each clip, `write_report` reads clips/<name>.json, which finished_clip.py wrote: {"name",
+"frames", "stems", "example", "per_frame": scores, "s_per_frame", "tile"}. scores.py makes averages
+and a table of the scores. The table is also shown in the log.
 
 What must stay: the keys of metrics.json, and the lines of the protocol, because users' scripts and
 the protocols of published numbers read them. Free to change: what report.html shows, and in which

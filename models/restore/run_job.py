@@ -1,8 +1,9 @@
 """Restore and score the clips of a `Job` on all ranks.
 
-In: a `Job` (job.py), from main_test_vrt.py. Out: the frames, scores and videos of all clips in the
-output folder, for report.py. Frames and finished clips that are in the folder already are not
-computed again, so a test that was interrupted continues where it stopped.
+main_test_vrt.py passes a `Job` (job.py). `restore_clips` writes the frames, scores and videos of
+all clips into the output folder, and report.py reads the scores there. Frames and finished clips
+that are in the folder already are not computed again, so a test that was interrupted continues
+where it stopped.
 
     restore_clips
       claim_folder_of   takes the output folder (output_folder.py)

@@ -1,8 +1,8 @@
 """Restore one clip in a validation, score its frames, and show its middle frame.
 
-In: a `Restorer` with the network of a training, and a clip with sharp frames, from validation.py.
-Out: the scores of each frame, and panels of the middle frame, for validation.py. With the option
-val.save_img, the frames are written.
+validation.py passes a `Restorer` with the network of a training, and a clip with sharp frames. It
+gets the scores of each frame, and panels (pictures side by side) of the middle frame. With the
+option val.save_img, the frames are written.
 
 What must stay: a frame with NaN must not end the training. Its score is NaN, and NaN is never the
 best. Free to change: what the panels show.

@@ -1,8 +1,8 @@
 """Validate during a training: restore the clips of the test split on all ranks, and score them.
 
-In: the model of a training, and the clips of the test split, from main_train_vrt.py. Out: a
-`Validation`, for the log and for the choice of the best checkpoint. validated_clip.py restores and
-scores a single clip.
+`validate` takes the model of a training and the clips of the test split, from main_train_vrt.py. It
+returns a `Validation`, for the log and for the choice of the best checkpoint. validated_clip.py
+restores and scores a single clip.
 
 A rank is one process of the training. "Collective" in a docstring means that the ranks wait for
 each other in this function, so every rank must call it at the same point of the program.

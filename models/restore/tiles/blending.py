@@ -6,9 +6,9 @@ A pixel of the result is a weighted mean over the tiles that contain this pixel:
 
 So the weights need not sum to 1, but each pixel needs a tile with a weight above 0.
 
-In: the starts of all tiles along one axis, and the index of one tile. Out: the weights of this tile
-along this axis. space.py multiplies the weights along height and width. stream.py uses the weights
-along the time.
+`blend_weights` takes the starts of all tiles along one axis, and the index of one tile. It returns
+the weights of this tile along this axis. space.py multiplies the weights along height and width.
+stream.py uses the weights along the time.
 
 What must stay: the blend "kair", which is the blend of the published code (the project KAIR):
 test_published_tiling_is_reproduced compares them. Free to change: the blend "smooth", if no weight

@@ -1,8 +1,8 @@
 """Keep the frames of a clip that were read last, so that a frame in two tiles is decoded once.
 
-In: a reader of a clip (`utils.contract.FrameReader`). Out: a `FrameCache`, which is a reader of the
-same frames. restorer.py makes it, as large as one tile in time. validated_clip.py reads the frames
-of the last tile from it once more.
+A `FrameCache` wraps a reader of a clip (`utils.contract.FrameReader`), and is a reader of the same
+frames. restorer.py makes it, as large as one tile in time. validated_clip.py reads the frames of
+the last tile from it once more.
 
 What must stay: a frame and the same frame in reversed time are different entries, because their
 spikes differ. Free to change: the capacity, which changes no result.

@@ -1,8 +1,8 @@
 """Keep restored frames in a file, so that the memory does not hold all frames of a clip.
 
-In: restored frames, in the order of time, from stream.py. Out: the same frames in any order. Only
-the option flip_seq needs the file, because it restores a clip also in reversed time, and the two
-results of a frame come far apart.
+stream.py appends restored frames in the order of time, and reads them in any order. Only the option
+flip_seq needs the file, because it restores a clip also in reversed time, and the two results of a
+frame come far apart.
 
 What must stay: a frame comes back bit for bit.
 

@@ -9,9 +9,9 @@ kinds of clips with gaps:
 In both kinds the given frames are numbered 0, 1, 2, ..., and gap g lies between the given frames g
 and g + 1. `given_frames` has the index of each given frame in the clip.
 
-In: a clip that a data set or data/clips/clip_reader.py has opened, from main_test_vrt.py or
-main_train_vrt.py. Out: a clip with gaps. restorer.py restores both kinds, from the frames that
-`frames_around_gaps` selects.
+Both wrap a clip that a data set or data/clips/clip_reader.py has opened, in main_test_vrt.py or
+main_train_vrt.py. restorer.py restores both kinds, from the frames that `frames_around_gaps`
+selects.
 
 What must stay: which frames are left out and scored, because published scores of Vimeo-90K belong
 to them (tests/stories/test_kair_files.py).

@@ -3,9 +3,9 @@
 A network takes only certain sizes, e.g. multiples of 8 pixels (`utils.contract.InputSpec`). So the
 tile is mirrored at its end, and the result is cropped to the tile.
 
-In: a tile from space.py. Out: the restored tile, on the CPU, which space.py blends with the other
-tiles. Every pass of a network in a restoration goes through `run_padded`. This file reads three
-fields of a `Tiling`:
+space.py passes a tile to `run_padded`. It gets the restored tile, on the CPU, and blends it with
+the other tiles. Every pass of a network in a restoration goes through `run_padded`. This file reads
+three fields of a `Tiling`:
 
     spec                 the sizes that the network takes
     num_frame_testing    frames of a tile, 0 for the whole clip

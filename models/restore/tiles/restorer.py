@@ -14,9 +14,9 @@ E.g. a clip of 14 frames, and tiles of 12 frames x 256 px: stream_clip restores 
 then 2 ... 13. The frames 2 ... 11 are weighted means of both. restore_space cuts the frames into
 squares of 256 x 256 pixels.
 
-In: a network and a `Tiling` (plan.py), from network_method.py for a test and from validation.py for
-a training. Then a reader of a clip. Out: restored frames on the CPU, one by one. run_job.py writes
-them, and validated_clip.py scores them.
+network_method.py (in a test) and validation.py (in a training) make a `Restorer` of a network and a
+`Tiling` (plan.py). `Restorer.frames` takes a reader of a clip, and yields restored frames on the
+CPU, one by one. run_job.py writes them, and validated_clip.py scores them.
 
 What must stay: the frames of one clip come from one tiling. Free to change: the advice of the
 errors.

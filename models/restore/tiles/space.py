@@ -3,9 +3,9 @@
 `restore_space` cuts the frames into rectangles, runs the network on each rectangle, and adds the
 results, times their weights, to one sum. At the end it divides by the sum of the weights.
 
-In: the frames of one tile in time, from stream.py. Out: these frames restored, for stream.py.
-Notebooks call `restore_space` on tensors directly (docs/python.md). This file reads five fields of
-a `Tiling`, and `run_padded` reads others (padding.py):
+stream.py passes the frames of one tile in time, and gets these frames restored. Notebooks call
+`restore_space` on tensors directly (docs/python.md). This file reads five fields of a `Tiling`, and
+`run_padded` reads others (padding.py):
 
     spec                      what the network requires; here only its scale
     size_patch_testing        side of a tile in pixels, 0 for the whole frame
