@@ -222,7 +222,8 @@ def read_options(path: str | None, overrides: Sequence[str]) -> Options | None:
 
     Returns None without --opt.
 
-    path: --opt. overrides: changes "section.key=value" of the file.
+    path: the option file, the value of --opt.
+    overrides: changes "section.key=value" of the file.
     """
     if path is None:
         return None

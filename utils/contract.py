@@ -128,9 +128,9 @@ class FrameReader(Protocol):
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return one frame, as float32 tensors by these keys:
 
-            lq            (3, H, W) in [0, 1]: the blurry frame
+            lq            (3, H, W) in [0, 1]: the blurry frame ("low quality")
             spike         (S, H, W): its spikes, if the clip has spikes
-            gt            (3, sH, sW) in [0, 1]: the sharp frame, if there is one
+            gt            (3, sH, sW) in [0, 1]: the sharp frame ("ground truth"), if there is one
             gt_instants   (3 K, sH, sW): K sharp frames, of which gt is the middle one. Only if
                           there are sharp frames of several instants
 
@@ -219,7 +219,8 @@ class JointEquations(Protocol):
 class MotionCurves(Protocol):
     """A motion that a network found, as `models.fusion.motion_net.Curves` describes it.
 
-    h, w: size of a spike plane, filled up to multiples of 8. B: number of exposures.
+    h and w are height and width of a spike plane, filled up to multiples of 8. B is the number of
+    exposures.
     """
 
     # (B, 6, h, w): the curve along which each spike pixel moves, a polynomial of time. The six

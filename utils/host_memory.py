@@ -32,9 +32,12 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     `used` is the memory of all processes of a group. Files that the kernel keeps in memory (the
     file cache) do not count, because the kernel drops them when memory is short.
 
-    proc, groups: folders with the files of the kernel. Tests give folders of their own. See
-        test_the_memory_of_a_container_is_its_limit for the files of a container, and
-        test_the_limit_of_the_first_version_of_cgroups_is_read for the files of an old Linux.
+    proc: the folder with the files meminfo and self/cgroup of the kernel.
+    groups: the folder with the files of the control groups.
+
+    Tests give folders of their own. See test_the_memory_of_a_container_is_its_limit for the files
+    of a container, and test_the_limit_of_the_first_version_of_cgroups_is_read for the files of an
+    old Linux.
     """
     uses: list[Use] = []  # of the host and of each group
     with suppress(OSError, KeyError, ValueError):  # no /proc, or other lines in meminfo

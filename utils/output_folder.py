@@ -102,6 +102,7 @@ def _folders_between(folder: Path, path: Path) -> list[Path]:
 
     For the folder out and the path out/a/b/0.png: out/a/b and out/a.
     """
+    # A folder around `path` lies below `folder` if `folder` is one of its own parents.
     return [parent for parent in path.parents if folder in parent.parents]
 
 

@@ -120,7 +120,10 @@ class Beats:
     # ---- Writing and reading -----------------------------------------------------------------
 
     def publish(self, state: State) -> None:
-        """Write the next beat of this rank. state: the beat without its number and machine."""
+        """Write the next beat of this rank.
+
+        state: the beat without its number and machine.
+        """
         self.number += 1
         own_state = {"beat": self.number, "machine": self.machine, **state}
         self.states[self.rank] = own_state

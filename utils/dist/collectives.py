@@ -143,8 +143,8 @@ def share_record_ids(record_ids: dict[str, Any] | None) -> None:
     each data set to a file, a record. The other ranks, and the loader processes, find the records
     by their ids (data/clips/kept.py).
 
-    record_ids: on rank 0, digest of the options of a data set -> id of its record, or None if
-        nothing was checked. Then RUN.record_ids is {}. The values of the other ranks are ignored.
+    record_ids: on rank 0, digest of the options of a data set -> id of its record. None if nothing
+        was checked: RUN.record_ids is then {}. The values of the other ranks are ignored.
     """
     ids_of_rank_0 = from_rank(source=0, obj=record_ids)
     RUN.record_ids = ids_of_rank_0 or {}

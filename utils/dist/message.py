@@ -143,7 +143,7 @@ class _ArrayReader:
         byte_count: number of bytes of the array. The message may come from another program, so
             the number may be of any size, and even negative.
 
-        Raises ValueError if the message does not have so many more bytes.
+        Raises ValueError if the message has fewer bytes left, or if the number is negative.
         """
         bytes_left = len(self.message) - self.position
         if not 0 <= byte_count <= bytes_left:
@@ -236,7 +236,10 @@ def refuse_size(size: int, sender: int) -> None:
 
 
 def _not_a_message(sender: int) -> DistError:
-    """Return the error of bytes that `pack` has not made. sender: the rank that sent them."""
+    """Return the error of bytes that `pack` has not made.
+
+    sender: the rank that sent them.
+    """
     return DistError(
         what=f"rank {sender} sent something that no rank of this version sends",
         where=f"the connection to rank {sender}",

@@ -325,8 +325,8 @@ def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
     known_count = 0  # number of requests that this thread knows of; they are counted from 1
     unanswered: set[int] = set()  # numbers of requests
     clock = AwakeClock(slice_s=1.0)
-    # `open_store` puts the prefix "spikevrt/<name>/" in front of the keys of this start. `tcp_store`
-    # has no prefix, so the key MET needs the prefix here.
+    # `open_store` puts the prefix "spikevrt/<name>/" in front of the keys of this start.
+    # `tcp_store` has no prefix, so the key MET needs the prefix here.
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < limit_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
             count = tcp_store.add("requests", 0)  # adding 0 reads the number

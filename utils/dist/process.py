@@ -187,7 +187,8 @@ def signals_held() -> Generator[None]:
     Fork a loader process within this block. The loader process inherits the signal mask of its
     parent, so the signals are held back there, too. `leave_signals_to_parent` installs the handlers
     of the loader process, and then lets the signals arrive. So no signal ends the loader process
-    before it has handlers.
+    before it has handlers. A rank also starts its guard (guard.py) within such a block, and the
+    signals stay held back in the guard.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
@@ -254,7 +255,7 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 
 # Longest wait for exit handlers of libraries, in seconds. A library may still send its last data
-# over a slow network. With a shorter wait, these data could be lost.
+# over a slow network. With a shorter wait, these data could be lost. Chosen by hand.
 HANDLERS_S = 60.0
 
 

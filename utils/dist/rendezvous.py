@@ -148,7 +148,10 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
 
 
 def not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
-    """Return the error of a meeting that lasts too long. ranks: e.g. "ranks 2, 5 of 8"."""
+    """Return the error of a meeting that lasts too long.
+
+    ranks: e.g. "ranks 2, 5 of 8".
+    """
     return DistError(
         what=f"{ranks} did not arrive in {launch.join_s:.0f} s",
         where=rank_on_host(launch),

@@ -175,7 +175,10 @@ def _wait_for_growth(file: Any, size_before: int) -> None:
 
 
 def _handles(status: str, number: signal.Signals) -> bool:
-    """Return whether a process handles a signal. status: its /proc/<pid>/status."""
+    """Return whether a process handles a signal.
+
+    status: its /proc/<pid>/status.
+    """
     # E.g. "SigCgt: 0000000000000a00": a hexadecimal number with one bit for each handled signal;
     # the lowest bit is signal 1.
     line = re.search(r"SigCgt:\s*(\w+)", status)

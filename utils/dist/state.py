@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Seconds that the ranks wait for one another at the start if SPIKEVRT_JOIN_TIMEOUT is not set.
-# Ranks may be started minutes apart. docs/ddp_reference.md names the number too.
+# Ranks may be started minutes apart. Chosen by hand. docs/ddp_reference.md names the number too.
 JOIN_S = 300.0
 
 

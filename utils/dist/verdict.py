@@ -94,9 +94,9 @@ class Judge:
                 return None
             self.beats.states.update(read_states(self.beats.store, self.beats.world_size))
         # stall_s is not None here, because this rank is late. A silent rank must be found before
-        # stall_s is over. So if stall_s is below 6 s, e.g. 2 s in a test, take half of it.
-        # `Watchdog.watch` makes a rank beat at least six times in stall_s, so at least three times
-        # in this half.
+        # stall_s is over. So if stall_s is below 6 s, take half of it, e.g. 1 s of the 2 s in a
+        # test. `Watchdog.watch` makes a rank beat at least six times in stall_s, so at least three
+        # times in this half.
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
@@ -140,8 +140,9 @@ class Judge:
 
         A collective ends only when every rank has entered it. So the ranks wait for the ranks that
         have entered the fewest collectives. Of these, the rank that is longest over its budget is
-        the cause. E.g. rank 1 is the cause in the table below. `syncs` counts the collectives, and
-        age and budget are seconds in the phase and their limit.
+        the cause. E.g. rank 1 is the cause in the table below: it has entered the fewest
+        collectives (`syncs`), and is 312 - 300 = 12 s over its budget. Age and budget are seconds
+        in the phase and their limit.
 
             rank   syncs   age   budget
             0      2211    290   300       in an all_reduce

@@ -182,7 +182,10 @@ class Watchdog(threading.Thread):
         self.start()
 
     def watch(self, budgets: WatchdogOptions) -> None:
-        """End the run from now on if a rank stands still. budgets: the options `watchdog`."""
+        """End the run from now on if a rank stands still.
+
+        budgets: the options `watchdog`.
+        """
         watchdog.go_on()  # the time of the present phase counts from now on
         # The shortest limit, stall_s, must be longer than several beats, so that one late beat
         # makes no rank silent. E.g. stall_s 2 gives a beat every 0.33 s. `Judge.verdict`

@@ -122,7 +122,8 @@ def _resume_override(path: str) -> str:
 class OptionParser(argparse.ArgumentParser):
     """A parser that raises OptionError. argparse itself would print the error and exit.
 
-    expected, do: two texts of the error: the form of the command line, and what the user can do
+    expected: a text of the error: the form of the command line
+    do: a text of the error: what the user can do
     """
 
     def __init__(self, expected: str, do: str, description: str | None) -> None:

@@ -70,7 +70,8 @@ def _commit() -> str | None:
         # Let git take no lock, because somebody may be working in the repository.
         "GIT_OPTIONAL_LOCKS": "0",
     }
-    # With --exclude=* git ignores all tags, so it names the commit.
+    # With --exclude=* git ignores all tags, so it names the commit. After 10 s (chosen by hand),
+    # the commit counts as unknown.
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         answer = subprocess.run(

@@ -263,7 +263,8 @@ class Experiment:
         writer. A writer that fails is left out from then on, with one warning. So an error in
         TensorBoard or W&B (a full disk, a lost connection) never ends a run.
 
-        method: name of the method. values: its arguments.
+        method: name of the method.
+        values: the arguments of the method.
         """
         for writer in tuple(self.writers):  # a copy, because a writer that fails is removed
             self._to_writer(writer, method, *values)

@@ -84,7 +84,8 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
     means: list[float] = []
     for curve in _curves(histories, "train/loss"):
         mean, window = running_mean(curve.values)
-        # The window depends on the number of entries, so several runs have several windows.
+        # The window depends on the number of entries of a run. So the label of several runs does
+        # not tell the window.
         label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
         thin = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
         axis.plot(curve.steps, curve.values, **thin)

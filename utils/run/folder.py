@@ -224,6 +224,9 @@ def _is_same(path: Path, stat: os.stat_result) -> bool:
 def _take_lock(path: Path) -> BinaryIO:
     """Open the file `path` and lock it. If another process has the lock, wait for some time.
 
+    The time is WAIT_ON_THIS_HOST_S (3 s), or WAIT_ON_ANOTHER_HOST_S (180 s) if the other process is
+    on another host.
+
     The lock lasts until the returned file is closed, so the file stays open as long as the run
     lasts. If the file system has no locks, logs a warning, and returns the file without a lock.
 

@@ -147,7 +147,10 @@ def _entry_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _no_history(what: str, path: Path) -> DataError:
-    """Return the error of a file that is not a history. what: what is wrong with it."""
+    """Return the error of a file that is not a history.
+
+    what: what is wrong with it.
+    """
     return DataError(
         what=what,
         where=str(path),

@@ -56,7 +56,10 @@ class HistoryWriter:
         self.is_report_old = False  # whether curves and report lack the newest entry
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Append an entry. values: tag -> value, e.g. "train/loss" -> 0.0234."""
+        """Append an entry.
+
+        values: tag -> value, e.g. "train/loss" -> 0.0234.
+        """
         self.is_report_old = True
         # If the disk fails within the block, `best_effort` logs a warning, and the run goes on
         # without this entry.
@@ -126,8 +129,8 @@ class HistoryWriter:
 
         Test: test_a_full_disk_cuts_no_line_and_later_entries_are_written_again.
         """
-        # `open_kept` opens without a buffer, so `write` returns how many bytes are in the file. A
-        # symbolic link is refused, because it would lead to another file.
+        # `open_kept` opens without a buffer, so `write` returns how many bytes of the line went
+        # into the file. A symbolic link is refused, because it would lead to another file.
         with open_kept(self.file, "ab") as file:
             # If the disk gets full in the middle of the line, cut the file back to this size.
             size = file.tell()

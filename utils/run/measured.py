@@ -123,6 +123,8 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
 
         "gpu_busy_min", "gpu_busy_mean"  smallest and mean share of the time in which a GPU computes
         "gpu_used_gb_max"                used memory of the fullest GPU
+
+    ranks: the measurements of each rank, in the order of the ranks.
     """
     values = {}
     for name in ranks[0].values:

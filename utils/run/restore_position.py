@@ -95,9 +95,11 @@ def restore_progress(
 
 
 def _progress_in(state: dict[str, Any]) -> Progress:
-    """Return the position in a checkpoint. state: its content.
+    """Return the position in a checkpoint.
 
     A field that an earlier version did not save gets its default.
+
+    state: the content of the checkpoint.
     """
     values = {}
     for field in fields(Progress):
@@ -106,10 +108,12 @@ def _progress_in(state: dict[str, Any]) -> Progress:
 
 
 def _order_in(state: dict[str, Any]) -> DataOrder | None:
-    """Return the order of the data that a checkpoint was written with. state: its content.
+    """Return the order of the data that a checkpoint was written with.
 
     Returns None if the checkpoint comes from an earlier version, which did not save the order. A
     checkpoint of a later version may hold additional fields, which are ignored.
+
+    state: the content of the checkpoint.
     """
     if not state.get("order"):
         return None
@@ -249,7 +253,8 @@ def _warn_of_changes(changes: list[str], epoch: int, ranks: int, ranks_then: int
 
     changes: what has changed, e.g. ["samples a step 8 -> 4"]
     epoch: number of the epoch that begins, from 0
-    ranks, ranks_then: number of ranks now, and of the start that wrote the checkpoint
+    ranks: number of ranks now
+    ranks_then: number of ranks of the start that wrote the checkpoint
     """
     if changes:
         logger.warning(

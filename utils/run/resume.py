@@ -51,8 +51,8 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 
     (1) If the folder holds a checkpoint_best, a fresh start is refused, because it would overwrite
         this file.
-    (2) So the user can repeat the same command after an interruption. The first start uses the
-        named file, and later starts go on from checkpoint_latest of this run.
+    (2) The first start uses the named file, and later starts go on from checkpoint_latest of this
+        run. So the user can repeat the same command after an interruption.
     (3) If checkpoint_latest cannot be read, the named file is used.
 
     A path to a folder means the checkpoint_latest in this folder.

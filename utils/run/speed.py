@@ -168,7 +168,8 @@ class SpeedJudge:
 
         name: name of the warning.
         is_bad: whether the present window is bad.
-        text, values: format and values of the warning.
+        text: the format of the warning, e.g. "rank %d waits".
+        values: the values that the format needs.
         """
         if is_bad:
             self.in_a_row[name] += 1
@@ -187,7 +188,10 @@ def _steps_of(lines: list[LogLine]) -> int:
 
 
 def _times_of_ranks(lines: list[LogLine]) -> list[_StepTimes]:
-    """Return the mean times of a step, for each rank. lines: the log lines of a window."""
+    """Return the mean times of a step, for each rank.
+
+    lines: the log lines of a window.
+    """
     steps = _steps_of(lines)
     world_size = len(lines[0])
     times = []

@@ -86,7 +86,7 @@ class Span:
 
 # Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. With a shorter time,
 # each slow step would change the predicted end of the run. With a longer time, the prediction would
-# follow a lasting change of the speed too late.
+# follow a lasting change of the speed too late. Chosen by hand.
 FADE_S = 300.0
 
 
@@ -181,7 +181,7 @@ class StepTimer:
         self.epoch_begin = time.perf_counter()
 
     def pace(self) -> float | None:
-        """Return the mean seconds of a step in the last minutes, or None before the second step."""
+        """Return the mean seconds of a step in the last minutes, or None until step 2 is done."""
         sums = self._faded_sums()
         return sums.seconds / sums.steps if sums.steps else None
 

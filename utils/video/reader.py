@@ -292,7 +292,8 @@ def _other_size_error(path: str | Path, number: int, frame: Any, first: Any) -> 
 
     path: the file of the film.
     number: number of the frame, from 0.
-    frame, first: this frame and the first frame.
+    frame: this frame.
+    first: the first frame of the film.
     """
     height, width = upright_size(frame)
     first_height, first_width = upright_size(first)

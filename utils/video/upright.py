@@ -108,7 +108,8 @@ def upright_aspect(stream: Any, frame: Any) -> Fraction:
 
     If the frame is turned by a quarter turn, width and height of a pixel are exchanged, too.
 
-    stream, frame: the film and a frame of it, objects of PyAV.
+    stream: the film, an object of PyAV.
+    frame: a frame of the film, an object of PyAV.
     """
     aspect = stream.sample_aspect_ratio or SQUARE
     if aspect <= 0:

@@ -83,6 +83,7 @@ class VideoWriter(AbstractContextManager):
         self._times = times
         self._ticks_per_second = _ticks_per_second(times or [1 / self._fps])
         self._temporary = temporary_beside(self.path)
+        # `_open` sets `_out`, the opened file, and `_stream`, the film in it.
         self._out: av.container.OutputContainer | None = None
         self._frame_count = 0  # number of frames written so far
 
@@ -188,7 +189,10 @@ class VideoWriter(AbstractContextManager):
                 self._temporary.unlink()
 
     def _close(self, is_complete: bool) -> None:
-        """Close the temporary file. is_complete: whether to write what the encoder still holds."""
+        """Close the temporary file.
+
+        is_complete: whether to write what the encoder still holds.
+        """
         if self._out is None:
             return
         try:
