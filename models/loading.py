@@ -116,8 +116,9 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     """Return the weight of conv_first, (E, inputs, 1, 3, 3), with zeros for new input channels.
 
     So a network with spikes starts with the weights of a network for RGB, and the new channels have
-    no effect at first. E.g. with two spike channels, the weights of the inputs R G B in the file
-    become R G B 0 0, in each group of channels.
+    no effect at first (test_rgb_weights_start_a_concat_network_that_gives_the_same_output). E.g.
+    with two spike channels, the weights of the inputs R G B in the file become R G B 0 0, in each
+    group of channels.
 
     A network with alignment has nine such groups: the frame, and the four nearest pixels in each of
     two neighbours (`aligned_input` in vrt/flow.py). Other networks have one group. If there is a

@@ -279,7 +279,8 @@ def _values_of(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[Metric]) 
         else:
             first = image
             second = sharp
-        # Copies, because a metric of a user may compute in place.
+        # Copies, because a metric of a user may compute in place
+        # (test_a_metric_that_computes_in_place_changes_no_frame).
         score = metric.score(first.copy(), second.copy())
         values[metric.name] = _number(score, metric.name)
     return values
@@ -304,7 +305,8 @@ def rgb_to_y(image: np.ndarray) -> np.ndarray:
 
     Source: ITU-R BT.601, as MATLAB's rgb2ycbcr.
     """
-    # The weights of R, G and B. They add up to 219 / 255, so white, 255, gives 219 + 16 = 235.
+    # The weights of R, G and B. They add up to 219 / 255, so white, 255, gives 219 + 16 = 235
+    # (test_luma_agrees_with_scikit_image).
     weights = np.array([65.481, 128.553, 24.966]) / 255.0
     return image.astype(np.float64) @ weights + 16.0  # (H, W, 3) @ (3,) -> (H, W)
 

@@ -430,6 +430,7 @@ class VRT(nn.Module):
         for a shift of 2.999 the pixels 2 and 3 to the right, but for 3.001 the pixels 3 and 4. So
         they are float32 or float64, also under autocast, and are computed without TF32. TF32 is the
         less exact arithmetic that torch uses by default in cuDNN's convolutions.
+        (test_flows_have_full_precision_under_autocast)
 
         The backward pass of the flow network runs after this function, so it uses TF32 unless the
         caller has switched it off. This does no harm, because gradients choose no pixels.

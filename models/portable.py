@@ -131,7 +131,8 @@ def _description_of_option_file(options: dict[str, Any]) -> dict[str, Any]:
 def _is_description(options: dict[str, Any]) -> bool:
     """Return whether this program wrote the options in a weights file, and not another program.
 
-    If so, the options have the keys of DESCRIPTION and values of the right types.
+    If so, the options have the keys of DESCRIPTION and values of the right types
+    (test_what_another_program_says_of_its_network_is_not_taken_for_ours).
     """
     for key in options:
         if key not in DESCRIPTION:
@@ -158,7 +159,8 @@ def _with_option_file(
 
     Raises CheckpointError if the spike channels are of another kind than in the training.
     """
-    # Prefer what the weights file says of the training data: the option file may name other data.
+    # Prefer what the weights file says of the training data, because the option file may name other
+    # data (test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data).
     spike_data = in_file.get("spike_data") or description["spike_data"]
     fields = {**description, "spike_data": spike_data}  # with the keys of DESCRIPTION
     saved = SavedNetwork(path, weights, **fields, known_from="the option file")

@@ -52,7 +52,8 @@ WAIT_S = 0.2
 def is_name(text: str) -> bool:
     """Return whether a text names released weights, e.g. "vrt/006".
 
-    If the user has a file of this path, the text means this file, and is no name.
+    If the user has a file of this path, the text means this file, and is no name
+    (test_a_file_with_the_name_of_released_weights_is_taken_instead).
     """
     return NAME.fullmatch(text) is not None and not Path(text).is_file()
 

@@ -228,7 +228,7 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
         return
     # Propose the valid size that is nearest to `gt_size`. E.g. with scale 4 and multiple 8 a valid
     # size is a multiple of 32. So for 210 the nearest side of the input is 7 * 8 = 56, and the
-    # proposed size is 56 * 4 = 224.
+    # proposed size is 56 * 4 = 224 (test_the_crop_that_a_refusal_proposes_is_taken).
     gt_multiple = scale * multiple
     nearest_side = max(least_side, round(gt_size / gt_multiple) * multiple)
     key = "datasets.train.gt_size"

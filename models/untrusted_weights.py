@@ -48,7 +48,7 @@ def refuse_repeated_numbers(weights: dict[str, Tensor], path: Path) -> None:
     """Raise CheckpointError if the tensors have many more numbers than the file has room for.
 
     E.g. a tensor that repeats one number a million times takes a few bytes in the file. Its copy in
-    a network takes 4 MB.
+    a network takes 4 MB (test_tensors_that_repeat_one_number_are_refused).
     """
     file_bytes = path.stat().st_size
     tensor_bytes = bytes_of(weights.values())

@@ -102,7 +102,7 @@ class Turn(NamedTuple):
 
     def turn_back(self, picture: Tensor) -> Tensor:
         """Turn a picture back: turn_back(apply(picture)) is the picture."""
-        # The steps of `apply` in reversed order.
+        # The steps of `apply` in reversed order (test_a_turned_picture_is_turned_back_exactly).
         if self.transposed:
             picture = picture.transpose(-1, -2)
         if self.upside_down:
@@ -152,6 +152,7 @@ class MotionSteps(nn.Module):
             nn.Conv2d(features, features, kernel_size=3, padding=1) for _ in range(layers)
         )
         self.tail = nn.Conv2d(features, outputs, kernel_size=3, padding=1)
+        # So untrained steps return the first estimate (test_untrained_steps_change_nothing).
         for parameter in self.tail.parameters():
             nn.init.zeros_(parameter)
 
@@ -199,7 +200,8 @@ class MotionSteps(nn.Module):
         at_half_size: (CHANNELS_AT_HALF_SIZE, H, W). The conv net sees the means of these channels
             over HALF x HALF pixels.
         """
-        # Repeat the last row or column if the height or the width is odd, so that it can be halved.
+        # Repeat the last row or column if the height or the width is odd, so that it can be halved
+        # (test_a_frame_of_odd_sides_keeps_its_size).
         height, width = at_full_size.shape[-2:]
         rows_to_add = height % HALF  # 1 if the height is odd, else 0
         columns_to_add = width % HALF

@@ -287,7 +287,8 @@ def add_shared_motion(changes: Tensor) -> Tensor:
         return changes
     channels = (COEFFICIENTS, 1, COEFFICIENTS, 1)  # 6, 1, 6, 1, as in the table above
     motion_of_pixel, log_error, estimates, log_weight = changes.split(channels, dim=1)
-    # Weights that add up to 1 over all pixels, (B, 1, h, w).
+    # Weights that add up to 1 over all pixels, (B, 1, h, w)
+    # (test_the_shared_motion_is_the_weighted_mean_of_all_pixels).
     weight = torch.softmax(log_weight.flatten(1), dim=1).view_as(log_weight)
     shared_motion = (weight * estimates).sum((2, 3), keepdim=True)  # (B, 6, 1, 1)
     return torch.cat((motion_of_pixel + shared_motion, log_error), dim=1)

@@ -59,8 +59,9 @@ def displacements(curve: Tensor, tau: Tensor) -> Tensor:
 def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     """Return the pictures of all windows as they look at the sharp instant, (B, 30, h, w).
 
-    A pixel of the sharp instant gets the value that its point of the scene has in the window. If
-    the point lies outside the picture, the pixel gets the value of the nearest pixel at the border.
+    A pixel of the sharp instant gets the value that its point of the scene has in the window
+    (test_pictures_that_moved_are_moved_back_to_the_sharp_instant). If the point lies outside the
+    picture, the pixel gets the value of the nearest pixel at the border.
 
     pictures: (B * 15, 2, h, w), 15 windows with 2 pictures each.
     shifts: (B, 15, 2, h, w), from the sharp instant to each window, in pixels, x first.

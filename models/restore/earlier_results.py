@@ -40,7 +40,7 @@ def _is_run_json(content: Any) -> bool:
     """Return whether the content has the keys and types that a test of this program writes.
 
     With --overwrite, the files that run.json names are removed. So a damaged run.json, or a
-    run.json of another program, must be refused.
+    run.json of another program, must be refused (test_a_damaged_run_json_marks_no_folder_as_ours).
     """
     if not isinstance(content, dict):
         return False

@@ -217,7 +217,8 @@ def options_before_lists(argv: Sequence[str]) -> list[str]:
     """Return `argv` with each key=value that follows the list of a flag moved to the front.
 
     Without this, argparse would take key=value as an entry of the list. E.g.
-    --save video netG.fusion=none becomes netG.fusion=none --save video.
+    --save video netG.fusion=none becomes netG.fusion=none --save video
+    (test_option_values_after_the_list_of_save_do_not_belong_to_it).
     """
     options = []
     others = []

@@ -215,6 +215,9 @@ def _refuse_names_of_kept_clips(
 ) -> None:
     """Raise DataError if a file of this test has the name of a file that stays in the folder.
 
+    Otherwise this file would replace a result of the earlier test
+    (test_a_clip_does_not_replace_the_results_of_an_earlier_clip).
+
     owners: owner, e.g. "clip street" -> its files. kept_clips: clips of the earlier test that this
     test does not restore, so that their files stay.
     """

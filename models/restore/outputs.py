@@ -41,7 +41,8 @@ from utils.options.val_options import MetricOptions
 from utils.results import json_bytes, read_json
 
 # A strip is a picture with a frame beside its input, its spikes and its sharp frame. Strips are for
-# a first look at the results: the first, the middle and the last frame of each clip.
+# a first look at the results: the first, the middle and the last frame of each clip
+# (test_a_clip_has_three_strips).
 STRIPS_PER_CLIP = 3
 # Kinds of files that are videos. They are also values of the flag --save (flags.py).
 VIDEOS = ("video", "comparison", "slowmotion")

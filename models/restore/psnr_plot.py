@@ -18,7 +18,8 @@ import numpy as np
 def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Return the numbers of an SVG of PSNR over the frame number, for the template of the report.
 
-    Infinite values (equal images) are drawn at the upper end.
+    Infinite values (equal images) are drawn at the upper end
+    (test_an_infinite_psnr_is_drawn_within_the_plot).
 
     lines: "restored" and "input" -> dB of each frame.
     """

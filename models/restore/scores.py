@@ -239,7 +239,9 @@ def _gain(restored: float | str | None, blurry: float | str | None) -> str:
     """Return the gain in decibels for a table, e.g. "+1.25", or "-" if a score is missing."""
     if restored is None or blurry is None:
         return "-"
-    if float(restored) == float(blurry):  # both may be infinite, and inf - inf is NaN
+    # Both may be infinite, and inf - inf is NaN
+    # (test_the_gain_of_frames_without_error_is_a_number).
+    if float(restored) == float(blurry):
         return "+0.00"
     return f"{float(restored) - float(blurry):+.2f}"
 

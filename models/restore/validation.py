@@ -94,6 +94,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     try:
         own_results = _validate_clips_of_rank(model, validator, clips, shown_indices)
     finally:
+        # Without this line, test_after_a_validation_the_network_is_in_training_again fails.
         net.train(was_training)
     if own_results is None:
         return None

@@ -191,8 +191,9 @@ ClipWithGaps = InterpolatedClip | LeftOutFrames
 def frames_around_gaps(reader: ClipWithGaps, wanted: range, length: int) -> list[int]:
     """Return the frames from which the network makes the new frames, `length` for each gap.
 
-    Half of the frames lie before the gap. E.g. length 4: for gap 1 the given frames 0, 1 | 2, 3.
-    For gap 0 they are 0, 0 | 1, 2, because there is no frame before frame 0.
+    Half of the frames lie before the gap. E.g. length 4: for gap 1 the given frames 0, 1 | 2, 3
+    (test_a_frame_between_two_is_made_of_its_four_neighbours). For gap 0 they are 0, 0 | 1, 2,
+    because there is no frame before frame 0.
 
     reader: the clip with gaps.
     wanted: indices of frames of `reader`.

@@ -197,8 +197,10 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     network whose smallest side is 64, with an overlap of 2 frames: 12 frames x 256 px -> 12 x 128
     -> 12 x 64 -> 6 x 64 -> 3 x 64 -> None.
 
-    The order may change, but each result must be smaller than `tiling`. Otherwise
-    `Restorer._restore_frames`, which tries one result after the other, would never end.
+    The order may change
+    (test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_frames has it), but
+    each result must be smaller than `tiling`. Otherwise `Restorer._restore_frames`, which tries one
+    result after the other, would never end.
 
     height, width: size of a frame of the input.
     """

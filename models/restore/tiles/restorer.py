@@ -106,7 +106,7 @@ class Restorer:
         With `Tiling.may_halve`, the clip is begun again with smaller tiles if the memory runs out
         before the first frame is yielded. If it runs out later, the error is raised, because frames
         of two tilings would not fit together in one clip. This is not expected, because all tiles
-        of a clip have the same size.
+        of a clip have the same size. (test_tiles_are_halved_until_memory_suffices)
         """
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return

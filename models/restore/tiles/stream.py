@@ -97,6 +97,8 @@ def _stream_both_ways(
 ) -> Iterator[Tensor]:
     """Yield the mean of each wanted frame and of the same frame in the time-reversed clip.
 
+    test_flip_seq_averages_both_directions_of_time compares these means.
+
     net, read, tiling, tick: arguments of `stream_clip`. moments: the clip in forward time.
     wanted: indices of the frames to yield.
     """
