@@ -23,7 +23,10 @@ class AwakeClock:
     """
 
     def __init__(self, slice_s: float = 5.0) -> None:
-        """slice_s: the most seconds that the clock counts between two calls of `now`."""
+        """Start the clock at 0.
+
+        slice_s: the most seconds that the clock counts between two calls of `now`.
+        """
         self.slice_s = slice_s
         self.awake_s = 0.0
         self.last_call = time.monotonic()  # when `now` was called last

@@ -79,7 +79,9 @@ class Beats:
     def __init__(
         self, rank: int, world_size: int, store: Store | None, machine_name: str = ""
     ) -> None:
-        """rank: number of this rank.
+        """Begin with no beat. If there is a store, join the list of the ranks of this host there.
+
+        rank: number of this rank.
         world_size: number of ranks.
         store: the key-value store of the run, or None in a single process.
         machine_name: name of a simulated host, in tests. Empty for the real host.

@@ -131,7 +131,9 @@ class _ArrayReader:
     """
 
     def __init__(self, message: bytes, begin: int) -> None:
-        """message: the whole message.
+        """Begin at the first array of a message.
+
+        message: the whole message.
         begin: position in `message` at which the bytes of the first array begin.
         """
         self.message = message

@@ -36,7 +36,9 @@ class Round:
     """
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
-        """name: name of this round. It is the same on all ranks, and no other round has it.
+        """Prepare a round. Nothing is written before `arrive`.
+
+        name: name of this round. It is the same on all ranks, and no other round has it.
         store: the key-value store of the run.
         rank: number of this rank.
         world_size: number of ranks that must arrive.

@@ -57,7 +57,9 @@ class Judge:
     """
 
     def __init__(self, beats: Beats) -> None:
-        """beats: what this rank has read. `beats.states` has the newest known beat of each rank,
+        """Judge the beats of one rank from now on.
+
+        beats: what this rank has read. `beats.states` has the newest known beat of each rank,
         and `beats.heard` when the last beat of a watched rank was read, on `beats.clock`.
         """
         self.beats = beats

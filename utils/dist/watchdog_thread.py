@@ -98,7 +98,10 @@ class _PhaseClock:
     """Measures how long the main thread of this rank has been in its phase."""
 
     def __init__(self, rank: int, clock: AwakeClock) -> None:
-        """clock: the clock of the beats, which stands still while the process is suspended."""
+        """Begin with the present phase of the main thread.
+
+        clock: the clock of the beats, which stands still while the process is suspended.
+        """
         self.clock = clock
         self.place = RUN.place  # the phase at the last call of `age_of`
         self.phase_began = clock.now()  # time at which this phase began

@@ -17,7 +17,9 @@ class DebugLines:
     """Prints the debug lines of this rank."""
 
     def __init__(self, model: TrainedModel, every: int) -> None:
-        """model: the model, which moves a batch to its device.
+        """Prepare to print. The first call of `print_step` prints the tensors of its batch.
+
+        model: the model, which moves a batch to its device.
         every: number of steps between two lines with loss and samples, 1 or more.
         """
         self.model = model

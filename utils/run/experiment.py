@@ -55,7 +55,9 @@ class Experiment:
         health: Health,
         locked_folder: RunFolder | None = None,
     ) -> None:
-        """folder: the folder of the run.
+        """Prepare to write. `Run.opened` adds the writers later.
+
+        folder: the folder of the run.
         options: all options, plain and without secrets. Each checkpoint holds the options.
         order: the order of the training data. Each checkpoint holds the order.
         health: object that judges the numbers of log lines and validations, and warns.

@@ -48,7 +48,9 @@ class FolderMovedError(OptionError):
     """The folder of the run is no longer where the run found it."""
 
     def __init__(self, folder: Path, new_path: Path | None, saved: Path | None = None) -> None:
-        """folder: path at which the run found its folder.
+        """Say in the error where the folder is now, and what the user can do.
+
+        folder: path at which the run found its folder.
         new_path: path to which somebody has moved the folder, or None if the folder was removed.
         saved: the checkpoint that the run has written at the new path, or None.
         """

@@ -41,7 +41,9 @@ class HistoryWriter:
     """
 
     def __init__(self, folder: Path, start: int, draws_report: bool = True) -> None:
-        """folder: the folder of the run.
+        """Prepare to write. The first call of `scalars` writes the file.
+
+        folder: the folder of the run.
         start: step of the checkpoint that the run resumes from, or 0 for a fresh start.
         draws_report: whether the curves and the report are drawn. This takes about half a second of
             a CPU.

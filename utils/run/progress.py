@@ -97,7 +97,9 @@ class Lines:
     def __init__(
         self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0
     ) -> None:
-        """total: number of things to do, e.g. 500.
+        """Begin to count, and to measure the time.
+
+        total: number of things to do, e.g. 500.
         name: what is done, e.g. "check".
         unit: what is counted, e.g. "clips".
         say: function that is called with each line.

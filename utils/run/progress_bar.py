@@ -51,7 +51,9 @@ class Bar(ExitStack):
     def __init__(
         self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any
     ) -> None:
-        """total: number of things to do.
+        """Draw the bar, and let other text appear above it.
+
+        total: number of things to do.
         name: what is done, e.g. "check".
         unit: what is counted, e.g. "clips".
         is_kept: whether the finished bar stays on the screen.
@@ -127,7 +129,9 @@ class AboveBars:
     """
 
     def __init__(self, stream: Any, terminal: Any) -> None:
-        """stream: the stream that is replaced, e.g. stdout.
+        """Begin without held-back text.
+
+        stream: the stream that is replaced, e.g. stdout.
         terminal: the stream that shows the bars, stderr.
         """
         self.stream = stream

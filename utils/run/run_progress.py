@@ -28,7 +28,9 @@ class RunProgress(ExitStack):
     """
 
     def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
-        """kind: the option logging.progress, e.g. "bar". If stderr is not a terminal, a "bar" shows
+        """Prepare to show the progress. Nothing is shown before `begin_epoch`.
+
+        kind: the option logging.progress, e.g. "bar". If stderr is not a terminal, a "bar" shows
             nothing: the log lines of the run have the same numbers.
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which measures the speed and the pauses.

@@ -61,7 +61,9 @@ class SpeedJudge:
     """Judges the log lines of a run on rank 0. `Health` (health.py) gives it the lines."""
 
     def __init__(self, datasets: DatasetsOptions, warn: Callable[..., None]) -> None:
-        """datasets: the section `datasets` of the options, for the advice.
+        """Begin with an empty window.
+
+        datasets: the section `datasets` of the options, for the advice.
         warn: called with name, format and values of a warning.
         """
         self.datasets = datasets

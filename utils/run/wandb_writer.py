@@ -33,7 +33,9 @@ class WandbWriter:
     def __init__(
         self, section: LoggingOptions, folder: Path, options: dict[str, Any], run_id: str | None
     ) -> None:
-        """section: the options `logging`.
+        """Start a W&B run, or continue one. If W&B cannot be used, record the run offline.
+
+        section: the options `logging`.
         folder: the folder of the run. wandb writes its files into the folder wandb/ there.
         options: all options, without secrets. W&B shows them as its config.
         run_id: id of the W&B run to continue, or None for a new W&B run.
