@@ -39,8 +39,8 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
     gradients of these parameters. So wrap the network again after you have frozen or released
     parameters. Otherwise its weights diverge between ranks without an error.
 
-    find_unused_parameters, use_static_graph: options of DDP. VRT needs neither, but a user may set
-    them for a network of another kind.
+    find_unused_parameters, use_static_graph: options of DDP. Both may be false for VRT. A user may
+    set them for a network of another kind.
     """
     if utils_dist.get_world_size() == 1:
         return net

@@ -134,7 +134,7 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     if has_other_outputs or has_other_kernel:
         return None
     # `pa_frames` above 0 means alignment: the frame and 2 neighbours x 4 pixels are 9 groups. A
-    # network of a user may have neither of these attributes.
+    # network of a user may lack `pa_frames` and `nonblind`. It counts as one without both.
     groups = 9 if getattr(net, "pa_frames", 0) else 1
     noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
     file_inputs = in_file.shape[1] - noise_channels

@@ -432,8 +432,8 @@ class VRT(nn.Module):
         less exact arithmetic that torch uses by default in cuDNN's convolutions.
         (test_flows_have_full_precision_under_autocast)
 
-        The backward pass of the flow network runs after this function, so it uses TF32 unless the
-        caller has switched it off. This does no harm, because gradients choose no pixels.
+        The backward pass of the flow network runs after this function. So there TF32 is on or off
+        as the caller has set it. This does no harm, because gradients choose no pixels.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(is_on=False):
             if frames.dtype != torch.float64:
