@@ -248,7 +248,7 @@ class OwnRestoration(NamedTuple):
     method: Method
     clips: Sequence[ClipReader]
     frames_note: str  # which of their frames are restored, in words for the report
-    # The section `spike`, by which the spikes are read, as plain values. None without spikes.
+    # The section `spike`, by which the spikes are read, as a dict. None without spikes.
     spike_options: dict[str, Any] | None
 
 

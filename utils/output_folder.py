@@ -53,7 +53,7 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
     """Remove files below `folder`, and then the empty folders around them, but not `folder`.
 
-    Paths that are not plain files below `folder` are not touched.
+    Links, and paths outside of `folder`, are not touched.
     """
     folders = set()
     for path in paths:

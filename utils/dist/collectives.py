@@ -45,7 +45,7 @@ def gather_objects(obj: Any) -> list[Any]:
 
     Collective: every rank must call it.
 
-    obj: plain values, arrays and tensors; `message.pack` lists the types.
+    obj: numbers, texts, arrays, tensors, lists and dicts of them. `message.pack` lists the types.
     """
     if get_world_size() == 1:
         return [obj]

@@ -335,7 +335,7 @@ def usage(device: torch.device) -> dict[str, float] | None:
     except ImportError:
         return None
     try:
-        busy = torch.cuda.utilization(device) / 100  # from percent
+        busy = torch.cuda.utilization(device) / 100  # torch gives percent
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     except (RuntimeError, pynvml.NVMLError):
         return None

@@ -168,7 +168,7 @@ def _listener(name: str, port: int) -> socket.socket | None:
     # An IPv6 address may have a suffix that names a network card, e.g. "fe80::1%eth0".
     host = str(address[0]).partition("%")[0]
     if ipaddress.ip_address(host).is_loopback and not is_loopback_name(name):
-        return None  # as on Debian
+        return None  # the second case above
     listener = socket.socket(family, kind, protocol)
     try:
         # Without this option the port could not be used for a minute after an earlier run.

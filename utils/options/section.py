@@ -76,7 +76,7 @@ class Section(BaseModel):
         return with_tuples(value, cls.model_fields[info.field_name].annotation)
 
     def plain(self) -> dict[str, Any]:
-        """Return the section as an option file holds it: plain types, sections as objects."""
+        """Return the section as JSON holds it: numbers, texts, lists, and dicts for sections."""
         return self.model_dump(mode="json", serialize_as_any=True)
 
 
@@ -136,7 +136,7 @@ def flatten_options(value: Any, name: str) -> Iterator[tuple[str, bool | int | f
     TensorBoard and scripts/compare_runs.py take the options of a run as these pairs. A list becomes
     its JSON text, e.g. "[0.9, 0.99]". Options that are null are left out.
 
-    value: a section as plain types, or the value of one option
+    value: a section as a dict (`Section.plain`), or the value of one option
     name: dotted key of `value`. For the whole file it is "", and then each key begins with a dot,
         e.g. ".train.epochs"
     """

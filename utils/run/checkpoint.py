@@ -77,8 +77,8 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
         versions, and `keep` has no effect.
 
     Raises CheckpointError, and leaves the former file as it was, if
-    * `state` holds anything but plain types and tensors, because `load` could not read it with
-      ``weights_only=True``,
+    * `state` holds anything but plain types (numbers, texts, None, lists, dicts) and tensors,
+      because `load` could not read it with ``weights_only=True``,
     * the disk is too full, or
     * writing fails.
     """

@@ -58,7 +58,7 @@ class Experiment:
         """Prepare to write. `Run.opened` adds the writers later.
 
         folder: the folder of the run.
-        options: all options, plain and without secrets. Each checkpoint holds the options.
+        options: all options, as a dict without secrets. Each checkpoint holds the options.
         order: the order of the training data. Each checkpoint holds the order.
         health: object that judges the numbers of log lines and validations, and warns.
         locked_folder: the same folder with its lock, on rank 0. Its method `check` finds out if

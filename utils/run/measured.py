@@ -32,8 +32,8 @@ class Measured:
     """The measurements of one rank since the last log line.
 
     The first step of a process is left out, because the process also starts its loader processes
-    and compiles in this step. The ranks exchange these fields as plain types, so a new field must
-    have a plain type, too.
+    and compiles in this step. The ranks exchange these fields as messages (`message.pack`), so a
+    new field must hold only numbers, texts, and lists, tuples or dicts of them.
     """
 
     host: str  # name of the host

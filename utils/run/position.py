@@ -95,7 +95,7 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
         # Earlier epochs may have had another number of steps. So count only the steps that are
         # left. E.g. train.epochs is 3, and 1 epoch of 100 steps and 40 steps of the next one are
         # done: 2 * 100 - 40 = 160 steps are left.
-        epochs_left = train.epochs - progress.epoch  # with the current epoch
+        epochs_left = train.epochs - progress.epoch  # the current epoch counts, too
         steps_left = epochs_left * steps_per_epoch - progress.batch
         total = min(total, progress.step + steps_left)
     return int(total)

@@ -110,8 +110,8 @@ def _values_by_step(history: History, tag: str) -> dict[float, float]:
 class _Score(NamedTuple):
     """The value of a metric in a validation, NaN if it is missing."""
 
-    restored: float  # of the restored frames
-    input: float  # of the blurry input
+    restored: float  # the value for the restored frames
+    input: float  # the value for the blurry input
 
 
 class _ValidationRow(NamedTuple):

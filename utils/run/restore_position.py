@@ -48,7 +48,7 @@ def restore_progress(
 
     resumed: the checkpoint.
     folder: the folder of the run.
-    options: all options of this start, plain and without secrets. Options that differ from the
+    options: all options of this start, as a dict without secrets. Options that differ from the
         options in the checkpoint are logged.
     train: the section `train` of the options.
     order: the order of this start's training data.
@@ -133,7 +133,7 @@ def _forget_records_of_other_run(
 
     resumed: the checkpoint.
     folder: the folder of this run.
-    options: all options of this start, plain.
+    options: all options of this start, as a dict.
     """
     latest = own_checkpoint(folder, "latest")
     is_own = resumed.path.parent.resolve() == latest.parent.resolve()
