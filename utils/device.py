@@ -76,7 +76,7 @@ MAKERS = (
 def kind() -> str:
     """Return the kind of device that this process computes on, e.g. "cpu" or "cuda".
 
-    This starts no accelerator.
+    The kind of a device is its torch.device.type. This function starts no accelerator.
     """
     return "cpu" if count() == 0 else _kind_of_torch()
 
@@ -103,9 +103,13 @@ def hiding_variable() -> str:
 def is_cpu_wanted() -> bool:
     """Return whether the environment asks for the CPU.
 
-    It asks for the CPU if CUDA_VISIBLE_DEVICES is set and names no device, e.g. "" or "-1". "0,1",
-    "GPU-8f2a..." and "MIG-..." name devices. The variable counts for accelerators of all makers, so
-    that one variable asks for the CPU on every machine.
+    CUDA_VISIBLE_DEVICES                      result
+    not set                                   False
+    "" or "-1", which name no device          True
+    "0,1", "GPU-8f2a..." or "MIG-..."         False, because these texts name devices
+
+    The variable counts for accelerators of all makers, so that one variable asks for the CPU on
+    every machine.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

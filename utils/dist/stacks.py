@@ -177,7 +177,7 @@ def _wait_for_growth(file: Any, size_before: int) -> None:
 def _handles(status: str, number: signal.Signals) -> bool:
     """Return whether a process handles a signal.
 
-    status: its /proc/<pid>/status.
+    status: the text of /proc/<pid>/status of the process.
     """
     # E.g. "SigCgt: 0000000000000a00": a hexadecimal number with one bit for each handled signal;
     # the lowest bit is signal 1.

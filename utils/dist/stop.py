@@ -105,8 +105,9 @@ def _on_signal(number: int, _: Any) -> None:
 def stop_vote() -> Callable[[], bool]:
     """Begin to ask all ranks whether one of them was asked to stop.
 
-    Returns a function that waits for the answer: True if any rank was asked. Collective. The ranks
-    exchange their answers while the step computes, so the exchange costs no time:
+    Returns a function that waits for the answer: True if any rank was asked. Collective: every rank
+    must call it. The ranks exchange their answers while the step computes, so the exchange costs no
+    time:
 
         wait_for_result = stop_vote()
         ...                            # the step

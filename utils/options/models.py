@@ -135,7 +135,7 @@ class Options(Section):
         return dataset.spike_channels if dataset else 0
 
     def portable(self) -> dict[str, Any]:
-        """Return the options that a weights file holds, as plain JSON, e.g. to rebuild its network.
+        """Return the options that a weights file holds, as a dict, e.g. to rebuild its network.
 
         The keys are part of the file format: models/portable.py reads them from old files, too.
         There is no path of the training data, because people share weights with others.
@@ -164,6 +164,7 @@ class Options(Section):
         """Return the folder with the results of the data checks, <path.root>/.preflight.
 
         All runs below the same path.root share this folder, so that a data file is checked once.
+        `refuse_task` (conflicts.py) refuses a run of this name, so change both together.
         """
         return Path(self.path.root) / ".preflight"
 
