@@ -37,7 +37,7 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
             digit_count = f"{len(part):04d}"  # "0001" for "1", "0002" for "01"
             key.append((0, int(part), digit_count))
         else:
-            key.append((1, 0, part))
+            key.append((1, 0, part))  # 0 stands in the place of the number
     return tuple(key)
 
 

@@ -79,7 +79,7 @@ def plain_table(
         line may stay too long.
     """
     # Take one character at a time from the widest column, until a line is short enough. Two blanks
-    # stand between two columns.
+    # stand between two columns, e.g. 4 blanks in a line of 3 columns.
     widths = _widths(rows, header)
     blank_count = 2 * (len(widths) - 1)
     if line_width is not None:

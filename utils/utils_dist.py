@@ -109,9 +109,10 @@ JOB_KEY = "SPIKEVRT_JOB_KEY"
 def ranks(log: bool = True) -> Generator[None]:
     """Start the ranks, and end all of them together. The whole program runs within the block.
 
-    Collective. At the start the ranks meet: each waits until all have arrived. From then on, an
-    error on one rank ends all ranks, with one message and one exit code. After an error the ranks
-    end by os._exit, because destroying a broken process group can block forever.
+    Collective: every rank must call it. At the start the ranks meet: each waits until all have
+    arrived. From then on, an error on one rank ends all ranks, with one message and one exit code.
+    After an error the ranks end by os._exit, because destroying a broken process group can block
+    forever.
 
     After the block no rank is left over, and RUN, the state of the run in this process, is empty
     again. So a notebook may start the next run.
@@ -186,7 +187,9 @@ def _start(is_group_of_others: bool, log: bool) -> None:
 
 
 def _end_without_error(is_group_of_others: bool) -> None:
-    """Leave the other ranks when all have finished. Collective. Empties RUN, the state of the run.
+    """Leave the other ranks when all have finished. Empties RUN, the state of the run.
+
+    Collective: every rank must call it.
 
     is_group_of_others: whether another library has made the process group, and destroys it later.
     """

@@ -111,8 +111,8 @@ def _wait_for_all(store: Store, launch: LaunchInfo) -> None:
         if not wait_for(store, MET, launch.join_s, what_is_missing=missing_ranks):
             raise not_arrived(missing_ranks(), launch)
     else:
-        # The other ranks wait 3 s longer, so that rank 0 can report first and end the run. If the
-        # run has not ended after these 3 s, rank 0 is missing.
+        # The other ranks wait 3 s longer (chosen by hand), so that rank 0 can report first and end
+        # the run. If the run has not ended after these 3 s, rank 0 is missing.
         if not wait_for(store, MET, launch.join_s + 3):
             raise not_arrived("rank 0", launch)
 
@@ -131,8 +131,8 @@ def _refuse_strangers(store: Store, ranks: Iterable[int], launch: LaunchInfo) ->
     """Raise DistError if one of these ranks does not have the job key."""
     for rank in ranks:
         key = f"proof/{rank}"
-        # Another program leaves no proof, and `get` would wait for it. Then take an empty text,
-        # which is a wrong proof.
+        # If another program has arrived as this rank, there is no proof, and `get` would wait for
+        # it. Then take an empty text, which is a wrong proof.
         proof = store.get(key) if store.check([key]) else b""
         try:
             unseal(key, proof)

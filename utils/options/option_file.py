@@ -89,7 +89,8 @@ def _merge(
         result  {"a": 1, "b": {"c": 9, "d": 3}}
 
     `base` and `file` are not changed. `sources` gets the inherited keys: keys of the base that the
-    file does not have, although it names another part (case 2 below).
+    file does not have, although it names another part (case 2 below). `_leave_old_part`
+    (override.py) has the same two cases for the command line, so change both together.
 
     Test: test_an_option_file_of_the_project_is_valid, because most files of the project have a
     base.

@@ -81,6 +81,9 @@ def _leave_old_part(
         after   {"total_iter": 9, "G_lossfn_type": "l1", "G_power": 1.5}, and `read_options` drops
                 G_power
 
+    `_merge` (option_file.py) has the same two cases for a file and its base, so change both
+    together.
+
     The caller then writes the new value of `changed_key` into `section`. If `changed_key` is any
     other key, e.g. total_iter, it names no part, and the section stays as it is.
 

@@ -320,6 +320,7 @@ def _error_of(
 
 
 # Flag of the command line, without "--" -> the option that it sets, e.g. --batch_size 8.
+# command_line.py makes a flag of each row.
 SHORT_FLAGS = {
     "batch_size": "datasets.train.dataloader_batch_size",
     "num_workers": "datasets.train.dataloader_num_workers",

@@ -70,7 +70,9 @@ class Position(Saved):
     """The types of `position.Progress`, and of three other keys: the position of a run.
 
     A checkpoint has these keys side by side with other keys, e.g. "version" and "optimizer".
-    Fields with a default are missing in checkpoints of earlier versions.
+    Fields with a default are missing in checkpoints of earlier versions. The default only says that
+    a field may be missing: a resumed run takes the value from the defaults of `Progress`
+    (`restore_progress`).
     """
 
     step: Count  # number of optimizer steps done
