@@ -202,15 +202,15 @@ class Fields(NamedTuple):
     test_a_clip_of_a_visitor_is_restored_as_by_the_command_line.
     """
 
-    frames: Any
-    spikes: Any
-    sharp: Any
-    method: Any
-    weights: Any
-    height: Any
-    width: Any
-    rate: Any
-    more: Any
+    frames: Any  # the blurry film, or blurry frames
+    spikes: Any  # the spike file, or one file for each frame, and perhaps dataset.json
+    sharp: Any  # the sharp film or frames to score against, or none
+    method: Any  # what restores the frames, e.g. a network
+    weights: Any  # the name of the weights, for a network
+    height: Any  # height of a spike plane in pixels, 0: automatic
+    width: Any  # width of a spike plane in pixels, 0: automatic
+    rate: Any  # spikes per plane of a pixel at full light, 0: automatic
+    more: Any  # further options, a line for each
 
 
 def fields_of_visitor(gr: Any) -> Fields:

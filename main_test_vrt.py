@@ -376,7 +376,8 @@ def forms_like_input(clips: Sequence[ClipReader], method: Method) -> Sequence[st
     """Return the forms in which the results are saved without --save, e.g. ("video", "comparison").
 
     The results of a video are a video, and the results of a folder of frames are frames. If the
-    method makes several instants of each frame, there is a slow-motion video, too.
+    method makes sharp frames of several instants (moments) of each blurry frame, there is a
+    slow-motion video, too.
     """
     kind = "video" if clips[0].fps is not None else "frames"
     if method.instants > 1:

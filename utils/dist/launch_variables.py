@@ -65,7 +65,7 @@ def member_of(env: Env, names: MemberNames, faults: list[str]) -> Member:
     names: the names of the variables of this rank or node, e.g. for a rank "WORLD_SIZE", "RANK",
         "MASTER_ADDR" and "MASTER_PORT".
     """
-    count = int(env[names.count])
+    count = int(env[names.count])  # e.g. 8: the number must be 0 to 7
     number = number_in(env, names.number, faults, low=0, high=count - 1, below=names.count)
     addr = env.get(names.addr, "").strip()
     if not addr:
