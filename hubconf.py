@@ -7,7 +7,7 @@
 net(lq, spike) takes T blurry frames, `lq` (B, T, 3, H, W) in [0, 1], and S spike channels for each
 frame, `spike` (B, T, S, H, W). It returns sharp frames (B, T, 3, H, W). S is 12 for these three
 networks. net.input_spec says which T, H and W fit (`utils.contract.InputSpec`). docs/python.md
-restores whole clips.
+shows how to restore whole clips.
 
 A fusion operator is a module that combines the blurry frames with their spikes (models/fusion). VRT
 is a transformer that restores the frames of a clip together (models/vrt).
@@ -48,11 +48,15 @@ def motion(pretrained: bool = True) -> torch.nn.Module:
     It first makes an estimate z_0 of the sharp frame, as "exposure" does. Then learned steps
     improve z_0. It has 471 thousand parameters.
 
-    net(lq, spike) returns only z_0. The steps are `net.fusion.steps(z_0, equations)`. The equations
-    relate a sharp frame to its blurry frame and its spikes
+    A sharp frame is made in two calls. E.g. for frame 5 of the first clip of a batch:
+
+        z_0 = net(lq, spike)                              (B, T, 3, H, W): first estimates only
+        sharp = net.fusion.steps(z_0[0, 5], equations)    (3, H, W): the improved frame
+
+    The equations relate a sharp frame to its blurry frame and its spikes
     (data.motion.joint.equations.Equations). They are made from the binary pictures of the spike
     camera, because the channels `spike` are not enough for them. main_test_vrt.py makes the
-    equations and runs the steps for whole clips.
+    equations and runs the steps for whole clips, so most users need not make the calls themselves.
 
     pretrained: True for the weights of weights/motion.pth, False for new random weights.
     """
@@ -78,4 +82,5 @@ def _network(saved: SavedNetwork, pretrained: bool) -> torch.nn.Module:
     """
     if pretrained:
         return saved.build()
+    # The options in the file say how the network is built, so the file is read in any case.
     return saved.network().eval()

@@ -349,7 +349,8 @@ def own_clips_by_formula(
     Raises OptionError if the method needs blurry frames and there is no --input.
     """
     assert files.spike is not None  # `read_request` has refused a formula without --spike
-    # What the command line says of the spikes, e.g. {"type": "dat", "h": 250, "w": 400}.
+    # What the command line says of the spikes, e.g. {"type": "dat", "h": 250, "w": 400}. "dat"
+    # stands for spike files that hold binary pictures (planes), packed or as arrays.
     asked = changed_spikes(
         {"type": "dat"}, files, keys_of_method=SET_BY_METHOD, method_name=method_name
     )

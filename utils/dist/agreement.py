@@ -78,7 +78,8 @@ WAIT_FOR_LOWER_RANKS_S = 5.0
 def all_ranks_or_none() -> Generator[None]:
     """Run the block on every rank. If any rank fails in it, all ranks end.
 
-    Collective. The lowest rank that failed reports its error. E.g. if ranks 2 and 3 of 4 fail:
+    Collective: every rank must enter the block. The lowest rank that failed reports its error. E.g.
+    if ranks 2 and 3 of 4 fail:
 
         rank 2         raises its own error, which is then reported
         rank 3         raises PeerFailed in place of its own error

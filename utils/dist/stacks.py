@@ -53,9 +53,12 @@ def run_mark() -> str:
 def stack_file_of(pid: int, name: str) -> FileIO | None:
     """Open the memory file `name` of the process `pid`, or return None if it has none.
 
-    If the process has this file, it is the rank of this run that the name says. The system shows
-    such names only to processes of the same user, and no other user can give one of our processes
-    such a file.
+    Only the rank itself and its loader processes have a memory file of this name. So this function
+    returns None if the process id is false:
+
+        a process of another user            it belongs to another user (st_uid)
+        another program of this user         it has no file of this name
+        a program with a file of this name   the file is on a disk, and not in memory (F_GET_SEALS)
 
     pid: a process id that came from the network and may be false. This function only reads, so
         nothing happens to a wrong process.
@@ -70,9 +73,10 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
     except OSError:  # there is no such process, or another user has it
         return None
     for entry in entries:
-        with suppress(OSError):  # the process has closed this file meanwhile, or it is on a disk
+        with suppress(OSError):  # the file was closed meanwhile, or it is not in memory (see below)
             if os.readlink(f"{folder}/{entry}") == link_target:
-                # The caller closes the file.
+                # The caller closes the file. "a+b": each write goes to the end of the file, because
+                # the rank and its loader processes write into the same file.
                 file = open(f"{folder}/{entry}", "a+b", buffering=0)  # noqa: SIM115
                 # A file on a disk can have this name too. This request raises OSError for it,
                 # because only a file in memory has seals.
@@ -117,7 +121,8 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         _ask_for_stacks(file, descendants_of(os.getpid()), has_titles=True)
     else:
-        descendants = descendants_of(pid)  # its loader processes
+        # Find the loader processes first, because they have no known parent if the rank ends.
+        descendants = descendants_of(pid)
         _ask_for_stacks(file, [pid], has_titles=False)
         _ask_for_stacks(file, descendants, has_titles=True)
     file.seek(0)

@@ -119,6 +119,7 @@ class Options(Section):
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
     # These two fields are not keys of a file: `read_options` of utils/options/typed.py sets them.
+    # KAIR is the program in which VRT was published.
     # `exclude` leaves them out of what is saved and compared.
     opt_path: str = Field("", exclude=True)  # the option file, e.g. "options/vrt/000_train.json"
     kair_totals: list[str] = Field([], exclude=True)  # e.g. ["dataloader_batch_size"]
@@ -141,7 +142,8 @@ class Options(Section):
         There is no path of the training data, because people share weights with others.
         """
         dataset = self.datasets.train or self.datasets.test
-        # Only data sets with spikes have the key `spike`, a nested section.
+        # Only data sets with spikes have the key `spike`, a nested section. Any, because the key is
+        # not a field of LoaderOptions: the class of the data set adds it.
         spike_options = None
         if hasattr(dataset, "spike"):
             spike_section: Any = dataset.spike
@@ -174,16 +176,17 @@ class Options(Section):
         The file is <folder>/<name of the option file>_<time>.json, e.g. 000_251106_100000.json.
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        # Starts within one second have the same name up to here. Then the second file gets "_2"
-        # after the time, and the third file "_3".
+        # If several starts come within one second, `name` is the same. Then the second file gets
+        # "_2" after the time, and the third file "_3".
         earlier_files = [path for path in folder.glob("*.json") if path.name.startswith(name)]
         if earlier_files:
             name += f"_{len(earlier_files) + 1}"
         target = folder / f"{name}.json"
         options = {"$version": VERSION, **redact(self.plain())}
         if self.train.global_batch_size is not None:
-            # `for_ranks` has chosen accumulation_steps for the ranks of this start. A start with
-            # the saved options may have another number of ranks, and chooses it anew.
+            # `for_ranks` has computed accumulation_steps for the number of ranks of this start. A
+            # later start with the saved options may have another number of ranks. So leave the key
+            # out: `for_ranks` then computes it again.
             del options["train"]["accumulation_steps"]
         text = json.dumps(options, indent=2)
         write_whole(target, f"{text}\n".encode())

@@ -32,8 +32,8 @@ LONGEST_WITHOUT_LINE_S = 60.0
 # Seconds at the start in which no line comes, even if a tenth was completed, because a short action
 # needs no line in the log. This is the default of `quiet_s`.
 QUIET_S = 5.0
-# Seconds after which the first line comes, even if no tenth was completed. If `quiet_s` is longer,
-# the first line comes after `quiet_s`.
+# Seconds after which the first line comes, even if no tenth was completed. If a caller sets
+# `quiet_s` to more seconds, the first line comes after `quiet_s`.
 FIRST_LINE_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,14 @@ def kind_to_show(kind: str) -> str:
 class Lines:
     """Writes lines that tell how much is done, and how long the rest takes.
 
-    A line comes after the first seconds, at each tenth, and after a minute without a line.
+    A line comes after the first seconds, at each tenth, and after a minute without a line. E.g. for
+    an action that completes a tenth after 100 s and after 130 s:
+
+        0 to 5 s    no line (quiet_s)
+        5 s         the first line (FIRST_LINE_S)
+        65 s        a line, because the last line is 60 s old (LONGEST_WITHOUT_LINE_S)
+        100 s       a line for the first tenth
+        130 s       a line for the second tenth
     """
 
     def __init__(
@@ -125,10 +132,12 @@ class Lines:
         former_share = self._share()
         self.done += count
         share = self._share()
+        # E.g. from 0.19 to 0.21, 1 -> 2 complete tenths.
         completes_tenth = int(LINE_COUNT * share) > int(LINE_COUNT * former_share)
 
         if now < self._quiet_until:
             return
+        # A line comes if a tenth is completed, or if a line is due.
         if not completes_tenth and now < self._due:
             return
         self._due = now + LONGEST_WITHOUT_LINE_S
