@@ -42,7 +42,10 @@ from utils.dist.launcher_cells import (
 
 @dataclass(frozen=True)
 class PerProcess:
-    """A launcher that starts one process for each rank."""
+    """A launcher that starts one process for each rank.
+
+    A `Cell` is a function that reads one value from an environment, as a text, e.g. "4".
+    """
 
     name: str  # name of the launcher, for errors
     size: Cell  # number of ranks
@@ -57,7 +60,8 @@ class PerProcess:
 class PerNode:
     """A platform that starts one process for each node. torchrun then starts the ranks of the node.
 
-    There is one rank for each GPU.
+    There is one rank for each GPU. A `Cell` is a function that reads one value from an environment,
+    as a text.
     """
 
     name: str  # name of the platform, only for readers of this table

@@ -92,6 +92,7 @@ def _proof(key: str, text: str) -> str:
 
     The proof depends on the store key as well. So a value that was copied to another key is found.
     """
+    # The character \0 divides key and text, because neither of them contains it.
     return hmac.new(RUN.job_key, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -139,7 +140,7 @@ def read_state(rank: int, value: str | bytes) -> State:
 
 
 def write_failure(failure: Failure) -> str:
-    """Return the value under "failure" for a failure."""
+    """Return the value under "failure" for a failure. beats.FAILURE is the same key."""
     return seal("failure", json.dumps(failure._asdict()))
 
 
