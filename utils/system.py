@@ -80,14 +80,15 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Size of the largest array whose memory is kept, in bytes: 64 MiB. An old glibc ignores a size of
-# more than 32 MiB. So first 32 MiB are set, and then 64 MiB.
+# Size of the largest array whose memory is kept, in bytes. The two sizes are set one after the
+# other, and the last one that glibc accepts counts: first 32 MiB, then 64 MiB, which an old glibc
+# ignores.
 LARGEST_KEPT_ARRAYS = (2**25, 2**26)
 # Largest amount of freed memory that is kept, in bytes: 1 GiB. Chosen by hand.
 MOST_KEPT_MEMORY = 2**30
 # Freed memory above this number of bytes, 268 MB, is given back by `give_back_much_freed_memory`.
-# With motion.pth, a frame of 192 x 192 pixels leaves 75 MB at most, and a frame of 1280 x 720
-# leaves 0.8 GB or more.
+# With the network weights/motion.pth, a frame of 192 x 192 pixels leaves 75 MB at most, and a frame
+# of 1280 x 720 leaves 0.8 GB or more.
 MUCH_FREED_MEMORY = 2**28
 
 
@@ -134,8 +135,9 @@ def give_back_much_freed_memory() -> None:
     """Give the kept memory of deleted arrays back, if it is more than MUCH_FREED_MEMORY.
 
     The kept memory lies in pieces between the arrays that are in use. An array that is larger than
-    every piece needs new memory. So a process with large frames would take up to a gigabyte more
-    than it needs. With small frames the kept memory is small. Then it stays, because it saves time.
+    every piece needs new memory. E.g. 20 kept pieces of 40 MB cannot hold an array of 50 MB. So a
+    process with large frames would take up to a gigabyte more than it needs. With small frames the
+    kept memory is small. Then it stays, because it saves time.
 
     Only glibc has the functions `mallinfo2` (since 2.33) and `malloc_trim`. Without them, this
     function does nothing.

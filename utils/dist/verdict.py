@@ -34,10 +34,13 @@ from utils.dist.beats import BEAT_S, Beats, Heard, is_gone, read_states
 
 # Store key: number of the rank that reads all states. The value is empty if no rank does.
 LOOKING = "looking"
-# Seconds without a beat after which another rank counts as silent, while this rank looks for the
-# cause. Beats come within 2.2 s even on a host with eight processes for each core. With a smaller
-# value, a rank of a busy host could count as silent. A larger value delays the report. A watched
-# rank has a longer limit, stall_s (`_dead_or_silent`).
+# Seconds without a beat after which a rank counts as silent. There are two such limits:
+#
+#     QUIET_S, or half of stall_s if this is less   any rank, while this rank looks for the cause
+#     stall_s (an option)                           a watched rank, at any time (`_dead_or_silent`)
+#
+# Beats come within 2.2 s even on a host with eight processes for each core. With a smaller QUIET_S,
+# a rank of a busy host could count as silent. A larger QUIET_S delays the report.
 QUIET_S = 3.0
 
 
@@ -65,7 +68,8 @@ class Judge:
         self.beats = beats
         self.is_looking = False  # whether this rank looks for the cause of a wait
         # For ranks that this rank does not watch: rank -> the beat that was read when this rank
-        # began to look. Empty while this rank does not look.
+        # began to look, to see later whether a newer beat has come. Empty while this rank does not
+        # look.
         self.first_look: dict[int, Heard] = {}
 
     def verdict(self, stall_s: float | None) -> Verdict | None:
@@ -82,7 +86,9 @@ class Judge:
         if dead_or_silent is not None:
             return dead_or_silent
         own_state = self.beats.states[self.beats.rank]
-        has_limits = own_state["budget"] > 0  # False before `Watchdog.watch`
+        # Before `Watchdog.watch`, the budget is 0, and stall_s is None. Both are tested, because
+        # `watch` may have been called between the beat and this line.
+        has_limits = own_state["budget"] > 0
         is_late = stall_s is not None and has_limits and own_state["age"] > own_state["budget"]
         if not is_late:
             # If this rank was late before, it still holds the key LOOKING. Give the key back, so
@@ -96,9 +102,8 @@ class Judge:
                 return None
             self.beats.states.update(read_states(self.beats.store, self.beats.world_size))
         # stall_s is not None here, because this rank is late. A silent rank must be found before
-        # stall_s is over. So if stall_s is below 6 s, take half of it, e.g. 1 s of the 2 s in a
-        # test. `Watchdog.watch` makes a rank beat at least six times in stall_s, so at least three
-        # times in this half.
+        # stall_s is over. E.g. stall_s is 2 s: quiet_s is 1 s, and beats come every 0.33 s, because
+        # `Watchdog.watch` makes a rank beat at least six times in stall_s.
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
@@ -117,8 +122,9 @@ class Judge:
             has_limits = state["budget"] > 0
             if silent is None and stall_s is not None and has_limits:
                 # `last.when` is the time at which this rank read the last beat. The other rank may
-                # have written the beat up to BEAT_S (half a second) earlier. So subtract BEAT_S
-                # from the limit.
+                # have written the beat up to BEAT_S (half a second) earlier, and may then be silent
+                # for BEAT_S longer than `silent_s`. So compare with stall_s - BEAT_S. E.g. stall_s
+                # is 10 s: the verdict comes after 9.5 s.
                 silent_s = now - last.when
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")

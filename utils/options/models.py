@@ -98,7 +98,7 @@ class Options(Section):
     # twice (docs/troubleshooting.md).
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
-    # The default suits the default limits of the watchdog, which need at least 1800 s, too
+    # The default limits of the watchdog need a time-out of at least 1800 s
     # (`WatchdogOptions.timeout_s`). `utils_dist.begin` and `init_dist` (dist/group.py) have the
     # same default, for programs without an option file.
     dist_timeout_s: float = Field(
@@ -153,6 +153,8 @@ class Options(Section):
             "netG": self.netG.plain(),
             "spike_channels": self.spike_channels,
             "spike": spike_options,
+            # "spike" has the options of the spikes, and "spike_data" has facts about the files,
+            # e.g. the spikes per plane at full light.
             "spike_data": dataset.spike_data if dataset else None,
         }
 

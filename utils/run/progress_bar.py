@@ -113,6 +113,7 @@ class Bar(ExitStack):
             if name:
                 self._bar.set_description_str(name, refresh=False)
             if values:
+                # The beginning of BAR_FORMAT, and then `values` in place of count and speed.
                 self._bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| " + values
             # Fractions may add up to slightly more than the total, because they are rounded. tqdm
             # would print a warning into the bar, so never go beyond the total. `n` is the number
