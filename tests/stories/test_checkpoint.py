@@ -33,6 +33,7 @@ from tests.helpers.train_files import write_options
 from utils.dist.state import RUN, LaunchInfo
 from utils.errors import CheckpointError, DataError, NonFiniteError, OptionError
 from utils.files import MARK
+from utils.options.loader_options import DatasetsOptions
 from utils.options.train_options import TrainOptions
 from utils.options.watchdog_options import WatchdogOptions
 from utils.run import checkpoint
@@ -556,14 +557,16 @@ def test_a_checkpoint_without_a_number_of_ranks_counts_as_one_of_one_rank(tmp_pa
 
 def test_a_save_after_a_resume_from_a_former_version_keeps_a_file_that_can_be_read_again(tmp_path):
     options = ONE_SAMPLE | {"train": {"accumulation_steps": 1, "keep_checkpoints": 1}}
-    experiment = Experiment(tmp_path, options, ORDER, health=None)
+    train = TrainOptions(total_iter=8)
+    health = Health(tmp_path, train, DatasetsOptions(), total_iter=8)
+    experiment = Experiment(tmp_path, options, ORDER, health)
     for step in (2, 4):
         experiment.save("latest", empty_model, Progress(step=step, batch=step))
     latest = tmp_path / "checkpoints" / "checkpoint_latest.pth"
     # The disk does not give step 4 while the run starts, so it resumes at step 2.
     latest.rename(tmp_path / "away")
     found = not_none(find_checkpoint("auto", tmp_path))
-    progress = restore_progress(found, tmp_path, options, TrainOptions(total_iter=8), ORDER)
+    progress = restore_progress(found, tmp_path, options, train, ORDER)
     (tmp_path / "away").rename(latest)
 
     experiment.save("latest", empty_model, progress)
