@@ -49,8 +49,8 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     warning if other GPUs are used than the option lists. Test:
     test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them.
 
-    Call it before CUDA starts, because CUDA reads the variable once. torch.cuda.is_available()
-    starts CUDA, device_count() does not.
+    Call this before CUDA starts, because CUDA reads CUDA_VISIBLE_DEVICES only once, at its start.
+    torch.cuda.is_available() starts CUDA, and device_count() does not.
 
     gpu_ids: numbers of GPUs, e.g. [0, 1]. None means all; [] means the CPU.
     opt_path: the option file, for the advice.

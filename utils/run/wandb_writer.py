@@ -44,7 +44,8 @@ class WandbWriter:
 
         if section.wandb_api_key:
             os.environ["WANDB_API_KEY"] = section.wandb_api_key
-        # wandb copies the command line into its files, so first replace the secrets in it.
+        # wandb copies the command line into its files, so first replace the secrets in it. All
+        # later readers of sys.argv in this process get the arguments without secrets, too.
         sys.argv = [argument_without_secrets(argument) for argument in sys.argv]
         arguments: dict[str, Any] = {
             "project": section.wandb_project,
