@@ -108,9 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             calibration = with_position(geometry, views, command)
 
-    # The region is the rectangle of the frame that is used for training: in words e.g. "rows 0 to
-    # 719, columns 30 to 1249". The spike camera sees all of it. The grid finds the region from the
-    # matrix, so the region can be added only now.
+    # The region is the rectangle of the frame that is used for training, e.g. "rows 0 to 719,
+    # columns 30 to 1249". The spike camera sees the whole region. The grid finds the region from
+    # the matrix, so the region is added after the matrix is known.
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": grid.region.as_list()})
     save_calibration(command.out, calibration)
@@ -203,7 +203,7 @@ def with_time(
 
     Test: test_the_time_offset_is_found_if_the_scene_moves
     """
-    # Refuse frames of another size than the earlier calibration is for.
+    # Raises an error if the frames do not have the size for which the earlier calibration is.
     grid = CalibratedGrid(earlier, geometry, str(command.geometry))
     grid.check_size(views[0].frame.shape[:2])
     where = ", ".join(str(frame) for _, frame in command.pairs)  # for errors
@@ -306,7 +306,9 @@ def refuse_incomplete_options(command: argparse.Namespace) -> None:
     --geometry and --search-planes need each other, and both need --planes. --planes may be given
     without the other two.
     """
-    # --search-planes 0 counts as missing, because it would search nothing.
+    # E.g. --geometry FILE alone: is_one_missing. --geometry FILE --search-planes 30 without
+    # --planes: are_planes_missing. --search-planes 0 counts as missing, because it would search
+    # nothing.
     has_geometry = bool(command.geometry)
     has_search = bool(command.search_planes)
     is_one_missing = has_geometry != has_search

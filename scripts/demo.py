@@ -247,8 +247,13 @@ def train_for(seconds: float, sample: Path, root: Path) -> int:
 
     The exit code is STOPPED if the signal stopped the run, and 0 if the run was finished before.
 
-    seconds: time from the first line of losses to the signal. The time before the first line does
-    not count. Otherwise a slow machine could be stopped before it has a loss to draw.
+    seconds: time from the first line of losses to the signal. E.g. for 45 seconds:
+
+        0 s     the run starts
+        20 s    the first line of losses. From here on, the 45 seconds count
+        65 s    the signal
+
+    A slow machine needs longer for the first line. Its run still has a loss to draw.
     """
     # The file of losses, to which the run adds a line at each log step. An earlier demo may have
     # begun the run, so wait until the file grows, not until it exists.

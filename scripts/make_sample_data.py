@@ -287,8 +287,8 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     }
     if instants:
         info["instants"] = instant_planes(instants)
-    # The key "size" has the name of the plan. Sample sets are older than this key. So the key is
-    # not written for the plan "sample", and the same seed still gives the same file.
+    # The key "size" has the name of the plan. Old sets of the plan "sample" have no such key. So
+    # new sets of this plan have none either, and the same seed gives the same file as before.
     if plan.name != "sample":
         info["size"] = plan.name
     (root / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
@@ -297,10 +297,11 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
 def digest_of(root: Path) -> str:
     """Return the SHA-256 of the names and contents of all files below `root`.
 
-    dataset.json is left out, because it holds this digest. Links and empty folders count by their
-    names. So the digest changes if any file is changed, removed or added. How it is computed must
-    stay, because `info_of_unchanged_set` compares it with the digest in the dataset.json of an
-    earlier set.
+    The digest changes if any file is changed, removed or added. Of links and empty folders, only
+    the names count. dataset.json is left out, because it holds this digest.
+
+    What must stay: how the digest is computed. `info_of_unchanged_set` compares the digest with the
+    one in the dataset.json of an earlier set.
     """
     # A line for each file and its SHA-256, e.g. "GOPRO_Large/train/.../000000.png 5f0a...", and a
     # line for each link or empty folder, e.g. "empty/".
@@ -316,11 +317,15 @@ def digest_of(root: Path) -> str:
 
 
 def info_of_unchanged_set(root: Path, plan: SetPlan, seed: int) -> dict[str, Any]:
-    """Return the dataset.json of the set in `root`, which may be replaced.
+    """Check that the set in `root` may be replaced. Returns its dataset.json.
 
-    Raises DataError if the folder must not be replaced: it holds other data, a set with changed,
-    missing or new files, or a set of another seed or plan. This check protects a user's files, so
-    it must come before anything is removed.
+    Raises DataError in these cases, in which the folder must not be replaced:
+
+        it holds something other than a set
+        files of the set are changed, missing or new
+        the set was made with another seed or plan
+
+    This check protects a user's files, so it must come before anything is removed.
 
     Tests: test_a_changed_set_is_refused, test_a_set_of_another_seed_is_refused
     """
@@ -340,7 +345,9 @@ def info_of_unchanged_set(root: Path, plan: SetPlan, seed: int) -> dict[str, Any
 
 
 def is_up_to_date(info: dict[str, Any], plan: SetPlan, instants: int) -> bool:
-    """Return whether this version made a set, with these instants. If not, it is made again.
+    """Return whether a set is of this version, and has the wanted instants.
+
+    If not, the set is made again.
 
     info: the dataset.json of an unchanged set of this plan and seed.
     instants: number of sharp pictures of each exposure that are wanted, 0 or odd.
@@ -348,7 +355,7 @@ def is_up_to_date(info: dict[str, Any], plan: SetPlan, instants: int) -> bool:
     Test: test_existing_instants_are_not_made_again
     """
     is_of_version = info["version"] == plan.version
-    # If no instants are wanted, a set with any instants will do.
+    # If no instants are wanted (0), every set has enough, with or without instants.
     has_instants = not instants or info.get("instants") == instant_planes(instants)
     return is_of_version and has_instants
 

@@ -218,7 +218,8 @@ def print_how_read(command: argparse.Namespace, candidate: Candidate) -> None:
         if not command.size:
             form += " (no --size: from dataset.json, or the only known size that fits)"
     print(f"{command.file}: {candidate.file.planes} planes of {form}")
-    # `doubts` compares with the best candidate. Only one geometry was read, so it is the best.
+    # `doubts` compares a candidate with the best one. Here there is one candidate only, so this
+    # candidate is the best one, too.
     for doubt in candidate.doubts(best=candidate):
         print(f"  warning: {doubt}")
 
@@ -253,7 +254,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_command(actions, "simulate", simulate, add_simulation)
 
     # argparse cannot read words such as method.half_window=20 after FILE and its options. So
-    # `parse_known_args` returns these words as unknown, and `rendering_of` reads them.
+    # `parse_known_args` returns these words as a second value, which becomes `overrides`. The next
+    # call refuses all words that no method takes, and `rendering_of` later reads the others.
     command, command.overrides = parser.parse_known_args(arguments)
     refuse_unknown_words(parser, command)
     return command

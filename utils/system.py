@@ -80,9 +80,11 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Size of the largest array whose memory is kept, in bytes. The two sizes are set one after the
-# other, and the last one that glibc accepts counts: first 32 MiB, then 64 MiB, which an old glibc
-# ignores.
+# Size of the largest array whose memory is kept, in bytes. `keep_freed_memory` sets both sizes, and
+# the last one that glibc accepts counts:
+#
+#     2**25 (32 MiB)   set first: the result with an old glibc, which ignores the second size
+#     2**26 (64 MiB)   set second: the result with a new glibc
 LARGEST_KEPT_ARRAYS = (2**25, 2**26)
 # Largest amount of freed memory that is kept, in bytes: 1 GiB. Chosen by hand.
 MOST_KEPT_MEMORY = 2**30

@@ -26,8 +26,9 @@ T = TypeVar("T")
 INTERRUPTED = 128 + signal.SIGINT  # 130
 # 141. Python ignores SIGPIPE and raises BrokenPipeError, so the script must give the code itself.
 READER_GONE = 128 + signal.SIGPIPE
-# Errors of writing: a full disk, a limit on the size of a file, a full quota. Such an OSError has
-# no name of a file (`filename` is None), so `_code_of` knows it by its number.
+# Numbers of the errors of writing: a full disk (ENOSPC), a file that is too large for the limit on
+# its size (EFBIG), a full quota (EDQUOT). Such an OSError does not name its file (`filename` is
+# None), so `_code_of` compares its `errno` with these numbers.
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -65,7 +66,8 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
 def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
     """Call the `main` of a script with its arguments. Returns the exit code, and prints an error.
 
-    Raises BrokenPipeError if nobody reads stdout any more, and each error that is not known.
+    Raises BrokenPipeError if nobody reads stdout any more. An error that is not in the table of
+    `with_exit_code` is raised again.
     """
     try:
         return main(*arguments)
@@ -73,7 +75,9 @@ def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
         print(e, file=sys.stderr)
         return e.exit_code
     except OSError as e:
-        # An error of a pipe or a connection names no file, and says nothing about the disk.
+        # Two kinds of errors are handled below: an error that names its file, e.g. a file without
+        # permission, and an error of a full disk. Other errors are raised again, e.g. an error of a
+        # connection.
         if e.filename is None and e.errno not in DISK_FULL:
             raise
         error = _file_error(e)
@@ -83,9 +87,9 @@ def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
         print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
         return INTERRUPTED
     finally:
-        # Write what is still in the buffer. If the pipe is closed, this raises BrokenPipeError,
-        # which takes the place of the exit code that was to be returned, or of the error above.
-        # `run` catches it. Python itself would write the buffer only after `run` has ended.
+        # Write what is still in the buffer. If nobody reads the pipe any more, flush raises
+        # BrokenPipeError. This error then replaces the exit code or the error from above, and `run`
+        # catches it. Without flush, Python would write the buffer only after `run` has ended.
         sys.stdout.flush()
 
 

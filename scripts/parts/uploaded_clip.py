@@ -237,8 +237,9 @@ def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
         the file or dataset.json says the size    main_test_vrt.py reads it there
         no size is clearly the best
 
-    spikes: file or folder. picture: (height, width) of a frame. A plane should have the same ratio
-    of height to width.
+    spikes: file or folder.
+    picture: (height, width) of a frame. Only planes with the same ratio of height to width are
+        tried.
     """
     # All spike files of a clip have the same size, so the first one is enough.
     files = spike_files(spikes)
@@ -255,8 +256,8 @@ def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
 def checked_option(option: str) -> str:
     """Return an option unchanged. Raises OptionError if the page may not set it.
 
-    OPTION says what may be set. The check keeps strangers from naming files of this machine. So
-    before a change of OPTION, look at what a new value could name.
+    OPTION says what may be set. The check keeps strangers from naming files of this machine. If
+    OPTION allows more, e.g. the character "/", a value could be the path of such a file.
 
     Test: test_an_option_names_no_file_of_the_machine_and_no_flag
     """
@@ -306,6 +307,6 @@ def as_uploaded(text: str, folder: Path) -> str:
 
     E.g. "<folder>/clip/blur/a.mp4" -> "blur/a.mp4". So messages do not show paths of the machine.
     """
-    # The longer path first, because it begins with the shorter path.
+    # First the longer path "<folder>/clip/". If "<folder>/" were removed first, "clip/" would stay.
     without_clip_folder = text.replace(f"{folder / 'clip'}/", "")
     return without_clip_folder.replace(f"{folder}/", "")

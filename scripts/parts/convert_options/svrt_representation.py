@@ -52,8 +52,8 @@ def convert_representation(conversion: Conversion, split: str) -> None:
 
     counterpart = _counterpart_of(reconstruction)
     if counterpart is None:
-        # The advice works because S-VRT's default is tfp: `_with_defaults` takes the default if
-        # none of the keys is left.
+        # The advice is to drop all keys of the representation. Without these keys, `_with_defaults`
+        # takes the default of S-VRT, which is tfp. So the new file has tfp.
         conversion.problems[key] = Problem(
             what=f"{reconstruction.kind!r} has no counterpart; only tfp, middle_tfp, tfi, "
             "raw_window and encoding25 have one",
@@ -103,6 +103,7 @@ def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
     kind = unknown.pop("type", "spikecv_tfp")
     center = unknown.pop("middle_tfp_center", None)
     # S-VRT has two names for the planes on each side. If a file has both, `half_win_length` counts.
+    # E.g. half_window 10 and half_win_length 20 give 20. Without both, the default is 20.
     by_shorter_name = unknown.pop("half_window", 20)
     half_window = unknown.pop("half_win_length", by_shorter_name)
     # Without num_bins, S-VRT makes as many bins as spike_channels says.

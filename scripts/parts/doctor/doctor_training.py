@@ -38,8 +38,8 @@ TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
 # there: the ranks share the cores.
 LEAST_EFFICIENCY = 0.85
 # Largest difference between the gradients of all ranks together and the gradients of one process,
-# relative to the largest gradient. Rounding in float64 is far below it. A missing gradient is far
-# above it.
+# relative to the largest gradient. Rounding in float64 gives far smaller differences, and a missing
+# gradient gives far larger ones.
 LARGEST_DIFFERENCE = 1e-6
 
 
@@ -78,8 +78,9 @@ def check_training(argv: list[str]) -> list[Finding]:
 def make_parts(argv: list[str], findings: list[Finding]) -> tuple[Any, ModelVRT] | None:
     """Make the loader and the model of the training. Collective.
 
-    The data need the options, and the network needs both. So they are made in this order. Returns
-    None if one of them cannot be made, because the other checks need all of them.
+    The data need the options, and the network needs the options and the data. So the order is:
+    options, data, network. If one of these parts cannot be made, the result is None, because the
+    other checks need all three.
 
     argv: arguments of main_train_vrt.py.
     findings: gets a finding of each part that was tried.
@@ -126,8 +127,9 @@ def made_on_all_ranks(
 ) -> Any:
     """Make a part of the training on each rank. Collective.
 
-    Returns what `make` returns. If `make` fails on any rank, all ranks get None. Then no rank may
-    go on, because it would wait forever for the rank that failed.
+    Returns what `make` returns. If `make` fails on any rank, all ranks get None and must stop. E.g.
+    `make` fails on rank 1: rank 0 gets None, too, because it would wait forever for rank 1 in the
+    next collective.
 
     check: name of the finding, e.g. "data".
     make: function that makes the part, e.g. the network.
@@ -209,8 +211,8 @@ def check_parameters(model: ModelVRT) -> Finding:
     if len(set(digests)) == 1:
         return Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
     # All ranks draw their initial weights with the same seed, so different weights are a mistake.
-    # The mistake does no harm: DDP gives the weights of rank 0 to all ranks when it wraps the
-    # network. So it is only a warning.
+    # But when DDP wraps the network, it gives the weights of rank 0 to all ranks. So the mistake
+    # does no harm, and the finding is only a warning.
     return Finding(
         WARN,
         "parameters",
@@ -323,9 +325,9 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 
     Both computations are in float64, so that rounding does not hide an error.
     """
-    # double() and eval() change the network in place. No later check needs the network unchanged,
-    # because this is the last check. eval() turns dropout off, because dropout would drop other
-    # neurons in each computation.
+    # double() and eval() change the network in place. This is the last check, so no other check
+    # uses the changed network. eval() turns dropout off, because dropout would drop other neurons
+    # in each computation.
     net = unwrap_ddp(model.netG).double().eval()
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     batches_of_ranks = utils_dist.gather_objects(tensors)

@@ -26,8 +26,8 @@ from data.spike.pictures import to_linear, to_uint8
 
 SIZE = 128  # side of an RGB frame, in pixels
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
-# Pixels of texture on each side of the frame, which the camera sees when it moves. If it moves
-# farther, it sees the mirror image of the texture (BORDER_REFLECT in `render`).
+# Pixels of texture on each side of the frame, which the camera sees when it moves. If the camera
+# moves farther, it sees the mirror image of the texture (BORDER_REFLECT in `render`).
 MARGIN = 96
 # The characters that `_paint_shape` paints.
 LETTERS = "ABCDEFGHKLMNPRSTVXYZ2345689"
@@ -65,9 +65,9 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     layers = []
     for depth in range(4):
         is_background = depth == 0
-        # Each object moves along a line, in x and in y by at most 3.5 pixels in an exposure, so
-        # that not all motion is the camera's. In the middle of the clip, the object is where it
-        # would be without this motion.
+        # Besides the camera, each object moves along a line, in x and in y by at most 3.5 pixels in
+        # an exposure. `motion` is 0 in the middle of the clip. E.g. with 3.5 pixels an exposure, it
+        # is -1.75 half an exposure before the middle, and 1.75 half an exposure after the middle.
         speed = 0.0 if is_background else 3.5 / PLANES  # pixels per plane
         direction = rng.uniform(-1, 1, 2)
         times = np.arange(planes) - planes / 2  # in planes, 0 in the middle of the clip
@@ -164,7 +164,8 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
 def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return a random texture: (n, n, 3) display values in [0.04, 0.98].
 
-    It is coloured 1/f noise with painted shapes. Its edges are as wide as one spike pixel.
+    The texture is coloured 1/f noise with painted shapes. The edges of the shapes are as wide as
+    one spike pixel.
     lab/benchmark.py uses this function, too.
 
     n: side of the texture, in pixels.

@@ -152,9 +152,9 @@ def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None
     """
     refuse_missing_file(path)
 
-    # What dataset.json says. Its fields h and w are None if dataset.json lacks them, or if there is
-    # no dataset.json. An array does not need it. But it is read first for every kind of file, so
-    # that a damaged dataset.json always raises an error.
+    # What dataset.json says. `h` and `w` are None if dataset.json lacks them, or if there is no
+    # dataset.json. An array needs no dataset.json. But dataset.json is read first for every kind of
+    # file, so that a damaged dataset.json always raises an error.
     info = nearest_info(path)
 
     # An array (.npy, .npz) has a shape. It is not packed, so it has no bit order and no layout.
@@ -205,14 +205,14 @@ def geometry_of_array(
 def is_flipped(path: Path, options: GeometryOptions) -> bool:
     """Return whether the bottom row of a packed plane comes first in the file.
 
-    This is so for all known files, except for the files of the SPS100 camera. --no-flip or
-    dataset.json may say that the top row comes first.
+    True for the files of all known cameras, except for the camera SPS100. False if --no-flip or
+    dataset.json say that the top row comes first.
     """
     # The layout is "raster" for all cameras but the SPS100, which stores the top row first.
     if options.no_flip or options.layout != "raster":
         return False
-    # `flip` is None if dataset.json does not say it. Then the bottom row comes first, as in nearly
-    # all known files.
+    # `flip` is True, False or None. None: dataset.json does not say which row comes first. Then it
+    # is the bottom row, as in nearly all known files.
     return nearest_info(path).flip is not False
 
 

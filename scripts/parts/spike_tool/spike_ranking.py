@@ -46,10 +46,10 @@ from utils.errors import DataError
 # A size is judged by the mean of this number of planes in the middle of the file. With more planes
 # the mean is less noisy, but moving objects are blurred.
 AVERAGED_PLANES = 64
-# Least lead in smoothness of the smoothest size over every other size. With a smaller lead, the
-# size is not clear, and the user must give --size. A smaller limit would sometimes take a wrong
-# size for clear. Smoothness is the correlation of neighbouring pixels, from -1 to 1
-# (spike_sizes.py).
+# The smoothest size is clear if its smoothness is larger than every other by more than this number.
+# E.g. 0.62 and 0.55: clear. 0.62 and 0.60: not clear, so the user must give --size. With a smaller
+# number, a wrong size would sometimes be clear. Smoothness is the correlation of neighbouring
+# pixels, from -1 to 1 (spike_sizes.py).
 CLEAR_LEAD = 0.05
 # Below this smoothness an image is hardly better than noise, for which the smoothness is 0.
 LEAST_SMOOTHNESS = 0.3
@@ -244,6 +244,8 @@ class Ranking:
         # A derived size has no head columns. So no size is derived if the user gave head columns.
         if options.head_columns or not length:
             return []
+        # In the file, a row of a known camera holds its head columns, too. E.g. 400 columns and 16
+        # head columns are read as a derived width of 416.
         known_sizes = {(g.height, g.width + g.head_columns) for g in known}
         sizes = sizes_that_fit(length, self.picture)
         new_sizes = [size for size in sizes if size not in known_sizes]
