@@ -43,11 +43,12 @@ def seconds_of(
         # Wait for the device, because a GPU is still computing when the call returns.
         devices.synchronize(device)
         seconds.append(time.perf_counter() - begin)
-    seconds_that_count = seconds[warmup:]
+    seconds_that_count = seconds[warmup:]  # e.g. calls 1, 2, 3 of 0, 1, 2, 3 with warmup 1
     return statistics.median(seconds_that_count)
 
 
-# Kinds of work between two steps. Their time does not count as time of the steps.
+# Kinds of work between two steps. Their time does not count as time of the steps. `Run` (run.py)
+# gives these names to `StepTimer.part`, and as keys of `every` to `RunProgress` (run_progress.py).
 PAUSES = ("validation", "save")
 
 
