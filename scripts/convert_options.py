@@ -297,7 +297,7 @@ def _in_one_line(plain_list: re.Match[str]) -> str:
     Strings do not change: json.dumps writes a line end within a string as a backslash and an n.
     """
     text = plain_list[0]  # "[\n    6,\n    224\n  ]"
-    # A line end after a comma becomes a blank. The first and the last line end go.
+    # A line end after a comma becomes a blank. The first and the last line end are removed.
     text = re.sub(r",\n *", ", ", text)  # "[\n    6, 224\n  ]"
     return re.sub(r"\n *", "", text)  # "[6, 224]"
 

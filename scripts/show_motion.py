@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from models.saved_network import SavedNetwork
 
 WEIGHTS = ROOT / "weights/motion.pth"  # used if --weights is not given
-# For the argument `context` of `RecordedClip`, the number of planes that are read before and after
-# an exposure. None means half as many as the longest exposure has.
+# The argument `context` of `RecordedClip` is the number of planes that are read before and after an
+# exposure. None means half as many planes as the longest exposure has: 44 for an exposure of 88.
 HALF_OF_EXPOSURE = None
 
 

@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     args = run.parse_args([*signal_flags(), *argv])
 
     # The number of ranks of this host. torchrun also takes "gpu", "cpu" and "auto" in place of a
-    # number, and chooses the number later. Then it is None here.
+    # number, and chooses the number later. For these words, `ranks` is None.
     ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
     # More ranks than GPUs would fail much later, with a message of CUDA. So refuse them here. With
     # 0 GPUs the ranks run on the CPU, and any number is right.
@@ -201,11 +201,13 @@ def run_ranks(args: Namespace) -> int:
         except restarts.FinalError as e:  # its code is the exit code of a rank
             return e.code
         except (ChildFailedError, SignalException) as e:
-            # The file has "\n" and what a rank wrote, e.g. "\n3" -> ["3"]. Without a code it is [].
+            # The file has "\n" and what a rank wrote, e.g. "\n3" -> ["3"]. If no rank wrote a code,
+            # "\n" -> [].
             written = Path(exit_file.name).read_text(encoding="ascii").split()
             if written:
                 return int(written[0])
-            # No rank wrote a code: it was killed before it could, or a signal ended the launcher.
+            # No rank wrote a code: a rank was killed before it could write, or a signal ended the
+            # launcher.
             if isinstance(e, SignalException):
                 # As a shell does: a program that a signal has ended has the code 128 + its number.
                 return 128 + e.sigval
@@ -217,6 +219,7 @@ def is_on_one_host(args: Namespace) -> bool:
     """Return whether torchrun's arguments say that all ranks run on this host."""
     if args.standalone:
         return True
+    # --nnodes is the number of hosts, or the least and the largest number: "1:1" is one host, too.
     is_one_node = args.nnodes in ("1", "1:1")
     # With an endpoint or another backend, the user has chosen how the ranks meet.
     is_default_meeting = not args.rdzv_endpoint and args.rdzv_backend in ("static", "c10d")

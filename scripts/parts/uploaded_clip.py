@@ -238,8 +238,8 @@ def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
         no size is clearly the best
 
     spikes: file or folder.
-    picture: (height, width) of a frame. Only planes with the same ratio of height to width are
-        tried.
+    picture: (height, width) of a frame. Only sizes of planes with about the same ratio of
+        height to width are tried.
     """
     # All spike files of a clip have the same size, so the first one is enough.
     files = spike_files(spikes)

@@ -201,7 +201,8 @@ def frame_names(dataset: Any, sample: Sample, kind: str) -> list[str]:
     # The frames of "lq" and "gt" may differ: a set that trains interpolation reads every second
     # frame as "lq", and another frame as "gt".
     stems = [clip.stems[frame] for frame in dataset.frames_of(kind, sample.draw.frames)]
-    # A padded sequence has more frames than names: its last frame is repeated.
+    # A padded sequence has more frames than names, because its last frame is repeated. E.g. four
+    # frames and the names "000" and "001" -> "000", "001", "001, repeated", "001, repeated".
     missing = len(sample.item[kind]) - len(stems)
     return stems + [f"{stems[-1]}, repeated"] * missing
 

@@ -213,7 +213,8 @@ class PlaneReader:
         32.
         """
         while self.first_in_memory + len(self.in_memory) < end:
-            # A window may begin after all planes in memory. Then all of them are forgotten.
+            # A window may begin after all planes in memory. E.g. the planes 0 ... 31 are in memory,
+            # and the window begins at 40: all 32 planes are forgotten, min(40, 32).
             before_window = max(begin - self.first_in_memory, 0)
             forgotten = min(before_window, len(self.in_memory))
             kept = self.in_memory[forgotten:]
