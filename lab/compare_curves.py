@@ -40,8 +40,13 @@ def main(argv: list[str]) -> int:
     names = run_names(args.runs)
     steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
 
-    # A curve is a row of `curves`, (N,). The first run is the reference. The second run and the
-    # repetitions with other seeds are compared with it.
+    # A curve is a row of `curves`, (N,):
+    #
+    #     row 0         the first run, the reference
+    #     row 1         the second run
+    #     other rows    the repetitions of the first run with other seeds
+    #
+    # All other rows are compared with row 0.
     reference, curve_of_second, *curves_of_seeds = curves
     difference_of_runs = difference(curve_of_second, reference)
     differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]
@@ -105,8 +110,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     for history in histories[1:]:
         common = common & set(history)
     steps = sorted(common)
-    # If a curve had fewer values than the running mean has weights, np.convolve would exchange
-    # values and weights. Its results would not be means.
+    # With 3 values and 5 weights, np.convolve would take the 3 values as the weights of a mean over
+    # the 5 weights. Such results would not be means of values. So require as many values.
     if len(steps) < smooth:
         raise DataError(
             what=f"{len(steps)} common steps, fewer than the {smooth} entries of a running mean",

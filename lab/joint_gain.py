@@ -105,9 +105,9 @@ FALSE_FRAMES = {"means": "ideal,sum_gamma=2.2", "curve": "ideal,gamma=1.8,contra
 class Scores:
     """The scores of a restored clip. The names of the fields are keys of the written files."""
 
-    psnr: float  # dB, of the restored frames
-    blurry: float  # dB, of the input frames
-    moving: float  # dB, of the restored pixels at which blurry and sharp frame differ
+    psnr: float  # PSNR of the restored frames, dB
+    blurry: float  # PSNR of the input frames, dB
+    moving: float  # PSNR of the restored frames, dB, at pixels where blurry and sharp frame differ
     s_per_frame: float | None  # seconds; None if an earlier call restored the clip
 
 
@@ -125,17 +125,18 @@ def main(argv: Sequence[str]) -> int:
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # Add BASE, the operator, because the table compares the last way with it. `ways` has the order
-    # of WAYS, not the order of the command line.
+    # Always restore with BASE, the operator, because the table compares the last way with BASE.
+    # `ways` has the order of WAYS, not the order of the command line.
     names = {BASE, *args.ways}
     ways = {way: flags for way, flags in WAYS.items() if way in names}
     if args.formulas:
         ways = FORMULAS | ways
-    last_way = list(ways)[-1]
+    last_way = list(ways)[-1]  # e.g. "motion". Its first word names the files
 
     sources = link_sources_of_part(args.videos, out / "sources" / args.part, args.part)
     scores_of_conditions: dict[str, ScoresOfWays] = {}
     for condition in args.conditions:
+        # Folder of the clips. Its name is the part and the condition, e.g. report_rig.
         clips = make_clips_of_condition(out, args.part, condition, sources)
         scores = {}
         for way, flags in ways.items():
@@ -209,8 +210,8 @@ def link_sources_of_part(videos: Path, folder: Path, part: str) -> Path:
 
     Ends the program if a video is missing.
 
-    videos: folder with the files <name>.<any ending>. It is not used for the photographs, which are
-        in installed packages.
+    videos: folder with the files <name>.<any ending>. For the part "photos" this folder is not
+        used: the photographs are in installed packages.
     """
     if part == "photos":
         files = photographs()

@@ -49,9 +49,10 @@ jit: Any = triton.jit
 #     channel         (PAD,)        number of the channel within the group. PAD is C rounded up to a
 #                                   power of two, because Triton requires such sizes.
 #     is_used         (ROWS, PAD)   false beyond the last output pixel, and for the padding
-#     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of the values of pixel 0 of the
-#                                   image: (image * G + group) * h * w * C + channel. The values
-#                                   of pixel p have the index first_index + p * C
+#     first_index     (ROWS, PAD)   index in x (n, G, h, w, C) of pixel 0 of the image, for each
+#                                   channel: (image * G + group) * h * w * C + channel. E.g. image
+#                                   0, group 1, h * w = 100, C = 8: 800 + channel. Pixel p is at
+#                                   first_index + p * C
 #     H, W, HW        numbers       height and width of an image, and its number of pixels
 #     mask            a pointer     the factors of the taps. The argument `mask=` of tl.load and
 #                                   tl.store is something else: it says which elements are read or
@@ -95,6 +96,7 @@ def _channels_of_group(
     first_index: index in x (n, G, h, w, C) of the values of pixel 0 of the image.
     """
     channel = tl.arange(0, PAD)
+    # (ROWS, 1) and (1, PAD) give (ROWS, PAD), in this line and the next.
     is_used = is_pixel[:, None] & (channel < C)[None, :]
     first_index = ((image * G + group) * HW * C)[:, None] + channel[None, :]
     return channel, is_used, first_index
@@ -104,12 +106,16 @@ def _channels_of_group(
 def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: tl.constexpr):
     """Return where a tap samples: top, left, fy and fx, all (ROWS,).
 
-    top, left: y and x of the upper left corner, int32.
+    The sample lies between four pixels, its corners.
+
+    top, left: y and x of the corner above and on the left, int32.
     fy, fx: the distances of the sample from this corner, in [0, 1].
 
     offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap. So it consists of planes (h, w)
     with HW numbers each: first dy of tap 0, then dx of tap 0, then dy of tap 1, and so on.
-    dy_plane: number of the plane of dy, 2 * ((image * G + group) * 9 + tap). The next plane is dx.
+    dy_plane: number of the plane of dy, 2 * ((image * G + group) * 9 + tap). E.g. image 0, group 0,
+        tap 1: 2. The next plane, 3, is dx. A plane has HW numbers, so dy of a pixel is at
+        dy_plane * HW + pixel_of_image.
 
     E.g. tap 1, the place above the output pixel, of the pixel at y = 5 and x = 7, with dy = 0.25
     and dx = -0.5: the sample is at y = 5 - 1 + 0.25 = 4.25 and x = 7 + 0 - 0.5 = 6.5. So top = 4,

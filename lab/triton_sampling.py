@@ -77,6 +77,14 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 class _DeformConv(torch.autograd.Function):
     """Sample the columns, then multiply them by the weights.
 
+    The letters of the shapes (the comment above `deform_conv` has more):
+
+        n, h, w    images, height and width. pixels = n * h * w
+        c, c'      input channels, output channels
+        G, C       groups for sampling, and channels of such a group
+        k          groups of the weights
+        K          entries of a column that one group of the weights reads: G / k * 9 * C
+
     The last bits of the gradient of x differ from run to run, as with torchvision (see PIXELS).
     """
 
@@ -127,14 +135,21 @@ class _DeformConv(torch.autograd.Function):
         weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
         k = len(weights)
         grad = grad.permute(0, 2, 3, 1).to(grouped.dtype)  # (n, h, w, c')
-        # First (pixels, k, c'/k), then the groups in front. This is D for each group.
+        # D for each group of the weights. bmm needs the group as the first axis. E.g. 64 output
+        # channels and k = 2: (n, h, w, 64) -> (pixels, 2, 32) -> (2, pixels, 32).
         by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
         grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
-        # The columns have 9 times as many numbers as x. So one buffer serves twice, to save memory.
-        # Before the kernel runs, the buffer holds the gradient of the columns. The kernel reads
-        # each gradient, and writes the column in its place. `columns` and `by_pixel` are two shapes
-        # of this buffer, for the kernel and for the matrix products.
+        # The columns have 9 times as many numbers as x. So one buffer serves twice, to save memory:
+        #
+        #     before the kernel runs    the buffer holds the gradient of the columns, D @ B
+        #     after it                  the buffer holds the columns, A
+        #
+        # The kernel reads each gradient, and writes the entry of the column in its place. The
+        # buffer has two shapes, with the same numbers in the same order:
+        #
+        #     columns     (pixels, G, 9, C)    for the kernel
+        #     by_pixel    (pixels, k, K)       for the matrix products, e.g. K = 4 * 9 * 8
         columns = _columns_like(grouped)  # (n * h * w, G, 9, C)
         by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
         grad_columns = torch.bmm(by_group, weights)  # (k, pixels, K)
@@ -147,7 +162,8 @@ class _DeformConv(torch.autograd.Function):
         # and writes grad_offset and grad_mask.
         _launch(sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
-        # Now the buffer holds the columns.
+        # Now the buffer holds the columns A. D^T @ A for each group of the weights:
+        # (k, c'/k, pixels) x (k, pixels, K) -> (k, c'/k, K).
         grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))  # (k, c'/k, K)
         grad_x = grad_x.permute(0, 1, 4, 2, 3)  # (n, G, C, h, w)
         grad_x = grad_x.reshape(n, groups * channels, h, w)
@@ -225,7 +241,8 @@ def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
     """
     _, groups, _, _, channels = grouped.shape
     outputs = len(weight)
-    k = groups * channels // weight.shape[1]  # c / (c / k)
+    # c is G * C, and weight.shape[1] is c / k. E.g. k = 8 * 8 // 32 = 2.
+    k = groups * channels // weight.shape[1]
     # The c / k input channels of a weight group are G / k groups for sampling of C channels each.
     ordered = weight.view(k, -1, groups // k, channels, TAPS)  # (k, c'/k, G/k, C, 9)
     ordered = ordered.permute(0, 1, 2, 4, 3)  # (k, c'/k, G/k, 9, C)

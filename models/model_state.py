@@ -115,13 +115,14 @@ class ModelState:
         self._load_weights(state)
         self._start_average(state)
         if self.train_opt.compile:
-            keep_compiled_code_at_home()
+            keep_compiled_code_at_home()  # below the user's home, not in /tmp
             self.netG.compile()  # in place: the names in the state dict stay the same
 
         self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
         # Warns if the loss has parameters of its own: the optimizer gets only those of netG.
         warn_of_untrained(self.lossfn)
-        self.target_names = names_of_targets(type(self.lossfn))  # e.g. ("gt",)
+        # The keys of a batch whose tensors the loss takes with the restored clip, e.g. ("gt",).
+        self.target_names = names_of_targets(type(self.lossfn))
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         # Gradients in float16 underflow unless the loss is scaled. In bfloat16 they do not.
         self.scaler = torch.amp.GradScaler(
@@ -150,8 +151,8 @@ class ModelState:
         except SpoiltWeightsError:
             raise  # NaN or integers: the network fits, so the advice below would be wrong
         except CheckpointError as e:
-            # Change expected and advice of the error to those of a resume. `netG_then` has the
-            # options of the run that wrote the checkpoint.
+            # The texts of the error are about pretrained weights. Replace two of its texts, because
+            # this is a resume. `netG_then` has the options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
             # The keys whose values have changed, e.g. "netG.depths".
             changed = changed_options.differences(netG_then, self.opt.netG.plain(), "netG.")
@@ -175,6 +176,7 @@ class ModelState:
                 )
             return
         self.netE = copy.deepcopy(unwrap_ddp(self.netG)).eval().requires_grad_(False)
+        # `_update_average` (model_vrt.py) calls this function.
         self.ema_update = torch.optim.swa_utils.get_ema_multi_avg_fn(decay)
         if state is None:  # without a path, netE keeps the weights of netG
             load_pretrained(self.netE, path, self.train_opt.G_param_strict, "netE")
@@ -196,9 +198,9 @@ class ModelState:
             self._load_averages(self.netE, averages)
         self.nonfinite.in_a_row = state.get("nonfinite_in_a_row", 0)
         # Set the rate of the last step, because the checkpoint may be saved again before the next
-        # step sets a rate
-        # (test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint). A state
-        # without "step" was not saved by a run.
+        # step sets a rate. The runs add "step" to the result of `training_state`, so a state that
+        # no run has saved lacks it. Test:
+        # test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint
         if state.get("step"):
             self._set_learning_rate(state["step"])
 

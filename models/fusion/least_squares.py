@@ -1,8 +1,12 @@
 """The motion that is left between the windows of an exposure, by least squares.
 
-`MotionNet` shifts the pictures of all windows back to the sharp instant, along the curve found so
-far. Where the curve is wrong, the pictures differ. `least_squares` says which motion would explain
-the differences (Lucas and Kanade, IJCAI 1981). The conv nets of `MotionNet` take it as an input.
+`MotionNet` has a picture of the spikes in each window of time. It shifts the pictures of all
+windows back to one time, the sharp instant, along the curve found so far. The curve says where a
+pixel is at each time. Where the curve is wrong, the shifted pictures differ. `least_squares` says
+which motion would explain the differences (Lucas and Kanade, IJCAI 1981). The conv nets of
+`MotionNet` take this motion as an input.
+
+tau is the time after the sharp instant, in halves of an exposure.
 
 Shapes: B exposures, h x w pixels.
 
@@ -16,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# WINDOWS is 15. INSIDE is the slice of the 11 windows that divide the exposure. PICTURE_CHANNELS is
-# 2: each window has a picture of its light, and a picture of its number of spikes.
+# WINDOWS is 15: 2 windows before the exposure, 11 that divide the exposure, and 2 after it. INSIDE
+# is the slice of the 11. The 4 others are not used in this file. PICTURE_CHANNELS is 2: each window
+# has a picture of its light, and a picture of its number of spikes.
 from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 
 # Channels of the result: the motion in x and in y, each in four versions (see `least_squares`).
@@ -47,10 +52,10 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     Each of the 5 x 5 pixels around a pixel gives one such equation. The motion (x, y) of the pixel
     is the least-squares solution of these 25 equations.
 
-    There are four changes, and the equations are solved for each of them separately. A pixel has a
-    light in each of the 11 windows, i.e. at 11 times tau. A parabola in tau is fitted to these 11
-    values. Its slope and its curvature are two changes. The numbers of spikes in the windows give
-    two more changes in the same way.
+    The change of the value is measured in four ways, and the equations are solved for each of the
+    four separately. A pixel has a light in each of the 11 windows, i.e. at 11 times tau. A parabola
+    in tau is fitted to these 11 values. The slope and the curvature of the parabola are two
+    measures of the change. The numbers of spikes in the windows give two more in the same way.
 
     moved_pictures: pictures of all windows, shifted back to the sharp instant, (B, 30, h, w): 15
         windows with 2 pictures each.
@@ -93,7 +98,12 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     xx = xx + ADDED_TO_SQUARED_GRADIENT
     yy = yy + ADDED_TO_SQUARED_GRADIENT
 
-    # The solution of the two equations, by the inverse of their 2 x 2 matrix.
+    # The solution of the two equations, by the inverse of their 2 x 2 matrix:
+    #
+    #     inverse of ( xx xy )  is  (  yy -xy )  divided by the determinant
+    #                ( xy yy )      ( -xy  xx )
+    #
+    # It is multiplied by the right sides, -x_change and -y_change.
     determinant = xx * yy - xy * xy
     x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
     y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)
@@ -110,7 +120,10 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
         light = sqrt(n / M) - 1         derivative by n, at n = N:   1 / (2 * sqrt(N * M))
         count = (n - N) / sqrt(N)       derivative by n:             1 / sqrt(N)
 
-    So `count` changes 2 * sqrt(M) times as much as `light`, and is divided by this number.
+        derivative of count / derivative of light = 2 * sqrt(N * M) / sqrt(N) = 2 * sqrt(M)
+
+    So `count` changes 2 * sqrt(M) times as much as `light`, and the changes of `count` are divided
+    by this number. E.g. M = 4 spikes: divided by 4.
 
     light, count: pictures of the windows of the exposure, (B, 11, h, w).
     scene: (B, 3, h, w). Its channel 1 is log(M).

@@ -80,7 +80,8 @@ CHANGES = COEFFICIENTS + 1
 # After the last number, the first follows again.
 DILATIONS = (2, 1, 3, 1)
 # The coefficients are divided by this number before a conv net gets them, so that its inputs are
-# about 1. (Its outputs are not multiplied by it. They are in pixels of the level, see `forward`.)
+# about 1. The outputs of a conv net are not multiplied by this number: `forward` takes them as
+# pixels of the level.
 USUAL_SHIFT = 4.0
 # The initial weights of the last convolution are multiplied by this number. It is small, so that
 # the curves begin near no motion.
@@ -110,22 +111,29 @@ class Curves(NamedTuple):
     """The motion at a level: the curve of each pixel, and its expected error."""
 
     size: int  # side of a pixel of the level, in spike pixels
-    coefficients: Tensor  # (B, 6, h, w): c_1 to c_3 in spike pixels, x and y of each
-    # (B, 1, h, w): logarithm of the expected error of q in spike pixels, mean over the exposure
+    # (B, 6, h, w), in spike pixels: x of c_1, y of c_1, x of c_2, y of c_2, x of c_3, y of c_3.
+    coefficients: Tensor
+    # (B, 1, h, w): logarithm of the expected error of the curve, i.e. of q(tau), in spike pixels.
+    # It is a mean over the times of the exposure.
     log_error: Tensor
 
 
 class MotionNet(nn.Module):
     """Finds the curve q(tau) of each spike pixel: how the point that it shows moves."""
 
+    # `__init__` sets these two with register_buffer.
+    #
     # The middle of each window, (15,), in halves of an exposure after the sharp instant.
     tau: Tensor
-    # (2, 11): the matrix that turns the values in the 11 windows of the exposure into their slope
-    # and curvature in time.
+    # (2, 11): parabola_fit @ (values of a pixel in the 11 windows of the exposure) = (slope,
+    # curvature) of the values in time.
     parabola_fit: Tensor
 
     # For data/motion/network_inputs.py: the 16 times at which the 15 windows begin and end, and the
-    # slice of the 11 windows that divide the exposure.
+    # slice of the 11 windows that divide the exposure:
+    #
+    #     windows     0, 1      2 ... 12        13, 14
+    #     lie         before    the exposure    after
     edges: Sequence[float] = EDGES
     inside = INSIDE
 
@@ -134,7 +142,8 @@ class MotionNet(nn.Module):
         # Input channels, in the order of `_inputs`:
         #
         #     30  the pictures of all windows
-        #      8  the motion that least squares find: x and y, each in four versions
+        #      8  the motion by least squares: x, then y, each from the slope and the curvature of
+        #         the light and of the number of spikes
         #      3  the scene
         #      6  the curve so far
         #      1  the logarithm of the expected error of the curve

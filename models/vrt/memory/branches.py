@@ -1,9 +1,13 @@
 """The branches that backward may recompute: what each saves in memory, and what work it takes.
 
 A branch is the attention or the MLP of a block, or the MLP at the end of a stage (Stage.pa_fuse).
-Its owner, the block or the MLP, has a flag that says whether backward recomputes the branch. The
-bytes of a branch are measured: they are what autograd saves in addition if the flag is cleared. The
-work is computed from the sizes.
+Its owner, the block or the MLP, has a flag for the branch:
+
+    set        backward recomputes the branch
+    cleared    autograd saves the tensors of the branch
+
+The bytes of a branch are what autograd saves in addition if the flag is cleared. They are measured.
+The work is computed from the sizes.
 
 What must stay: the results depend only on sizes, and not on the rank or on chance, because all
 ranks must recompute the same branches. No test notices this. tests/parts/models/test_fit_memory.py
@@ -35,8 +39,8 @@ class Branch(NamedTuple):
 def owners_of_branches(net: nn.Module) -> list[Any]:
     """Return the modules with branches that backward may recompute.
 
-    The modules are all blocks, then the MLP at the end of each stage that aligns frames. Each has
-    the attribute FLAGS: the names of its checkpoint flags.
+    The modules are all blocks, then the MLP at the end of each stage that aligns frames. (No caller
+    needs this order.) Each module has the attribute FLAGS: the names of its checkpoint flags.
     """
     owners: list[Any] = []
     for module in net.modules():
@@ -53,14 +57,16 @@ class MeasuredBranches:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        # Result of `_kind` -> bytes of each branch of such a module, in the order of its FLAGS.
+        # Kind of a module (result of `_kind`) -> bytes of each of its branches, in the order of
+        # FLAGS. E.g. a block: [30 MB of the attention, 20 MB of the MLP].
         self.bytes_of_kind: dict[tuple, list[int]] = {}
 
     def branches_of(self, owner: Any, x: Tensor) -> list[Branch]:
         """Return the branches of a block, or of the GatedMlp of a stage.
 
         owner: the block, or the GatedMlp.
-        x: its input, detached from the network.
+        x: its input, detached from the network. When a kind is measured, x is set to require a
+            gradient.
         """
         kind = _kind(owner, x)
         if kind not in self.bytes_of_kind:

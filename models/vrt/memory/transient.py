@@ -36,8 +36,8 @@ def block_transient(block: Block, x: Tensor) -> int:
     # do not fit into the memory.
     numbers_per_token = 13 * x.shape[-1]
     if not has_kernel(x, largest_chunk.positions_per_window, block.attn.heads):
-        # torch's attention writes a bias gradient (heads, T, T) for each window of T tokens. So a
-        # token has heads * T numbers of it.
+        # torch's attention writes a bias gradient (heads, T, T) for each window of T tokens. E.g. 6
+        # heads and T = 128: 6 * 128 = 768 numbers of this gradient for each token.
         numbers_per_token += block.attn.heads * largest_chunk.positions_per_window
     numbers_of_chunk = len(largest_chunk.rows) * numbers_per_token
     return x.element_size() * (numbers_of_gradients + numbers_of_chunk)
@@ -84,8 +84,8 @@ MOST_FRAMES_OF_TORCHVISION = 32
 def _frames_at_once_in_torchvision(n: int) -> int:
     """Return how many of n frames torchvision's kernel for GPUs samples at a time.
 
-    The kernel divides the frames into batches of equal size. So the size is the largest divisor of
-    n up to its limit, e.g. 20 of 40 frames.
+    The kernel divides the frames into batches of equal size, of at most 32 frames. E.g. 40 frames
+    are two batches of 20 frames. So the size is the largest divisor of n up to 32.
     """
     largest = 1
     for count in range(1, MOST_FRAMES_OF_TORCHVISION + 1):

@@ -130,8 +130,11 @@ def all_gradients(
 
         # One or two rounds, which Triton unrolls (static_range).
         for first_query in tl.static_range(0, TOKENS, QUERIES):
-            # With MUTUAL, the queries come from the other frame of the pair. E.g. for window 0: q
-            # and dQ are in the rows of window 1, output and dO in the rows of window 0.
+            # With MUTUAL, the two frames of a pair are two windows, e.g. 0 and 1. The queries of
+            # one frame meet the keys of the other frame. E.g. for window 0:
+            #
+            #     q and dQ                 in the rows of window 1
+            #     output, dO, L, k, v      in the rows of window 0
             query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
             out_row = window * TOKENS + first_query
             # All three: (QUERIES, PADDED).

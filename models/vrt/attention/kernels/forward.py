@@ -97,8 +97,11 @@ def forward_kernel(
 
     for window in range(first, end):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
-        # With MUTUAL, the keys of a window meet the queries of the other frame of the pair. E.g.
-        # the keys of window 0 meet the queries of window 1.
+        # With MUTUAL, the two frames of a pair are two windows, e.g. 0 and 1. The queries of one
+        # frame meet the keys of the other frame. E.g. for window 0:
+        #
+        #     q                    in the rows of window 1
+        #     k, v, out, L         in the rows of window 0
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
         # (QUERIES, PADDED)
         q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)

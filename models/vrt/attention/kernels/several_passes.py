@@ -118,8 +118,11 @@ def gradient_of_queries(
 
     for window in range(first, end):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
-        # With MUTUAL, the queries of the other frame of the pair meet the keys of this window. E.g.
-        # for window 0: q and dQ are in window 1, and all other tensors are in window 0.
+        # With MUTUAL, the two frames of a pair are two windows, e.g. 0 and 1. The queries of one
+        # frame meet the keys of the other frame. E.g. for window 0:
+        #
+        #     q and dQ             in the rows of window 1
+        #     all other tensors    in the rows of window 0
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
         out_row = window * TOKENS + first_query
         # All three: (QUERIES, PADDED).
@@ -128,7 +131,7 @@ def gradient_of_queries(
         output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)
         # delta = rowsum(dO * O), in float32.
         row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
-        # Where L and delta of these queries are.
+        # The positions of these queries in log_sums and delta, (QUERIES,).
         query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
         log_sum = tl.load(log_sums + query_index)  # L, (QUERIES,)
         tl.store(delta + query_index, row_delta)
@@ -157,6 +160,8 @@ def gradient_of_queries(
         _store_rows(grad_queries, query_row, qkv_stride, grad_q, QUERIES, CHANNELS, PADDED)
 
 
+# do_not_specialize: as for `gradient_of_queries`. Some arguments are not used, because one function
+# launches all backward kernels, with the same arguments (`BackwardPass.launch` in launches.py).
 @jit(do_not_specialize=["window_count", "group_size"])
 def gradients_of_keys(
     # Inputs.
@@ -216,15 +221,18 @@ def gradients_of_keys(
         grad_v = tl.zeros((KEYS, PADDED), tl.float32)
 
         for first_query in range(0, TOKENS, QUERIES):
-            # With MUTUAL, the queries of the other frame of the pair meet the keys of this window.
-            # E.g. for window 0: q is in window 1. k, v, dO, L and delta are in window 0.
+            # With MUTUAL, the two frames of a pair are two windows, e.g. 0 and 1. The queries of
+            # one frame meet the keys of the other frame. E.g. for window 0:
+            #
+            #     q                          in the rows of window 1
+            #     k, v, dO, L and delta      in the rows of window 0
             query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
             out_row = window * TOKENS + first_query
             # Both: (QUERIES, PADDED).
             q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
-            # Where L and delta of these queries are, (QUERIES,). Each is loaded only where it is
-            # needed, because an earlier load would take more registers.
+            # The positions of these queries in log_sums and delta, (QUERIES,). L and delta are
+            # loaded only below, where they are needed: an earlier load would take more registers.
             query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
 
             # P = 2^(logit - L), and dV = P^T dO. The matrices P, dP and dS are transposed in this
@@ -243,13 +251,16 @@ def gradients_of_keys(
             grad_p = tl.dot(v, tl.trans(grad_out))
             row_delta = tl.load(delta + query_index)
             grad_s = weights * (grad_p - row_delta[None, :])
-            grad_k = tl.dot(grad_s.to(k.dtype), q, grad_k)  # adds to grad_k, without its factor
+            grad_k = tl.dot(grad_s.to(k.dtype), q, grad_k)  # adds to grad_k, still without scale
 
         grad_k = grad_k * scale
         _store_rows(grad_keys, key_row, qkv_stride, grad_k, KEYS, CHANNELS, PADDED)
         _store_rows(grad_values, key_row, qkv_stride, grad_v, KEYS, CHANNELS, PADDED)
 
 
+# do_not_specialize: without it, Triton would compile the kernel again for some sizes of the frames.
+# Arguments that are not used are still there, because one function launches all backward kernels,
+# with the same arguments (`BackwardPass.launch` in launches.py).
 @jit(do_not_specialize=["window_count", "group_size"])
 def gradient_of_bias(
     # Inputs.
@@ -285,6 +296,7 @@ def gradient_of_bias(
         bias               (HEADS, keys, queries), times log2(e)
         grad               (windows, TOKENS, HEADS, CHANNELS): dO
         log_sums, delta    (windows, HEADS, TOKENS): L and delta of each query
+        exp2_scale         scale * log2(e): the factor of q k^T in the logits
         grad_bias          (groups, HEADS, keys, queries): the result
 
     E.g. 192 tokens, 6 heads, tiles of 64 x 64: the matrix has 9 tiles, so there are 54 programs for
@@ -295,7 +307,12 @@ def gradient_of_bias(
         keys  64 ... 127            tile 3      tile 4        tile 5
         keys 128 ... 191            tile 6      tile 7        tile 8
     """
-    # What this program computes: the tile, the head, and the windows first ... end - 1.
+    # What this program computes: the tile, the head, and the windows first ... end - 1. E.g. for 6
+    # heads and 9 tiles:
+    #
+    #     programs 0 ... 5      tile 0 of the heads 0 ... 5, in group 0
+    #     programs 6 ... 11     tile 1 of the heads 0 ... 5, in group 0
+    #     program 54            tile 0 of head 0, in group 1
     tiles_of_queries: tl.constexpr = TOKENS // QUERIES
     tiles_of_keys: tl.constexpr = TOKENS // KEYS
     tiles: tl.constexpr = tiles_of_queries * tiles_of_keys
@@ -327,11 +344,13 @@ def gradient_of_bias(
         v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
-        # Where L and delta of these queries are, (QUERIES,). Each is loaded only where it is
-        # needed, because an earlier load would take more registers.
+        # The positions of these queries in log_sums and delta, (QUERIES,). L and delta are
+        # loaded only below, where they are needed: an earlier load would take more registers.
         query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
 
-        # P = 2^(logit - L). The matrices P, dP and dS are transposed here, (KEYS, QUERIES).
+        # P = 2^(logit - L). The matrices P, dP and dS are transposed here, (KEYS, QUERIES). With
+        # HAS_BIAS=False, `_logits` does not read `bias_of_head`. The bias is added below instead,
+        # from `bias_tile`.
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         logits = _logits(
             k, q, exp2_scale, bias_of_head, regions_of_window,
