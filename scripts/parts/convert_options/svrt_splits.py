@@ -126,7 +126,8 @@ def convert_test_split(conversion: Conversion) -> None:
 def has_test_split(conversion: Conversion) -> bool:
     """Return whether the file has a test split that is not empty."""
     _, test = SPLITS
-    # `flatten` (dotted_keys.py) keeps an empty section, {} or null, as a value of its own key.
+    # `flatten` (dotted_keys.py) keeps an empty section as a value of its own key. E.g. `values` has
+    # {"datasets.test": {}} or {"datasets.test": None}.
     is_empty = test in conversion.values and not conversion.values[test]
     return conversion.has(test) and not is_empty
 

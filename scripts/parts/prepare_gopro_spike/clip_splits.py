@@ -27,8 +27,8 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     names = [source.name for source in sources if not source.split]
     earlier = earlier_splits(names, out)  # source name -> split
 
-    # How many new sources must become test clips. There may be more test clips already than wanted,
-    # if earlier starts had a larger --test-share. Then none is missing.
+    # How many new sources must become test clips. E.g. 2 are wanted and 1 exists: 1 is missing. If
+    # earlier starts had a larger --test-share, 3 may exist: 0 are missing.
     wanted_count = count_of_tests(len(names), share)
     existing_count = list(earlier.values()).count("test")
     missing_count = max(0, wanted_count - existing_count)
@@ -93,6 +93,7 @@ def earlier_splits(names: Sequence[str], out: Path) -> dict[str, str]:
 
     earlier = {}
     for name in names:
+        # E.g. the clip "camel_00" has the source "camel". So a source "camel_00" is another source.
         is_clip_of_other_source = source_of_clip.get(name, name) != name
         if recorded.get(name):
             earlier[name] = recorded[name]

@@ -1,7 +1,7 @@
 """Read and write the dataset.json of prepare_gopro_spike.py.
 
-It says how to read the spikes, and how the clips were made. docs/data_reference.md describes the
-keys.
+dataset.json says how to read the spikes, and how the clips were made. docs/data_reference.md
+describes its keys.
 
 What must stay: the keys, because every reader of spikes depends on them
 (test_dataset_json_has_the_plane_of_the_sharp_frame,

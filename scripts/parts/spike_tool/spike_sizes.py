@@ -101,7 +101,8 @@ def has_shape(size: tuple[int, int], picture: tuple[int, int]) -> bool:
     picture_height, picture_width = picture
     # The shapes are equal if
     #     plane_height / plane_width = picture_height / picture_width.
-    # Multiplied by both widths, this is of_plane = of_picture.
+    # Multiplied by both widths, this is of_plane = of_picture. E.g. a plane of 250 x 400 and a
+    # picture of 720 x 1152: 1152 * 250 = 720 * 400 = 288000.
     of_plane = picture_width * plane_height
     of_picture = picture_height * plane_width
     return abs(of_plane - of_picture) <= SHAPE_TOLERANCE * of_plane

@@ -57,8 +57,8 @@ class OneHost(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the agent's store and rank, and the address at which rank 0 opens its store.
 
-        The agent calls this before each start of the ranks. So each start has a new port, and ranks
-        of a former start cannot disturb it.
+        The agent calls this method before each start of the ranks. So each start has a new port,
+        and ranks of a former start cannot disturb the new ranks.
         """
         # Port 0 lets the system choose a free port. The socket is closed again immediately, because
         # rank 0 opens the port itself.

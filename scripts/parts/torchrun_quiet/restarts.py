@@ -1,8 +1,9 @@
 """Decide when torchrun with --max-restarts starts the ranks again, and when it does not.
 
-A restart helps after a host failed, a connection was lost or a rank hung. It does not help against
-a wrong option, a wrong file or NaN. A run that a signal stopped is not started again either: the
-queue of the cluster does that.
+    what ended the ranks                                    does torchrun start them again?
+    a failed host, a lost connection, a rank that hung      yes, because a restart can help
+    a wrong option, a wrong file, NaN                       no, because the error would come again
+    a signal that stopped the run                           no, the queue of the cluster does that
 
 scripts/torchrun_quiet.py calls `never_restart_after_final_codes` before it starts torchrun's agent,
 the process that starts and watches the ranks of a host.
