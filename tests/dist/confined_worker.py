@@ -34,8 +34,11 @@ MS_PRIVATE = 0x40000
 CAPABILITY_VERSION = 0x20080522
 CAP_NET_BIND_SERVICE = 10
 # A process has three sets of rights ("capabilities"): effective, permitted and inheritable ones. A
-# set has 64 bits. Here are six words of 32 bits: the lower words of the three sets, then the upper
-# words.
+# set has 64 bits. capget and capset exchange the sets as six words of 32 bits:
+#
+#     word    0          1          2            3          4          5
+#     set     effective  permitted  inheritable  effective  permitted  inheritable
+#     bits    0 to 31    0 to 31    0 to 31      32 to 63   32 to 63   32 to 63
 CAPABILITIES = "=6I"
 
 
@@ -50,16 +53,20 @@ def no_reserved_ports() -> None:
     """Give up the right to open a reserved port. A user other than root has none."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)  # 0: this process
     data = ctypes.create_string_buffer(struct.calcsize(CAPABILITIES))
-    call(LIBC.capget, header, data)
+    call(LIBC.capget, header, data)  # fills data with the six words
     words = list(struct.unpack(CAPABILITIES, data.raw))
-    # Clear the bit of this right in each of the three sets. It is bit 10, so it is in a lower word.
+    # Clear the bit of this right in each of the three sets. The right has bit 10, so its words are
+    # 0, 1 and 2.
     for lower_word in range(3):
         words[lower_word] &= ~(1 << CAP_NET_BIND_SERVICE)
     call(LIBC.capset, header, struct.pack(CAPABILITIES, *words))
 
 
 def own_mounts(flags: int = 0) -> None:
-    """Separate this process from the mounts of the machine. flags: of additional namespaces."""
+    """Separate this process from the mounts of the machine.
+
+    flags: further namespaces in which this process leaves the machine, e.g. CLONE_NEWPID.
+    """
     call(LIBC.unshare, CLONE_NEWNS | flags)
     # Without this call, a later mount would be seen outside of this process, too.
     call(LIBC.mount, b"none", b"/", None, MS_REC | MS_PRIVATE, None)
@@ -74,13 +81,14 @@ def small_shared_memory() -> None:
 def own_process_ids() -> None:
     """Continue as a process of a new namespace of process ids, which begin at 1.
 
-    The id of rank 0 is above 40, because 40 other processes come before it. The other ranks have
-    small ids. So for them the id of rank 0 is the id of no process.
+    The worker of rank 0 gets an id above 40, because 40 other processes come before it. The worker
+    of another rank gets a small id. So if rank 1 asks its own namespace for the id of rank 0, e.g.
+    42, it finds no process. The tests check that rank 1 does not take rank 0 for dead then.
     """
     own_mounts(CLONE_NEWPID)
-    # The child is the first process of the namespace, with the id 1. The namespace ends with its
-    # first process. So the last line of this function lets the first process wait for a child.
+    # unshare does not move this process itself: its first child gets the id 1 of the namespace.
     continue_in_child()
+    # From here on, the process with the id 1 runs. It needs a /proc that shows the new ids.
     call(LIBC.mount, b"proc", b"/proc", b"proc", 0, None)
     if os.environ["RANK"] == "0":
         for _ in range(40):
@@ -88,6 +96,8 @@ def own_process_ids() -> None:
             if other == 0:
                 os._exit(0)
             os.waitpid(other, 0)
+    # The namespace ends with the process of the id 1. So this process waits, and the worker runs in
+    # a child.
     continue_in_child()
 
 
@@ -105,7 +115,7 @@ def no_fork() -> None:
 
 
 def continue_in_child() -> None:
-    """Return in a child of this process. This process ends with the exit code of the child."""
+    """Fork. Only the child returns. The parent waits, and ends with the exit code of the child."""
     child = os.fork()
     if child != 0:
         _, status = os.waitpid(child, 0)

@@ -41,8 +41,8 @@ from utils.options.watchdog_options import WatchdogOptions
 
 # A program in which the ranks meet and exchange tensors: the shortest run that needs all ranks.
 WORKER = ("tests/dist/helpers_worker.py", "collectives")
-# The time, in seconds, for which a rank waits for the other ranks. The default is minutes, which
-# would make these tests slow.
+# Environment variable that makes a rank give up soon: it waits 3 seconds for the other ranks. The
+# default is minutes, which would make these tests slow.
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
 # A port that may not be opened: by default, Linux reserves all ports below 1024 for root.
@@ -63,14 +63,17 @@ def test_rank_0_names_a_port_in_use_and_the_other_ranks_name_the_other_program()
 
 def reserves_ports() -> bool:
     """Return whether this machine reserves RESERVED_PORT."""
-    # For root, the kernel reserves all ports below the number in this file.
+    # This file has the first port that every user may open, usually 1024. Only root may open a port
+    # below it.
     first_free = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
     return first_free.exists() and int(first_free.read_text()) > RESERVED_PORT
 
 
 @pytest.mark.skipif(not reserves_ports(), reason="this machine reserves no port")
 def test_a_port_that_may_not_be_opened_is_not_called_a_port_in_use():
-    # root may open any port, so this worker first gives up the right to open reserved ports.
+    # A port cannot be opened for two reasons: it is in use, or this user has no right to it. The
+    # message must give the second reason. root may open any port, so this worker first gives up the
+    # right to open reserved ports.
     confined = ("tests/dist/confined_worker.py", "no_reserved_ports", *WORKER)
 
     port = {"MASTER_PORT": str(RESERVED_PORT)}
@@ -124,9 +127,9 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
 
     result = run_ranks(world.ranks, *WORKER, env={**world.env, **SOON, **port}, env_of=world.env_of)
 
-    # The rank that finds the reason ends with code 2. If the ranks have different variables, this
-    # rank may have met another rank before. The other rank then loses its connection, and ends with
-    # code 70.
+    # The rank that finds the reason, here A, ends with code 2. If the ranks have different
+    # variables, rank A may have met a rank B before. When rank A ends, rank B loses its connection
+    # to A, and ends with code 70.
     allowed = {2, 70} if world.env_of else {2}
     assert 2 in result.exit_codes, result.text
     assert set(result.exit_codes) <= allowed, result.text
@@ -136,14 +139,16 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
 
 def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
     changes = ("datasets.test={}", "train.total_iter=100000")
-    # The first run is idle most of the time, because each of its steps takes a second. So it does
-    # not slow the second run down.
+    # "odd" is a training with a fault of choice (tests/dist/odd_worker.py). With case="slow", each
+    # forward pass of rank 0 sleeps for `at_step` milliseconds, here 1000. So the first run is idle
+    # most of the time, and does not slow the second run down.
     first_command = odd_command(write_odd_options(tmp_path), *changes, case="slow", at_step=1000)
     with Ranks(2, *first_command) as first:
         first.wait_for("Iter: 1,", rank=0, limit_s=120)
 
         port = {"MASTER_PORT": str(first.port), **SOON}
-        # Rank 2 of a larger run has no counterpart in the first run.
+        # The first run has the ranks 0 and 1, and the second run has 0, 1 and 2. So one rank of the
+        # second run, rank 2, does not exist in the first run. It must end, too.
         second = run_ranks(3, *WORKER, env=port)
 
         for process in first.processes:

@@ -285,7 +285,9 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     assert code == 0, first
     assert second.exit_codes == [0], second.text
     assert "this run is recorded offline; upload it later with: wandb sync" in first
-    # Both starts are one run of wandb, and the checkpoint has the number of this run.
+    # Both starts are one run of wandb, and the checkpoint has the number of this run. wandb names
+    # its folders by time and number, e.g. offline-run-20260102_030405-k3x9ab2c. The number here is
+    # k3x9ab2c.
     folders = folder_of_run(options).glob("wandb/offline-run-*")
     numbers_of_runs = {path.name.split("-")[-1] for path in folders}
     assert numbers_of_runs == {latest_checkpoint(options)["wandb_id"]}
@@ -316,11 +318,15 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(tmp_path / root / "train/train1")
 
+    # datasets.test={}: without test clips a run does not validate, which saves time.
     train(options, "task=whole", "train.total_iter=5", "datasets.test={}")
     train(options, "task=parts", "train.total_iter=2", "datasets.test={}")
-    # With a prefix (here the command `env`), this start is a new Python. Without a prefix it would
-    # be a fork of a Python that has imported torch. So the result must not depend on anything in
-    # which two Pythons differ, e.g. the hash of a string.
+    # How the three starts run:
+    #
+    #     without a prefix    a fork of one Python, so the hashes of strings are the same
+    #     prefix=("env",)     a new Python, which has other hashes
+    #
+    # So a result that depends on such a hash would differ between the whole run and the parts.
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))
 
     assert "at iter 2" in second.text, second.text
@@ -362,6 +368,7 @@ def samples_seen(output, rank):
     The option debug.every prints them, e.g.
     "[Rank 0/2] Step 1, Batch size: 1, Loss: 0.1234, Samples: train0/000001".
     """
+    # The three groups are the rank, the step and the samples, e.g. ("0", "1", "train0/000001").
     line = r"\[Rank (\d)/2\] Step (\d), Batch size: 1, Loss: \d+\.\d+, Samples: (\S+)"
     found = re.findall(line, output)
     assert [(printed_rank, step) for printed_rank, step, _ in found] == [

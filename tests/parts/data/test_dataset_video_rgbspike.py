@@ -664,7 +664,8 @@ def mean_spikes(item):
     return float(item["spike"].mean())
 
 
-# The index of a sample is (epoch, number). All samples below are of this epoch. Any epoch would do.
+# The index of a sample is (epoch, number). The samples below are of this epoch. Any epoch would do.
+# With the options ALL_TURNS, a sample is flipped, turned and reversed at random.
 EPOCH = 1
 # These samples have 11 to 17 % more spikes than expected, because the planes after the last spike
 # of a pixel count as the light of almost one more spike, and a pixel has 6.5 spikes on average. If
@@ -696,6 +697,7 @@ def test_twice_the_threshold_gives_half_the_spikes(clips_root):
 def test_another_camera_is_the_same_each_time(clips_root):
     other = build_clips(clips_root, camera=threshold_camera(2.0), **ALL_TURNS)
 
+    # Each access computes the sample anew, so both sides are two results for one index.
     for index in range(4):
         assert torch.equal(other[(EPOCH, index)]["spike"], other[(EPOCH, index)]["spike"])
 
@@ -724,7 +726,8 @@ def test_a_matched_rate_gives_the_brightness_of_the_frame_whatever_the_threshold
     spike = {**VOXEL_OF_1, "rate": "match"}
     item = build_clips(sample_set, "test", spike=spike, camera=threshold_camera(factor))[0]
 
-    light = item["lq"] ** 2.2
+    light = item["lq"] ** 2.2  # the frame has the gamma 2.2
+    # The weights of R, G and B in the brightness (luma of BT.601).
     luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
     brightness = float((light * luma).sum(1).mean())
     # A rate that ignored the threshold would be off by the factor 2 or 4.
@@ -774,6 +777,7 @@ def test_options_that_do_not_fit_the_data_are_refused(clips_root, changes, error
 
 
 def test_a_training_section_is_no_section_for_testing(clips_root):
+    # The section is of a training, and the second argument asks for a data set to test with.
     with pytest.raises(OptionError, match="a dataset for testing"):
         build_dataset(data_section(clips_root, "train"), "test", seed=0)
 

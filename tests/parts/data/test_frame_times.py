@@ -927,8 +927,10 @@ def test_one_period_for_frames_at_uneven_times_is_refused_in_a_data_set(tmp_path
 def seconds_behind_a_text(tmp_path):
     """Give a folder of images t_432.033333.png, t_432.066667.png, ...
 
-    Their order by value is not their order by name: the digits after the point may be a fraction
-    (432.1 is more than 432.066667) or a counter (1 is less than 66667).
+    Their order by value is not their order by name:
+
+        by value    t_432.066667, then t_432.1    the digits after the point are a fraction
+        by name     t_432.1, then t_432.066667    these digits are a counter, and 1 < 66667
     """
     for stem in SECONDS:
         write_png(tmp_path / f"in/t_{stem}.png", np.zeros(SIZE))
@@ -957,6 +959,8 @@ def test_numbers_behind_a_text_that_are_out_of_order_by_value_tell_no_times(
     "numbers",
     [
         pytest.param(["0.04", "0.08", "0.12"], id="seconds"),
+        # As values these numbers would not rise (1.10 < 1.8). But 1.8, 1.9, 1.10 is how a counter
+        # goes on: part 1, numbers 8, 9, 10.
         pytest.param(["1.8", "1.9", "1.10"], id="counter"),
     ],
 )
@@ -984,7 +988,10 @@ def test_the_log_says_that_the_names_tell_no_order(tmp_path, caplog):
 
 @pytest.fixture
 def three_times_as_large(tmp_path):
-    """Give folders of two frames, and of sharp frames three times as large."""
+    """Give folders of two frames, and of sharp frames three times as large.
+
+    SIZE is (height, width) = (48, 64). Messages have width x height: 64x48, and 192x144 if sharp.
+    """
     frames, _ = images_with_spikes(tmp_path, ["0", "1"])
     height, width = SIZE
     for number in range(2):
@@ -1027,6 +1034,7 @@ def test_the_folder_of_a_clip_is_one_clip(tmp_path):
             write_png(folder / kind / f"{frame:02d}.png", np.full(SIZE, 20 * frame))
         write_empty_planes(folder / f"spike/{frame:02d}.dat", 24)
 
+    # The same folder three times: path of the frames, of the spikes, and of the sharp frames.
     (clip,) = user_clips(folder, folder, folder, spike_options=SPIKE_OPTIONS)
 
     assert clip.name == "take 3"

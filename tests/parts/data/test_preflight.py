@@ -563,6 +563,7 @@ def test_a_denoising_test_may_have_one_folder_for_input_and_sharp_frames(root):
 
 
 def test_copies_of_the_blurry_frames_as_sharp_frames_are_warned_of(root, log_of_check):
+    # log_of_check() runs the check and returns its log. COPIES are the words of the warning.
     for clip in ("clip0", "clip1"):
         folder = root / TRAIN / clip
         shutil.rmtree(folder / "sharp")
@@ -623,7 +624,9 @@ def root_of_kinds(root):
 def test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant(
     root_of_kinds, key, wrong, advice
 ):
+    # E.g. dataroot_lq is .../train/clip0. The advice names the folder that was meant, .../train.
     root = root_of_kinds
+    # Planes of 8 x 12. `center` is the plane at the middle of a frame: plane 12 of 24.
     spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
 
     message = error_of_check(root, spike=spike, **{key: wrong.format(root=root)})
@@ -639,7 +642,7 @@ def test_spikes_that_count_from_another_number_are_one_problem(root):
 
     message = error_of_check(root)
 
-    assert "1 problem " in message
+    assert "1 problem " in message  # "1 problem in the data:"; several would be "problems"
     assert "spike counts from 000001, lq from 000000" in message
     assert "give the files of one frame the same name" in message
 
@@ -651,7 +654,7 @@ def test_names_with_another_text_are_one_problem(root):
 
     message = error_of_check(root)
 
-    assert "1 problem " in message
+    assert "1 problem " in message  # "1 problem in the data:"; several would be "problems"
     assert "gt has the name gt_000000 where lq has 000000" in message
 
 
@@ -664,7 +667,10 @@ def test_one_spike_file_for_several_frames_asks_for_exposures(root):
 
 
 @pytest.mark.parametrize(
-    ("first", "missing"), [(1, "3.png"), (98, "100.png")], ids=["one digit", "more digits"]
+    # The middle one of five frames is removed: of 1 2 3 4 5, or of 98 99 100 101 102.
+    ("first", "missing"),
+    [(1, "3.png"), (98, "100.png")],
+    ids=["one digit", "more digits"],
 )
 def test_a_missing_frame_is_named_as_its_neighbours_are(tmp_path, first, missing):
     write_clips(tmp_path, "c", frames=5)

@@ -48,7 +48,10 @@ def form(request, monkeypatch):
 
 
 def group_of_blocks(mutual: bool, **options) -> BlockGroup:
-    """Return a group of two blocks in float64. The second block is shifted, and dropped at times.
+    """Return a group of two blocks in float64.
+
+    The windows of the second block are shifted by half a window. In training, each branch of the
+    second block is dropped at random, with the probability 0.4 for a sample.
 
     mutual: whether attention is mutual: each of two frames attends to the other frame.
     """
@@ -91,8 +94,8 @@ def step(group: BlockGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
     # With this seed, the branches of one of the two samples are dropped.
     torch.manual_seed(3)
     y = group(x)
-    # In this loss, each value of the output has another weight, so that exchanged values change the
-    # gradients.
+    # The loss is a weighted sum of the output. No two values have the same weight. So if the group
+    # exchanged two values of the output, the gradients would change.
     weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)
     loss = (y.double() * weights).sum()  # double: y is bfloat16 in the last tests
 
@@ -131,7 +134,7 @@ def test_a_step_gives_the_numbers_of_the_plain_form(form, mutual, size, flags):
 
 
 @pytest.mark.parametrize("mutual", [False, True])
-@pytest.mark.parametrize("flags", RECOMPUTED[1:])
+@pytest.mark.parametrize("flags", RECOMPUTED[1:])  # without the first case, "none recomputed"
 def test_the_plain_form_gives_the_same_numbers_if_branches_are_recomputed(mutual, flags):
     plain = plain_group(mutual)
     saving = group_like(plain, mutual, kernels="plain", **flags)
@@ -149,7 +152,7 @@ def test_frozen_weights_get_no_gradient_while_the_others_keep_theirs(form, froze
             parameter.requires_grad_(frozen not in name)
     x = features()
 
-    # Frozen weights are left out of both.
+    # Neither result of `step` has a gradient for a frozen weight. assert_equal compares the names.
     assert_equal(step(ours, x), step(plain, x), 1e-9)
 
 

@@ -66,8 +66,8 @@ def kept_bytes(net: VRT, clip: Tensor) -> int:
 
 def test_a_smaller_budget_recomputes_more_and_keeps_less(net_and_clip):
     net, clip = net_and_clip
-    # No step fits into this budget. The result is what a step needs if all branches are
-    # checkpointed.
+    # A budget of 0.001 GB is too small for any step. So fit_memory checkpoints all branches, and
+    # returns how many GB a step needs then.
     least_gb = fit_memory(net, lambda: net(clip), budget_gb=0.001)
     counts = []
     kept = []
@@ -79,7 +79,7 @@ def test_a_smaller_budget_recomputes_more_and_keeps_less(net_and_clip):
         counts.append(number_of_checkpointed_branches(net))
         kept.append(kept_bytes(net, clip))
 
-    all_branches = 2 * len(blocks_of(net))
+    all_branches = 2 * len(blocks_of(net))  # attention and MLP of each block
     most, some, none = counts
     assert most == all_branches
     assert 0 < some < all_branches
@@ -99,6 +99,7 @@ def step_with_budget(budget_gb: float | None) -> list[Any]:
     net = tiny_vrt(**auto)
     clip = torch.rand(1, 2, 3, 32, 32)
     torch.manual_seed(1)
+    # conv_last begins with zeros, so no gradient would reach the blocks before it.
     net.conv_last.weight.data.normal_()
     net.fit(clip)
     net(clip).square().mean().backward()
@@ -139,6 +140,8 @@ def allocated_bytes(run) -> int:
     kinds = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
         run()
+    # kineto is the part of torch's profiler that records events. "[memory]" is its name for an
+    # allocation or a release.
     events = []
     for event in profiled.profiler.kineto_results.events():
         if event.name() == "[memory]":

@@ -415,6 +415,7 @@ def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend, first, end):
 
     whole = restored(range(13))
 
+    # E.g. first = 5 and end = 6: only frame 5 is wanted. So only tiles with frame 5 are computed.
     part = restored(range(first, end))
 
     for found, expected in zip(part, whole[first:end], strict=True):
@@ -461,7 +462,10 @@ PIXELS_OF_6_FRAMES_64 = 6 * 64 * 64
 
 
 def restore_large(net, **tiling):
-    """Restore nine frames of 200 x 260 in tiles of 6 frames."""
+    """Restore nine frames of 200 x 260 in tiles of 6 frames.
+
+    By default (size_patch_testing = 0), a tile has whole frames, without a cut in space.
+    """
     cut = make_tiling(num_frame_testing=6, size_patch_overlapping=16, **tiling)
     restorer = Restorer(net, cut, torch.device("cpu"))
     return torch.stack(list(restorer.frames(ClipInMemory(LARGE), range(9))))
@@ -471,8 +475,11 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
     out = restore_large(network_with_limit(PIXELS_OF_6_FRAMES_64), may_halve=True)
 
     torch.testing.assert_close(out, LARGE)
-    # The first tile has the longer side of the frame, 260 pixels. Its side is halved twice. Each
-    # half is rounded down to a multiple of 8: 260 / 2 = 130 becomes 128, and 128 / 2 is 64.
+    # The side of a tile in pixels. Each half is rounded down to a multiple of 8.
+    #
+    #     260    the longer side of the frame: too large
+    #     128    260 / 2 = 130, rounded down: first message, too large
+    #     64     128 / 2: second message, fits
     first, second = caplog.messages
     assert "x 128 px" in first
     assert "x 64 px" in second

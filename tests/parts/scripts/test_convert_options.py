@@ -533,6 +533,7 @@ class Totals:
 def test_the_output_names_each_total_that_is_no_multiple_of_the_number_of_gpus(
     tmp_path, capsys, case
 ):
+    # The keys of write_svrt have two underscores for each dot: datasets.train.dataloader_...
     path = write_svrt(
         tmp_path,
         gpu_ids=[0, 1, 2, 3, 4],
@@ -546,22 +547,24 @@ def test_the_output_names_each_total_that_is_no_multiple_of_the_number_of_gpus(
     section = json5.loads(out.read_text())["datasets"]["train"]
     assert section["dataloader_batch_size"] == case.batch_per_gpu
     assert section["dataloader_num_workers"] == case.workers_per_gpu
+    # "cannot be said" is a heading of the output. The totals are named below it.
     _, cannot_be_said = capsys.readouterr().out.split("cannot be said")
     assert cannot_be_said.count("in all is no multiple of 5 GPUs") == case.changed_totals
 
 
 # ---- Files with problems ----
 
-# Keys of S-VRT's file -> values with which the program cannot convert them. A comment gives the
-# reason.
+# Keys of S-VRT's file -> values that the program refuses. A comment gives the reason. The error
+# counts the problems, so a test below has their number, 11. The four problems with a * need another
+# value or key (CHOSEN_VALUES below). The other seven are solved by --drop alone.
 PROBLEMS = {
     "train.lora_rank": 8,  # not a key that we know
-    "train.total_iter": "many",  # no number
-    "datasets.train.gt_size": [224, 192],  # our crops are squares
+    "train.total_iter": "many",  # * no number
+    "datasets.train.gt_size": [224, 192],  # * our crops are squares
     # This value contradicts `spike.reconstruction.type` of the published file, "spikecv_tfp".
     "datasets.train.spike_reconstruction": "spikecv_tfi",
-    "netG.input_mode": "dual",  # a network that we do not have
-    "netG.optical_flow.module": "scflow",  # a network of flow that we do not have
+    "netG.input_mode": "dual",  # * a network that we do not have
+    "netG.optical_flow.module": "scflow",  # * a network of flow that we do not have
     "netG.depth": [8],  # misspelt: the key is `depths`
     "datasets.train.spike.cache": "ram",  # not a key that we know
     "datasets.train.spike.reconstruction.theta": 2,  # not a parameter of "spikecv_tfp"
@@ -584,7 +587,8 @@ def refusal(with_problems) -> Conversion:
 
 
 def test_a_file_with_problems_is_not_converted(with_problems, tmp_path):
-    # The new file has another name, because converted.json may exist after the other tests.
+    # The path of the new file is in another folder than that of `convert`, which the fixture
+    # `refusal` uses. So no other test can have written the file.
     out = tmp_path / "new.json"
 
     code = main([str(with_problems), "--out", str(out)])
@@ -600,8 +604,8 @@ def test_the_problems_of_a_file_are_named_at_once(refusal):
         assert f"    {key}" in refusal.errors, key
 
 
-# A person who follows the advice chooses these values. The advice asks for a value in two of the
-# PROBLEMS, and gives another key in place of two more.
+# A person who follows the advice chooses these values. They solve the four PROBLEMS with a *: two
+# keys get another value, and two keys are replaced by another key.
 CHOSEN_VALUES = {
     "train.total_iter": 10,
     "datasets.train.gt_size": 192,

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.slow
 
 # Exit code of a run that the user must start in another way, e.g. with fewer ranks.
 CHANGE_START = 2
-# What a run on such a device logs about the parts of the program that only run on GPUs of NVIDIA.
+# What a run on such a device logs about two parts of the program that the device does not have: our
+# kernels, and torchvision's deformable convolution. The line says by what each is replaced.
 STANDS_IN = (
     "torch's operators stand in for our kernels, which are for NVIDIA's GPUs; "
     "our own sampling stands in for torchvision's deformable convolution"
@@ -43,7 +44,10 @@ CPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 @pytest.fixture(scope="module")
 def accelerator(tmp_path_factory) -> dict[str, str]:
-    """Give environment variables with which a process finds the accelerator."""
+    """Give environment variables with which a process finds the accelerator "Stand-in".
+
+    Without a compiler the test is skipped.
+    """
     if standin.missing():
         pytest.skip(standin.missing())
     return standin.install(tmp_path_factory.mktemp("standin"))
@@ -79,7 +83,7 @@ def assert_same_weights(found: TrainedRun, expected: TrainedRun) -> None:
 
 @pytest.fixture(scope="module")
 def on_device(accelerator, tmp_path_factory) -> TrainedRun:
-    """Give a run on the accelerator."""
+    """Give a run on the accelerator "Stand-in", which computes on the CPU."""
     return train_two_steps(tmp_path_factory.mktemp("device") / "run", accelerator)
 
 
@@ -134,7 +138,7 @@ def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
 def test_two_ranks_on_one_device_are_refused(tmp_path, accelerator):
     done = train(write_options(tmp_path), ranks=2, env=accelerator)
 
-    assert done.exit_codes == [CHANGE_START, CHANGE_START]
+    assert done.exit_codes == [CHANGE_START, CHANGE_START]  # 2
     assert re.search(r"ranks (0 and 1|1 and 0) use the same GPU, standin:0 on ", done.text)
 
 
@@ -148,8 +152,9 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
     )
 
     assert "mixed precision in bfloat16" in run.text
-    # The device has 2 GB. A step may use 0.9 of them, 1.80 GB. The line of the log goes on with the
-    # memory of the tensors that are kept for the backward pass: "(kept ... GB".
+    # The device has 2 GB. A step may use 0.9 of them (GPU_SHARE of models/network_vrt.py), 1.80 GB.
+    # The line of the log goes on with the memory of the tensors that are kept for the backward
+    # pass: "(kept ... GB".
     assert "of 1.80 GB (kept" in run.text
     losses = [loss for _step, loss in history(run.options)["train/loss"]]
     assert max(losses) < 0.2
@@ -157,7 +162,10 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
 
 @pytest.mark.parametrize(
     ("variables", "overrides"),
-    [pytest.param({}, ["gpu_ids=[]"], id="by the option"), pytest.param(CPU, [], id="by CUDA_...")],
+    [
+        pytest.param({}, ["gpu_ids=[]"], id="by the option"),
+        pytest.param(CPU, [], id="by CUDA_..."),  # CUDA_VISIBLE_DEVICES is -1
+    ],
 )
 def test_a_run_that_asks_for_the_cpu_gets_the_cpu(tmp_path, accelerator, variables, overrides):
     run = train_two_steps(tmp_path / "run", accelerator | variables, *overrides)

@@ -64,8 +64,12 @@ def test_an_infinite_score_of_a_finished_clip_comes_back(tmp_path):
     outputs = Outputs(tmp_path)
     write_whole(outputs.file("clip", "a"), json_bytes(entry("a", [30.0, math.inf])))
 
-    # JSON has no infinite number. So the file must have the text "inf". Python would write the bare
-    # word Infinity, which is no JSON. For this word, json.loads would call `parse_constant`.
+    # JSON has no infinite number, so the file must have the text "inf":
+    #
+    #     [30.0, "inf"]       expected
+    #     [30.0, Infinity]    what json.dumps would write without this rule
+    #
+    # If json.loads meets the bare word Infinity, it calls `parse_constant`, which fails the test.
     stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
     loaded = not_none(outputs.load_clip("a"))
 
@@ -111,7 +115,7 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
 
 def request_of(line):
     """Return the request of a command line of main_test_vrt.py. line: its arguments as one text."""
-    return read_request(line.split(), "")
+    return read_request(line.split(), "")  # "": the text of --help, which no test here shows
 
 
 def test_option_values_may_stand_on_both_sides_of_a_flag():
@@ -131,6 +135,7 @@ def test_option_values_may_stand_on_both_sides_of_a_flag():
     ids=["--save first", "--save last"],
 )
 def test_option_values_after_the_list_of_save_do_not_belong_to_it(line):
+    # --save takes a list of words. In both lines, the list must end at the first key=value.
     request = request_of(line)
 
     assert request.results.save == ("frames",)
