@@ -43,10 +43,11 @@ class InputSpec:
     network that takes RGB clips of any size.
     """
 
-    # Height and width must be multiples of the stride. E.g. VRT halves them several times.
+    # Height and width must be multiples of the stride. E.g. a network that halves height and width
+    # three times has the stride 8.
     stride: int = 1
-    # (frames, height, width) of an attention window. Training crops and tiles are multiples of it,
-    # too, so that no window is padded.
+    # (frames, height, width) of an attention window. Training crops and tiles are multiples of the
+    # window, too, so that no window is padded.
     window_size: tuple[int, int, int] = (1, 1, 1)
     # Smallest (height, width), and the smallest number of frames.
     least_size: tuple[int, int] = (1, 1)

@@ -137,11 +137,15 @@ def _forget_records_of_other_run(
     """
     latest = own_checkpoint(folder, "latest")
     is_own = resumed.path.parent.resolve() == latest.parent.resolve()
-    # `saved` is the step of the newest checkpoint_latest. If it equals the present step, the next
-    # save of this step replaces that file (`Experiment.save`). So set it to the present step only
-    # if this checkpoint is that file. -1 equals no step: the next save then keeps the present file
-    # as a former version. That file may be newer than the checkpoint that was read, e.g. if its
-    # disk did not answer for a moment.
+    # `saved` is the step of the newest checkpoint_latest. It decides what the next save of the
+    # present step does with this file (`Experiment.save`):
+    #
+    #     checkpoint that was read          `saved`            the next save of this step
+    #     the newest checkpoint_latest      the present step   replaces checkpoint_latest
+    #     any other file                    -1, no step        keeps it as a former version
+    #
+    # In the second case checkpoint_latest may be newer than the file that was read, e.g. if its
+    # disk did not answer for a moment. So it must not be lost.
     is_latest = is_own and resumed.path.name == latest.name and not resumed.is_former
     progress.saved = progress.step if is_latest else -1
     if not is_own:

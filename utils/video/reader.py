@@ -269,8 +269,8 @@ def _film_in(container: Any) -> Any:
 def _usable_times(path: str | Path, stamps: list[Fraction | None], fps: Fraction) -> list[Fraction]:
     """Return the time of each frame in seconds: the time stamps, or else i / fps for frame i.
 
-    If a time stamp is missing, or if they do not rise, no time stamp is used. Then all times are
-    i / fps, and a warning is logged.
+    If a time stamp is missing, or if the time stamps do not rise (e.g. 0, 0.04, 0.04), no time
+    stamp is used. Then all times are i / fps, and a warning is logged.
 
     path: the film, for the warning.
     stamps: time stamp of each frame in seconds, None if it is missing.
