@@ -151,8 +151,8 @@ class ModelState:
         except SpoiltWeightsError:
             raise  # NaN or integers: the network fits, so the advice below would be wrong
         except CheckpointError as e:
-            # The texts of the error are about pretrained weights. Replace two of its texts, because
-            # this is a resume. `netG_then` has the options of the run that wrote the checkpoint.
+            # The texts of the error are about pretrained weights. Replace two texts, because this
+            # is a resume. `netG_then` has the options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
             # The keys whose values have changed, e.g. "netG.depths".
             changed = changed_options.differences(netG_then, self.opt.netG.plain(), "netG.")

@@ -130,11 +130,14 @@ def random_thing(
     if rng.random() >= 0.2:
         own_length = log_uniform(rng, 0.3, 10)
         trajectory = trajectory + random_trajectory(rng, own_length)
-    # Each thing turns, grows and is sheared by itself. `turn` and `zoom` have two coefficients, as
-    # in `CameraMotion`: the first is multiplied by tau, and the second by tau^2. tau is the time
-    # after the sharp instant in halves of an exposure, INSTANTS / HALF. E.g. turn = (0.06, 0) means
-    # an angle of 0.06 * tau. At the end of the exposure, tau = 1, the angle is 0.06 radians or 3.4
-    # degrees. The numbers below are standard deviations of the coefficients.
+    # Each thing turns, grows and is sheared by itself. tau = INSTANTS / HALF is the time after the
+    # sharp instant in halves of an exposure. `turn` and `zoom` have two coefficients, as in
+    # `CameraMotion`. E.g. turn = (0.06, 0.02):
+    #
+    #     angle = 0.06 * tau + 0.02 * tau^2    radians
+    #     at the end of the exposure           tau = 1: 0.08 radians, i.e. 4.6 degrees
+    #
+    # The numbers below are standard deviations of the coefficients.
     turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians
     zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
     shear = rng.normal(0, 0.03, size=2)  # at tau = 1: pixels of shift per pixel of distance

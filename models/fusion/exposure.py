@@ -128,8 +128,8 @@ class ExposureFusion(ImageFusion):
         spike = checked_spike(image, spike, self.spike_channels)
         frames = image.flatten(0, 1)  # (B T, 3, H, W)
         spikes = spike.flatten(0, 1)  # (B T, S, H, W)
-        # The number of frames at a time. Frames do not depend on each other, so it changes no
-        # result.
+        # The number of frames at a time. Frames do not depend on each other, so this number changes
+        # no result.
         batch = len(frames)
         if in_cpu_form(image):  # true for tensors on a CPU
             pixels = image.shape[-2] * image.shape[-1]

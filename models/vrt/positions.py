@@ -80,8 +80,9 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
     """Return the sine/cosine position table of a window, (1, height * width, channels), float32.
 
     The first half of the channels describes the row, the second half the column. Rows and columns
-    are counted from 1 and scaled to (0, 2 pi]. Within a half, sine and cosine of one frequency
-    alternate. The table is part of the published network, so its numbers must stay.
+    are counted from 1 and scaled to (0, 2 pi]. E.g. 8 rows: pi / 4, pi / 2, ..., 2 pi. Within a
+    half, sine and cosine of one frequency alternate. The table is part of the published network, so
+    its numbers must stay.
     """
     half = channels // 2
     # Always on the CPU. To check options, a network is built with the default device "meta", on

@@ -140,9 +140,12 @@ class LeftOutFrames:
         self.pixel_aspect = clip.pixel_aspect
         self.given_frames = range(0, len(clip.stems), 2)
         # A scored gap lies in the middle of `length` successive given frames. E.g. the given frames
-        # 0 1 2 3 4 and length 4: there are 5 - 4 + 1 = 2 such groups, 0 1 | 2 3 around gap 1, and
-        # 1 2 | 3 4 around gap 2. The first group has the given frames 0 ... length // 2 - 1 before
-        # its gap, and a gap has the number of the given frame before it.
+        # 0 ... 4 and length 4: there are 5 - 4 + 1 = 2 such groups,
+        #
+        #     0 1 | 2 3    around gap 1, because 1 is the given frame before the gap
+        #     1 2 | 3 4    around gap 2
+        #
+        # The given frames 0 and 1 lie before the gap of the first group: gap 4 // 2 - 1 = 1.
         first_gap = length // 2 - 1
         gap_count = len(self.given_frames) - length + 1
         self.gaps = range(first_gap, first_gap + gap_count)
@@ -191,9 +194,12 @@ ClipWithGaps = InterpolatedClip | LeftOutFrames
 def frames_around_gaps(reader: ClipWithGaps, wanted: range, length: int) -> list[int]:
     """Return the frames from which the network makes the new frames, `length` for each gap.
 
-    Half of the frames lie before the gap. E.g. length 4: for gap 1 the given frames 0, 1 | 2, 3
-    (test_a_frame_between_two_is_made_of_its_four_neighbours). For gap 0 they are 0, 0 | 1, 2,
-    because there is no frame before frame 0.
+    Half of the frames lie before the gap. E.g. the given frames for length 4:
+
+        gap 1    0, 1 | 2, 3
+        gap 0    0, 0 | 1, 2    there is no frame before frame 0, so frame 0 is repeated
+
+    Test: test_a_frame_between_two_is_made_of_its_four_neighbours
 
     reader: the clip with gaps.
     wanted: indices of frames of `reader`.

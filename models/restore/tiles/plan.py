@@ -193,9 +193,12 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """Return the next tiling to try after an out-of-memory error, or None after the smallest.
 
-    It has fewer tiles per pass of the network, else half the side, else half the length. E.g. for a
-    network whose smallest side is 64, with an overlap of 2 frames: 12 frames x 256 px -> 12 x 128
-    -> 12 x 64 -> 6 x 64 -> 3 x 64 -> None.
+    First the number of tiles per pass of the network is halved, then the side, then the length.
+    E.g. for a network whose smallest side is 64, with an overlap of 2 frames:
+
+        12 frames x 256 px -> 12 x 128 -> 12 x 64    half the side, until 64
+        12 x 64 -> 6 x 64 -> 3 x 64                  half the length, as long as it is above 2
+        3 x 64 -> None
 
     The order may change
     (test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_frames has it), but

@@ -3,7 +3,7 @@
 Memory holds one tile in time. A tile is a run of whole frames, e.g. 12 frames, which space.py
 restores. A frame in two tiles is the weighted mean of both results.
 
-restorer.py passes a network, and a function that reads frames of the clip. It gets the restored
+restorer.py passes a network, and a function that reads frames of the clip, and gets the restored
 frames, one by one. This file reads five fields of a `Tiling`:
 
     num_frame_testing        frames of a tile, 0 for the whole clip
