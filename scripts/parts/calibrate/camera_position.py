@@ -4,8 +4,8 @@
                     2. the exact position (data/cameras/registration)
                     3. whether it is good enough (`Quality`)
 
-A view is a frame and the spikes of its exposure. A matrix is (3, 3). It maps a point (x, y, 1) of
-the spike image to a point of the frame. A patch is one of the 25 parts of the spike image that
+A view is a frame and the spikes of its exposure. A matrix, (3, 3), maps a point (x, y, 1) of the
+spike image to a point of the frame. A patch is one of the 25 parts of the spike image that
 data/cameras/registration/parts.py matches separately.
 
 tests/parts/scripts/test_calibrate.py simulates two cameras and compares the matrix that is found
@@ -65,7 +65,8 @@ class Position(NamedTuple):
         rough = self.rough
         quality = self.quality
         # If a point of the spike image moves by one pixel along x, its point of the frame moves by
-        # the first column of the matrix. For a homography this holds only nearly.
+        # the first column of the matrix (for a homography, nearly so). E.g. the first column (0, 2)
+        # is a turn by 90 degrees.
         step_x = self.matrix[0, 0]
         step_y = self.matrix[1, 0]
         angle = np.degrees(np.arctan2(step_y, step_x))

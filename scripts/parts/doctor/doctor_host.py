@@ -77,6 +77,7 @@ def check_threads() -> Iterator[Finding]:
     cores = os.cpu_count() or 1  # cpu_count gives None if the system does not tell the number
     # If the launcher does not set LOCAL_WORLD_SIZE, assume that all ranks are on this host.
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
+    # E.g. 4 threads in each of 8 ranks are 32 threads, too many for 16 cores.
     has_too_many = not threads.isdigit() or int(threads) * ranks_here > cores
     if launch.world_size > 1 and has_too_many:
         yield Finding(

@@ -90,7 +90,8 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
     """Return all findings of rank 0, and the bad findings of the other ranks. Collective.
 
     A bad finding has another status than "ok". If several ranks have the same bad finding, it is
-    returned once, with the numbers of these ranks.
+    returned once. E.g. "little room" on the ranks 1 and 3 becomes "rank 1, 3: little room". A bad
+    finding that rank 0 has, too, is returned as rank 0 has it, without numbers.
 
     findings: what this rank found.
     """
