@@ -46,8 +46,8 @@ class FileReading(Section):
     io_backend: Annotated[Any, IO_BACKENDS] = Field("disk", description="How files are read.")
     cache_data: bool = Field(False, description="Keep decoded pictures in memory.")
     checked_share: float = Field(
-        # 1 %; data/clips/kept.py gives the reason. The number 4096 in the text below is LEAST_FILES
-        # of data/clips/unchanged_data.py: change both together.
+        # SHARE is 1 %, and data/clips/kept.py gives the reason. 4096 in the text below is
+        # LEAST_FILES of data/clips/unchanged_data.py. If you change LEAST_FILES, change the text.
         SHARE,
         ge=0,
         le=1,

@@ -83,16 +83,19 @@ class CalibratedGrid:
     def _points_across_a_pixel(self) -> int:
         """Return n, the number of points along a side of an RGB pixel (see the class).
 
-        The number of spike pixels across an RGB pixel is measured in the middle of the frame. It is
-        reduced by 0.05 (chosen by hand) before it is rounded up. E.g. the measured number of two
-        cameras of equal resolution may be 1.02. Without the reduction n would be 2, which makes the
-        channels smoother and needs four times as many points.
+        The number of spike pixels across an RGB pixel is measured in the middle of the frame. E.g.
+        for two cameras of equal resolution, the measured number may be 1.02. Rounded up, n would be
+        2, which makes the channels smoother and needs four times as many points. So 0.05 (chosen by
+        hand) is subtracted first.
+
+        `scale_of` would not do here: it gives the mean of both directions, at spike pixel (0, 0).
+        n must suit the direction with more spike pixels.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
         # The position (u, v) in the spike plane of this RGB pixel, of its neighbour on the right
-        # (dx=1), and of its neighbour below (dy=1). `_centres` returns two arrays (1, 1), which
-        # np.ravel joins to (2,).
+        # (dx=1), and of its neighbour below (dy=1). E.g. `_centres` returns u [[80.0]] and v
+        # [[45.0]], and np.ravel makes [80.0, 45.0] of them.
         here = np.ravel(self._centres(middle))
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))

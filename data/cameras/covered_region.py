@@ -3,8 +3,9 @@
 A spike camera with a view of its own may see only a part of the frame. The region is a rectangle in
 this part. The calibration file gives it, or it is the largest rectangle in this part.
 
-What must stay: which rectangle is the largest, because the crops of a seed are drawn from it. Free:
-how the rectangle is found.
+What must stay: the chosen rectangle, because the crops of a seed are drawn from it. Of two
+rectangles of equal area, the one with the higher first row is chosen, and then the one with fewer
+rows. Free: how the rectangle is found.
 
 Tests: tests/parts/data/test_spike_grid.py
 """
@@ -75,9 +76,11 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     rows = np.flatnonzero(covered.any(axis=1))  # (n,), the rows with true pixels
     if not len(rows):
         return None
-    # The true pixels of row i are first[i] ... after[i] - 1, e.g. 1 ... 2 in row 0 above: first 1,
-    # after 3. argmax finds the first true pixel of a row. To find the last one, mirror the row: row
-    # 0 becomes . . # # . with its first true pixel at 2, and after is 5 - 2 = 3.
+    # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel of a
+    # row. To find the last one, mirror the row. E.g. row 0 above:
+    #
+    #     row         . # # . .    argmax 1, so `first` is 1
+    #     mirrored    . . # # .    argmax 2, so `after` is 5 - 2 = 3
     first = covered[rows].argmax(axis=1)  # (n,)
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
@@ -86,7 +89,8 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     left = np.maximum(first[:, None], first[None])
     right = np.minimum(after[:, None], after[None])
     widths = np.maximum(right - left, 0)
-    # E.g. the rows 1 to 2 have the height 2 - 1 + 1 = 2. Below 1 if row j lies above row i.
+    # E.g. the rows 1 to 2 have the height 2 - 1 + 1 = 2. The height is below 1 if row j lies above
+    # row i. Such a pair is no rectangle, so its area is set to 0.
     heights = rows[None] - rows[:, None] + 1
     areas = np.where(heights > 0, widths * heights, 0)
 

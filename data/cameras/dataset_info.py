@@ -145,8 +145,13 @@ class DatasetInfo:
             raw frame       0        1        2        3 (the middle)   ...   n - 1 = 6
             plane           0        8        16       24               ...   48 (and 49 ... 55)
 
-        So a file has 8 n planes, and the last file of a clip may lack the last 7. The sharp frame
-        is the middle raw frame, (n - 1) / 2, which is the plane 8 (n - 1) / 2 = 4 n - 4.
+        The last file of a clip may lack the 7 planes after its last raw frame:
+
+                                                            n raw frames    n = 7
+            planes of a file                                8 n             56
+            planes of the last file of a clip, at least     8 n - 7         49
+            number of the middle raw frame                  (n - 1) / 2     3
+            its plane, the sharp frame                      4 n - 4         24
         """
         plane_of_clip = self.clips.get(clip, {}).get("gt_plane")
         if plane_of_clip is not None:
@@ -160,8 +165,9 @@ class DatasetInfo:
         if n == 0:
             return None
         # E.g. n = 7 allows 49 to 56 planes. A file with another number of planes was made in
-        # another way. Then the name of the clip does not tell the plane. 8 is GOPRO_INTERPOLATE,
-        # and 4 its half: Spk-GoPro always has these numbers.
+        # another way. Then the name of the clip does not tell the plane. The numbers are written
+        # out because Spk-GoPro always has 8 planes for each raw frame: 8 is GOPRO_INTERPOLATE, 7
+        # is 8 - 1, and 4 is 8 / 2.
         most_planes = 8 * n
         least_planes = most_planes - 7
         if least_planes <= planes <= most_planes:
@@ -173,7 +179,8 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
     """The keys of one clip in "clips" of dataset.json, with the types that they must have.
 
     A key has the same meaning as in `DatasetInfo`, but only for this clip. Other keys are allowed,
-    because the programs that make data use such keys to record how a clip was made.
+    because the programs that make data use such keys to record how a clip was made. The types
+    `Side`, `Rate`, ... at the top of this file have the limits of the values.
     """
 
     h: Side | None = None
@@ -200,8 +207,9 @@ def nearest_info(path: Path) -> DatasetInfo:
 
     path: a spike file, a folder of spike files, or the folder of a clip. In a data set, a spike
     file is <root>/<split>/<clip>/spike/<file>, and dataset.json lies in the root. The folders
-    around `path` are tried, the nearest first. Returns an empty DatasetInfo if none of them has a
-    dataset.json.
+    around `path` are tried, the nearest first. E.g. for the file root/train/a/spike/0.dat, the
+    folders root/train/a/spike, root/train/a, root/train, root and the parent of root are tried.
+    Returns an empty DatasetInfo if none of them has a dataset.json.
     """
     parents = path.resolve().parents  # the nearest first
     if path.is_dir():
@@ -218,6 +226,7 @@ def nearest_info(path: Path) -> DatasetInfo:
 def load_info(dataroot_spike: str) -> DatasetInfo:
     """Return the dataset.json in the spike folder, or in its parent, the folder of all splits.
 
+    dataroot_spike: the option, or any other folder (`nearest_info` tries several).
     Returns an empty DatasetInfo if there is no such file.
     Raises DataError for a file that is not a JSON object of this format, and for values of a wrong
     type.

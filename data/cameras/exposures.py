@@ -70,25 +70,28 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         """Return how many frames have an exposure that ends within a file of `planes` planes.
 
         With `rows`, returns the number of rows. Without rows, returns at least 1, even if the first
-        exposure does not fit into the file: `Timing.span` relies on this, and refuses this frame
-        with a message.
+        exposure does not fit into the file. E.g. for an exposure of 20 planes and a file of 10
+        planes, the result is 1. `Timing.span` then refuses frame 0 with a message.
 
         planes: number of planes of the file. offset: number of planes that is added to the starts.
         """
         if self.rows:
             return len(self.rows)
-        # E.g. in a file of 100 planes, with exposures of 20 planes every 25 planes, the exposures 0
-        # to 3 end at the planes 20, 45, 70 and 95. Exposure 4 would end at 120. So there are 4
-        # frames.
+        # E.g. a file of 100 planes, with exposures of 20 planes every 25 planes:
         #
-        # Begin with a number of frames that surely fit: the whole periods behind the first
-        # exposure, here 3 in 80 planes. (If the loop below began with 1 frame, it would take long
-        # for a file of a billion planes.)
+        #     frame            0      1      2      3      4
+        #     planes from      0      25     50     75     100
+        #     planes before    20     45     70     95     120, beyond the file: so 4 frames
+        #
+        # Begin with a number of frames that surely fit, the whole periods in the planes behind the
+        # first exposure: 80 / 25, rounded down to 3. (If the loop below began with 1 frame, it
+        # would take long for a file of a billion planes.)
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
-        # Then add frames as long as the next exposure ends within the file. In the example this is
-        # frame 3, the fourth one. The rounding of the starts may make room for another frame.
+        # Then add frames as long as the next exposure ends within the file. The next frame has the
+        # number `frames`, because frames are counted from 0. In the example frame 3 is added, and
+        # frame 4 is not. There may be more frames to add, because starts are rounded.
         while True:
             first, count = self.planes_of(frames, offset)  # of the next frame
             if first + count > planes:
@@ -123,8 +126,8 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
         {"start": 0, "length": 20, "period": 25}             for all clips
         {"clip1": {"start": 0, ...}, "clip2": [[0, 20], [25, 20]]}
         the name of a JSON file with one of these.
-    Returns {clip: exposures}, with the key "" for clips without a key of their own; None if the
-    option is not set.
+    Returns {clip: exposures}. The first form gives {"": exposures}: the key "" is for all clips
+    that have no key of their own. Returns None if the option is not set.
     Raises OptionError for a wrong form, DataError for an unreadable file.
     """
     if value is None:

@@ -62,14 +62,16 @@ def build_cache(
     target = Path(os.path.abspath(path))
     # Refuse a target within a data root, and a target that contains a data root.
     refuse_overlap(target, source.roots(), "--out")
-    cached_names = _cached_clips(target)  # names of the clips of an older cache
+    # Names of the clips of an older cache. Raises DataError if `target` holds anything else.
+    cached_names = _cached_clips(target)
     clips, problems = manifest.scan(source)
     manifest.raise_problems([(source, problems)])
     _refuse_cache_of_others(cached_names, clips, target)
 
-    # The clips are written into this folder, which gets its final name at the end. If there is such
-    # a folder of an interrupted build for the same clips and files, it is completed. Otherwise
-    # `scratch_folder` makes an empty folder, and removes an old one.
+    # The clips are written into the folder `partial`, which gets its final name at the end. E.g. a
+    # build for the same clips and files was interrupted and has left this folder. Then the missing
+    # clips are added to it. Otherwise `scratch_folder` removes an old folder, and makes an empty
+    # one.
     partial = target.with_name(f".{target.name}.partial")
     index = json.dumps(_index_of(source, clips))
     if not _has_begun(partial, index):
@@ -82,7 +84,8 @@ def build_cache(
         _write_clip(clip, partial)
     if target.exists():
         # Check the old cache again before it is removed, because somebody may have put files into
-        # its folder while the new cache was written.
+        # its folder while the new cache was written. Here only the error of `_cached_clips` counts,
+        # and not the names that it returns.
         _cached_clips(target)
         shutil.rmtree(target)
     publish_folder(partial, target)  # gives the folder its final name

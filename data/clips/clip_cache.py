@@ -63,8 +63,16 @@ class CacheReader:
         make the cached frames wrong. A new option that changes what the cache must hold needs a
         check here (test_clip_cache.py).
         """
+        # The index is the content of index.json, e.g. (`_index_of` in cache_builder.py makes it)
+        #
+        #     {"format": ...,
+        #      "source": {"lq": digest of the lq files, "gt": ...},
+        #      "selection": which clips were chosen,
+        #      "spike": {"height": 250, "width": 400, ...}, or null without spikes,
+        #      "clips": [{"name": "clip_a", "lq": [paths], ...}, ...]}
+        #
         # With several data roots, each root has a prefix "0/", "1/", ... for the names of its
-        # clips. Its cache is in a folder with the name of the prefix.
+        # clips. The cache of a root is in a folder with the name of the prefix.
         index = load_index(os.path.join(self.path, source.name_prefix))
         self._refuse_other_options(index, source)
         self._refuse_changed_source(index, source)
@@ -84,7 +92,8 @@ class CacheReader:
 
         Test: test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused
         """
-        # Kinds of files ("lq", ...) that the data set needs and the cache does not have.
+        # Kinds of files ("lq", ...) that the data set needs and the cache does not have. E.g.
+        # {"lq", "gt"} - {"lq"} is {"gt"}.
         missing_kinds = sorted(source.kinds().keys() - index["source"].keys())
         if missing_kinds:
             raise self._does_not_fit(f"it holds no {', '.join(missing_kinds)}")
@@ -113,7 +122,8 @@ class CacheReader:
         kinds = source.kinds()  # {name, e.g. "lq": root, folder and suffixes of the files}
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
         changed_kinds = []  # names of kinds
-        # The digest changes with the name, size or time of change of any file.
+        # `listing` has the files of one kind. Their digest changes with the name, size or time of
+        # change of any file. The index has the digest of the time when the cache was built.
         for name, listing in manifest.list_source(source, kinds_here).items():
             if index["source"][name] != manifest.digest(name, listing):
                 changed_kinds.append(name)
@@ -127,10 +137,12 @@ class CacheReader:
             )
 
     def _clip_of(self, record: dict[str, Any], source: Source) -> Clip:
-        """Return a clip without its exposures, which `_with_exposures` adds.
+        """Return a clip of the index. Two things are still missing, and `clips` adds them:
 
-        record: the entry of the clip in the index. The name of the clip has no prefix yet
-        (`Source.name_prefix`); `clips` adds it.
+            exposures, the planes of each frame             `_with_exposures`
+            the prefix of the name, "clip_a" -> "0/clip_a"  `Source.name_prefix`
+
+        record: the entry of the clip in the index, e.g. {"name": "clip_a", ...}.
 
         Test: test_a_cache_with_spikes_serves_a_training_without_spikes
         """

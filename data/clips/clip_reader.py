@@ -126,11 +126,14 @@ def _open_clip(
 ) -> Clip:
     """Open the frames of a clip, and match its other files with them.
 
-    section: the section `spike` of the options. None: the network takes no spikes.
-    trained: properties of the training spikes. If a property of the user's spikes is unknown, it is
-    taken from here.
+    section: the section `spike` of the options, e.g. with `section.h` and `section.light`. None:
+    the network takes no spikes.
+    trained: properties of the training spikes, e.g. {"rate": 0.5, "planes": 40, "light":
+    "linear"}. E.g. if the light of the user's spikes is unknown, the light of the training is
+    taken. None: not known.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
-    Raises UnknownPlanes and other DataErrors.
+    Raises UnknownPlanes if it is not known which planes belong to which frame, and other DataErrors
+    if files cannot be read or do not belong together.
     """
     # E.g. for a folder: `frames.files` are street/000000.png, street/000001.png, ..., and
     # `frames.stems` are "000000", "000001", ... With `go_on`, the watchdog sees progress while a
@@ -138,9 +141,12 @@ def _open_clip(
     frames = FrameSource(paths.frames, go_on=watchdog.go_on)
     spikes = None  # how the spikes of this clip are read
     if section is not None and paths.spike is not None:
-        # `section_of_clip` are the options, with the size of a plane if only the files have it.
-        # `info` is the content of dataset.json. If both lack a value, `user_spikes` takes it from
-        # the training.
+        # `user_spikes` looks up e.g. the light in three places, in this order:
+        #
+        #     section_of_clip    the options. If options and dataset.json lack the size of a plane,
+        #                        it is the size of the arrays
+        #     info               what the nearest dataset.json says of the clip
+        #     trained            the training
         section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(
@@ -180,7 +186,8 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
     Add a new layout after these four, so that existing folders still give the same clips
     (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
     """
-    if not root.is_dir() or files_in(root):  # (1)
+    # (1): `root` is a film, or a folder that holds files.
+    if not root.is_dir() or files_in(root):
         return {_name_of(root): ClipPaths(root, spike, gt)}
     blur = root / "blur"
     if not blur.is_dir():  # (4)

@@ -65,6 +65,7 @@ def list_lmdb(root: str, names: Collection[str] | None) -> Listing:
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
         # Keys without a clip form one clip, which is named after the LMDB.
         name = clip or Path(root).stem
+        # Arguments: the prefix, the stems, and the `FileEntry` of each stem.
         listing[name] = Folder.of_names(prefix, entries.keys(), tuple(entries.values()))
     if not listing:
         raise DataError(
@@ -102,7 +103,8 @@ def _keys_in(lines: Sequence[str], clips: Collection[str] | None) -> list[str]:
     return keys
 
 
-# What follows the name of a file in a line of meta_info.txt: " (720,1280,3) 1" or " (720,1280,3)".
+# What follows the name of a file in a line of meta_info.txt: the shape, and maybe a number (the
+# compression): " (720,1280,3) 1" or " (720,1280,3)".
 _LMDB_SHAPE = re.compile(r" \(\d+(?:, ?\d+)+\)(?: \d+)?$")
 
 
@@ -127,13 +129,13 @@ def _entries_of_keys(
     E.g. the key "clip_a/000000" is the file "000000" of "clip_a". The clip of a key without a slash
     is "".
 
-    changed_ns: time of change of the LMDB.
+    changed_ns: time of change of the LMDB. It becomes `mtime_ns` of each file.
 
     Test: test_keys_without_the_name_of_a_clip_are_one_clip
     """
-    # Opening the database shows whether the file as a whole is damaged, e.g. cut short, and its
-    # error says how. Damage within the file can kill the process that reads the values, so
-    # `lmdb_sizes` reads them in another process.
+    # Open the database first. This raises an error if the file as a whole is damaged, e.g. cut
+    # short. The values within the file may be damaged, too. Reading a damaged value can kill the
+    # process, so `lmdb_sizes` reads the values in another process.
     open_environment(root)
     try:
         sizes = lmdb_sizes.sizes(root, keys)

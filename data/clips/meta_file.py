@@ -22,7 +22,8 @@ from utils.files import open_plain
 from utils.user_path import advice_on
 
 # Meta files that come with KAIR: {path in KAIR's option files: number of clips}. Each file lists
-# all clips of a training set, so if such a file is missing, all folders are used in its place.
+# all clips of a training set. So if such a file is missing, all folders are used in its place, and
+# `Source.notes` warns with the number of clips.
 KAIR_LISTS = {
     "data/meta_info/meta_info_REDS_GT.txt": 270,
     "data/meta_info/meta_info_DVD_train_GT.txt": 61,
@@ -106,6 +107,9 @@ def _lines_of(path: str, needs_list: bool) -> list[str]:
             do = "save it as UTF-8"
         if not needs_list:
             do += ", or set meta_info_file to null to use all folders"
+        # E.g. the advice "correct meta_info_file; set the variable $DATA, which has no value here".
+        # `address_of` adds "; download: ..." for a released file, and `advice_on` what is wrong
+        # with the path. Otherwise both add "".
         raise DataError(
             what=f"cannot read the meta file: {why}",
             where=path,

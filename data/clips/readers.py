@@ -188,8 +188,8 @@ class DatasetClip(Reader):
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
         """Return a picture of what the spikes of frame `index` show: display values (H, W).
 
-        `DatasetClip` has the settings by which spikes became channels. So it computes the light at
-        the sharp instant from the channels, and not only their mean.
+        `Reader.spike_light` gives only the mean of the channels. `DatasetClip` has the settings by
+        which spikes became channels, so it computes the light at the sharp instant.
         """
         return sharp_image(self.clip.spikes, spike.numpy(), self.clip.exposures[index])
 
@@ -232,6 +232,9 @@ class DatasetClip(Reader):
         The values and their order must stay. The line is hashed for a digest that is stored with
         scores (data/clips/content.py). With another line, stored scores would count as scores of
         other clips (test_the_digest_that_is_stored_with_a_score_stays).
+
+        There are two digests. The digest of a score is the same for a copy of the data, so it has
+        no times of change. `digest` below is stored with results, and a new time changes it.
         """
         clip = self.clip
         # E.g. [(720, 1280), (720, 1280), (40, 40), ["000000", "000001"]] for two frames.
@@ -249,8 +252,8 @@ class DatasetClip(Reader):
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        A clip cache may be read without its source files, which are on another machine. Then the
-        result is the files of the cache that hold the clip.
+        E.g. the clip is read from a clip cache, and its source files are on another machine. Then
+        the result is the files of the cache that hold the clip.
         """
         clip = self.clip
         count = len(self.stems)  # number of tested frames
@@ -261,7 +264,8 @@ class DatasetClip(Reader):
         paths = list(dict.fromkeys(paths))
         backend = self.dataset.backend
         if isinstance(backend, CacheReader):
-            # `stamp` returns (0, 0) for a file that is not on this machine.
+            # `stamp` returns (0, 0) for a file that is not on this machine. Only the first file is
+            # looked at. The others are taken to be on the same machine.
             is_here = stamp(paths[0]) != (0, 0)
             if not is_here:
                 return backend.paths_of(clip)
@@ -293,8 +297,10 @@ class DatasetClip(Reader):
         if isinstance(backend, CacheReader):
             # The source files of the cache may be on another machine, where a change of them does
             # not show. But each build of the cache writes its index anew, so hash the index, too.
+            # E.g. /data/cache/index.json, or /data/cache/0/index.json with several data roots.
             for source in self.dataset.sources:
                 paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
+        # Here all files of the clip count, also those of frames that are not tested.
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
         for path in dict.fromkeys(paths):  # each path once, in this order
             size, mtime_ns = stamp(path)

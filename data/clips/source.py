@@ -61,6 +61,9 @@ class Problem(NamedTuple):
 class Kind(NamedTuple):
     """Where the files of one kind are: <root>/<clip>/[<folder>/]<frame><suffix>.
 
+    E.g. /data/train/clip_a/blur/000000.png. If clip_a has no folder "blur", the files are
+    /data/train/clip_a/000000.png, ...
+
     suffixes: suffixes that the files may have, e.g. (".png", ".jpg"), the preferred suffix first.
     If a clip has files with several of them, only the files with the earliest suffix are used.
     """
@@ -90,7 +93,8 @@ class Source:
     filename_tmpl: str | None = None
     filename_ext: str = "png"  # suffix of the frames' names
 
-    # Whether a clip without a picture `.<filename_ext>` may have pictures with another suffix.
+    # Whether other pictures are read if a clip has none with the suffix `filename_ext`. E.g.
+    # filename_ext is "png", and the clip has only .jpg files.
     accepts_other_images: bool = False
     spikes: DatSpikes | None = None  # how the spikes are read; None for a dataset without spikes
     # {clip: how its spikes are read}, only for clips that have values of their own in dataset.json,
@@ -98,9 +102,9 @@ class Source:
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
     excluded_clips: frozenset[str] = frozenset()
-    # Whether lq and gt may be the same files, because noise is added to lq, or because a sample
-    # takes different frames as lq and gt. In any other case, a network would learn to change
-    # nothing.
+    # Whether lq and gt may be the same files. This is right if noise is added to lq, or if a sample
+    # takes different frames as lq and gt. Otherwise lq and gt would be equal, so a network would
+    # learn to change nothing.
     may_share_frames: bool = False
     # Whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
     # clips are read.
@@ -109,7 +113,8 @@ class Source:
     name_prefix: str = ""
 
     # Whether the source is a clip of a user's own files. Then a root is the folder or the file of
-    # the clip itself, and not a folder of clips. Only such a source has the two fields below.
+    # the clip itself, e.g. "street.mp4", and not a folder of clips. Only a source of a user's files
+    # has `trained` and `times`.
     is_user_clip: bool = False
     # Properties of the spikes of the network's training, e.g. {"rate": 0.5, "planes": 40}. If the
     # user's files do not say which plane is the sharp frame, the check of the clip takes the plane

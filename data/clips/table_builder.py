@@ -24,16 +24,23 @@ from data.clips.table import ClipTable
 # {dtype: letter of the same type in Python's `array`}. `TableBuilder` collects numbers in an
 # `array`, because an `array` can grow and a numpy array cannot.
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
-# Equal rows are stored once, but a new row is only compared with this many first rows. The limit
-# bounds the memory for a data set in which all rows differ. A later row may be stored twice, which
-# does no harm. Chosen by hand.
+# A row is an exposure (`Row` in columns.py). A new row is compared with the first 65,536 different
+# rows, and an equal row is not stored again. The limit bounds the memory for a data set in which
+# all rows differ. Rows behind the limit may be stored twice, which does no harm. Chosen by hand.
 MOST_ROWS_COMPARED = 65_536
 
 
 class TableBuilder:
     """Takes the clips of one root one after the other, and makes their table.
 
-    Call `add` for each clip, in the order of the table. Then call `table`.
+    Call `add` for each clip, in the order of the table. Then call `table`. E.g. a clip of two
+    blurry frames /data/train/clip_a/blur/00.png and 01.png below the root /data/train adds
+
+        clips        clip_a                  lq_places    /clip_a/blur/
+        stems        00, 01                  lq_names     00.png, 01.png
+        frames       2                       lq_counts    2
+        sizes        180, 320, 180, 320      lq_bytes     81234, 80992
+                                             lq_times     a number for each file
     """
 
     def __init__(self, source: Source) -> None:
@@ -46,11 +53,12 @@ class TableBuilder:
         self.texts: dict[str, bytearray] = {}
         self.numbers: dict[str, array[Any]] = {}
         for name, dtype in types_of(self.kinds).items():
-            if dtype is np.uint8:
+            if dtype is np.uint8:  # a column of texts (`types_of`)
                 self.texts[name] = bytearray()
             else:
                 self.numbers[name] = array(ARRAY_CODES[dtype])
-        # {(numbers of a row ..., center): index of the row}, to store equal rows once.
+        # {the 11 numbers of a row and its center, as a tuple: index of the row}. With this dict,
+        # equal rows are found, and stored once.
         self.index_of_row: dict[tuple[Any, ...], int] = {}
 
     def __len__(self) -> int:
@@ -85,7 +93,9 @@ class TableBuilder:
             paths = list(getattr(clip, kind))
         root = self.roots[kind]
         folder = _folder_of(paths[0], root)
-        prefix_length = len(root) + len(folder)  # all files of the clip have this prefix
+        # E.g. the prefix "/data/train" + "/clip_a/blur/", without which "00.png" is left. All files
+        # of one kind of a clip lie in one folder, so all have this prefix.
+        prefix_length = len(root) + len(folder)
         self._add_texts(f"{kind}_places", [folder])
         self._add_texts(f"{kind}_names", [path[prefix_length:] for path in paths])
         self.numbers[f"{kind}_counts"].append(len(paths))
@@ -94,7 +104,10 @@ class TableBuilder:
         self.numbers[f"{kind}_times"].extend(entry.mtime_ns for entry in entries)
 
     def table(self) -> tuple[ClipTable, Columns]:
-        """Return the table of all added clips, and its columns."""
+        """Return the table of all added clips, and its columns.
+
+        Readers take clips from the table. The columns are what a record stores (kept.py).
+        """
         columns = {}
         for name, dtype in types_of(self.kinds).items():
             values = self.texts[name] if dtype is np.uint8 else self.numbers[name]

@@ -16,8 +16,8 @@ more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joi
     row H                     +--------------+
 
 The equations treat a band as a small frame: its rows, and the spike pixels that see these rows.
-Light that moves across the border of a band is missing near this border. So the rows near the
-border of a band are taken only from the neighbouring band.
+A band lacks the light that moves into it from the rows beyond its border. So its solution is wrong
+near this border, and the rows there are taken only from the neighbouring band.
 
 data/motion/restorer.py calls these functions. The motion is found on the whole frame, before the
 frame is divided. The spike camera has planes of h x w pixels, and the frame has H x W RGB pixels.
@@ -51,17 +51,19 @@ MOST_PIXELS = 2**20
 #     the 64 rows FADE      from both bands
 #     the last 32 rows      only from the lower band, because the upper band ends here
 #
-# So the 32 rows next to the border of a band are not used
-# (test_rows_beside_the_border_of_a_band_are_not_used). 32 unused rows are enough for a motion of up
-# to 32 rows between the sharp instant and the begin or the end of the exposure. A faster motion
-# brings light from beyond the border to used rows, and may leave a trace there. With a larger
-# OVERLAP, more rows are computed twice. With a larger FADE, a slower motion may leave a trace. With
-# a smaller FADE, a difference between the bands is easier to see. Other values were not compared.
+# So the 32 rows next to the border of a band, (OVERLAP - FADE) / 2, are not used
+# (test_rows_beside_the_border_of_a_band_are_not_used). E.g. light may move by 40 rows between the
+# sharp instant and the end of the exposure. This is more than 32, so light from beyond the border
+# reaches rows that are used, and may leave a trace there. Other values were not compared:
+#
+#               larger                             smaller
+#     OVERLAP   more rows are computed twice       a slower motion may leave a trace
+#     FADE      a slower motion may leave a trace  a difference between the bands is easier to see
 OVERLAP = 128
 FADE = 64
-# A band of a very wide frame may have 384 rows, even if it then has more than MOST_PIXELS pixels.
-# (This needs more than 2^20 / 384 = 2730 columns.) 256 of these rows may be overlaps, with the band
-# above and the band below. With only 256 rows, a band would have nothing but overlaps.
+# A band may have 384 rows, even if it then has more than MOST_PIXELS pixels. E.g. in a frame of
+# 4096 columns, MOST_PIXELS would allow 2^20 / 4096 = 256 rows. These would be nothing but overlaps:
+# 128 rows with the band above and 128 rows with the band below. 384 rows leave 128 rows in between.
 LEAST_ROWS = 3 * OVERLAP
 
 
@@ -78,9 +80,9 @@ class Band:
     # Rows and columns of the spike plane, e.g. slice(160, 320) and slice(0, 480). Both are empty if
     # no spike pixel sees the band.
     plane_window: tuple[slice, slice]
-    # Where these spike pixels lie on these rows: sizes, the matrix from spike pixels to RGB pixels,
-    # and the rolling shutter (data/motion/view.py). Rows and spike pixels are counted from the
-    # first row and the first spike pixel of the band.
+    # The sizes of the band and of its spike plane, the matrix from spike pixels to RGB pixels, and
+    # the rolling shutter (data/motion/view.py). Rows and spike pixels are counted from the first
+    # row and the first spike pixel of the band.
     view: View
 
     @property

@@ -182,9 +182,10 @@ def _second_search(
 
 
 def _has_search_back(index: int, sharp: int) -> bool:
-    """Return whether a search leads back from the picture of a time to the mean picture.
+    """Return whether a time has a search back, from the picture of the time to the mean picture.
 
-    Every second time has such a search. E.g. of the nine times 0 to 8 with the sharp instant 4, the
+    (The search there, from the mean picture to the picture, is made for all times.) Every second
+    time has a search back. E.g. of the nine times 0 to 8 with the sharp instant 4, the
     times 0, 2, 6 and 8 have it. There are four times on each side of the sharp instant (INSTANTS in
     shifts.py), so the first and the last time always have it.
 
@@ -199,11 +200,17 @@ def _has_search_back(index: int, sharp: int) -> bool:
 def _about_inverse(shifts: np.ndarray) -> np.ndarray:
     """Return about the inverse of shifts (H, W, 2): the shifts that lead back.
 
-    The exact inverse at p is -shifts(q), where q is the point that moves to p. q is not known. The
-    point p - shifts(p) takes its place. E.g. in one direction, with shifts(p) = 0.1 p, the point 10
-    moves to 11, so the inverse at 11 is -1. The result is -shifts(11 - 1.1) = -0.99. The result is
-    only the start of a search, so it need not be exact.
+    Say that q moves to p, so p = q + shifts(q). The exact inverse at p is -shifts(q). But q is not
+    known, so p - shifts(p) is taken in its place. E.g. in one direction, with shifts(p) = 0.1 p:
+
+                             exact              result
+        p                    11                 11
+        q                    10                 11 - shifts(11) = 11 - 1.1 = 9.9
+        the shift back       -shifts(10) = -1   -shifts(9.9) = -0.99
+
+    The result is only the start of a search, so it need not be exact.
     """
+    # `values_at_shifts(shifts, -shifts)` at p is shifts(p - shifts(p)).
     return -values_at_shifts(shifts, -shifts)
 
 
@@ -220,9 +227,13 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 
 # ---- DIS of OpenCV -----------------------------------------------------------------------------
 
-# DIS compares squares of two pictures. If the pictures are noisy, a square has PATCH x PATCH pixels
-# and begins STRIDE pixels beside the last one. For other pictures, both are as in the preset MEDIUM
-# of DIS: 8 and 3. Small squares find small things that move on their own, but follow the noise.
+# DIS compares squares of two pictures.
+#
+#                                                    noisy pictures    others (preset MEDIUM)
+#     side of a square in pixels                     16, PATCH         8
+#     from the begin of a square to the next one     4, STRIDE         3
+#
+# Small squares find small things that move on their own, but follow the noise.
 PATCH = 16
 STRIDE = 4
 # Largest number of steps in which DIS moves a square towards the place that fits best. The preset
@@ -251,9 +262,13 @@ QUICK_REFINEMENT = 2  # refinement steps on each scale
 def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     """Make the optical flow DIS, faster and less exact than from `_make_dis`.
 
-    The quick DIS serves in the first search, in the search back, and at times without a search back
-    also in the search there. It saves a tenth of the time of a frame and costs 0.01 dB. In dim
-    light it would cost 0.04 dB, so `motion_of` uses no quick DIS there.
+    It saves a tenth of the time of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB,
+    so `motion_of` then uses the exact DIS for all searches. In other light:
+
+        first search                                            quick
+        second search there, at times with a search back        exact
+        second search there, at times without a search back     quick
+        search back                                             quick
     """
     dis = _make_dis(is_noisy)
     dis.setPatchStride(dis.getPatchStride() + QUICK_STRIDE_MORE)

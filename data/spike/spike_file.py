@@ -61,11 +61,12 @@ class SpikeFile:
             return _unpacked(self.packed[first : first + count], self.geometry, crop)
         assert self.array is not None  # a file is packed, or an array
         with file_errors(self.path):
+            # `crop.slices` are the rows and the columns.
             spikes = self.array.read(first, count, *crop.slices)
         return self._as_spikes(spikes)
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Return an iterator over parts (t, h, w) of whole planes, at most PART planes in a part.
+        """Return an iterator over parts (t, h, w) of whole planes: at most PART (64) planes each.
 
         So the whole file does not have to fit into memory.
 
@@ -91,8 +92,9 @@ class SpikeFile:
         """Do the work of `parts` for an array."""
         with file_errors(self.path):
             for part in array.parts(first, count):
-                # Drop the head columns, which hold no image (geometry.py). In `read`, the crop
-                # leaves them out. Copy the planes, because the caller may change them.
+                # Drop the head columns, which some cameras store after the columns of the image
+                # (geometry.py). In `read`, the crop leaves the head columns out. Copy the planes,
+                # because the caller may change them.
                 image = part[:, :, : self.geometry.width]
                 yield self._as_spikes(np.array(image))
 

@@ -42,15 +42,19 @@ class SortedSamples(NamedTuple):
 
         order             1  0  2                          sample 1 comes first
         sorted corners    1  4  4
-        begins            0  0  1  1  1  3  3  3  3  3     for the corners 0 to 8, and the end
+        corner            0  1  2  3  4  5  6  7  8  end
+        begins            0  0  1  1  1  3  3  3  3  3
 
-    So the sorted sample 0 has corner 1, because begins[1] is 0 and begins[2] is 1. The sorted
-    samples 1 and 2 have corner 4, because begins[4] is 1 and begins[5] is 3.
+    The sorted samples of corner c are sorted[begins[c] : begins[c + 1]]:
+
+        corner 0    sorted[0:0]    no sample
+        corner 1    sorted[0:1]    sample 1
+        corner 4    sorted[1:3]    samples 0 and 2
     """
 
     order: Tensor  # the argsort of the corners, (N,) int64
-    # (P + 1,) int32: the samples of corner c are the sorted samples begins[c] to begins[c + 1] - 1.
-    # It is `begins` of a CSR matrix (sparse.py).
+    # (P + 1,) int32: the first sorted sample of each corner, and N at the end. `begins` of a CSR
+    # matrix (sparse.py) has the same form.
     begins: Tensor
     weights: Tensor  # (4, N): weights of the four pixels (`sampling.weights_of`), in this order
     offsets: tuple[int, int, int, int]  # 0, 1, W, W + 1: from a corner to the four pixels
@@ -77,9 +81,11 @@ def _order_of(corners: Tensor, pixel_count: int) -> Tensor:
     """
     if corners.device.type != "cpu":
         return torch.argsort(corners, stable=True)
-    # The corners of a smooth motion are nearly sorted already. On a CPU, np.argsort then takes less
-    # than half of the time of torch.argsort, and half of this time again if the values have 16
-    # bits.
+    # The corners of a smooth motion are nearly sorted already. Time on a CPU then:
+    #
+    #     torch.argsort                      1
+    #     np.argsort                         less than 1/2
+    #     np.argsort of values of 16 bits    less than 1/4
     values = corners.numpy()
     if pixel_count <= VALUES_OF_16_BITS:
         values = values.astype(np.uint16)
@@ -96,14 +102,19 @@ class AdjointOfSums:
     E.g. an output is a pixel of the blurry frame. It adds up one sample of each group of planes,
     and f is the share of the group in the exposure.
 
-    The adjoint gives y_i back to the four pixels of each sample, times their weights. It has a
-    sparse matrix (P - k, outputs) for each offset k = 0, 1, W, W + 1 from a corner to its four
-    pixels. A sample of output i with the corner c is an entry in row c and column i. Its value is f
-    times the weight of pixel c + k. Two such samples are two entries, which the product adds up. So
-    row c times y is what pixel c + k gets back.
+    The adjoint is the product with the transposed matrix of this map. It gives y_i back to the four
+    pixels of each sample, times their weights and f, as `Tensor.scatter_add_` would do. The four
+    pixels have the offsets k = 0, 1, W, W + 1 from the corner. There is a sparse matrix for each
+    offset. Each sample of output i with the corner c is one entry:
+
+        matrix_k[c, i] = f * weight of pixel c + k
 
     E.g. a sample of output 2 has f = 1 and the corner 7. The weight of pixel 8 = 7 + 1 is 0.3. Then
-    the matrix of k = 1 has the entry 0.3 in row 7 and column 2, so it adds 0.3 y_2 to pixel 8.
+    the matrix of k = 1 has the entry 0.3 in row 7 and column 2, so it adds 0.3 y_2 to pixel 8. An
+    output may have two samples with the same corner. Then the matrix has two entries in this place,
+    and the product adds both.
+
+    The matrix of offset k is (P - k, outputs), because the last k corners have no pixel c + k.
 
     samples: the sorted samples of all outputs.
     output_count: number of outputs.
@@ -124,9 +135,9 @@ class AdjointOfSums:
             weights = weights * factors
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
-            # The matrix has a row for each corner c whose pixel c + offset lies on the picture. The
-            # other corners are the last ones, and the weight of their pixel is 0. In a picture of
-            # one row, the offsets W and W + 1 leave no row at all.
+            # The matrix has a row for each corner c with a pixel c + offset. E.g. of the 9 corners
+            # of 3 x 3 pixels, the last 3 have no pixel 3 farther. (Samples of these corners have
+            # the weight 0 for it.) In a picture of one row, the offsets W and W + 1 leave no row.
             row_count = max(self._pixel_count - offset, 0)
             begins = samples.begins[: row_count + 1]
             entry_count = int(begins[-1])  # number of samples of these corners
@@ -149,8 +160,8 @@ class AdjointOfSums:
     def add_to(self, x: Tensor, y: Tensor, factor: float = 1.0) -> None:
         """Add the adjoint of y (outputs, C), times a factor, to x (P, C), in place.
 
-        Several maps can add their adjoints to one x: cameras.py has a map for each chunk of groups
-        of planes.
+        Several maps can add their adjoints to one x. cameras.py divides the planes of an exposure
+        into groups, e.g. 20. A chunk is some of the groups, e.g. 10, and each chunk has a map.
         """
         # A vector is faster than a matrix of one column. But without MKL (e.g. on ARM), torch lacks
         # the product of a sparse matrix and a vector on a CPU, or computes it wrongly (pytorch
