@@ -253,6 +253,7 @@ def instant_planes(count: int) -> list[int]:
     for k in range(count):
         from_middle = k - count // 2  # e.g. of 5 instants: -2, -1, 0, 1, 2
         distance = PLANES / count  # planes between two instants, e.g. 88 / 5 = 17.6
+        # E.g. the first of 5 instants: 44 - 2 * 17.6 = 8.8, rounded to 9.
         planes.append(round(GT_PLANE + from_middle * distance))
     return planes
 

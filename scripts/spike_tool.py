@@ -179,8 +179,8 @@ def convert(command: argparse.Namespace) -> None:
     """Write some planes of a spike file in another format."""
     # The geometry of the file that is read, and of the file that is written.
     stored = single_geometry(command.file, GeometryOptions.of(command))
-    # `written` has no head columns. Some cameras store them at the end of each row, and they hold
-    # no image.
+    # Some cameras store head columns, columns without an image, at the end of each row. The written
+    # file has no head columns.
     written = SpikeGeometry(
         stored.height,
         stored.width,

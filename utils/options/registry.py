@@ -41,8 +41,8 @@ from utils.secrets import redact
 # or function that it gets.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
-# pydantic's sign for a key without a default, which the file must have. It is given in place of the
-# default.
+# pydantic's sign for a key without a default, which the file must have. A field of such a key has
+# this sign in place of its default, e.g. (int, REQUIRED).
 REQUIRED: Any = ...
 
 

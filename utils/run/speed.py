@@ -110,7 +110,8 @@ class SpeedJudge:
         worst_rank = shares.index(worst_share)
         # Find how many cores the worst rank has for itself. Ranks of a host may share their cores,
         # or SLURM may have given each rank its own cores. So count the ranks with the same host and
-        # the same cores, and divide the number of cores by this count.
+        # the same cores, and divide the number of cores by this count. E.g. 4 ranks share 16 cores:
+        # 4 cores each. If SLURM gives each rank 4 cores of its own: 4 cores, shared by 1 rank.
         worst = newest[worst_rank]
         sharing_count = 0  # number of ranks that use the cores of the worst rank, itself included
         for rank in newest:  # here `rank` is a `Measured`, not a number
