@@ -427,8 +427,8 @@ def moving_texture(generator: torch.Generator, device: str) -> tuple[torch.Tenso
     return blurry, sharp
 
 
-# Name of a measurement -> function of the device. They are made in this order. The most important
-# measurements come first, because the time may not suffice for all.
+# Name of a measurement -> function of the device. The measurements are made in this order, the most
+# important ones first, because the time may not suffice for all.
 MEASUREMENTS: dict[str, Any] = {
     "step, batch 8, no checkpointing": partial(step, batch=8),
     "step, batch 1, no checkpointing": partial(step, batch=1),

@@ -61,8 +61,8 @@ NAMED: dict[str, dict[str, Any]] = {
         "deformable_groups": 4,
     },
 }  # fmt: skip
-# 006 with half the blocks. It is used to compare with the naive VRT (tests/helpers/naive_vrt.py),
-# which needs much memory: a training step of all blocks on a clip of 6 x 64 x 64 takes 16 GB.
+# 006 with half the blocks, to compare with the naive VRT (tests/helpers/naive_vrt.py). The naive
+# VRT needs much memory: a training step of all blocks on a clip of 6 x 64 x 64 takes 16 GB.
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
 
 # Arguments of VRT that compute the activations of every block again in the backward pass.

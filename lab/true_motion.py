@@ -69,8 +69,8 @@ from utils.random_streams import random_stream
 from utils.results import markdown_table, read_json
 
 CONDITIONS = ("ideal", "dim")
-# The two motions along which weights/motion.pth restores the frames. They are keys of the written
-# file. Its third key is OPERATOR_METHOD, for the frames of weights/operator.pth.
+# The two motions along which weights/motion.pth restores the frames. The written file has three
+# keys: these two, and OPERATOR_METHOD for the frames of weights/operator.pth.
 FOUND_MOTION = "found"
 TRUE_MOTION = "true"
 
@@ -97,7 +97,8 @@ def main(argv: Sequence[str]) -> int:
     cv2.setNumThreads(1)
 
     # A folder with links to the photographs, from which the clips are made. The first argument is
-    # the folder of the videos. It is not read here, because the photographs are in Python packages.
+    # the folder of the videos. Any folder serves here, because "photos" reads no videos: the
+    # photographs are in Python packages.
     sources = link_sources_of_part(out, out / "sources", "photos")
     scores_of_conditions: dict[str, Scores] = {}
     for condition in args.conditions:

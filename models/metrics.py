@@ -112,7 +112,8 @@ def psnr(restored: np.ndarray, sharp: np.ndarray) -> float:
 def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     """Return the structural similarity of two images (H, W) or (H, W, C), the mean over channels.
 
-    The value is at most 1. It is the mean over channels and pixels of
+    The result is at most 1, the value of two equal images. It is the mean over channels and pixels
+    of
 
         SSIM = (2 mx my + c1) (2 cov + c2) / ((mx^2 + my^2 + c1) (vx + vy + c2))
 

@@ -328,8 +328,8 @@ class VRT(nn.Module):
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """Restore the frames of a clip, or make new frames.
 
-        A network with pa_frames 0 aligns nothing. It is the published network for interpolation,
-        and makes new frames in the middle of the clip. All other networks restore the frames.
+        A network with pa_frames 0 aligns nothing. Such a network interpolates, as published: it
+        makes new frames in the middle of the clip. All other networks restore the frames.
 
         lq: (B, N, C, H, W) in [0, 1]. C: image channels, then the noise map if there is one.
         spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
@@ -349,8 +349,8 @@ class VRT(nn.Module):
         # Align the neighbours of each frame along the flow, which is estimated from RGB or grey.
         rgb = image[:, :, :3]
         # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Backward
-        # flows lead to earlier frames, forward flows to later frames. Each is a list with a flow
-        # for each distance in frames: 1, 2, ...
+        # flows lead to earlier frames, forward flows to later frames. The backward flows are a list
+        # with a flow for each distance in frames, 1, 2, ..., and so are the forward flows.
         flows = self.estimate_flows(rgb)
         backward, forward = flows[0]  # at full resolution
         to_previous = backward[0]  # at distance 1: warps each frame to the frame before

@@ -35,8 +35,8 @@ from utils.run import changed_options
 
 logger = logging.getLogger(__name__)
 
-# The keys under which our files describe their network. They are part of the file format. A new key
-# must be optional, as "spike_data" is, because files of older versions lack it.
+# The keys under which our files describe their network. The names are part of the file format. A
+# new key must be optional, as "spike_data" is, because files of older versions lack the key.
 DESCRIPTION = ("scale", "netG", "spike_channels", "spike", "spike_data")
 # Keys of the section `spike` that say what the spike channels show, besides all keys that begin
 # with "representation.". context: number of planes that are read before and after the planes of a

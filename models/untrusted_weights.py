@@ -132,9 +132,9 @@ def refuse_larger(
             )
 
 
-# Larger numbers in the options of a file count as this number (`_numbers_in`). It is far above what
-# any network has, and sums and squares of such numbers still fit into a float. A whole number of
-# the file may have millions of digits, and fits into no float.
+# A whole number in the options of a file may have millions of digits, and fits into no float. So
+# numbers above this limit count as the limit (`_numbers_in`). The limit is far above what any
+# network has, and sums and squares of such numbers still fit into a float.
 LARGEST_NUMBER = 1e30
 
 

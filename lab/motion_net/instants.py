@@ -29,9 +29,11 @@ STEP = 2  # two planes in a row see the same light, which halves the time for dr
 _FIRST_PLANES = np.arange(-BEFORE, PLANES + BEFORE, STEP)  # -40, -38, ..., 126
 INSTANTS = _FIRST_PLANES + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
-# in elevenths of an exposure from its middle. E.g. the window from -0.5 to 0.5 has its middle at 0
-# elevenths, i.e. 44 planes after the start of the exposure. This is 44 - 44.5 = -0.5 planes after
-# the sharp instant.
+# in elevenths of an exposure from its middle. E.g. the middle of the window from -0.5 to 0.5:
+#
+#     from the middle of the exposure      0 elevenths
+#     from the start of the exposure       44 planes
+#     from the sharp instant               44 - 44.5 = -0.5 planes
 _EDGES = np.array(EDGES)
 _MIDDLES_IN_ELEVENTHS = (_EDGES[:-1] + _EDGES[1:]) / 2
 _MIDDLES_FROM_START = _MIDDLES_IN_ELEVENTHS * USUAL_PLANES + HALF  # in planes

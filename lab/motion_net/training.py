@@ -32,8 +32,9 @@ FIRST_POOL = 40  # samples that are drawn before the first step
 RATE = 1.2e-3  # largest learning rate
 LAST_RATE = 1e-5  # added to the learning rate in all steps, so that it does not end at 0
 WARM_STEPS = 100  # steps in which the learning rate rises to RATE
-# The finest level takes half of the time of a step. It is left out in the first 45 % of the
-# training. This loses little, because it only corrects what the coarser levels have found.
+# The finest level takes half of the time of a step. So this level is left out in the first 45 % of
+# the training. This loses little, because the finest level only corrects what the coarser levels
+# have found.
 SHARE_WITHOUT_FINEST = 0.45
 LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
 # Decay of the exponential moving average of the weights (`update_average`). With 0.995 about the

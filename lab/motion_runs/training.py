@@ -93,7 +93,7 @@ def train_all(
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     # The samples of both kinds of runs, EQUATIONS and PLAIN (runs.py): {kind: {name of a set: its
-    # samples}}. They are made only if a training needs them.
+    # samples}}. The samples are made only if a training needs them.
     samples: dict[str, dict[str, list[Sample]]] = {}
     for trained_run in trained_runs:
         run = trained_run.run

@@ -27,7 +27,7 @@ class Method:
     file: Path  # the option file
     steps: int  # optimizer steps
     # Options of the training that replace the options of the file: the data, the number of
-    # steps and the log. They are words "section.key=value" of the command line.
+    # steps and the log. Each is a word "section.key=value" of the command line.
     overrides: tuple[str, ...]
     parameters: int  # number of parameters that are trained
     pixels_per_step: int  # samples x frames x pixels of a frame, in an optimizer step

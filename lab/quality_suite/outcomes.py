@@ -31,7 +31,7 @@ class Outcome:
 
     name: str  # e.g. "gated 500" (a network trained for 500 steps), or the name of a formula
     parameters: int  # number of parameters; 0 without a network
-    # Seed -> result of the run with this seed. It is the content of a file in results/, e.g.
+    # Seed -> result of the run with this seed. A result is the content of a file in results/, e.g.
     # {"s_per_step": 0.8,
     #  "clips": {"rig/street": {"restored": {"psnr": 30.1}, "input": {"psnr": 28.8}}}}
     # The name of a clip is "<condition>/<clip>".

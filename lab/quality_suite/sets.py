@@ -35,8 +35,8 @@ from lab.quality_suite import programs
 from lab.quality_suite.sources import PHOTOS, VIDEOS, link_sources
 from scripts.make_sample_data import RGB, SPIKES
 
-# The three values below were chosen by hand, and no comparison with others is recorded. They are
-# part of the digest, so they must stay.
+# CLIPS, FRAMES and SAMPLE_WEIGHTS were chosen by hand, and no comparison with others is recorded.
+# The three values are part of the digest of the data, so they must stay.
 #
 # Number of clips that are cut from each video or photograph. The keys "random", "ideal" and
 # "photos" are training sets. "choose" and "report" are the two groups of test videos (sources.py).

@@ -27,8 +27,8 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
     that take 0.5 ms longer, as over a network. It is the time that such a start spends on the files
     of the set.
     """
-    # A start on two clips costs little more than the imports of Python modules. It is measured to
-    # subtract their calls.
+    # A start on two clips costs little more than the imports of Python modules. So its calls are
+    # measured, to subtract the calls of the imports.
     costs_of_two_clips = large_set.costs(2, args.folder)
     costs_of_starts = large_set.costs(args.clips, args.folder)
     for name, costs in costs_of_starts.items():  # "first", "again"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lab.vrt_forms.form import Form
 
-# Settings of the training, the same for both networks of a form. They are usual values for Adam,
+# Settings of the training, the same for both networks of a form. The values are usual for Adam,
 # and no comparison with other values is recorded.
 
 # Decay of the exponential moving average of the weights. The average is about the mean of the last

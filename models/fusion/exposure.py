@@ -163,7 +163,7 @@ class ExposureFusion(ImageFusion):
         # trained weights would compute something else, without an error.
         pictures = torch.cat((frame, estimated_frames), dim=1)  # (N, pictures, 3, H, W)
 
-        # The conv net sees all pictures and spikes. It gives a weight for each picture, and the
+        # The conv net sees all pictures and spikes, and gives a weight for each picture, and the
         # correction.
         inputs = torch.cat((pictures.flatten(1, 2), spike), dim=1)  # (N, 3 pictures + S, H, W)
         if in_cpu_form(inputs) and not torch.is_grad_enabled():

@@ -73,9 +73,9 @@ HALF = 2
 # a number for each pixel by which the change is multiplied: the pull of the RGB equations, the pull
 # of the spike equations, and the way to the proposal.
 GATES = 3
-# The fourth change, c, comes from the conv net itself and has no gate. It is multiplied by this
-# number, which is small, so that most of a step comes from the equations. The trained weights fit
-# this value.
+# The fourth change, c, comes from the conv net itself and has no gate. Instead, c is multiplied by
+# this number. The number is small, so that most of a step comes from the equations. The trained
+# weights fit this value.
 CHANGE_SCALE = 0.1
 
 

@@ -83,8 +83,8 @@ DILATIONS = (2, 1, 3, 1)
 # about 1. The outputs of a conv net are not multiplied by this number: `forward` takes them as
 # pixels of the level.
 USUAL_SHIFT = 4.0
-# The initial weights of the last convolution are multiplied by this number. It is small, so that
-# the curves begin near no motion.
+# The initial weights of the last convolution are multiplied by this number. The number is small, so
+# that the curves begin near no motion.
 SMALL_WEIGHTS = 0.2
 
 

@@ -42,8 +42,8 @@ FLAGS_OF_NETWORK = (
     "pad_seq",
     "dtype",
 )
-# Flags of a user's own clips. They have no effect on datasets.test, so they are refused without
-# --input.
+# Flags of a user's own clips, i.e. of --input. Such flags have no effect on datasets.test, so they
+# are refused without --input.
 FLAGS_OF_CLIPS = ("spike", "gt", "sigma", "spike_size")
 
 

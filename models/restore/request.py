@@ -175,9 +175,11 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     # The flags that the user gave, e.g. {"spike_size"}: their values differ from the defaults.
     given_keys = {key for key, value in vars(args).items() if value != parser.get_default(key)}
     tiles = _tile_flags(args)
-    # The shipped weights restore the user's clips if no flag says otherwise. They are set after
-    # `given_keys`, because the user did not give them, and before `refuse_contradictions`, which
-    # refuses a user's clips without weights.
+    # The shipped weights restore the user's clips if no flag says otherwise. Keep the order:
+    #
+    #     1. `given_keys`               the flags of the user, without the shipped weights
+    #     2. set the shipped weights
+    #     3. `refuse_contradictions`    refuses a user's clips without weights
     is_restorer_given = bool(args.method or args.opt or args.weights)
     if args.input and not is_restorer_given:
         args.weights = str(SHIPPED_WEIGHTS)

@@ -116,7 +116,8 @@ class ClipValidator:
 def _in_size_of(lq: torch.Tensor, gt: torch.Tensor) -> torch.Tensor:
     """Return a blurry frame (C, h, w) in the height and width of the sharp frame (3, H, W).
 
-    Only super-resolution has a smaller input. It is enlarged, so that it can be scored, too.
+    Only in super-resolution the blurry frame is smaller. The frame is enlarged, so that it can be
+    scored, too.
     """
     size = gt.shape[-2:]
     if lq.shape[-2:] == size:

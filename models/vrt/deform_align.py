@@ -64,8 +64,9 @@ class DeformAlign(nn.Module):
         self.max_residual = max_residual
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
-        # The range of the initial weights, as published. It is also the range of torch's
-        # convolutions, 1 / sqrt(numbers that an output reads). Here an output reads 9 dim numbers.
+        # The range of the initial weights, as published. torch's convolutions have the same range,
+        # 1 / sqrt(numbers that an output reads). Here an output reads 9 dim numbers. E.g. dim = 96:
+        # 1 / sqrt(864) = 0.034.
         limit = 1.0 / math.sqrt(9 * dim)
         nn.init.uniform_(self.weight, -limit, limit)
 

@@ -45,9 +45,9 @@ from torch import Tensor
 
 from models.vrt.chunk import Chunk, Span
 
-# Added to the logit of two tokens that must not attend to each other. It is not -inf, because the
-# published weights were trained with this value. attention/kernels/parts.py has the same number
-# times log2(e): change both together.
+# Added to the logit of two tokens that must not attend to each other. The number is not -inf,
+# because the published weights were trained with -100. attention/kernels/parts.py has the same
+# number times log2(e): change both together.
 MASKED = -100.0
 Triple = tuple[int, int, int]  # frames, height, width
 

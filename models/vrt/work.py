@@ -23,9 +23,9 @@ from models.vrt.stochastic_depth import Factors
 
 Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer lacks
 # Names of the weights that `cast` leaves in float32: the two layer norms of a block, and the bias
-# of its attention (`Block.weights`). They are added to float32 values, or the operator that uses
-# them casts them itself. All other weights are cast to the dtype of the tokens. If a name is
-# missing here, there is no error: the weight is cast and loses bits.
+# of its attention (`Block.weights`). These weights are added to float32 values, or the operator
+# that uses them casts them itself. All other weights are cast to the dtype of the tokens. If a name
+# is missing here, there is no error: the weight is cast and loses bits.
 FLOAT32_WEIGHTS = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 

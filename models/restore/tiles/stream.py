@@ -106,8 +106,8 @@ def _stream_both_ways(
     backwards = [Moment(moment.index, is_reversed=True) for moment in reversed(moments)]
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
-    # The results wait in a file, so that the memory does not hold all of them. They must wait,
-    # because the two results of a frame come far apart: frame 0 has the first and the last result.
+    # The two results of a frame come far apart: frame 0 has the first and the last result. So the
+    # results must wait. They wait in a file, so that the memory does not hold all of them.
     with tempfile.TemporaryFile() as file:
         results = FrameStore(file)
         all_positions = range(count)

@@ -189,8 +189,8 @@ class WindowAttention(nn.Module):
         # The index is for the window of the constructor. If a clip is smaller, its windows have
         # fewer tokens, and take the first T rows and columns of the index. This is right for a clip
         # with fewer frames. For a clip with less height or width, the entries are wrong, because
-        # they belong to other offsets between two tokens. They must stay all the same: the
-        # published network takes these entries, too.
+        # they belong to other offsets between two tokens. Take the wrong entries all the same: the
+        # published network takes them, too.
         index = self.relative_position_index[:tokens, :tokens].reshape(-1)  # (T T,)
         rows = self.relative_position_bias_table.index_select(0, index)  # (T T, heads)
         bias = rows.view(tokens, tokens, -1).permute(2, 0, 1)  # (heads, T, T)

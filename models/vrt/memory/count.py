@@ -36,8 +36,9 @@ class MemoryUse(NamedTuple):
     # The branches of this module.
     branches: list[Branch]
     # Bytes that this module and all modules before it have saved for backward, if all branches are
-    # recomputed. They are still in use during the module's backward pass. The tensors of later
-    # modules are free by then, because backward goes from the last module to the first.
+    # recomputed. E.g. module 2 of 0 ... 5: the bytes of the modules 0, 1 and 2. These bytes are
+    # still in use during the module's backward pass. The tensors of the modules 3, 4 and 5 are free
+    # by then, because backward goes from the last module to the first.
     saved: int
     # Additional bytes that the module's backward pass allocates on a GPU.
     transient: int = 0
