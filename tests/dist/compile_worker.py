@@ -66,7 +66,8 @@ def main() -> None:
         setattr(torch._dynamo.config, DEBUGGING_AID, ">=0:eager")
     with utils_dist.ranks(log=False):
         utils_dist.init_dist(timeout_s=300)
-        # The counters of torch.compile in this process. Each is read after the steps it counts.
+        # The counters of torch.compile in this process. "unique_graphs" is the number of graphs
+        # that were compiled up to now. This number is read below after each training.
         counters = torch._dynamo.utils.counters["stats"]
 
         plain_losses, expected = train()

@@ -58,8 +58,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Python's function that calls the functions that were registered with `atexit`. It is kept here,
-# because a script of a test removes it from the module `atexit`.
+# Python's function that calls the functions that were registered with `atexit`. A script of a test
+# removes this function from the module `atexit`, so the fork server keeps it here.
 RUN_EXIT_FUNCTIONS = atexit._run_exitfuncs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,8 +109,8 @@ def inherited_variables() -> dict[str, str]:
     return variables
 
 
-# This is read once, when the tests begin. Later os.environ may have more variables, because torch
-# adds some when it compiles, and the processes of tests must not inherit them.
+# The variables that the processes of tests inherit. They are read once, when the tests begin. If
+# torch compiles later, it adds variables to os.environ, which these processes must not inherit.
 INHERITED = inherited_variables()
 
 # The libraries that are imported before the first fork: all that the project imports.

@@ -327,8 +327,8 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
     has_weights = (folder_of_run(options) / "models/2_G.pth").exists()
     second = run_odd(options, *common)
     files = files_of_run(folder_of_run(options))
-    # Validate the finished run on the first frame of each clip. This is another mean PSNR, which
-    # must not count as the best.
+    # Validate the finished run on the first frame of each clip only. The mean PSNR of these frames
+    # differs from the mean PSNR of all frames, and must not count as the best.
     third = run_odd(options, *common, "datasets.test.num_frame=1")
 
     assert exit_codes(first, second, third) == [[cut.exit_code], [0], [0]], texts(first, second)
@@ -399,9 +399,9 @@ def test_tensorboard_shows_each_step_once_after_a_second_start(after_skipped_ste
 def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path):
     options = write_odd_options(tmp_path)
     first = run_odd(options, end_at_step(2), NO_TEST, TENSORBOARD)
-    # The name of the file has the time of the start: events.out.tfevents.<seconds>.<host>... Set
-    # this time an hour later. This is as if the clock had gone back an hour before the second
-    # start.
+    # The name of the file has the time of the start: events.out.tfevents.<seconds>.<host>...
+    # E.g. the first start was at 12:00, and the second start is at 12:01. Rename the first file
+    # to 13:00. Now the clock seems to have gone back between the starts, from 13:00 to 12:01.
     (written,) = (folder_of_run(options) / "tb_logger").iterdir()
     _, _, _, seconds, rest = written.name.split(".", 4)
     an_hour_later = int(seconds) + 3600

@@ -220,7 +220,8 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server
 
     def is_over(verdicts: list[Verdict]) -> list[Verdict]:
         """Let the last rank fall silent after a second. The first verdict ends the turns."""
-        # After a second the other ranks wait, too. They must not be taken for the cause.
+        # After a second the last rank is silent, and the other ranks wait for it. The verdict must
+        # name the last rank, not one of the waiting ranks.
         if time.monotonic() > begin + 1:
             ranks[-1].fault = "silent"
         return verdicts

@@ -280,7 +280,7 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 # 1. The limit of a slow phase is a multiple of stall_s. A stall_s below 300 s counts as 300 s here,
 #    because a start or a validation needs its time in any case.
 # 2. The time-out of the process group is 1.2 x the longest limit, so that the watchdog acts before
-#    it. It is at least LEAST_GROUP_S.
+#    this time-out. The time-out is at least LEAST_GROUP_S.
 #
 # In seconds:
 #

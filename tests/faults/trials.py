@@ -239,7 +239,8 @@ def overhead(share: float) -> Results:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     phase_ns, turn_us = (float(number) for number in ended.stdout.split())
 
-    # A step of 100 ms is an example. It has five phases, and a fifth of a beat falls into it.
+    # Take a step of 100 ms as an example. The step has five phases. A beat comes each 500 ms, so a
+    # step has 100 / 500 = 0.2 beats.
     step_s = 0.1
     beat_s = 0.5  # time from one beat to the next
     phases_per_step = 5

@@ -289,8 +289,13 @@ def test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can(path
 
     checkpoint.save(state(4), path)
 
-    # Empty the new file, too, so that `load` must use the former version. It is step 2, because the
-    # file of step 3 cannot be read.
+    # What the file and its former version hold:
+    #
+    #                       file          former version
+    #     steps 1, 2, 3     3             2
+    #     cannot_be_read    unreadable    2
+    #     step 4            4             2, because an unreadable file does not replace it
+    #     empty             nothing       2
     empty(path)
     assert checkpoint.load(path)["step"] == 2
 

@@ -724,8 +724,9 @@ def test_the_video_shows_the_restored_frames(holiday):
     # The folder clips has a picture for each clip: the restored frame in the middle of the clip.
     restored = imread_rgb(holiday / "out/clips/holiday.png").astype(int)
 
-    # The compression of the video changes a frame, too. It must change the frame less than half as
-    # much as the restoration did. The factor 0.5 is chosen by hand.
+    # The compression of the video changes a frame, too, but less than the restoration did. E.g. if
+    # the restoration changes a pixel by 4 levels on average, the compression may change it by less
+    # than 2. The factor 0.5 is chosen by hand.
     assert np.abs(video - restored).mean() < 0.5 * np.abs(source - restored).mean()
 
 

@@ -442,8 +442,8 @@ def test_windows_that_are_too_narrow_for_the_spikes_are_a_warning(root_with_few_
 
 
 def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_few_spikes):
-    # This is the same longest window, of 13 planes. But there is no second window, and the warning
-    # is about several windows that show the same light.
+    # The longest window has 13 planes, as in the test above. But this is the only window, and the
+    # warning is about several windows that show the same light. So there is no warning.
     assert "half_windows" not in warnings_on(root_with_few_spikes, spike=relative(6))
 
 

@@ -136,8 +136,8 @@ def test_least_squares_find_a_small_motion_between_windows(net):
     inside = found[0, :, 6:-6, 6:-6].mean((1, 2))  # without edges, where squares are cut off
     x_by_light = inside[0]  # by the change of the light that grows with tau
     y_by_light = inside[4]
-    # The motion is not exact, because least squares assume that a picture changes in proportion to
-    # the motion. This is only nearly true.
+    # Least squares assume that a picture changes in proportion to the motion, e.g. twice as much
+    # for twice the motion. This picture changes only nearly so. So the motion found is not exact.
     assert x_by_light == pytest.approx(speed, abs=0.1)
     assert y_by_light == pytest.approx(0, abs=0.05)
 

@@ -200,8 +200,10 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
 def restore_in_tiles(net, batch_tiles, blend):
     """Restore 2 clips of 100 x 150 pixels, each in 2 x 3 tiles of 64 x 64 pixels.
 
-    Neighbouring tiles overlap by 20 pixels or more (20 is the default). So the tiles begin at the
-    rows 0 and 36, and at three columns.
+    Neighbouring tiles overlap by 20 pixels (the default), and the last tile ends at the edge:
+
+        rows where tiles begin       0, 36        36 = 100 - 64
+        columns where tiles begin    0, 44, 86    44 = 64 - 20, and 86 = 150 - 64
     """
     lq = random_clip(2, 3, 3, 100, 150)
     return restore_clip(net, lq, size_patch_testing=64, blend=blend, batch_tiles=batch_tiles)
@@ -219,8 +221,8 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
 @pytest.mark.parametrize(
     ("batch_tiles", "batch_sizes"),
     [
-        # `batch_sizes` has the size of the batch in each pass of the network. There are two clips,
-        # and both are cut at the same place. So k tiles make a batch of 2 k.
+        # `batch_sizes` has the size of the batch in each pass of the network. There are six tiles.
+        # Each is cut out of both clips. So k tiles make a batch of 2 k.
         pytest.param(1, [2, 2, 2, 2, 2, 2], id="one by one"),
         pytest.param(4, [4 * 2, 2 * 2], id="four together, then the last two"),
     ],

@@ -461,7 +461,7 @@ class TestClipsWithStrongBlur:
     def test_spikes_that_are_upside_down_are_named(self, fast, check, representation):
         spikes = fast / "GOPRO_Large_spike_seq/train"
         # Without the key "flip", the planes of a .dat file are turned upside down when they are
-        # read. This is right here.
+        # read, which is right for these files. So with flip = False they are upside down.
         wrong = self.spike(representation) | {"flip": False}
 
         assert "upside down (spike.flip)" in check(fast, spikes, **wrong)

@@ -340,8 +340,8 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(option_file, before,
         assert text in message
 
 
-# A text that replaces the last "}" of TEXT. It has a list of four writers. Their objects have the
-# same keys ("type", "n"), which is allowed because they are different objects.
+# A text that replaces the last "}" of TEXT. The text has a list of four writers. The keys "type"
+# and "n" occur several times. This is allowed, because no object has the same key twice.
 OBJECTS_IN_LISTS = """,
   "logging": { "writers": [
     { "type": "table", "columns": [{ "n": 1 }, { "n": 1 }] },

@@ -195,9 +195,12 @@ def wide_pixels(request, tmp_path):
     if request.param == "upright":
         return tmp_path / "v.mp4", Fraction(4, 3)
 
-    # The display matrix lies 40 bytes behind the name of the box "tkhd". It has nine fixed-point
-    # numbers of 4 bytes. 16 bits are the fraction, so 1 is 2^16. In the last number, 30 bits are
-    # the fraction.
+    # The display matrix lies 40 bytes behind the name of the box "tkhd", which has 4 bytes. The
+    # matrix has nine fixed-point numbers of 4 bytes:
+    #
+    #     number            bits of the fraction    1 is stored as
+    #     first to eighth   16                      2^16
+    #     ninth             30                      2^30
     one = 2**16
     matrix = np.array([0, one, 0, -one, 0, 0, 0, 0, 2**30], ">i4").tobytes()
     content = (tmp_path / "v.mp4").read_bytes()
