@@ -35,8 +35,8 @@ from lab.tools import NAMED, ROOT
 
 # ---- The programs ----------------------------------------------------------------------------
 
-# The texts below are programs that `figures_of` runs with `python -c`, in either checkout. So they
-# may only use names that both checkouts have. Each program is called with the arguments that
+# The texts below are programs that `figures_of` runs with `python -c`, in either checkout. So a
+# text may only use names that both checkouts have. Each program is called with the arguments that
 # `training_arguments` returns. The last line that it prints has its figures, as JSON.
 
 # The beginning of each program. `least` calls a function several times. It returns the CPU seconds

@@ -101,7 +101,7 @@ def table() -> Iterator[str]:
     """Yield the rows of "Which option file for which GPU" in docs/gpu.md.
 
     A row has the number of GPUs, the cards, the option file, clips at once x passes, and the GB of
-    a step. E.g. one GPU of 24 or 40 GB takes 2 clips at once, so it needs 4 passes for 8 clips:
+    a step. E.g. one GPU of 24 or 40 GB takes 2 clips at once. A step has 8 clips, so 4 passes:
 
         | 1 | 24 GB, 40 GB | `options/gpu/006_rgbspike_bf16_1x24gb.json` | 2 x 4 | 10.2 |
     """

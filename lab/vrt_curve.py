@@ -126,7 +126,7 @@ def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
         **form.references(),
     }
     # An arm is one of the two networks. ARMS has first ATTENTION, then CONTROL. `differences` needs
-    # the scores of both, so it is called after the control is tested.
+    # the scores of both arms, so call `differences` after the control is tested.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
         content["parameters"][arm] = training.parameter_count

@@ -281,8 +281,8 @@ class ModelState:
                 "options": self.network_options,
                 "iter": step,
             }
-            # No run resumes from this file. So it needs no former versions, and no sidecar, the
-            # file with a checksum that stands beside a checkpoint.
+            # No run resumes from this file. So the file needs no former versions (keep=0), and no
+            # sidecar, the file with a checksum that stands beside a checkpoint.
             path = folder / f"{step}_{letter}.pth"
             checkpoint.save(content, path, keep=0, has_sidecar=False)
 

@@ -125,8 +125,13 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
     # 100 %.
     random_share = rng.uniform(0.5, 1)
     share = rng.choice([1.0, 0.8, random_share])
-    # INSTANTS are in planes after the sharp instant, which is plane SHARP of the exposure. The
-    # middle of the exposure is plane HALF. So these are planes after the middle:
+    # INSTANTS are in planes after the sharp instant. Change them to planes after the middle of the
+    # exposure:
+    #
+    #                           middle of the exposure    sharp instant
+    #     after the start       HALF = 44                 SHARP = 44.5
+    #     in INSTANTS           -0.5                      0
+    #     in from_middle        0                         0.5
     from_middle = INSTANTS + SHARP - HALF  # SHARP - HALF = 44.5 - 44 = 0.5 planes
     is_exposed = np.abs(from_middle) < HALF * share
     noise = 0.004 * rng.standard_normal((SIDE, SIDE))

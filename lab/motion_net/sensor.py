@@ -52,8 +52,11 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
     for plane in range(-WARM_UP, len(light) * STEP + WARM_UP):
         instant_index = instant_of_plane(plane, instants=len(light))
         charge += charge_of_plane[instant_index]
-        # Uniform noise, because it is drawn faster than normal noise. From -0.5 to 0.5 it has the
-        # variance 1/12. So sqrt(12) times as much has the variance 1.
+        # Uniform noise, because it is drawn faster than normal noise:
+        #
+        #     noise                   range              variance
+        #     uniform                 -0.5 to 0.5        1/12
+        #     sqrt(12) * uniform      -1.73 to 1.73      1
         uniform = rng.random(size, dtype=np.float32) - np.float32(0.5)
         charge += noise[instant_index] * uniform * np.float32(12**0.5)
         has_fired = charge >= threshold

@@ -89,8 +89,8 @@ class Data:
     def part(self) -> str:
         """Return which test clips these are: "made", "choose" or "report".
 
-        It is the first word of the folder of a test set: data/report_rig -> "report", data/made ->
-        "made". The files of results end with it, so it must stay.
+        This is the first word of the folder of a test set: data/report_rig -> "report", data/made
+        -> "made". The words must stay, because the files of results end with them.
         """
         # All folders of `tests` begin with the same part, e.g. report_ideal, report_dim.
         first_folder = next(iter(self.tests.values()))

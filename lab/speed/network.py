@@ -190,8 +190,8 @@ def networks(
 
     nets: dict[str, nn.Module] = {"ours": ours}
     if with_naive:
-        # It gets `options` and not `ours_options`, because it has neither stochastic depth nor
-        # activation checkpointing. If `options` has arguments for them, it ignores these.
+        # The naive network gets `options` and not `ours_options`, because it has neither stochastic
+        # depth nor activation checkpointing. It ignores arguments for these two.
         naive = NaiveVRT(**options)
         naive.load_state_dict(ours.state_dict())
         nets["naive"] = naive

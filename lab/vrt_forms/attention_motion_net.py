@@ -19,8 +19,8 @@ from models.vrt.stages import BlockGroup
 # The levels with attention: the side of their pixels in spike pixels. At these coarsest levels dim
 # light is averaged most, and attention takes the least time.
 ATTENTION_LEVELS = (8, 4)
-# With more channels or heads, a step of the attention takes longer, so it makes fewer steps in the
-# same time. No measurement of other values is recorded.
+# With more channels or heads, a step of the attention takes longer, so its training makes fewer
+# steps in the same time. No measurement of other values is recorded.
 TOKEN_CHANNELS = 16
 HEADS = 2
 # A window of the attention: all pictures, and 2 x 2 pixels of the level. Windows of 4 x 4 pixels

@@ -128,9 +128,9 @@ class MotionSteps(nn.Module):
         c                a change of each colour, from a conv net. 0.1 is CHANGE_SCALE
         a_b, a_s, a_p    gates, from the same conv net
 
-    All steps have the same conv net. It sees the residuals of the equations and the expected error
-    of the motion, so it learns where not to trust the equations. Its last layer begins at 0, so
-    untrained steps return the first estimate.
+    All steps have the same conv net. The conv net sees the residuals of the equations and the
+    expected error of the motion, so it learns where not to trust the equations. The last layer of
+    the conv net begins at 0, so untrained steps return the first estimate.
 
     features: number of channels inside the conv net.
     layers: number of its inner layers.

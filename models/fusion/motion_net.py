@@ -183,7 +183,7 @@ class MotionNet(nn.Module):
             small_pictures = F.avg_pool2d(pictures, level.size)  # (B * 15, 2, h, w)
             small_scene = F.avg_pool2d(scene, level.size)  # (B, 3, h, w)
 
-            # Take over the motion of the coarser level. Its values need no factor, because they are
+            # Take over the motion of the coarser level. The motion needs no factor, because it is
             # in spike pixels at all levels.
             shape = small_scene.shape[-2:]
             if curve.shape[-2:] != shape:

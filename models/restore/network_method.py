@@ -168,7 +168,7 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
         # Begin with the whole frame: if a GPU runs out of memory, the tiles are halved. A CPU would
-        # swap instead of raising an error, so it keeps the default side.
+        # swap instead of raising an error, so on a CPU the default side stays.
         tile_options["size_patch_testing"] = WHOLE
     # Tiles that the user chose are not halved when the memory is full.
     may_halve = tile is None or tile == "auto"
@@ -250,8 +250,8 @@ def refuse_other_frames(saved: SavedNetwork) -> None:
     """Raise OptionError if the network cannot make the frames with which the joint solution begins.
 
     The joint solution (--method joint --weights FILE) solves equations of the blurry frames and
-    their spikes. It begins with the frames of the network, so it needs one sharp frame in colour
-    for each blurry frame, in the same size.
+    their spikes. The solution begins with the frames of the network. So the network must return one
+    sharp frame in colour for each blurry frame, in the same size.
     """
     spec = saved.spec
     # What may be wrong, in the words of the error -> whether it is wrong with these weights.

@@ -175,7 +175,8 @@ class Restorer:
         """Return the reader with a cache for the frames of one tile in time.
 
         `frames` reads each clip through such a cache. validated_clip.py makes the cache itself, and
-        passes it to `frames`. So it can read the input of the last tile once more, from the cache.
+        passes the cache to `frames`. So validated_clip.py can read the input of the last tile once
+        more, from the cache.
         """
         if isinstance(reader, FrameCache):  # it has a cache already
             return reader
@@ -261,8 +262,8 @@ class Restorer:
             joined clip     0 0 1 2 0 1 2 3
             results         a a a a b b b b           (a: the new frame in gap 0, b: in gap 1)
 
-        A tile in time has the frames of one gap, because it has this length and no overlap
-        (`Tiling.of`). Its new frame is repeated for each frame of the tile (`_run_network`).
+        `Tiling.of` gives a tile in time this length and no overlap, so a tile has the frames of one
+        gap. The new frame is repeated for each frame of the tile (`_run_network`).
         """
         length = self.tiling.spec.least_frames  # given frames that the network takes for a gap
         selection = frames_around_gaps(reader, wanted, length)  # the joined clip

@@ -161,8 +161,13 @@ def _with_even_rows(grad: Tensor) -> Tensor:
     to the next, also from the last row of a window to the first row of the next window. Only a
     gradient with another layout is copied.
 
-    E.g. half the channels of a tensor (windows, 128, 240) are a gradient (windows, 128, 120) with
-    the strides (128 * 240, 240, 1). Its rows lie 240 numbers apart, so it is not copied.
+    E.g. half the channels of a tensor (windows, 128, 240) are a gradient (windows, 128, 120):
+
+        strides                         (128 * 240, 240, 1)
+        from row to row                 240 numbers
+        from window to window           128 * 240 numbers, i.e. 128 rows
+
+    So all rows lie 240 numbers apart, and this gradient is not copied.
     """
     _, tokens, _ = grad.shape
     to_next_window, to_next_row, to_next_channel = grad.stride()
