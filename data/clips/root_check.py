@@ -49,9 +49,10 @@ from utils.errors import DataError
 # a function `show`: `with show(2103, "checking train", "files") as progress`.
 OpenProgress = Callable[[int, str, str], Any]
 # Size of a group: number of files that are looked at before their clips are checked. A group ends
-# with the clip that reaches this number. A larger group takes more memory, because the looks of all
-# its files are kept until its end. With a group of a few files, threads would often be idle at its
-# end. (LEAST_FILES in unchanged_data.py is 4096, too, but has another meaning.)
+# with the clip that reaches this number. A larger group takes more memory, because what was seen of
+# each file (a `Look`) is kept until the end of the group. With a group of e.g. 10 files, threads
+# would often be idle at the end of a group. (LEAST_FILES in unchanged_data.py is 4096, too, but has
+# another meaning.)
 FILES_AT_ONCE = 4096
 
 
@@ -119,7 +120,8 @@ class RootCheck:
         """
         self.source = source
         self.decode = decode
-        # `run` fills these two. They are stored, and a later start compares them with the data.
+        # `run` fills `columns` and `states`. Both are stored, and a later start compares them with
+        # the data.
         self.columns: Columns = {}  # the clips as arrays
         self.states: dict[str, State] = {}  # {folder: its state}
         self.listings: dict[str, Listing] = {}  # {kind: {clip: its files}}

@@ -239,9 +239,11 @@ class SpikePlanes:
     ) -> tuple[Exposures, DatSpikes]:
         """Return the planes of each frame, and the spike settings that were used to find them.
 
-        The settings are `spikes`, or differ from it in the center, the plane of the sharp frame. If
-        a user's spikes come without a center, a center is assumed, and a warning names it. A center
-        that the user gives is never replaced: if it does not fit, the error says so.
+        The settings differ from `spikes` at most in the center, the plane of the sharp frame:
+
+            a user's spikes without a center     a center is assumed, and a warning names the center
+            a center of the user that fits       is kept
+            a center of the user that does not   an error says so, and no other center is tried
 
         planes_of_paths: (path, number of planes) of each spike file.
         frames: number of frames.
@@ -299,19 +301,21 @@ class SpikePlanes:
         # "gt" stands for the plane that dataset.json names, if it names one.
         if spikes.center == "gt":
             return spikes.info.gt_plane_of(self.clip, length) is not None
-        # If the user gives no center, `spikes` has the center of the training, which is in the file
-        # of the weights. The center of the training says nothing about the user's spikes, so it
-        # counts as not given.
+        # E.g. the training had the center 20, which is in the file of the weights. If the user
+        # gives no center, `spikes` has this 20. So 20 counts as not given, because it says nothing
+        # about the user's spikes. Another center, e.g. 12, must come from the user.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 
     def _assumed_center(self, length: int) -> tuple[int | float | str, str]:
         """Return the option `center` for a user's spikes without a center, and words for a warning.
 
-        If the exposures have as many planes as in training, the center is the plane of the sharp
-        frame in training. The result is e.g. (20, "plane 20 is used, as in training"). In an
-        exposure of another length, this plane would be another instant. Then the center is "file",
-        the middle plane.
+        E.g. the training had exposures of 40 planes with the sharp frame at plane 20:
+
+            `length`    result
+            40          (20, "plane 20 is used, as in training")
+            60          ("file", "the middle one is used"), because plane 20 of 60 planes would be
+                        another instant than plane 20 of 40 planes
 
         length: number of planes of an exposure.
         """

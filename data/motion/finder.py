@@ -8,8 +8,8 @@ weights say which of the three (`finder_of`):
     both     in good light only DIS. In dim light DIS begins its search at the motion of the
              network, and the result is the mean of the two motions
 
-In good light DIS is at least as good as the network. In dim light neither is better everywhere: the
-network hardly follows noise, but only DIS finds small things that move on their own.
+In good light DIS is at least as good as the network. In dim light each has an advantage: the
+network hardly follows noise, and only DIS finds small things that move on their own.
 
 What must stay: the three names, because weights files contain them, and the arguments of a
 `Finder`, because MotionRestorer (restorer.py) and the programs of lab/ call it. A new way to find

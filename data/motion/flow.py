@@ -47,9 +47,9 @@ from data.motion.spike_pictures import pictures_at
 from data.motion.view import View
 
 # Factor of all expected errors if the pictures are noisy. Noise misleads the search there and the
-# search back in the same way, so the two shifts may agree although both are wrong. The expected
-# error is computed from their difference, so it would be too small without this factor. No
-# measurement of other values is recorded.
+# search back in the same way. E.g. the true motion is 1 pixel, but the search there finds 3 pixels,
+# and the search back -3. The two agree, so an expected error computed from their difference is too
+# small. The factor makes the expected error larger. No measurement of other values is recorded.
 FACTOR_IF_NOISY = 2.5
 
 
@@ -184,10 +184,12 @@ def _second_search(
 def _has_search_back(index: int, sharp: int) -> bool:
     """Return whether a time has a search back, from the picture of the time to the mean picture.
 
-    (The search there, from the mean picture to the picture, is made for all times.) Every second
-    time has a search back. E.g. of the nine times 0 to 8 with the sharp instant 4, the
-    times 0, 2, 6 and 8 have it. There are four times on each side of the sharp instant (INSTANTS in
-    shifts.py), so the first and the last time always have it.
+    (The search there, from the mean picture to the picture, is made for all times.) There are four
+    times on each side of the sharp instant (INSTANTS in shifts.py). Every second time has a search
+    back, also the first and the last time:
+
+        index           0   1   2   3   4 (sharp)   5   6   7   8
+        search back     x       x                       x       x
 
     With a search back at all times, the motion takes a sixth more time, and the PSNR changes by
     -0.02 to +0.01 dB.

@@ -140,11 +140,15 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
         shifted_a     10  10  10  10  14  14  14  14  18  18      shifted_a = a + T
         mirrored_b    17  17  17  17  13  13  13  13   9   9      mirrored_b = 2 T + 1 - b
 
-    Both fills are a running maximum, which is many times as fast as np.where. A plane to be filled
-    is 0 at first. So the maximum needs numbers above 0 that never decrease in the direction of the
-    fill. a may be 0 or negative, and b decreases backward in time. So we fill shifted_a and
-    mirrored_b instead. Both are above 0, because in a pixel with spikes, a is at least 1 - T, and b
-    is at most 2 T. The length of the interval is then
+    Both fills are a running maximum, which is many times as fast as np.where. E.g. the numbers
+    10 0 0 0 14 0 become 10 10 10 10 14 14. A plane to be filled is 0 at first. So the maximum needs
+    numbers above 0 that never decrease in the direction of the fill:
+
+        a    may be 0 or negative, at least 1 - T     shifted_a = a + T is at least 1
+        b    decreases backward in time, at most 2 T  mirrored_b = 2 T + 1 - b is at least 1
+
+    (Both limits are for a pixel with spikes.) So shifted_a is filled in place of a, and mirrored_b
+    in place of b. The length of the interval is then
 
         b - a = 3 T + 1 - shifted_a - mirrored_b
 

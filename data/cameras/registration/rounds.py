@@ -175,20 +175,25 @@ def _without_rounds(estimate: Estimate) -> Estimate:
 # errors that count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would
 # stop before the values are exact. With smaller limits, more rounds would run and change nothing.
 
-# For the first four changes of the matrix (right, down, larger, turned): how far the largest one
-# moves the edge of the plane, in pixels.
+# For the first four changes of the matrix (right, down, larger, turned). Each moves the edge of the
+# plane by some pixels, e.g. by 0.002, 0, 0.001 and 0. The largest of the four must be below the
+# limit.
 SMALL_SHIFT = 0.003
-# For the largest of the other changes. In rounds on all pixels these are the times, in planes. In
-# rounds on parts these are the fifth and later amounts ("wider", ...).
+# For the other changes, of which the largest must be below the limit. After a round on all pixels,
+# the other changes are the times, in planes. After a round on parts, they are the fifth and later
+# amounts ("wider", ...).
 SMALL_CHANGE = 0.03
 
 
 def run_rounds(estimate: Estimate, sigma: float, rounds: int) -> None:
     """Run up to `rounds` rounds on details of size `sigma` (spike pixels).
 
-    Stops early if a round changes nearly nothing, or if no view can be compared. Details finer than
-    TIME_SIGMA tell little about the times. So a round on such details changes only the matrix
-    (`round_on_parts`).
+    Stops early if a round changes nearly nothing, or if no view can be compared.
+
+        size of the details    a round               changes
+        TIME_SIGMA or more     round_on_all_pixels   the times, and the matrix if it is not fixed
+        less                   round_on_parts        the matrix, because fine details tell little
+                                                     about the times
     """
     # The features of the frames (details.py) do not depend on the times, and hardly on the matrix.
     # So they are computed once for all rounds.

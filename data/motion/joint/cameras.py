@@ -46,8 +46,9 @@ from data.motion.joint.spike_pixels import SpikePixels
 from utils.system import give_back_much_freed_memory
 
 # Largest number of samples that are computed at a time. With more samples, a frame takes more
-# memory. With fewer samples, the sparse matrices have fewer entries in a row, and take longer: with
-# 9 + 9 + 2 groups in place of 10 + 10, both maps of a large frame took a tenth longer.
+# memory. With fewer samples, the sparse matrices have fewer entries in a row, and take longer. E.g.
+# 20 groups of a large frame were computed as 9 + 9 + 2 groups. Both maps then took a tenth longer
+# than with 10 + 10 groups.
 SAMPLES_AT_A_TIME = 10 * 2**20
 
 

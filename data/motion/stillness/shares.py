@@ -123,9 +123,9 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     """Return a share (H, W) float32 in [0, 1]: 0 where the spikes change no more than noise does.
 
     The evidence of a motion (evidence.py) is 0 on average with a standard deviation of 1 if nothing
-    moves, and larger if something moves. The planes before and after the exposure count, too. A
-    thing that moves in these planes probably moves in the exposure as well, and noise is smaller in
-    more planes.
+    moves, and larger if something moves. The planes before and after the exposure count, too,
+    because more planes have less noise. A thing that moves in these planes probably also moves in
+    the exposure.
 
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
@@ -133,9 +133,14 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
         return np.ones(view.size, np.float32)  # too short to tell, so the motion decides
     frame_light = view.means(integrated(recording.blurry, view.is_display))
     evidence_in_frame, evidence_around = most_evidence(recording.stream, frame_light, is_good)
-    # A pixel counts as moving if both its surroundings and the whole frame say so: the product of
-    # two shares is near 1 if both are near 1. The evidence of the whole frame has less noise. So it
-    # gives 0 for a still scene, even if noise looks like a motion somewhere.
+    # A pixel counts as moving if both its surroundings and the whole frame say so:
+    #
+    #     share around    share of the frame    product
+    #     1               1                     1    something moves here
+    #     1               0                     0    a still scene: noise looks like a motion here
+    #     0               1                     0    something moves elsewhere
+    #
+    # The share of the frame is needed, because the evidence of the whole frame has less noise.
     share_around = _smooth_step(evidence_around, NO_EVIDENCE, SURE_EVIDENCE)  # (h, w)
     share = share_around * _smooth_step(evidence_in_frame, NO_EVIDENCE, SURE_EVIDENCE)
     share *= _trust_around(is_good)
