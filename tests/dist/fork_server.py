@@ -559,8 +559,9 @@ def start_programs_as_forks() -> None:
             start_new_session=True,
             # Popen calls `preexec_fn` in the new process, which is a fork, and would then replace
             # the fork by `command`. But this `preexec_fn` never returns, so the process stays a
-            # fork. A fork has one thread only. So it lacks the threads of the agent's store (the
-            # table of values by which ranks find one another), but it does not use this store.
+            # fork. A fork has one thread only. The threads of the agent's store (the table of
+            # values by which ranks find one another) are missing, but the fork does not use this
+            # store.
             preexec_fn=lambda: replace_program(argv, env),
         )
 

@@ -34,8 +34,8 @@ def examples(count: int) -> settings:
 
 
 # The characters of texts. These are all characters but the halves of surrogate pairs, which have no
-# form in UTF-8. By default, st.text has the same characters. But it finds them by encoding each of
-# a million characters, which takes a second of a core in each worker of pytest.
+# form in UTF-8. By default, st.text has the same characters. But then st.text encodes each of a
+# million characters to find them, which takes a second of a core in each worker of pytest.
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 # Values of a damaged byte. The limits of signed and unsigned bytes come more often than other
 # values, because programs make most mistakes at limits.

@@ -162,8 +162,8 @@ def network(options: dict[str, Any], batch: int) -> tuple[nn.Module, Tensor]:
 
     options: arguments of VRT in addition to NETWORK, see CASES. batch: number of clips.
     """
-    # The constructor computes with numbers, which fake tensors do not have. So it runs on the CPU
-    # with real tensors, outside of the fake mode.
+    # The constructor of VRT computes with numbers, and a fake tensor has no numbers. So the
+    # constructor runs on the CPU with real tensors, outside of the fake mode.
     with unset_fake_temporarily():
         net = VRT(**NETWORK, **options)
     to_gpu(net)
@@ -253,8 +253,9 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
     """
     # Address of a storage -> its bytes.
     sizes: dict[int, int] = {}
-    # If a storage were deleted during the count, a new storage could get its address. The new
-    # storage would then not be counted. So this list keeps all tensors alive.
+    # This list keeps all tensors alive. Otherwise a storage could be deleted during the count, and
+    # a new storage could get the same address, which is a key of `sizes` already. So the new
+    # storage would not be counted.
     alive: list[Tensor] = []
 
     # autograd calls `pack` for each tensor that it keeps, and `unpack` when it needs the tensor.

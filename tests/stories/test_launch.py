@@ -662,9 +662,10 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
 
 # ---- torchrun, as scripts/torchrun_quiet.py starts it ----
 
-# A program that removes two options from torchrun, because older versions do not have them. Then it
-# runs scripts/torchrun_quiet.py, in which `print_instead` takes the place of torchrun's `run`. So
-# no rank is started, and the settings with which torchrun would start the ranks are printed.
+# A program that removes two options from torchrun, because older versions of torchrun do not have
+# these options. Then the program runs scripts/torchrun_quiet.py, in which `print_instead` takes the
+# place of torchrun's `run`. So no rank is started, and the settings with which torchrun would start
+# the ranks are printed.
 #
 # argparse has no public way to remove an option, so the program changes private lists of argparse.
 # A new version of Python may need other changes.

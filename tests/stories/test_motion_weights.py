@@ -235,8 +235,9 @@ def test_spike_pixels_smaller_than_the_pixels_of_the_frame_give_the_frames_of_th
 def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     scene = Scene(velocity=(5.0, -2.0), planes=planes, sharp_plane=planes // 2, rate=0.2)
     clip = scene.write(tmp_path / "clip")
-    # The weights expect windows of whole planes, which are longer than the exposure. So they are
-    # given as shares of the exposure, as weights/README.md says for short exposures.
+    # The weights expect windows of whole planes, which are longer than this exposure of few planes.
+    # So the windows are given as fractions of the exposure, e.g. 0.28, as weights/README.md says
+    # for short exposures.
     windows = "spike.representation.half_windows=[0.0465,0.14,0.28]"
 
     by_motion = restore_with(clip, tmp_path / "motion", MOTION_WEIGHTS, windows)

@@ -295,9 +295,9 @@ def test_both_forms_of_the_command_measure_a_rate_that_nobody_gives(tmp_path, ca
     forms = {
         "option file": (["--opt", options], without_rate),
         "direct": (clips_of_user(tmp_path), without_rate),
-        # dataset.json gives another size of a plane (the size that `write_info` writes by default)
-        # than the arguments. So it does not describe these files, and the program does not use its
-        # rate either.
+        # The arguments give planes of 16 x 16. dataset.json gives another size (the default of
+        # `write_info`), so dataset.json does not describe these files. So the program must not use
+        # the rate of dataset.json.
         "another size": ([*clips_of_user(tmp_path), "--spike-size", 16, 16], {"rate": 0.5}),
     }
 

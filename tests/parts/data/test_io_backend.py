@@ -236,9 +236,9 @@ def read_together(path: str, together: threading.Barrier) -> bytes:
 # This test is slow, because it takes 3 seconds of a core.
 @pytest.mark.slow
 def test_threads_that_begin_together_open_an_lmdb_once(root):
-    # An LMDB must not be open while the process forks. So it is closed before each fork, and opened
-    # again by the first reader. Here the first readers are eight threads at once, as in the check
-    # of the data.
+    # An LMDB must not be open while the process forks. So the program closes it before each fork,
+    # and the first reader opens the LMDB again. Here the first readers are eight threads at once,
+    # as in the check of the data.
     clips = list_root(str(root / "lq.lmdb"), "blur", (".png",))
     paths = [entry.path for frames in clips.values() for entry in frames.values()]
     threads = 8

@@ -405,8 +405,9 @@ def write_many_clips(root: Path) -> Path:
 
 
 def test_a_folder_with_another_name_in_it_is_noticed_without_a_look_at_its_files(tmp_path):
-    # The data set has 99 x 2 x 50 + 2 = 9902 files. A repeated start looks at no more than 4096
-    # files, but at every folder. So it must notice the changed folder by the state of the folder.
+    # The data set has 99 x 2 x 50 + 2 = 9902 files. A repeated start looks at 4096 files at most,
+    # so the start may miss a changed file. But the start looks at every folder, and must notice the
+    # changed folder by the state of the folder.
     clips = write_many_clips(tmp_path)
     values = data_section(tmp_path, **RGB)
     checked_at_start(values, tmp_path)

@@ -276,7 +276,8 @@ def test_training_from_a_cache_finds_the_same(home, section, dataset):
 
     assert from_cache.sample_names() == dataset.sample_names()
     epoch = 0
-    # A clip has 6 samples. So these samples are of four clips.
+    # A clip has 6 samples: samples 0 to 5 are of the first clip, 6 to 11 of the second one, and so
+    # on. So these four samples are of four clips.
     for number in (0, 7, 13, 20):
         assert equal_samples(dataset[(epoch, number)], from_cache[(epoch, number)])
 

@@ -85,8 +85,8 @@ REFUSED = [
     pytest.param(
         "tfp", 12, {"half_window": 3, "offsets": [20]}, "outside", id="tfp: offset after the end"
     ),
-    # With num_bins, a window may lack its last plane. So it needs 13 planes before its middle, the
-    # middle, and 12 planes after the middle: 26 planes.
+    # A window with half_window 13 has 13 planes before its middle, the middle, and 13 planes after
+    # it. With num_bins, the last plane may be missing: 13 + 1 + 12 = 26 planes are enough.
     pytest.param(
         "tfp",
         12,
@@ -790,10 +790,10 @@ def test_rate_with_gamma_leaves_raw_planes_as_they_are():
 # ---- encoding25: windows of 25 planes ----
 
 
-# E.g. a file of 56 planes: the first window begins with plane 0, so its middle is plane 12. The
-# last window ends with plane 55, so its middle is plane 43. The other two middles divide the planes
-# between 12 and 43 into three equal parts of (43 - 12) / 3 = 10.33 planes. So they are 22.33 and
-# 32.67, rounded to 22 and 33.
+# E.g. a file of 56 planes and 4 windows. The middles are (43 - 12) / 3 = 10.33 planes apart:
+#
+#     middle    12    22.33, rounded to 22    32.67, rounded to 33    43
+#     window    begins with plane 0                                   ends with plane 55
 @pytest.mark.parametrize(
     ("planes", "middles"),
     [

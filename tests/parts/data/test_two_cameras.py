@@ -328,8 +328,10 @@ def test_the_check_sees_spikes_that_are_upside_down(check):
 
 
 def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(check, tmp_path):
-    # A spike pixel is 2.4 frame pixels wide, and a plane has 30 x 40 spike pixels. So it covers
-    # 72 rows and 96 columns. A frame has only 45 rows and 80 columns.
+    # A spike pixel is 2.4 frame pixels wide. In frame pixels:
+    #
+    #     a plane of 30 x 40 spike pixels    72 rows (30 x 2.4), 96 columns (40 x 2.4)
+    #     a frame                            45 rows, 80 columns
     near = position_matrix(scale=2.4)
     write_frames(tmp_path / "near", "test", "c", frames=1, seed=7, second=near)
 

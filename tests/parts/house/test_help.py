@@ -218,7 +218,8 @@ def flags_that_exist(shown: dict[str, Help], program: str, arguments: str) -> se
         program = f"{program} {arguments.split()[0]}"
     known = flags(shown[MAIN_OF.get(program, program)].options)
     if program == "scripts/torchrun_quiet.py":
-        # This program runs torchrun, and torchrun runs the training. So it takes their flags, too.
+        # This program runs torchrun, and torchrun runs the training. So this program also takes the
+        # flags of torchrun and of the training.
         known |= flags(run.get_args_parser().format_help()) | flags(shown[TRAIN].options)
     return known | {"__help"}
 

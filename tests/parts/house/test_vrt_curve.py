@@ -69,8 +69,8 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
             proposal=z_0,  # replaced below
             sharp=sharp,
         )
-        # The proposal is the solution of the equations, and the sample makes the equations. So it
-        # is set afterwards.
+        # The proposal is the solution of the equations. The sample computes the equations, so the
+        # sample must exist first, and its proposal is set afterwards.
         sample.proposal = sample.measured_equations(SOLVER).proposal(z_0)
         samples.append(sample)
     return samples

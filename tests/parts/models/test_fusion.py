@@ -136,7 +136,8 @@ def test_a_network_with_spikes_refuses_another_number_of_channels(section, in_ch
 def test_a_network_without_fusion_ignores_spikes():
     rgb, spike = random_clip()
     net = VRT(**SMALL).eval()
-    # In an untrained network these weights are 0. Then it returns its frames in any case.
+    # conv_last begins with zeros, so an untrained network returns its frames whatever the spikes
+    # are. With random weights the result would change if the network used the spikes.
     net.conv_last.weight.data.normal_()
 
     assert torch.equal(net(rgb), net(rgb, spike))

@@ -89,8 +89,8 @@ def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
         # smallest side that it takes.
         gt_size=256,
         scale=4,
-        # The network takes 3 frames or more, and the advice always leaves one frame more. So it
-        # does not propose fewer than these 4 frames.
+        # The network takes 3 frames or more. The advice always leaves one frame more, here 4. So
+        # with 4 frames, the advice does not propose fewer frames.
         frames=4,
         least_frames=3,
         no_checkpoint_attn_blocks=[9],

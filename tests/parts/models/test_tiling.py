@@ -499,8 +499,8 @@ def test_too_little_memory_is_an_error_if_tiles_are_not_halved():
 
 
 def test_another_error_of_the_network_is_passed_on():
-    # A tile has 64 or more columns. So its product with a 3 x 3 matrix is an error, which is not
-    # about memory.
+    # A tile has 64 or more columns, and a 3 x 3 matrix has 3 rows. So torch cannot multiply the
+    # two. This error is not about memory.
     wrong_shapes = FunctionNet(lambda x: x @ torch.ones(3, 3))
 
     with pytest.raises(RuntimeError, match="shapes"):

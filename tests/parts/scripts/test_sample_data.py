@@ -233,8 +233,10 @@ def test_each_frame_has_its_sharp_instants(with_instants):
     # The instant in the middle is the sharp frame.
     middle = (clip / "instants/000001_2.png").read_bytes()
     assert middle == (clip / "sharp/000001.png").read_bytes()
-    # The middle of the 88 planes is plane 44. Five instants are 88 / 5 = 17.6 planes apart. So they
-    # are 8.8, 26.4, 44, 61.6 and 79.2, rounded.
+    # The middle of the 88 planes is plane 44. Five instants are 88 / 5 = 17.6 planes apart:
+    #
+    #     exact      8.8    26.4    44    61.6    79.2
+    #     rounded    9      26      44    62      79
     assert json.loads((root / INFO).read_text())["instants"] == [9, 26, 44, 62, 79]
 
 

@@ -203,8 +203,10 @@ def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_d
 
 
 def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(option_file):
-    # A key "spike" of the file is dropped, because the new data set "rgb" has no such key. But this
-    # key "spike" comes from the command line, so it is a mistake of the user.
+    # The new data set "rgb" has no key "spike". What happens to a key "spike":
+    #
+    #     in the option file         dropped, because it was for the former data set
+    #     on the command line        an error, because the user has just given it
     message = error_text(option_file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}")
 
     assert "datasets.train.spike" in message

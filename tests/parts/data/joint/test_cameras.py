@@ -160,7 +160,8 @@ def seen_of_moved_means(grey: torch.Tensor, shifts: torch.Tensor, view: View) ->
     beside_pixel = middles[row, column] % 1
 
     # Compute m at the places of the grid. The grid begins between row -1 and row 0 of the frame,
-    # and between column -1 and column 0. So it has one row and one column more than the frame.
+    # and between column -1 and column 0. So the grid has one row and one column more than the
+    # frame.
     places = pixels_of((view.size[0] + 1, view.size[1] + 1)) - 1 + beside_pixel
     blurred = blurred_by_lens(grey, view)
     at_points = []
