@@ -40,11 +40,13 @@ from data.spike.pictures import DISPLAY_GAMMA
 
 # A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more. (A
 # camera clips where its values end. This has nothing to do with a clip, the short video.) The RGB
-# camera clips at light 1. But a spike pixel sees the mean of several RGB pixels, and at the
-# edge of a lamp only some of them are clipped. So the limit is below 1. The value is a judgement.
-# With a larger value, edges of lamps would not count as clipped. With a smaller value, bright
-# pixels would count as clipped, although they are not. Without the limit,
-# test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails.
+# camera clips at light 1. E.g. at the edge of a lamp, a spike pixel sees three clipped RGB pixels
+# and a fourth one with light 0.7. Their mean is 0.93, so the limit must be below 1. The value is a
+# judgement:
+#
+#     larger       edges of lamps would not count as clipped
+#     smaller      bright pixels would count as clipped, although they are not
+#     no limit     test_pixels_at_full_light_do_not_change_the_level_of_a_frame fails
 CLIPPED = 0.9
 
 
@@ -58,12 +60,15 @@ class ExposureLight(NamedTuple):
     def level(self, is_good: np.ndarray | None = None) -> float:
         """Return the level of the frame: the sum of its spikes per plane over the sum of its light.
 
-        Only pixels count that are good, and that the RGB camera has not clipped. Where it clips,
-        the frame shows too little light. So with clipped pixels, a lamp that comes into view would
-        look like another exposure time.
+        A clipped pixel of the frame shows too little light. E.g. if a lamp comes into view, the
+        spikes increase more than the light of the frame, as after a change of the exposure time. So
+        clipped pixels are left out:
 
-        is_good: (h, w) bool, or None if all pixels are good. If no pixel is good, all pixels are
-        taken as good. If all good pixels are clipped, the clipped pixels count, too.
+            some pixels are good and not clipped    these pixels count
+            all good pixels are clipped             the good pixels count
+            no pixel is good                        as if all pixels were good
+
+        is_good: (h, w) bool, or None if all pixels are good.
         """
         if is_good is None or not is_good.any():
             is_good = np.ones(self.frame_light.shape, bool)
@@ -75,9 +80,9 @@ class ExposureLight(NamedTuple):
         return spikes_per_plane / max(light, DARK)
 
 
-# An exposure is cut into this many parts, and the spikes of each part are counted, to see whether
-# the light changes within the exposure. With fewer parts, the light could change within a part.
-# With more parts, their counts would be noisier. The value is a judgement.
+# An exposure is cut into 8 parts. The spikes of each part are counted, to see whether the light
+# changes within the exposure. With fewer parts, the light could change within a part. With more
+# parts, the counts of the parts would be noisier. The value is a judgement.
 PARTS = 8
 
 
@@ -120,11 +125,11 @@ def _display_correction(rates: np.ndarray) -> np.ndarray:
 
 # ---- The gain for a clip -----------------------------------------------------------------------
 
-# This many spikes are added to the spikes of each pixel. The light that gives these spikes at the
-# usual gain is added to the light of the pixel. Without this, the gain of a pixel with one or no
-# spike would be noise. The gain of a pixel with many spikes hardly changes. Tried: any value from 3
-# to 30 gives the same PSNR within 0.02 dB, on dim and on bright clips. The value 400 loses up to
-# 0.04 dB. No test notices another value.
+# 3 spikes are added to the spikes of each pixel, and the light that gives 3 spikes at the usual
+# gain is added to the light of the pixel (`gain_over_exposures` has an example). Otherwise the gain
+# of a pixel with one or no spike would be noise. The gain of a pixel with many spikes hardly
+# changes. Tried: any value from 3 to 30 gives the same PSNR within 0.02 dB, on dim and on bright
+# clips. The value 400 loses up to 0.04 dB. No test notices another value.
 USUAL_SPIKES = 3.0
 
 
@@ -151,9 +156,12 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
     usual = _usual_gain(spikes[~is_clipped], light[~is_clipped])
     gain = (spikes + USUAL_SPIKES) / (light + USUAL_SPIKES / usual)
 
-    # A pixel is trusted if its number of spikes is plausible. A pixel with far more spikes may be
-    # hot. But where the RGB camera clips, more spikes are right, because the true light is brighter
-    # than the frame shows. So these pixels are trusted, too.
+    # Which pixels are trusted, by their number of spikes:
+    #
+    #     plausible             trusted
+    #     far more or fewer     not trusted, e.g. a hot pixel
+    #     more, and the RGB     trusted, because the true light is brighter than the frame shows
+    #     camera clips here
     expected = usual * light  # number of spikes
     has_more_true_light = is_clipped & (spikes > expected)
     is_good = has_more_true_light | _is_plausible(spikes, expected)
@@ -163,10 +171,10 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
 def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
     """Return the exposures from which the gain can be measured.
 
-    Exposures without any spike are left out, and exposures in which the spike camera is saturated
-    (fires in nearly every plane). If no exposure is left, all are returned, so that there is a
-    gain. The gain hardly matters then, because the restored frames are not improved from the spikes
-    (`MotionRestorer._keeps_first_estimate`).
+    Two kinds of exposures are left out: without any spike, and with a saturated spike camera (a
+    camera that fires in nearly every plane). If no exposure is left, all are returned, because the
+    caller needs a gain. Its value hardly matters then: the restored frames are not improved from
+    the spikes (`MotionRestorer._keeps_first_estimate`).
     """
     usable = []
     for exposure in exposures:

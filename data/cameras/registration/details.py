@@ -74,8 +74,9 @@ def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
     """
     scale = scale_of(estimate.matrix)
     variance = (sigma**2 + 1 / 12) * scale**2 - 1 / 12
-    # If a spike pixel is much smaller than an RGB pixel, the variance is below 0, which has no
-    # root. So sigma_in_frame is at least half an RGB pixel (variance 0.25).
+    # E.g. sigma 1.2 and scale 0.2 (a spike pixel is much smaller than an RGB pixel) give the
+    # variance -0.02, which has no root. So sigma_in_frame is at least half an RGB pixel (variance
+    # 0.25).
     sigma_in_frame = np.sqrt(max(variance, 0.25))
     return [pair.features(sigma_in_frame) for pair in estimate.pairs]
 
@@ -108,8 +109,8 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None
-    # If the times are not fitted, the reach may be 0. The rates at start and end are then computed,
-    # too, although nothing uses them. They are divided by the reach, so the reach is at least 1.
+    # If the times are not fitted, the reach may be 0. Nothing uses the rates at start and end then,
+    # but the rates are computed all the same, and divided by the reach. So the reach is at least 1.
     reach = max(reach, 1.0)
     stride = _stride_of(sigma)
 
