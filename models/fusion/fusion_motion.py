@@ -133,7 +133,7 @@ class MotionSteps(nn.Module):
     the conv net begins at 0, so untrained steps return the first estimate.
 
     features: number of channels inside the conv net.
-    layers: number of its inner layers.
+    layers: number of inner layers of the conv net.
     steps: number of steps.
 
     Source of unrolled steps with learned gates: Adler and Oktem, "Solving ill-posed inverse

@@ -119,8 +119,10 @@ class CpuAttention(torch.autograd.Function):
             in_round = slice(first, first + round_size)
             windows_in_round = min(round_size, n - first)  # the last round may have fewer windows
             matrix_count = windows_in_round * heads
-            # E.g. n = 10 windows of 6 heads in rounds of 7: 42 matrices in the first round, 18 in
-            # the second. `offset` has 42, of which `gradients_of_round` takes the first 42 or 18.
+            # E.g. n = 10 windows of 6 heads in rounds of 7 windows:
+            #
+            #     round 0    7 windows, 42 matrices, all 42 of `offset`
+            #     round 1    3 windows, 18 matrices, the first 18 of `offset`
             gradients = gradients_of_round(
                 wide.windows(in_round),
                 offset,
@@ -149,13 +151,13 @@ def _offset_of_round(
 ) -> Tensor | None:
     """Return the sum of bias and mask, times log2(e), repeated for each window of a round.
 
-    It is repeated, because one call (baddbmm in `logits`) adds it to the products of all windows of
-    a round. E.g. 128 tokens, 6 heads, float32: a round has 7 windows, so the result is
+    The sum is repeated, because one call (baddbmm in `logits`) adds it to the products of all
+    windows of a round. E.g. 128 tokens, 6 heads, float32: a round has 7 windows, so the result is
     (42, 128, 128).
 
-    The sum is computed once for all chunks with this mask, and kept on the tape. Its key is the
-    address of the mask in memory. No other mask gets this address during the step, because the list
-    of chunks keeps the mask alive.
+    The sum is computed once for all chunks with this mask, and kept on the tape. The key there
+    has the address of the mask in memory. No other mask gets this address during the step, because
+    the list of chunks keeps the mask alive.
 
     q: (n, heads, T, hd).
     bias: (heads, T, T) or None.

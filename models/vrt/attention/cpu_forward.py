@@ -116,11 +116,15 @@ def _weighted_sums(
 def _are_exact(row_sums: Tensor) -> bool:
     """Say whether all sums of rows of P are far from underflow and overflow.
 
-    Near underflow a sum loses bits, and beyond the range of its dtype it is 0, Inf or NaN. A sum
-    counts as exact between 1 / limit and limit, where limit is the square root of the largest
-    number. E.g. float32 goes up to 3e38, so limit is 2e19. The square root was chosen by hand: it
-    leaves a wide margin on both sides. With a limit near 3e38, sums that have lost bits would count
-    as exact.
+    Near underflow a sum loses bits, and beyond the range of its dtype it is 0, Inf or NaN. E.g. in
+    float32, whose largest number is 3e38:
+
+        sum         below 5e-20    5e-20 ... 2e19    above 2e19
+        counts as   not exact      exact             not exact
+
+    The limit 2e19 is the square root of 3e38, and 5e-20 is 1 / limit. The square root was chosen by
+    hand: it leaves a wide margin on both sides. With a limit near 3e38, sums that have lost bits
+    would count as exact.
     """
     limit = torch.finfo(row_sums.dtype).max ** 0.5
     least, most = row_sums.aminmax()
