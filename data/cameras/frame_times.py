@@ -129,17 +129,16 @@ class FrameTimes:
     def until(self, end: Fraction) -> "FrameTimes":
         """Return the times of the same clip, with the end that another clock measured.
 
-        A film does not say how long its last frame lasts, but the number of planes does. So the
-        last frame of the result lasts until `end`, but at most as long as the longest frame. The
-        two clocks contradict each other if `end` is before the start of the last frame (or equal to
-        it), or more than two frame lengths after this start. Then the result has a doubt.
+        A film does not say how long its last frame lasts, but the number of planes does. E.g. the
+        frames begin at 0, 1 and 2 seconds, so the longest lasts 1 second:
 
-        E.g. the frames begin at 0, 1 and 2 seconds, so the longest lasts 1 second:
-
-            end    last frame
+            end    last frame of the result
+            2      doubt, because the last frame begins at 2
             2.7    2 to 2.7
-            3.5    2 to 3
-            4.5    doubt, because 4.5 is above 2 + 2 * 1
+            3.5    2 to 3, because it lasts at most as long as the longest frame
+            4.5    doubt, because 4.5 is above 2 + 2 * 1, two lengths of the longest frame
+
+        A doubt means that the two clocks contradict each other.
 
         end: the end of the clip by the other clock (the planes), in the unit of `starts`.
         """
@@ -186,8 +185,9 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     tick = _tick(starts)
     period = (starts[-1] - starts[0]) / (len(starts) - 1)
     steps = steps_between(starts)
-    # But if the times are numbers of frames (0, 1, 3), the tick is 1. A difference of 1 is then a
-    # missing frame, and no rounding. So at most half a period is allowed: 0.75 for (0, 1, 3).
+    # But if the times are numbers of frames, a difference of a tick is a missing frame. E.g. the
+    # numbers 0, 1 and 3 have the tick 1, the period 3 / 2 = 1.5, and the distances 1 and 2. So at
+    # most half a period is allowed, here 0.75, and 2 - 1 is more than that.
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
         return False

@@ -214,12 +214,16 @@ def _number_of_missing(
     lost_packets: number of packets between the two frames from which no frame was decoded.
     has_pauses: whether a frame may last longer than other frames in this container.
 
-    Frames are missing if two things are true:
+    E.g. (the limit of the distance is 1.5 steps, MOST_DISTANCES_WITHOUT_GAP)
 
-        1. The distance is longer than 1.5 steps (MOST_DISTANCES_WITHOUT_GAP). So it is nearer to
-           two steps than to one.
-        2. There is a lost packet, or the container has no pauses. Otherwise the frame may only
-           last longer than usual (test_frames_of_a_film_have_the_planes_of_their_times).
+        distance     lost packets    pauses    missing
+        1.4 steps    any             any       0, because the distance is nearer to 1 step than to 2
+        3 steps      0               yes       0, because the frame may only last longer than usual
+        3 steps      0               no        2
+        3 steps      1               any       2
+        3 steps      4               any       4
+
+    Test of the second row: test_frames_of_a_film_have_the_planes_of_their_times
     """
     is_long = distance > MOST_DISTANCES_WITHOUT_GAP * step
     has_proof = lost_packets > 0 or not has_pauses

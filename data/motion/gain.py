@@ -249,14 +249,19 @@ def _usual_gain(spikes: np.ndarray, light: np.ndarray) -> float:
     return max(usual, LEAST_GAIN)
 
 
-# A pixel is not trusted if it is beyond both limits below. Such a pixel is hot or dead, or was too
-# dark in all frames. The first limit is a ratio: the gain of the pixel is more than MOST_GAIN_RATIO
-# times the usual gain, or less than the usual gain / MOST_GAIN_RATIO. A smaller ratio would also
-# distrust good pixels of a sensor whose pixels differ much. The value is a judgement. With a very
-# large ratio, test_dead_and_hot_pixels_are_not_trusted fails.
+# A pixel is not trusted if it is beyond two limits: MOST_GAIN_RATIO, the ratio of its spikes to the
+# expected number (or the inverse), and CHANCE, the distance from the expected number in standard
+# deviations (`_is_plausible`). Such a pixel is hot or dead, or was too dark in all frames. E.g.
+#
+#     expected    spikes    ratio    deviations
+#     16          50        3.1      6.1           not trusted
+#     1           3         3        1.5           trusted: it may be chance
+#     1000        1200      1.2      6.0           trusted: pixels differ a little
+#
+# A smaller ratio would also distrust good pixels of a sensor whose pixels differ much. The value is
+# a judgement. With a very large ratio, test_dead_and_hot_pixels_are_not_trusted fails.
 MOST_GAIN_RATIO = 2.5
-# The second limit is chance: the distance from the expected number of spikes, in standard
-# deviations. With 4, about one of 10,000 good pixels is beyond the limit by chance. With 0,
+# With 4 deviations, about one of 10,000 good pixels is beyond this limit by chance. With 0,
 # test_pixels_are_trusted_although_most_of_them_have_no_spike fails.
 CHANCE = 4.0
 
