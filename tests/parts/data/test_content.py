@@ -212,9 +212,10 @@ def test_a_reader_without_files_is_known_by_its_frames(number):
 
 
 def test_the_size_of_a_file_counts_even_if_its_content_is_not_read(root, monkeypatch):
-    # If a set has more than MOST_FILES files, the content of only some of them is read. Here the
-    # limit makes a small set such a set: the content of only 5 of its 36 files is read. The file
-    # that is changed below is not one of the 5, but the digest also has the size of each file.
+    # If a set has more than MOST_FILES files, the digest reads the content of only MOST_FILES
+    # files. Here this limit is 5, and the set has 36 files. The file that is changed below is not
+    # one of the 5 files. But the digest also has the size of each file, and this size grows by one
+    # byte.
     monkeypatch.setattr(content, "MOST_FILES", 5)
     before = digest(root)
 

@@ -60,7 +60,12 @@ def test_a_spike_pixel_sees_the_mean_of_the_pixels_that_it_covers():
 
     means = view_of_twos().means(picture)
 
-    # The axes are: row of the spike pixel, row in it, column of the spike pixel, column in it.
+    # Each spike pixel covers 2 x 2 pixels. The four axes of `blocks`:
+    #
+    #     2    row of the spike pixel
+    #     2    row of the pixel within the spike pixel
+    #     3    column of the spike pixel
+    #     2    column of the pixel within the spike pixel
     blocks = picture.reshape(2, 2, 3, 2)
     assert means == pytest.approx(blocks.mean(axis=(1, 3)))
 

@@ -41,8 +41,8 @@ DTYPES = list(LIMITS_OF_OUTPUT)
 # of the parameters. Two differences were measured on an H200 (2026-11-27), with our kernels and
 # without them. The first is 1.1e-3 for a weight of SpyNet, whose gradient is a sum over all pixels
 # of all pairs of frames. The second is 5.7e-2 for a table of relative positions, whose gradient is
-# a sum over all windows. Each term is rounded to 16 bits, and the terms nearly cancel. So their
-# rounding errors are large beside the sum.
+# a sum over all windows. Each term is rounded to 16 bits, and the terms nearly cancel. So the
+# rounding errors of the terms are large beside the sum.
 OWN_LIMITS = {
     (torch.float32, "spynet."): 3e-3,
     (torch.float16, "relative_position_bias_table"): 0.1,

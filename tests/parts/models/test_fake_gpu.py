@@ -91,8 +91,8 @@ def transient_gb_of_last_block() -> float:
 
     `forms.CPU_FORM` must be empty, so that the CPU uses the form for GPUs.
     """
-    # The input of the block is 1 clip of 6 x 192 x 192 tokens of 120 channels. It takes no memory,
-    # because it is one number that is expanded.
+    # The input of the block is 1 clip of 6 x 192 x 192 tokens of 120 channels. This tensor takes no
+    # memory for its values, because all of them are one number (`expand`).
     x = torch.empty((), dtype=torch.bfloat16).expand(1, 6, 192, 192, 120)
     last_block = Block(dim=120, heads=6, window=(6, 8, 8), shift=(0, 0, 0), mutual=False)
     return block_transient(last_block, x) / 1e9

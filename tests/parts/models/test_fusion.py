@@ -95,9 +95,10 @@ def test_gated_starts_open_if_told():
 
 
 # A case: the operator, and the option netG.in_chans, the number of channels that the network sees.
-# If it is None, the operator counts the channels. With "concat", the network sees the 3 channels of
-# the frames and all spike channels. "gated" uses the spikes to change the frames, so the network
-# sees only the 3 channels of the changed frames.
+#
+#     "concat"    3 channels of the frames, and all spike channels
+#     "gated"     3 channels: the frames, which the operator changes by means of the spikes
+#     None        netG.in_chans is not given, so the operator counts the channels
 WITH_SPIKES = [
     pytest.param("concat", 3 + SPIKE_CHANNELS, id="concat, channels given"),
     pytest.param("concat", None, id="concat"),

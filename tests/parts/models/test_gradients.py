@@ -151,9 +151,9 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(
 # ---- torch.compile ----
 
 # Options of networks of one stage with one block of each kind, so that as little as possible is
-# compiled. The share `mul_attn_ratio` of the blocks, rounded down, has mutual attention. E.g. 0.4
-# of 3 blocks are 1.2, so only the first block has it. The blocks after it have only self-attention,
-# and the second of them shifts its windows.
+# compiled. The first blocks of a stage have mutual attention. `mul_attn_ratio` is their fraction of
+# all blocks: e.g. 0.4 x 3 blocks = 1.2, rounded down to 1 block. The other blocks have only
+# self-attention, and every second one of these other blocks shifts its windows.
 TWO_KINDS = {"depths": [2] + [0] * 7, "mul_attn_ratio": 0.5}  # mutual, self
 THREE_KINDS = {"depths": [3] + [0] * 7, "mul_attn_ratio": 0.4}  # mutual, self, shifted self
 needs_patience = pytest.mark.skipif(

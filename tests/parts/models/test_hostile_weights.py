@@ -195,7 +195,8 @@ def test_tensors_without_a_number_for_each_place_are_refused(tmp_path, tensor):
         {"embed_dims": [7200] * 9, "num_heads": [4] * 9},
         {"embed_dims": [32] * 8 + [2**31]},
         {"window_size": [6, 400, 400], "img_size": [6, 400, 400]},
-        # The square of the product of these six numbers has no float: it is above 1e308.
+        # The product of these six numbers is 1e174, and its square 1e348 is no float, because
+        # floats end at about 1e308.
         {"window_size": [10**29] * 6},
         {"window_size": [1e200] * 6},
         {"depths": [10**6] + [2] * 8},

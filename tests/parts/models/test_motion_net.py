@@ -104,9 +104,9 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
     back = move_back(pictures, shifts)  # (1, 30, 8, 8): two channels of each window
 
-    # In windows up to two steps from the middle, columns 3 and 4 come from within the picture. So
-    # they are compared. Other columns, and all columns of windows farther away, may come from
-    # beyond the edge of the picture.
+    # Compare columns 3 and 4 in the windows up to two steps from the middle. With a shift of 2 or
+    # less, these columns come from columns 1 to 6 of the 8 columns, so from within the picture.
+    # Other columns and other windows may come from beyond the edge of the picture.
     columns = slice(3, 5)
     for window in range(MIDDLE - 2, MIDDLE + 3):
         first_channel = back[0, PICTURE_CHANNELS * window]
@@ -117,9 +117,9 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
 
 def test_least_squares_find_a_small_motion_between_windows(net):
-    # The pattern moves to the right by 0.4 pixels in a unit of tau, which is half an exposure, and
-    # it does not move down. At time tau, its value at x is the value that it has at x - 0.4 tau at
-    # the sharp instant.
+    # The pattern moves to the right by 0.4 pixels in a unit of tau, which is half an exposure. The
+    # pattern does not move down. E.g. at tau = 1, the value at x = 10 is the value that was at
+    # x = 10 - 0.4 = 9.6 at the sharp instant (tau = 0).
     speed = 0.4
     x = torch.arange(24.0)[None, :]
     y = torch.arange(24.0)[:, None]

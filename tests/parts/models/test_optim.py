@@ -100,8 +100,12 @@ def test_the_second_period_begins_exactly_with_its_weight():
     ],
 )
 def test_milestones_follow_a_warm_up(step, rate):
-    # In the warm-up, step n of 4 has n / 4 of the full rate. The milestones are the steps 10 and
-    # 20, and each of them halves the rate (G_scheduler_gamma is 0.5 by default).
+    # The rate by step, as a fraction of the full rate:
+    #
+    #     warm-up, step n of 4    n / 4, e.g. 0.25 in step 1
+    #     steps 4 to 9            1
+    #     from milestone 10 on    0.5, because G_scheduler_gamma is 0.5 by default
+    #     from milestone 20 on    0.25
     train = train_options(G_scheduler_type="MultiStepLR", G_warmup_iter=4)
 
     assert lr_at(step, base=1.0, train=train) == rate

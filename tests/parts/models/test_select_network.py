@@ -238,5 +238,6 @@ class OwnSpikes(TrainClips):
 def test_a_dataset_without_a_spike_section_may_have_spikes():
     section = {"dataset_type": "OwnSpikes", **FRAMES, "num_frame": 2, "gt_size": 32}
 
-    # "concat" needs spikes. It raises no error, because the class says that it has 4 channels.
+    # "concat" needs spikes, and the section has no key "spike". But there is no error, because the
+    # class OwnSpikes says that its data have 4 spike channels.
     check(read(train=section, netG={"fusion": "concat"}, test=section))

@@ -143,7 +143,8 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     assert report.missing
     for name in report.missing:
         assert name.startswith("fusion.")
-    # The share counts only the VRT without its operator, and all of it has got weights.
+    # loaded_share is the fraction of the weights of the VRT that the file has. The weights of the
+    # fusion operator do not count, so the result is 1.
     assert report.loaded_share == 1.0
 
 

@@ -35,5 +35,6 @@ def test_a_blurry_pixel_has_the_same_error_in_display_values_at_each_brightness(
     light = z.permute(2, 0, 1) ** 2.2
     lighter = (z.permute(2, 0, 1) + 0.02) ** 2.2  # by the error
     assert torch.allclose(made.b, light, atol=1e-5)
-    # The weight is 1 / (error in light). The error is small, so it is nearly the difference.
+    # The weight is 1 / (error in light). The error in display values is small, 0.02, so the error
+    # in light is nearly lighter - light.
     assert torch.allclose(made.weights, 1 / (lighter - light), rtol=0.1)
