@@ -234,8 +234,10 @@ class Rig(RgbCamera):
         # The sensor needs the noise of the charge that a pixel collects in one plane. But `jitter`
         # is the relative noise of the time between two spikes, which is n = 1 / rate planes at full
         # light. In this time a pixel collects one threshold of charge. The charge of n planes has
-        # sqrt(n) times the noise of the charge of one plane, so
+        # sqrt(n) times the noise of the charge of one plane:
+        #
         #     jitter = sqrt(1 / rate) * noise_of_a_plane
+        #
         # E.g. with rate 0.25 and jitter 0.02, a spike takes 4 planes, and the noise of a plane is
         # 0.02 / sqrt(4) = 0.01.
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)  # in thresholds
@@ -269,8 +271,8 @@ class Rig(RgbCamera):
         # numbers hot pixels, so no pixel is both.
         random_numbers = rng.random(spike_size)
         return FlawsOfPixels(
-            # A pixel in the dark fires at its dark rate. A light has the same effect if
-            # rate * light = dark rate. So this light is added, in place of a dark current.
+            # A pixel in the dark fires at its dark rate. A light with rate * light = dark rate has
+            # the same effect. E.g. with rate 0.9 and dark rate 0.009, the light 0.01 is added.
             dark_light=(np.maximum(dark_rates, 0) / self.rate).astype(np.float32),
             is_dead=random_numbers < self.dead,
             is_hot=random_numbers >= 1 - self.hot,
@@ -306,9 +308,11 @@ class Rig(RgbCamera):
             interval = list(islice(stream, planes))
             if len(interval) < planes:
                 return
-            # The queue is not empty: `_exposed` appends the frames before it yields the last light
-            # of the interval, and `delayed_views` (spike_view.py) yields the last plane of the
-            # interval only after it has read this light.
+            # The queue has the frames of this interval, because things happen in this order:
+            #
+            #     1. `_exposed` appends the frames of the interval
+            #     2. `_exposed` yields the last light of the interval
+            #     3. `delayed_views` (spike_view.py) has read this light, and yields the last plane
             blurry, sharp = frames.popleft()
             yield blurry, sharp, np.stack(interval)
 
@@ -330,7 +334,7 @@ class Rig(RgbCamera):
                 sharp = self.develop(light)
             # `values_to_average` returns the light itself, or display values if `sum_gamma` is 2.2.
             # For each row of the frame, the weights of all planes add up to 1. So after the last
-            # plane, `mean` is a mean. `light_of_average` turns it back into light.
+            # plane, `mean` is a mean of these values. `light_of_average` turns the mean into light.
             mean += weights[plane] * self.values_to_average(light)
             if plane == planes - 1:
                 blurry = self.frame(self.light_of_average(mean), rng)

@@ -193,8 +193,8 @@ def _fit_clip(clip: Clip, files: Any) -> FitResult:
                 pieces.append(files.stream(clip, piece, whole_plane))
         stream = np.concatenate(pieces)  # (T, h, w)
         views.append(View(rgb, stream, before=exposure.before, count=exposure.own.count))
-    # `fit` needs exposures of one length. The last exposure of a clip may be shorter, so leave out
-    # every exposure whose length differs from the first one.
+    # `fit` needs exposures of one length. E.g. the last exposure of a clip has 50 planes, and the
+    # others have 56. Leave out every exposure whose length differs from the length of the first.
     views = [view for view in views if view.count == views[0].count]
     return fit(views, nominal_matrix(size, clip.size), clip.spikes.light)
 

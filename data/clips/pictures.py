@@ -72,7 +72,8 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # Without a header, `damage` is never "". So `header is None` is only for the type checker.
+    # `_damage_in` returns a text for every file without a header. So `if damage` would be enough,
+    # and `header is None` is only for the type checker.
     damage = _damage_in(encoded, header)
     if header is None or damage:
         raise _unreadable(damage, path)
@@ -146,8 +147,8 @@ def _has_end(jpeg: bytes) -> bool:
     """
     # A JPEG is JPEG_START and then segments. A segment begins with the byte 0xff, a byte for its
     # kind, and two bytes for its length. The length includes its own two bytes. E.g. the segment
-    # ff e0 00 10 has the kind e0 and the length 16, so the next one begins 2 + 16 bytes later. The
-    # header ends at the segment of kind 0xda, where the scan begins.
+    # ff e0 00 10 ... has the kind e0 and the length 16, so the next segment begins 2 + 16 bytes
+    # later. The header ends at the segment of kind da, where the scan begins.
     # Beyond the end of the file, the slices below are b"", and the loop ends.
     position = len(JPEG_START)
     while jpeg[position : position + 1] == b"\xff":
@@ -192,8 +193,8 @@ def _other_kind(content: bytes) -> str:
 def refuse_header(header: Header, path: str) -> None:
     """Refuse a picture that is too large, or has values other than whole numbers of 8 or 16 bits.
 
-    Every reader of pictures must call this before it decodes, because a header of a few bytes can
-    state a picture that fills the memory.
+    Every reader of pictures must call this before it decodes. E.g. a file of 100 bytes may state a
+    size of 100,000 x 100,000 pixels, and decoding it would fill the memory.
 
     path: file of the picture.
     Raises DataError.

@@ -145,9 +145,9 @@ def _rows_of_bands(height: int, most_rows: int) -> list[tuple[int, int]]:
     """
     count = math.ceil((height - OVERLAP) / (most_rows - OVERLAP))
     count = max(count, 1)  # a very wide frame may have fewer rows than an overlap
-    # The first row of each band, and the row at which one more band would begin. In a frame of
-    # fewer rows than an overlap, the last number is negative. Its only band still ends at the right
-    # row, (height - OVERLAP) + OVERLAP = height.
+    # The first row of each band, and the row at which one more band would begin. E.g. a frame of
+    # 100 rows has fewer rows than an overlap. The frame has one band, and the numbers are 0 and
+    # 100 - 128 = -28. The band still ends at the right row, -28 + 128 = 100.
     begins = np.linspace(0, height - OVERLAP, count + 1).round().astype(int).tolist()
     bands = []
     for begin, next_begin in itertools.pairwise(begins):

@@ -135,9 +135,9 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     # A rate is at least 0, but rounding errors may make it e.g. -1e-9. `maximum` sets it to 0.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # Take the mean over the windows within the exposure that were recorded. If there is no such
-    # window, take the mean over all windows. (There may be none if the sharp instant lies at the
-    # first or the last recorded plane.)
+    # Take the mean over the windows within the exposure that were recorded. E.g. if the sharp
+    # instant lies at the first or the last recorded plane, there may be no such window. Then take
+    # the mean over all windows.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     if not is_used.any():
@@ -183,9 +183,9 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
     lengths: (K, 1, 1), in usual planes (1/88 of an exposure). All rates are spikes per usual plane.
     """
     expected = brightness.of_pixels * lengths  # (K, h, w)
-    # The variance is an expected count, as in a Poisson distribution. This expected count comes
-    # from the smoothed rate, because the rate of a single pixel is noisy, and 0 for a pixel that
-    # never fired.
+    # The variance is an expected count, as in a Poisson distribution. But `expected` would be 0 for
+    # a pixel that never fired, and noisy for other pixels. So the variance is computed from the
+    # smoothed rate.
     least_rate = LEAST_SHARE_OF_MEAN * brightness.mean
     rate = np.maximum(brightness.around_pixels, least_rate)  # (h, w)
     variance = rate * lengths + ADDED_VARIANCE  # (K, h, w)

@@ -131,10 +131,12 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     """
     # The length of an interval is 1 / light, so the condition is 1 / now > 1 / before + 1. The
     # light may be 0, so both sides are multiplied by now * before:
+    #
     #     before > now * (1 + before)
-    # If the interval is longer by exactly one plane, both sides are equal. The factor 0.999 makes
-    # sure that this case is False in spite of rounding. Plane 0 has no plane before it, and is
-    # False.
+    #
+    # E.g. intervals of 2 planes before and of 3 planes now: 1/2 and 1/3 * 3/2 = 1/2 are equal, so
+    # the result is False. Rounding could make it True, so the left side is multiplied by 0.999.
+    # Plane 0 has no plane before it, and is False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]

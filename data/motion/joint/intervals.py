@@ -112,13 +112,19 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
 def _next_spikes(first_spikes: np.ndarray, after_stream: int) -> np.ndarray:
     """Return the next spike after each edge, (edges, h, w), `after_stream` if there is none.
 
-    It is the earliest of the first spikes of all later pieces. After the last edge, no spike
-    counts.
+    The next spike is the earliest of the first spikes of all later pieces. After the last edge, no
+    spike counts.
 
     first_spikes: first spike of the piece of each edge, (edges, h, w).
     """
-    # Accumulate from the last piece to the second. `accumulate` only goes forwards, so the pieces
-    # are reversed before and after it.
+    # Take the minimum from the last piece to the second. `accumulate` only goes forwards, so the
+    # pieces are reversed before and after it. E.g. (- is no spike, a number larger than all others)
+    #
+    #     first_spikes            -     3     -    16
+    #     from_last_to_second    16     -     3
+    #     minimum so far         16    16     3
+    #     earliest                3    16    16
+    #     next_spikes             3    16    16     -
     from_last_to_second = first_spikes[1:][::-1]
     earliest = np.minimum.accumulate(from_last_to_second)[::-1]
     next_spikes = np.full_like(first_spikes, after_stream)

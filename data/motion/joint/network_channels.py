@@ -15,14 +15,14 @@ the spikes. The network sees both as changes of display values:
     change of grey        slope_l * S^T (w_s^2 r) / (p + p_0)        r = y - S l
 
     slope      dx / dz at z: it turns a gradient by light into a gradient by display values
-    slope_b    dx / dz at the blurry frame: dividing by it turns an error in light into an error in
+    slope_b    dx / dz at the blurry frame: an error in light divided by slope_b is an error in
                display values. 1 / slope_b is the weight w_b without its factor 1 / sigma_b
                (rgb_equations.py)
-    slope_l    the slope for the grey value that the spike camera integrates. In the gradient it is
-               taken at z, and in p at the blurry frame
+    slope_l    the slope for the grey value that the spike camera integrates. In the formula above,
+               slope_l is taken at z. In p, slope_l is taken at the blurry frame
     w_s        1 / (expected error) of a spike equation
-    p, p_0     precision (1 / variance) of the grey value by the spikes, slope_l^2 * S^T w_s^2, and
-               PRIOR_PRECISION. Dividing by it makes a Newton step of the gradient
+    p          precision (1 / variance) of the grey value by the spikes, slope_l^2 * S^T w_s^2
+    p_0        PRIOR_PRECISION. The division of the gradient by p + p_0 makes a Newton step of it
 
 Residuals are limited first, and changes at the end, because an equation may be wrong.
 
