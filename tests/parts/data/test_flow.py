@@ -66,7 +66,7 @@ def lengths_of_errors(scene: Scene, found: Motion) -> np.ndarray:
 #
 # Without the curves (curves.py) and the second search of DIS (`_second_search` in flow.py), the
 # errors are twice as large with 28 planes and in little light. Without `_add_shake` in curves.py,
-# the errors of the shake are 1.2 and 2.3.
+# the row of the shake would be 1.2 and 2.3.
 @pytest.mark.parametrize(
     ("scene", "most_mean_px", "most_quantile_px"),
     [

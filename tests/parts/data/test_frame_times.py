@@ -301,9 +301,9 @@ def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_pat
 def test_a_film_that_begins_later_is_as_long_as_its_frames_last(tmp_path):
     film, spikes = later_film(tmp_path)
 
-    # The calibration says that the spike camera takes twice as many planes per second. Then the
-    # planes last half as long as the film, so the clip is refused. The error says how long the film
-    # is: 0.249 s instead of 0.25 s, because Matroska rounds to milliseconds.
+    # The calibration says that the spike camera takes twice as many planes per second as it does.
+    # So the planes seem to last half as long as the film, about 0.125 s of 0.25 s, and the clip is
+    # refused. The error says that the film lasts 0.249 s, because Matroska rounds to milliseconds.
     error = error_of_clip(film, spikes, calibration=write_clock(tmp_path, tick_hz=2 * PLANES_PER_S))
 
     assert "the film lasts 0.249 s, its planes 0.125 s" in error.what

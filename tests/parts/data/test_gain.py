@@ -114,7 +114,8 @@ def test_a_frame_of_half_the_light_for_the_same_spikes_has_twice_the_gain():
 def test_exposures_of_other_levels_give_the_gain_at_the_median_level():
     light = np.full((8, 8), 0.4)
     rates = 0.2 * light
-    # The RGB camera shows the second frame half as bright, and the third frame twice as bright.
+    # The RGB camera shows the same light with the factors 1, 0.5 and 2. E.g. 0.2 x 0.4 spikes per
+    # plane at the light 0.4 x 0.5 is a gain of 0.4 in the second frame.
     exposures = [ExposureLight(rates, light * factor, planes=60) for factor in (1, 0.5, 2)]
 
     gain, is_good = gain_over_exposures(exposures)

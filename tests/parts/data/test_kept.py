@@ -560,8 +560,8 @@ def two_dimensions(columns: Columns) -> Columns:
 
 
 def states_of_other_folders(columns: Columns) -> Columns:
-    # Replace the name of each folder by "/". The record has two numbers for the state of a folder,
-    # so it has half as many folders.
+    # Replace the name of each folder by "/". The record has two numbers for the state of a folder.
+    # E.g. 8 numbers are the states of 4 folders.
     folder_count = len(columns["folder_states"]) // 2
     names = folder_count * ["/"]
     return {"folders": text(*names)}
@@ -695,7 +695,8 @@ def a_whole_center_with_a_fraction(columns: Columns) -> Columns:
     return rows | centers
 
 
-# Lies that only the next test uses. The lies of the test above are added below.
+# Lies, which are wrong columns of a record. Here are the lies that only the next test uses. The
+# lies of the test above are added below.
 #
 # The 12 frames have 12 names, 12 sharp frames and 12 spike files. A lie about the files of the two
 # clips keeps the sum, e.g. 2 and 10, so that only the numbers of each clip are wrong.

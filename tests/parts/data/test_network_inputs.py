@@ -107,8 +107,9 @@ def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
     # Each pixel fires every 4 planes. An eleventh of the exposure has 8 planes.
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
-    # Leave out every other plane, which has no spike. Each pixel fires every 2 planes now, and an
-    # eleventh has 4 planes. Each window begins and ends after half as many planes.
+    # Keep the planes 0, 2, 4, ... The other planes have no spike. Now each pixel fires every 2
+    # planes, and an eleventh has 4 planes. A window from plane 8 to 16 becomes a window from plane
+    # 4 to 8.
     half_as_many_planes = stream[::2]
     half_edges = PLANES_OF_EDGES // 2
 

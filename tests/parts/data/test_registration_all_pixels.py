@@ -86,8 +86,9 @@ def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, cha
     predicted = details.features @ a.astype(np.float32)
     computed = derivatives(estimate, details, predicted)[column]
 
-    # Measure the derivative: change one value by an amount in both directions, and divide the
-    # difference of the residuals by twice the amount.
+    # Measure the derivative of the residuals r by one value v, with a small amount a:
+    #
+    #     (r(v + a) - r(v - a)) / (2 a)
     opposite_change = {field: -amount for field, amount in change.items()}
     opposite_step = [-amount for amount in step]
     more = residuals_after(pair, change, step, a)

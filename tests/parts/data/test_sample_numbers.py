@@ -49,9 +49,13 @@ def test_a_short_clip_is_played_back_and_forth():
     forward = frames_to_play(clip_length=3, first=0, interval=1, count=6, is_reversed=False)
     backward = frames_to_play(clip_length=3, first=0, interval=1, count=6, is_reversed=True)
 
-    # The frames, and whether time runs backwards within each frame. The clip is played 0 1 2, then
-    # back over 1, then forward again from 0 on. So only the second frame 1 runs backwards. In the
-    # reversed sample, the order and the direction of each frame are the opposite.
+    # The frames, and whether time runs backwards within each frame:
+    #
+    #     played      forward   back   forward again
+    #     frames      0 1 2     1      0 1
+    #     backwards   no        yes    no
+    #
+    # In the reversed sample, the order and the direction of each frame are the opposite.
     assert forward == ([0, 1, 2, 1, 0, 1], [False, False, False, True, False, False])
     assert backward == ([1, 0, 1, 2, 1, 0], [True, True, False, True, True, True])
 

@@ -693,8 +693,8 @@ def test_windows_may_be_shares_of_the_exposure(planes, half_windows):
 
 
 def test_parts_of_relative_light_show_when_the_light_changed():
-    # The pixel fires every 4 planes until plane 40, and every 2 planes from plane 42 on. So the
-    # light is twice as strong in the second half.
+    # The pixel fires every 4 planes until plane 40, and every 2 planes from plane 42 on. So in the
+    # second half, the light is twice as strong as in the first half.
     spikes = empty_planes(81)
     spikes[:41:4] = 1
     spikes[42::2] = 1

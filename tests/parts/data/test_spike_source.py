@@ -292,7 +292,8 @@ def test_a_file_with_fewer_planes_than_frames_is_refused(tmp_path):
 )
 def test_a_representation_with_a_centre_needs_the_plane_of_the_sharp_frame(representation):
     # These channels are made of the planes around the sharp plane. By default, the number of this
-    # plane comes from dataset.json or from the name of the clip. Here neither of them tells it.
+    # plane comes from dataset.json or from the name of the clip. Here dataset.json is empty, and
+    # the name "clip" has no number.
     spikes = DatSpikes(DatasetInfo(), h=2, w=2, representation=representation)
 
     with pytest.raises(OptionError, match="the plane of the sharp frame is not known"):

@@ -237,8 +237,9 @@ def test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion():
 def test_the_still_part_beside_a_motion_keeps_its_first_estimate():
     share = change_of(recording_of(STEADY, moving_columns=SIDE // 3))
 
-    # Look at the outer quarters only. Near the border, at SIDE // 3, the share is neither 0 nor 1,
-    # because the evidence of a pixel is a sum over the pixels around it.
+    # The border of the motion is at SIDE // 3. Near the border, the share lies between 0 and 1,
+    # because the evidence of a pixel is a sum over the pixels around it. So compare the outer
+    # quarters.
     assert share[:, : SIDE // 4].min() == 1
     # Noise passes the limit in a few places, so look at the mean.
     assert share[:, -SIDE // 4 :].mean() < 0.1
@@ -254,7 +255,7 @@ def test_a_part_without_trusted_pixels_keeps_its_first_estimate():
     share = share_by_change(recording, view, is_good)
 
     # The motion is still seen in the left half, because the dead rows repeat their neighbours.
-    # Within 4 pixels of the border at SIDE // 2, the share is neither 0 nor 1.
+    # Within 4 pixels of the border at SIDE // 2, the share lies between 0 and 1.
     assert share[:, : SIDE // 2 - 4].min() > 0.9
     assert share[:, SIDE // 2 + 4 :].max() == 0
 

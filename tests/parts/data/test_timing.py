@@ -421,8 +421,8 @@ def test_context_of_a_file_per_frame_is_in_the_files_beside(tmp_path, context, r
         open_test_set(root, center=11, representation=RELATIVE, context=context), reverse=reverse
     )
 
-    # A frame reads only one neighbouring file on each side. Such a file has 24 planes, so a context
-    # of 40 planes gives only 24.
+    # On each side, a frame reads one neighbouring file, which has 24 planes. So a context of 40
+    # planes gives 24 planes.
     reach = min(context, PLANES)
     for frame in range(FRAMES):
         expected = expected_with_context(frame, reach, reverse)

@@ -68,7 +68,8 @@ def test_no_part_has_a_change_of_the_scene():
     # So the next part is the first one behind the change.
     steps = [2, 2, 2, 2, 2, 2, None, 2, 2, 2, 2, 2]
 
-    # With a least side of 10, any motion is slow enough, so only the brightness tells the change.
+    # With least_side=10, no motion is too fast for a part. So only the change of the scene (None)
+    # decides where the parts begin.
     assert [cut.first for cut in cuts_of(steps, least_side=10)] == [0, 7]
 
 
