@@ -137,9 +137,9 @@ class ClipTable(Clips):
         times = None
         if "spike" in self.kinds:
             read_spikes = self._spikes(number, paths["spike"], range(first, end))
-            # If one file holds the planes of all frames, a clip has the times of its frames, which
-            # follow from their names. E.g. if frame "0003" is missing between "0002" and "0004",
-            # its planes belong to no frame.
+            # One file may hold the planes of all frames. Then the times of the frames say which
+            # planes belong to which frame. The times follow from the names of the frames. E.g. if
+            # frame "0003" is missing between "0002" and "0004", its planes belong to no frame.
             if self.source.has_one_spike_file:
                 times = times_of_names(stems)
         return Clip(
@@ -207,7 +207,7 @@ class ClipTable(Clips):
         must add the property here. Otherwise a clip that differs only in this property would not be
         checked.
         """
-        # A property is an array with a number for each clip, (clips,). `sizes` has four of them:
+        # A property is an array with a number for each clip, (clips,). `sizes` has four properties:
         # height and width of lq, height and width of gt.
         properties = list(self.sizes.T)
         if "gt_instants" in self.kinds:

@@ -160,9 +160,12 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
     times: times of its frames.
     is_film: whether the frames are of a film.
     """
-    # `times.gaps` are the missing frames. `times.doubt` says in words why the times are not sure. A
-    # doubt about the times of a film concerns only a spike file that is divided by these times.
-    # data/cameras/timing.py then refuses the file.
+    # `times.gaps` are the missing frames. `times.doubt` says in words why the times are not sure.
+    #
+    #     gaps                      a warning
+    #     doubt, for images         a warning
+    #     doubt, for a film         no warning, because the doubt matters only for a spike file that
+    #                               is divided by these times. timing.py then refuses the file
     if times.gaps:
         logger.warning("frames of %s: %s", clip, times.in_words())
     elif times.doubt and not is_film:
@@ -200,11 +203,12 @@ def _listing_of_spikes(
     spike: a folder with one file per frame, or one file for the clip.
     """
     paths = spike_files(spike)
-    # Spike files beside a film are matched with its frames by their order. If the decoder has left
-    # out damaged frames, file i may belong to another frame than decoded frame i. So the files are
-    # refused, except for two numbers of files:
-    #     1                              the planes of the file are divided by the times of frames
-    #     number of decoded frames       file i belongs to decoded frame i
+    # Spike files beside a film are matched with its frames by their order. E.g. a film of 6 frames
+    # has a damaged frame 2, so 5 frames are decoded:
+    #
+    #     1 spike file     accepted: its planes are divided by the times of the frames
+    #     5 spike files    accepted: file i belongs to decoded frame i
+    #     6 spike files    refused: file 2 belongs to the damaged frame, not to decoded frame 2
     has_accepted_number = len(paths) in (1, len(frames))
     if frames.is_video and times.gaps and not has_accepted_number:
         raise _frames_missing(times, f"{len(paths)} spike files", str(spike))
