@@ -165,8 +165,8 @@ def test_the_former_checkpoint_has_the_state_of_the_former_step(finished_run):
 
     previous = torch.load(checkpoints / "checkpoint_latest_previous.pth", weights_only=True)
 
-    # Step 4 is saved twice, before and after its validation. The former checkpoint must be of step
-    # 2, and not the first one of step 4.
+    # Saved are step 2, step 4 before its validation, and step 4 after its validation. The former
+    # checkpoint must be of step 2, and not the first checkpoint of step 4.
     assert previous["step"] == 2
 
 

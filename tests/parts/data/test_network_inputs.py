@@ -108,8 +108,8 @@ def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
     # Keep the planes 0, 2, 4, ... The other planes have no spike. Now each pixel fires every 2
-    # planes, and an eleventh has 4 planes. A window from plane 8 to 16 becomes a window from plane
-    # 4 to 8.
+    # planes, and an eleventh has 4 planes. E.g. an edge of a window at
+    # plane 44 comes to plane 22.
     half_as_many_planes = stream[::2]
     half_edges = PLANES_OF_EDGES // 2
 

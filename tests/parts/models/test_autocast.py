@@ -22,7 +22,7 @@ def test_a_far_offset_keeps_its_fraction_in_bfloat16():
     # or 0.9375. A lost fraction or a wrong column would show in the result.
     x = (torch.arange(320) % 2).float().expand(1, 1, 4, 320)
     offset = torch.full((1, 18, 4, 320), 20.0625)
-    # The 18 channels are 9 pairs (y, x). Leave only the offsets along x.
+    # The 18 channels are 9 pairs (y, x): y_0, x_0, y_1, x_1, ... Set each y to 0.
     offset[:, 0::2] = 0
     mask = torch.ones(1, 9, 4, 320)
     weight = torch.zeros(1, 1, 3, 3)

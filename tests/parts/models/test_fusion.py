@@ -269,7 +269,8 @@ def chosen_estimate(rgb, ratio, **options):
     operator makes an image only of the first ratio.
     """
     net = small_exposure(spike_channels=3, estimates=1, **options)
-    # The softmax of 0 (the frame) and 50 (the estimate) is nearly (0, 1): only the estimate counts.
+    # The weights are the softmax of 0 (for the frame) and 50 (for the estimate). This is nearly
+    # (0, 1), so only the estimate counts.
     set_constant_weights(net, [0.0, 50.0])
     second_ratio = 2 * ratio
     confidence = torch.ones_like(ratio)

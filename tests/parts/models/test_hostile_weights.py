@@ -153,8 +153,8 @@ def test_members_that_are_compressed_are_not_unpacked(compressed_file, reader):
 
 
 def test_nested_lists_with_too_many_leaves_are_refused(tmp_path):
-    # Each list holds the former list twice. So 41 lists, which fit into a small file, have 2**40
-    # leaves.
+    # Each list holds the former list twice, so the leaves are 1, 2, 4, 8, ... The 41st list has
+    # 2**40 leaves, and all 41 lists fit into a small file.
     nested = ["x"]
     for _ in range(40):
         nested = [nested, nested]

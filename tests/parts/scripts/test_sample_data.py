@@ -112,7 +112,7 @@ def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, spike):
     panels = panels_of(strip, ["blurry", "spikes", "restored", "sharp", "error x5"])
     spikes = panels["spikes"][..., 0].astype(float)
     sharp = panels["sharp"][..., 0].astype(float)
-    # The image of the spikes is neither mostly white nor flat.
+    # The image of the spikes must not be mostly white, and must not be flat.
     assert (spikes > 230).mean() < 0.3
     assert spikes.std() > 25
     assert correlation(spikes, sharp) > 0.8

@@ -31,8 +31,8 @@ DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
 # The bar at the end of an epoch, in one row, e.g. "epoch 2: 100%|########| 5.1 it/s, 00:00:00 left,
 # loss 0.1234, lr 9.8e-04".
 BAR = r"epoch 2: 100%\|.{8,}\| [\d.e+]+ it/s, \d\d:\d\d:\d\d left, loss 0\.\d{4}, lr 9\.[78]e-04"
-# The line of a step in the log. The line of the first step has neither a speed nor a remaining
-# time.
+# The line of a step in the log. In the line of the first step, the speed and the remaining time are
+# missing.
 STEP = r"Epoch: \d, Iter: \d+, Loss: 0\.\d{4}, lr: [\de.-]+(, it/s: [\d.e+]+, eta: \d\d:\d\d:\d\d)?"
 # Width of the terminal.
 COLUMNS = 80
