@@ -342,9 +342,9 @@ def test_the_file_of_a_rank_is_found_although_the_rank_closes_another_file(monke
 # the error: it binds a Unix socket, whose name is a hash of user, machine and error. A process that
 # cannot bind this socket stays silent.
 
-# A program of another user, which binds the socket of an error first. If our process took this for
-# a claim of its own user, it would not report the error. The argument of the program is the text to
-# hash.
+# A program of another user, which binds the socket of an error first. Our process must report the
+# error nevertheless, because only a socket of its own user is a claim. The argument of the program
+# is the text to hash.
 SQUATTER = r"""
 import hashlib, socket, sys, time
 s = socket.socket(socket.AF_UNIX)

@@ -101,8 +101,9 @@ def test_a_validation_keeps_one_tile_of_a_clip_in_memory(validation):
 
 
 def test_each_tile_of_a_validation_is_a_sign_of_life(validation):
-    # 12 frames make 5 tiles of 4 frames, because neighbours share 2 frames by default
-    # (val.num_frame_overlapping). 3 frames make one tile.
+    # Neighbouring tiles share 2 frames by default (val.num_frame_overlapping). So 12 frames make 5
+    # tiles of 4 frames, which begin at the frames 0, 2, 4, 6 and 8. The two clips of 3 frames make
+    # one tile each.
     assert validation.signs_of_life == 5 + 1 + 1
 
 

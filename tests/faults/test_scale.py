@@ -226,8 +226,13 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server
             ranks[-1].fault = "silent"
         return verdicts
 
-    # The limit of 3 s is longer than the second before the rank falls silent. So no rank is named
-    # before the fault.
+    # In seconds after `begin`:
+    #
+    #     0    all ranks wait in the collective
+    #     1    the last rank falls silent: the fault
+    #     3    stall_s is over, so the watchdog looks for the cause
+    #
+    # So no rank is named before the fault.
     verdicts = verdicts_of(ranks, stall_s=3.0, is_over=is_over)
 
     assert verdicts == [Verdict(count - 1, "SILENT")]

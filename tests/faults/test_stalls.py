@@ -53,9 +53,9 @@ STALLED = 70
         ("stop", 2, 1, 6),
         ("kill", 3, 0, 6),
         ("forward", 1, 0, 6),
-        # In the kind "gil", C code never releases Python's global lock. With one rank, no other
-        # rank can notice. So the guard of the rank, a process that watches the rank from outside,
-        # ends the rank. This takes longer.
+        # In the kind "gil", C code never releases Python's global lock. There is no other rank that
+        # could notice this. So the guard ends the rank: a process that watches the rank from
+        # outside. The guard takes longer than another rank, so most_s is 9 and not 6.
         pytest.param("gil", 1, 0, 9, marks=pytest.mark.slow),
     ],
 )

@@ -491,10 +491,10 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
 
 # ---- All kinds -----------------------------------------------------------------------------------
 
-# The function of each kind of trial. It takes `share`, which part of the full number of trials is
-# run, and returns the results. The names are keys of faults.json. "stop", "gil", "kill" and
-# "exception" are kinds of faults (tests/faults/stalls.py). choose_victim says which rank a fault
-# strikes.
+# Name of each kind of trial -> its function. The function takes `share`, the fraction of the full
+# number of trials that is run (e.g. 0.5: half of them), and returns the results. The names are keys
+# of faults.json. "stop", "gil", "kill" and "exception" are kinds of faults
+# (tests/faults/stalls.py). choose_victim says which rank a fault strikes.
 KINDS_OF_TRIAL: dict[str, Callable[..., Results]] = {
     "stalls": partial(stalls, kinds=STALL_KINDS, full_number=3, choose_victim=waiting_rank),
     "deaths": partial(

@@ -47,7 +47,7 @@ def refusal_of(script: str, *arguments: str) -> str:
     assert result.exit_codes == [WRONG_OPTIONS], result.text
     assert result.text.count("Error: ") == 1
     assert "Traceback" not in result.text
-    # An error has four parts: its first part says what is wrong, and then come these three.
+    # An error has four parts. The first part says what is wrong. The other three parts are below.
     for part in ("  in ", "  expected ", "  do "):
         assert part in result.text
     return result.text

@@ -554,9 +554,9 @@ def test_two_jobs_on_one_host_meet_at_different_ports():
     assert len(ports) == 2
 
 
-# In these cases the launcher tells how many processes there are, but not where rank 0 is or which
-# rank this process is. So the run must be refused. message: the part of the error with the command
-# that the user should type.
+# In these cases the launcher tells how many processes there are. It does not tell the host of rank
+# 0, or it does not tell the rank of this process. So the run must be refused. message: the part of
+# the error with the command that the user should type.
 INCOMPLETE = [
     pytest.param(
         without(OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "mpirun -x MASTER_ADDR=", id="Open MPI"
