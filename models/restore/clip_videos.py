@@ -51,8 +51,9 @@ def open_videos(
             pixel_aspect=clip.pixel_aspect,
         )
         videos[kind] = stack.enter_context(video)
-        # Closing a video takes long: it encodes the last frames, and reads the file back. Then tell
-        # the watchdog that this rank still works.
+        # Closing a video takes long: it encodes the last frames, and reads the file back. The stack
+        # ends in the reverse order, so this call tells the watchdog that the rank still works
+        # directly before the video is closed.
         stack.callback(watchdog.go_on)
     return videos
 
