@@ -209,17 +209,19 @@ class VideoRecurrentTestDataset(TestClips):
     ) -> dict[str, Any]:
         """Return frames first ... first + count - 1 of a clip, with noise if sigma is given.
 
-        index: number of the clip. reverse: reverses time in the spikes, which these clips lack.
+        index: number of the clip. reverse: has no effect here, because these clips have no spikes.
         """
         item = super().read_frames(index, first, count, reverse)
         sigma = self.options["sigma"]
         if sigma is None:
             return item
         noisy_frames = []
+        # item["frames"] are the names of the frames, item["lq"] (T, 3, h, w) are their pixels.
         for stem, frame in zip(item["frames"], item["lq"], strict=True):
             # The generator depends on the name of the frame, because several tiles may read one
-            # frame and must see the same noise. crc32 turns the name into a number. (With
-            # `random_stream` in place of the older `published_stream`, scores would change.)
+            # frame and must see the same noise. crc32 turns the name into a number.
+            # utils/random_streams.py has two generators. The newer one, `random_stream`, would give
+            # other noise, so published scores could not be computed again.
             name = f"{item['key']}/{stem}"
             number = zlib.crc32(name.encode())
             rng = published_stream(self.seed, number)
@@ -286,6 +288,8 @@ class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
 class VideoRecurrentTrainVimeoDataset(TrainClips):
     """Random crops of Vimeo-90K clips, one sample for each clip. Name and keys are as in KAIR."""
 
+    # data/clip_dataset.py reads this: one sample for each clip, in place of one for each frame. The
+    # readers of data/clips/ then expect im1 ... im7 in each clip.
     septuplets = True
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

@@ -25,9 +25,13 @@ from utils.errors import DataError
 class ScaledWindow:
     """One crop of the frame on a `ScaledGrid`.
 
-    The window reads the spike pixels of the crop and a border of one spike pixel around them
-    (`crop`). The channels of these spike pixels are enlarged to RGB pixels (`size`), and the border
-    is cut off (`inner`). If the plane is stretched, the window reads the whole plane.
+    E.g. RGB rows 10 ... 19 of a frame that has 2 RGB pixels per spike pixel:
+
+        crop     spike rows 4 ... 10, which are read: the rows 5 ... 9 and a border of one row
+        size     14 RGB rows, to which the channels of the 7 spike rows are enlarged
+        inner    rows 2 ... 11 of the enlarged channels: the border is cut off
+
+    If the plane is stretched, the window reads the whole plane.
     """
 
     crop: Crop  # the crop of the spike plane, i.e. the spike pixels to read
@@ -52,7 +56,8 @@ class ScaledWindow:
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean firing rate and the mean colour (3,) of the pixels that both cameras see.
 
-        Both cameras have the same view, so these are all pixels of the arguments.
+        Both cameras have the same view, so the means are over all pixels of both arguments. The
+        border of one spike pixel is in the mean of the spikes only.
 
         stream: spikes (T, h, w) of `crop`, i.e. also of its border.
         image: (H, W, 3), the crop of the frame, which has no border.
@@ -76,20 +81,23 @@ class ScaledGrid:
 
         geometry: size of the spike planes. size: (H, W) of a frame.
         interpolation: a constant of OpenCV.
-        may_be_stretched: whether a frame may have any size (True for a user's own clips). E.g. a
-        plane of 250 x 400 and a frame of 360 x 640: no whole number of RGB pixels per spike pixel.
-        True: such a plane is stretched to the frame, and each window reads the whole plane. False:
-        such sizes are an error.
+        may_be_stretched: whether a frame may have a size that is no whole multiple of the plane,
+        e.g. a frame of 360 x 640 and a plane of 250 x 400:
+
+            True     the plane is stretched to the frame, and each window reads the whole plane.
+                     True for a user's own clips
+            False    DataError
         """
         height, width = size
-        # n, the number of RGB pixels along a side of a spike pixel. The sides of a crop are at
-        # multiples of n. n is computed from the heights, and `is_multiple` says whether the widths
-        # fit, too.
+        # `step` is n, the number of RGB pixels along a side of a spike pixel. The sides of a crop
+        # are at multiples of n. n is computed from the heights. E.g. 360 / 180 = 2. `is_multiple`
+        # says whether the widths fit, too.
         self.step = max(1, round(height / geometry.height))
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
         if not is_multiple and not may_be_stretched:
             _refuse_frame_of_no_multiple(geometry, size)
-        # Both are attributes of every grid (spike_grid.py). In this grid they are the same number.
+        # Every grid has the attributes `step` and `rgb_per_spike_pixel` (spike_grid.py). In this
+        # grid they are the same number.
         self.rgb_per_spike_pixel = self.step
         self.region = Crop(0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple

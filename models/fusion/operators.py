@@ -40,8 +40,9 @@ class NoFusion(Fusion):
 
     @classmethod
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
+        """Return the channels of the image and of the result of `on_input`, e.g. (3, 3)."""
         image_channels = in_chans or 3  # RGB unless the option file says otherwise
-        # `on_input` returns the image itself, so both numbers of channels are the same.
+        # `on_input` returns the image itself, so it has the same number of channels.
         return image_channels, image_channels
 
 
@@ -57,11 +58,12 @@ class ConcatFusion(Fusion):
 
     @classmethod
     def trunk_channels(cls, spike_channels: int) -> int:
-        return 3 + spike_channels  # of the result of `on_input`
+        """Return the channels of the result of `on_input`, which the rest of the network takes."""
+        return 3 + spike_channels
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
-        return torch.cat((image, spike), dim=2)
+        return torch.cat((image, spike), dim=2)  # (B, T, 3 + S, H, W)
 
 
 @FUSIONS.register("gated", given=("spike_channels",))

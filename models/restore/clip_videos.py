@@ -1,7 +1,7 @@
 """Open the videos that a test saves of a clip: the result, a comparison, and slow motion.
 
-finished_clip.py calls `open_videos` with a clip and with what is saved (`Outputs`). It gets a table
-{kind: open video}, and writes the frames into the videos, one by one.
+finished_clip.py calls `open_videos` with a clip and with what is saved (`Outputs`), and gets a
+table {kind: open video}. Then finished_clip.py writes the frames into the videos, one by one.
 
 What must stay: if the input is a video, the results have the time stamps of the input
 (tests/stories/test_main_test.py compares them). Free to change: how the pixels are encoded.

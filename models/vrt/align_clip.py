@@ -112,7 +112,7 @@ def _align_targets(
     """
     count, b, _, h, w = targets.shape
     targets_at_a_time = count
-    if in_cpu_form(targets):  # on a CPU
+    if in_cpu_form(targets):  # whether the tensor is on a CPU
         pixels_of_target = b * h * w
         # E.g. 2 clips of 16 x 16 pixels have 512 pixels per target: 2 targets at a time.
         targets_at_a_time = max(1, MOST_PIXELS_ON_CPU // pixels_of_target)
@@ -130,7 +130,10 @@ def _align_targets(
 def _with_zeros(x: Tensor, count: int, is_behind: bool) -> Tensor:
     """Add `count` frames of zeros to x (N, ...).
 
-    is_behind: whether the zeros come after the frames of x, or before them.
+    is_behind: True: the zeros come after the frames of x. False: before them. E.g. for 2 zeros:
+
+        True     x0 x1 0 0
+        False    0 0 x0 x1
     """
     if count == 0:
         return x

@@ -65,8 +65,7 @@ def runs_in_chunks(kernels: str) -> bool:
     """Say whether a layer runs chunk by chunk, and not as a whole under autograd.
 
     kernels: the option netG.kernels. Under torch.compile a layer runs as a whole with both values
-    of
-        the option.
+    of the option.
     """
     return kernels != "plain" and not torch.compiler.is_compiling()
 

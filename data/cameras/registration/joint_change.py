@@ -6,19 +6,24 @@ d_t (2,), to the right and down. But a change of the matrix moves all parts toge
 the left. A change is a linear combination of the k CHANGES of the model (matrix.py), with the
 amounts c (k,). It shifts part t by J_t c, where J_t is (2, k).
 
-In general no c makes all shifts exactly. So c is found by weighted least squares:
+In general no c makes all shifts exactly. So c is found by weighted least squares. Of each part:
 
-    c = (sum J' W J)^-1 sum J' W d        W = (V + extra I)^-1   weight of a part, (2, 2)
+    V (2, 2)    variance of the shift of the part
+    extra       additional variance, the same for all parts and directions: the shift also depends
+                on the depth of the objects in the part (parallax)
+    W (2, 2)    weight of the part: (V + extra I)^-1
 
-The sums are over the parts. V (2, 2) is the variance of the shift of a part. The shift also depends
-on the depth of the objects in the part (parallax). This is treated as an additional variance,
-`extra`, the same for all parts and directions.
+    c = (sum J' W J)^-1 sum J' W d        the sums are over the parts
+
+E.g. one change that moves every part to the right by 1 (J = (1, 0)), and two parts with shifts of
+2 and 4 to the right and equal weights: c = (2 + 4) / (1 + 1) = 3, the mean shift. What remains of
+the shifts is -1 and 1. The unit of length is half a side of the plane.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are
 t: part, i and j: directions (0 right, 1 down), a and b: changes of the matrix. In a shape, t is the
-number of parts. An einsum must not become a product `@`, which may sum in another order and change
-the last bit of a result.
+number of parts. Do not replace an einsum by a product `@`, nor one of the products `@` below by an
+einsum. The other form may sum in another order, which changes the last bit of a result.
 
 What must stay: the bits of the result (fit.py says why).
 
@@ -54,12 +59,14 @@ def join_shifts(
 
 
 def _extra_variance(J: np.ndarray, shifts: np.ndarray, variances: np.ndarray) -> float:
-    """Return the variance of the shifts that comes from parallax, in squared half sides.
+    """Return the variance of the shifts that comes from parallax, in (half a side of the plane)^2.
 
-    The shifts that remain after the change should be as large as their variances say. Then the sum
-    of their weighted squares is equal to the degrees of freedom: the number of shifts minus the
-    number of changes. The result is the `extra` for which this is true (the method of Paule and
-    Mandel). It is nearly 0 if the sum is smaller even without an additional variance.
+    What remains of each shift after the change, divided by its standard deviation, should have a
+    size of about 1. Then the sum of the squares of these quotients is about the number of shifts
+    minus the number of changes (the degrees of freedom). E.g. 16 parts have 32 shifts, so with 4
+    changes the sum should be 28. The result is the `extra` for which the sum is equal to this
+    number (the method of Paule and Mandel). The result is nearly 0 if the sum is smaller even
+    without an additional variance.
 
     J, shifts, variances: as in `_joint_change`.
     """
@@ -88,8 +95,8 @@ def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
 
     changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
     """
-    # The motion (dx, dy, dz) of a place is the change (3, 3) times (x, y, z):
-    # moved[t, k, i] = sum over j of changes[k, i, j] places[t, j].
+    # The motion (dx, dy, dz) of a place t by a change k is the change (3, 3) times (x, y, z):
+    # moved[t, k] = changes[k] @ places[t].
     moved = np.einsum("kij,tj->tki", changes, places)  # (t, k, 3)
     dx_dy = moved[..., :2]  # (t, k, 2)
     dz = moved[..., 2:]  # (t, k, 1)

@@ -68,16 +68,25 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
 class NearestSpikes(NamedTuple):
     """The spike of each pixel that is nearest to each edge, each field (edges, h, w)."""
 
-    times: np.ndarray  # in planes; NO_SPIKE where no spike counts
+    # In planes. NO_SPIKE where the pixel has no spike from the first edge to the last one.
+    times: np.ndarray
     counts: np.ndarray  # number of spikes of the pixel up to and including this spike
 
 
 def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     """Return the nearest spikes to each edge. Of two equally near spikes, the earlier one counts.
 
-    Two spikes are compared for an edge: the last spike up to the edge, and the next spike after it.
-    E.g. the edge 8 and spikes at 3, 9 and 16: the last spike is 3, the next spike is 9, and 9 is
-    nearer.
+    Two spikes are compared for an edge: the last spike up to the edge, and the next spike after the
+    edge. The result is the nearer one. If one of them is missing, the result is the other one. E.g.
+    for a pixel with spikes at 3, 9 and 16:
+
+        edge    last    next    result
+        2       -       3       3         no last spike
+        8       3       9       9         the distances are 5 and 1
+        14      9       16      16        the distances are 5 and 2
+        17      16      -       16        no next spike
+
+    A pixel without any spike has NO_SPIKE.
 
     stream, edges: see `spike_intervals`.
     """
@@ -97,6 +106,8 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     next_spikes = _next_spikes(pieces.first_spikes, after_stream)
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
 
+    # Masks (edges, h, w): `takes_last` and `takes_next` say which of the two spikes is the result.
+    # Both are False where there is neither spike.
     has_last = last_spikes > NO_SPIKE
     has_next = next_spikes < after_stream
     edge_times = edges.astype(np.int32)[:, None, None]
@@ -112,13 +123,14 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
 def _next_spikes(first_spikes: np.ndarray, after_stream: int) -> np.ndarray:
     """Return the next spike after each edge, (edges, h, w), `after_stream` if there is none.
 
-    The next spike is the earliest of the first spikes of all later pieces. After the last edge, no
-    spike counts.
+    The next spike is the earliest of the first spikes of all later pieces. Spikes after the last
+    edge are ignored, so the last edge has no next spike.
 
     first_spikes: first spike of the piece of each edge, (edges, h, w).
     """
     # Take the minimum from the last piece to the second. `accumulate` only goes forwards, so the
-    # pieces are reversed before and after it. E.g. (- is no spike, a number larger than all others)
+    # pieces are reversed before the call, and reversed again after the call. E.g.
+    # (- is no spike, a number larger than all others)
     #
     #     first_spikes            -     3     -    16
     #     from_last_to_second    16     -     3

@@ -54,7 +54,7 @@ def window_attention(
     mutual: whether the two frames of a window attend to each other.
     """
     frames_of_window = 2 if mutual else 1
-    tokens = qkv.shape[1] // frames_of_window  # T
+    tokens = qkv.shape[1] // frames_of_window  # T, e.g. 128 of S = 128, or 64 if `mutual`
     region_row, regions = mask_table(spans, tokens, mutual, qkv.device)
     # The kernels compute addresses in qkv. With another layout they would read wrong numbers, and
     # there would be no error.
@@ -77,8 +77,14 @@ class GpuAttention(torch.autograd.Function):
     ) -> Tensor:
         """Return the output O, (windows, tokens, heads * channels), in the dtype of qkv.
 
-        `tokens` are all tokens of a window. T is the number of tokens that attend to each other:
-        `tokens`, or half of them if `mutual`. For the kernels each group of T tokens is a window.
+        In mutual attention the two frames of a window attend to each other. For the kernels, each
+        of these frames is a window of its own. E.g. 1000 windows of 128 tokens:
+
+                               not mutual    mutual
+            windows            1000          1000
+            tokens             128           128       S, all tokens of a window
+            windows_of_kernel  1000          2000
+            tokens_of_kernel   128           64        T, the tokens of a window of the kernels
 
         qkv: (windows, tokens, 3, heads, channels).
         bias: (heads, T, T) or None.
@@ -90,13 +96,13 @@ class GpuAttention(torch.autograd.Function):
         constants = kernel_constants(
             qkv, mutual, has_bias=bias is not None, has_mask=region_row is not None
         )
-        # For the kernels, each of the two frames of mutual attention is a window of its own.
         windows_of_kernel = 2 * windows if mutual else windows
-        tokens_of_kernel = constants["TOKENS"]  # T: half of the tokens if `mutual`
+        tokens_of_kernel = constants["TOKENS"]  # T
         out = qkv.new_empty(windows, tokens, heads * channels)
         log_sums = qkv.new_empty(windows_of_kernel, heads, tokens_of_kernel, dtype=torch.float32)
-        # The kernels compute 2^x instead of e^x, so the bias gets the factor log2(e). LOG2_E is a
-        # constant of Triton, and `.value` is its number.
+        # The kernels compute 2^x instead of e^x, so all logits need the factor log2(e). The bias
+        # gets the factor here. `scale` gets the factor in `launch_forward` and
+        # `BackwardPass.launch`. LOG2_E is a constant of Triton, and `.value` is its number.
         scaled_bias = None if bias is None else (bias * LOG2_E.value).to(qkv.dtype)
         launch_forward(
             qkv=qkv,
@@ -113,6 +119,8 @@ class GpuAttention(torch.autograd.Function):
         ctx.constants = constants
         return out
 
+    # A second derivative would be wrong, because autograd does not see what the kernels compute. So
+    # @once_differentiable makes torch raise an error for a second derivative.
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -131,18 +139,22 @@ class GpuAttention(torch.autograd.Function):
             out=out,
             grad=_with_even_rows(grad),  # the kernels need rows at equal distances
             log_sums=log_sums,
-            # Memory for sum(dO * O) of each query. The kernel of one pass needs no memory for it.
+            # Memory for sum(dO * O) of each query, which the gradient of the softmax contains. The
+            # kernel of one pass computes the sum where it needs it, so there is no memory.
             delta=None if is_one_pass else torch.empty_like(log_sums),
             grad_qkv=grad_qkv,
             scale=ctx.scale,
             constants=ctx.constants,
         )
+        # Most backward kernels compute the logits transposed, keys x queries, because dV and dK
+        # need the weights and dS in this order. So these kernels read a transposed bias.
         transposed_bias = None
         if scaled_bias is not None:
             transposed_bias = scaled_bias.transpose(1, 2).contiguous()  # (heads, keys, queries)
 
-        # One sum of dS for each group of windows, (groups, heads, keys, queries). A program sums
-        # the windows of a group (`_group_size` in kernels/launches.py).
+        # One sum of dS for each group of windows, (groups, heads, keys, queries). A program, i.e.
+        # one instance of a Triton kernel, sums the windows of a group (`_group_size` in
+        # kernels/launches.py).
         if is_one_pass:
             sums = launch_one_pass(backward_pass, transposed_bias)
         else:

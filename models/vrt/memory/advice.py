@@ -86,9 +86,10 @@ def suggest_changes(
 def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> str:
     """Return the options for a smaller batch and more micro-batches, or "" for a batch of one clip.
 
-    The product of both numbers stays, so the step stays the same. E.g. a batch of 9 clips becomes 3
-    clips, with three times the number of micro-batches. With train.global_batch_size, the program
-    chooses the number of micro-batches, so that a step has this number of clips or the nearest one.
+    E.g. a batch of 9 clips becomes 3 clips, with three times the number of micro-batches. The
+    product of both numbers stays, so the step stays the same. If train.global_batch_size is set,
+    the program chooses the number of micro-batches: a step has train.global_batch_size clips, or
+    the nearest number that is possible.
     """
     batch = 1 if data is None else data.dataloader_batch_size
     if batch <= 1:
@@ -102,6 +103,7 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
     if train.global_batch_size is not None:
         # The number of micro-batches follows from this option (Options.for_ranks).
         return fewer_at_a_time
+    # E.g. 2 micro-batches of 9 clips become 2 * 9 // 3 = 6 micro-batches of 3 clips.
     micro_batches = train.accumulation_steps * batch // fewer
     return f"{fewer_at_a_time} train.accumulation_steps={micro_batches}"
 
@@ -113,6 +115,7 @@ def _checkpointing_everywhere(netG: Section) -> str:
     block of VRT. For another network the result is "", because its options lack these keys.
     """
     keys = []
+    # Two keys switch the recomputation on. The other two keys list stages that are left out of it.
     for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
         if getattr(netG, key, None) is False:
             keys.append(f"netG.{key}=true")
@@ -128,7 +131,9 @@ def _smaller_crops(data: LoaderOptions | None, spec: InputSpec) -> str:
     The side is rounded down to a multiple that the network takes. Returns "" if such crops are too
     small for the network.
     """
-    side = getattr(data, "gt_size", 0) // spec.scale  # side of the input, in pixels; 0 if unknown
+    # Side of the input, in pixels. Without datasets or without the key gt_size, the side is 0, so
+    # the result is "".
+    side = getattr(data, "gt_size", 0) // spec.scale
     smaller_side = side * 3 // 4
     smaller_side -= smaller_side % spec.multiple
     if smaller_side < max(spec.least_size):
