@@ -81,8 +81,9 @@ class Augment(Crop):
         counted from the top and from the left of the region, so that no spike pixel is cut.
         hflip, rot, reverse: which flips are allowed. rot allows vflip and transpose.
         """
-        # All random numbers are drawn in this order, also for flips that are not allowed. So if a
-        # user forbids one flip, the crops and the other flips of all samples stay the same.
+        # The crop begins at a random multiple of `step`, and each flip has the chance 1/2. All
+        # random numbers are drawn in this order, also for flips that are not allowed. So if a user
+        # forbids one flip, the crops and the other flips of all samples stay the same.
         top = region.top + _random_start(rng, region.height - patch, step)
         left = region.left + _random_start(rng, region.width - patch, step)
         wants_hflip, wants_vflip, wants_transpose, wants_reverse = (rng.random(4) < 0.5).tolist()
@@ -148,9 +149,11 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # The channels are divided by a firing rate, and this number multiplies the rate. E.g. with
-    # threshold 2, a pixel fires half as often. With the factor 0.5, the channels are as bright as
-    # before. With the factor 1, they are half as bright, and nothing tells the network why.
+    # Whether the changed threshold is known. The channels are divided by a firing rate, and this
+    # number multiplies the rate. E.g. with threshold 2, a pixel fires half as often:
+    #
+    #     0.5    known: the channels are as bright as before
+    #     1      not known: the channels are half as bright
     known_rate_factor: float
     # Spikes per plane of a pixel without light.
     dark: float = 0.0

@@ -128,9 +128,10 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
         for index, result in zip(in_round, new_results, strict=True):
             results[index] = result
             # Write each result at once, so that it is kept if the run ends during a later round.
+            # Without a file, e.g. on another rank than rank 0, `_write_result` does nothing.
             _write_result(result, kept_files[index])
 
-    # Without an option file there is no folder in which results are kept.
+    # RUN.checks_folder is the folder in which results are kept. Without an option file it is None.
     if is_main and RUN.checks_folder:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
         seconds = time.monotonic() - begin
@@ -175,7 +176,10 @@ def _fit_on_ranks(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 
 
 def _fit_clip(clip: Clip, files: Any) -> FitResult:
-    """Fit the calibration of a clip to FRAMES of its blurry frames and their spikes."""
+    """Fit the calibration of a clip to FRAMES of its blurry frames and their spikes.
+
+    files: object that reads frames (`images`) and spikes (`stream`), see `calibrate_clips`.
+    """
     height = clip.spikes.geometry.height  # of a spike plane
     width = clip.spikes.geometry.width
     size = (height, width)
@@ -192,6 +196,8 @@ def _fit_clip(clip: Clip, files: Any) -> FitResult:
             for piece in exposure.pieces:
                 pieces.append(files.stream(clip, piece, whole_plane))
         stream = np.concatenate(pieces)  # (T, h, w)
+        # `stream` has exposure.before planes of context, then the planes of the exposure itself
+        # (`own`), then context again.
         views.append(View(rgb, stream, before=exposure.before, count=exposure.own.count))
     # `fit` needs exposures of one length. E.g. the last exposure of a clip has 50 planes, and the
     # others have 56. Leave out every exposure whose length differs from the length of the first.

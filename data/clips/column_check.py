@@ -131,7 +131,11 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 
 
 def _refuse_clips(columns: Columns, source: Source) -> None:
-    """Refuse clips that are not the clips of the meta file, or have names that cannot be used."""
+    """Refuse clips that are not the clips of the meta file, or have names that cannot be used.
+
+    Several demands name the same column "clips". This is enough, because after each refusal the
+    data are checked anew.
+    """
     number_of_clips = len(columns["frames"])
     names = Texts(columns["clips"]).read(0, number_of_clips)
     set_of_names = set(names)
@@ -161,7 +165,7 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     frame_counts: number of frames of each clip.
     in_lmdb: whether the root is an LMDB.
     """
-    file_counts = columns[f"{kind}_counts"].astype(np.int64)
+    file_counts = columns[f"{kind}_counts"].astype(np.int64)  # wide enough for their sum
     _demand(len(file_counts) == len(frame_counts), kind)
     _demand_all(file_counts >= 1, kind)
     if kind == "spike":
@@ -179,7 +183,7 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     for name in ("bytes", "times"):
         _demand(len(columns[f"{kind}_{name}"]) == number_of_files, kind)
 
-    # Each clip has one folder.
+    # Each clip has one folder. The column "<kind>_places" has the folders.
     folders = Texts(columns[f"{kind}_places"])
     _demand(len(folders) == len(frame_counts), kind)
     for folder in folders.read_all():

@@ -7,8 +7,8 @@ environment. Without two rules, a read could end the process or give wrong data:
   file would end the process without an error of Python
   (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
 * There is one environment for each root, because a process may open a database only once
-  (test_threads_that_begin_together_open_an_lmdb_once). None is open during a fork, because a child
-  process may not use an environment of its parent.
+  (test_threads_that_begin_together_open_an_lmdb_once). No environment is open during a fork,
+  because a child process may not use an environment of its parent.
 
 What must stay: both rules. Free to change: the texts of the errors, and the settings of `lmdb.open`
 that only concern speed.
@@ -50,8 +50,8 @@ def _transaction(root: str) -> Generator[Any]:
     Values are views of the mapped file. They are not valid after the block, so copy them.
     Raises DataError if the LMDB is damaged, even if this shows only within the `with` block.
     """
-    environment = open_environment(root)
-    import lmdb
+    environment = open_environment(root)  # OptionError if the package lmdb is missing
+    import lmdb  # after the line above, so that its error is raised first
 
     try:
         # buffers=True makes each value a view of the mapped file, and no copy.

@@ -221,6 +221,7 @@ def refuse_header(header: Header, path: str) -> None:
 def has_other_numbers(header: Header) -> bool:
     """Return whether the values of a picture are not whole numbers of at most 16 bits.
 
+    E.g. True for floating-point numbers, and for whole numbers of 32 bits.
     `refuse_header` refuses such a picture.
     """
     return header.is_float or header.bits > 16
@@ -247,8 +248,8 @@ def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, pat
 def image_size(path: str) -> tuple[int, int]:
     """Return (height, width) of an upright image.
 
-    A PNG says its size in its header. Images of other formats are decoded, so that the size is
-    certain.
+    A PNG says its size in its header. Images of other formats are decoded, and the size is the size
+    of the decoded picture, which is upright.
     """
     header = png_header(path)
     if header is None:

@@ -23,8 +23,8 @@ from typing import TypeVar
 THREADS = 16
 # Number of items that a thread takes at once. Giving items to a thread takes some microseconds, so
 # a smaller number would be slow for a million files. With a larger number, a few threads would
-# still work at the end while the others are idle. Chosen by hand. root_check.py and
-# unchanged_data.py give smaller numbers for whole clips.
+# still work at the end while the others are idle. Chosen by hand. In root_check.py and
+# unchanged_data.py an item is a whole clip, which takes longer, so they give smaller numbers.
 ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")

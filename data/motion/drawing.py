@@ -24,16 +24,18 @@ import numpy as np
 from data.motion.shifts import Motion
 from utils.contract import FramePicture
 
-# The full colour begins at a length that is chosen for each picture, so that this share of the
-# displacements is longer. If only the longest displacement had the full colour, one wrong
-# displacement could make all others pale.
+# This share of the displacements of a picture, the longest ones, has the full colour. If only the
+# longest displacement had the full colour, one wrong displacement could make all others pale.
 SHARE_ABOVE_FULL_COLOUR = 0.05
-# Least length in pixels that has the full colour. So a picture of shorter displacements is pale.
+# A displacement shorter than this number of pixels never has the full colour. So a picture of short
+# displacements is pale.
 FULL_COLOUR_AT_LEAST = 1.0
 # A motion is drawn as not trusted if both conditions are true (`untrusted_pixels`):
 #
 #     error > MOST_ERROR_SHARE * length
 #     error > HARMLESS_ERROR           in pixels; nobody sees the effect of a smaller error
+#
+# Here `length` is the pixel's mean distance from its position at the sharp instant.
 MOST_ERROR_SHARE = 0.5
 HARMLESS_ERROR = 0.5
 # The cover where the motion is not trusted, chosen by hand.

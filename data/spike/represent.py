@@ -89,9 +89,8 @@ def represent(
     """
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
-        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact: around
-        # plane 28 they show the time 27.5, because the light of plane 28 was collected between the
-        # planes 27 and 28.
+        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact. The light
+        # of plane 28 was collected between the planes 27 and 28, so around plane 28 they show 27.5.
         center = math.ceil(center)
     # A function that takes context must know where the exposure ends. If the user has not set its
     # option half_exposure, i.e. the planes of the exposure on each side of the center, it is
@@ -121,13 +120,15 @@ def _channels_in_reverse(
     There are two ways (`Representation.reverses_channels` says which one a function needs):
 
         * Most functions get the reversed stream.
-        * Some functions spread windows over the stream. They get the stream as it is, and their
-          channels are put in reverse order.
+        * Some functions spread windows over the stream, e.g. 5 windows over 56 planes. They get the
+          stream as it is, and their channels are put in reverse order.
 
     The second way is needed because the middles of spread windows are rounded to planes, which
     would move the windows in the reversed stream. E.g. the middle of 56 planes is 27.5, which is
-    rounded to plane 28 in both streams. But plane 28 of the reversed stream is plane 27 of the
-    stream.
+    rounded to plane 28 in both streams:
+
+        in the stream             plane 28
+        in the reversed stream    plane 28, which is plane 55 - 28 = 27 of the stream
 
     options: arguments of the function besides stream and center.
 
@@ -136,6 +137,7 @@ def _channels_in_reverse(
     if chosen.reverses_channels(**options):
         channels = chosen.function(stream, center, **options)
         return np.ascontiguousarray(channels[::-1])
+    # The time that the channels show, minus the center, in half planes (registry.py).
     lag = chosen.lag_in_half_planes(**options)
     reversed_center = _center_in_reversed(len(stream), center, lag)
     return chosen.function(stream[::-1], reversed_center, **options)

@@ -40,7 +40,8 @@ class ClipScorer:
     ) -> None:
         """Choose the metrics.
 
-        metric: the section `metric` of the options.
+        metric: the section `metric` of the options. `metric.more` has the names of the metrics that
+            are computed besides METRICS_OF_TESTS.
         more_scores: function that computes additional scores, or None.
         is_grey: whether the restored frames have no colour.
         """
@@ -76,7 +77,8 @@ class ClipScorer:
                 blurry_image = scored_values(blurry, self.number_format)
                 self._add_frame("input", blurry_image, sharp, self.metrics_of_input)
         if instant_count > 1 and "gt_instants" in item:
-            sharp_instants = item["gt_instants"].unflatten(0, (instant_count, -1))  # (K, 3, H, W)
+            # (3 K, H, W) -> (K, 3, H, W)
+            sharp_instants = item["gt_instants"].unflatten(0, (instant_count, -1))
             sharp_images = scored_values(sharp_instants, self.number_format)  # (K, H, W, 3)
             for number in range(instant_count):
                 add_scores(

@@ -57,7 +57,7 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
 
     views: the details of each view, at least one. sigma: size of the details in spike pixels.
     """
-    # Find the best coefficients of the features for the present matrix and times.
+    # Explain the details of each frame for the present matrix and times.
     explanation = explain(views)
     estimate.explained = explanation.explained
     equations = normal_equations(estimate, views, explanation)
@@ -65,8 +65,11 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     middle = NO_MIDDLE
     if estimate.fits_times:
         middle = middle_of(estimate, equations)
-    P, p = _priors(estimate, equations.H, noise, middle.is_fitted)  # (k,) each, P as its diagonal
-    A = with_larger_diagonal(equations.H, P)  # H + P, (k, k)
+    # Both (k,). P: the weight of the prior of each unknown. p: the distance of the unknown from its
+    # nominal value. The prior pulls the unknown back by this distance.
+    P, p = _priors(estimate, equations.H, noise, middle.is_fitted)
+    A = with_larger_diagonal(equations.H, P)  # H + P, (k, k), with P as a diagonal matrix
+    # The data alone give the step -H^-1 g. The priors add P to H, and their gradient P p to g.
     step = step_within_limits(A, equations.g + P * p, estimate.limits_of_time_steps())
 
     # `change_matrix` and `change_times` change the estimate in place. `change_matrix` scales a step
@@ -118,11 +121,15 @@ def _set_time_errors(
 def _priors(
     estimate: Estimate, H: np.ndarray, noise: float, fits_middle: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the priors: the diagonal of P (k,), and p (k,).
+    """Return the priors: the weight P of each unknown (k,), and its distance p (k,).
 
-    An unknown without a prior has 0 in both arrays. A prior has the weight noise / spread^2, so it
-    counts more in a clip with more noise. The spreads are SPREAD_OFFSET, SPREAD_SHARE and
-    SPREAD_ROLL, in planes.
+    p is the distance of an unknown from its nominal value. An unknown without a prior has 0 in both
+    arrays. A prior has the weight noise / spread^2, so it counts more in a clip with more noise.
+    The spreads in planes, for an exposure of 56 planes:
+
+        middle    SPREAD_OFFSET              15
+        length    SPREAD_SHARE * 56 planes   16.8
+        roll      SPREAD_ROLL * 56 planes    5.6
 
     H: the sums of the round, (k, k). Its diagonal has the weights that the data give the unknowns.
     noise: the variance of a residual, increased because neighbours share their noise
@@ -131,8 +138,8 @@ def _priors(
     """
     P = np.zeros(len(H))
     p = np.zeros(len(H))
-    # With this weight the data hardly count. So the step of a value is -p, up to rounding: it leads
-    # to the nominal value.
+    # The step of a value alone is -(g + P p) / (H + P). If P is far larger than H, the step is
+    # about -p, so it leads to the nominal value.
     keeping_weights = KEEPING_WEIGHT * np.diag(H)
     if estimate.fits_times:
         spread_of_length = SPREAD_SHARE * estimate.nominal_planes
@@ -168,7 +175,8 @@ def step_within_limits(
     forth, round by round.
 
     A: H + P, (k, k). gradient: g + P p, (k,).
-    limits: smallest and largest step of each time, (3,) each, or (0,) each if no times are fitted.
+    limits: smallest and largest step of each time, (3,) each. If no times are fitted: two empty
+    arrays, so that no time is at a limit.
     """
     step = -np.linalg.solve(A, gradient)
     least, most = limits

@@ -175,9 +175,9 @@ def _spikes_before_edges(stream: np.ndarray, edges: list[int], no_first: int) ->
     piece_begin = max(edges[0] - 1, 0)
     for edge in edges:
         planes = stream[piece_begin:edge]
-        # A spike has the time at which its plane ends. Where a plane has no spike, it counts as
-        # later than all spikes in `min`, and as earlier in `max`. `initial` is the result for an
-        # empty piece.
+        # A spike has the time at which its plane ends. `min` gives the first spike, and `max` the
+        # last one. A plane without a spike must change neither, so it gets the time `no_first`
+        # before `min`, and 0 before `max`. `initial` is the result for an empty piece.
         plane_ends = np.arange(piece_begin + 1, edge + 1, dtype=np.int32)[:, None, None]
         times_or_later = np.where(planes, plane_ends, no_first)  # (planes, h, w)
         times_or_0 = planes * plane_ends

@@ -64,7 +64,9 @@ class NetworkChannels:
 
     utils.contract.JointEquations lists the channels.
 
-    system: the equations. pixels: what the spike pixels see of a frame.
+    system: the equations.
+    pixels: the map between a frame and the spike pixels. Calling it gives what the spike pixels see
+        of a frame. Its method `to_frame` interpolates numbers of spike pixels to RGB pixels.
     recording: what was recorded of the frame. groups: the motion within the exposure.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     """
@@ -83,7 +85,8 @@ class NetworkChannels:
         self._motion_error = groups.motion_error
         device = groups.shifts.device
 
-        # What the spikes around the sharp instant show, in display values (h, w).
+        # What the spikes around the sharp instant show, in display values (h, w). rate / gain is
+        # what the spike camera has integrated, 1 at full light.
         window = recording.window(recording.sharp, INSTANT_PLANES)
         [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
         self._spikes_at_instant = _display_of(tensor_of(rate / gain, device), system.is_display)
@@ -94,7 +97,7 @@ class NetworkChannels:
     def evidence(self) -> Tensor:
         """Return what is known of each pixel before any step: six channels (6, H, W).
 
-        0  logarithm of the precision of its grey value by the spikes
+        0  logarithm of the precision, 1 / variance, of the grey value that the spikes give
         1  square root of the length of its motion
         2  square root of the expected error of this motion
         3  logarithm of the spikes per plane in a median interval
@@ -105,9 +108,12 @@ class NetworkChannels:
         about 1 or less. A new channel needs another number of channels in
         models/fusion/fusion_motion.py, and new training.
         """
-        # Numbers of each pixel, (H, W) each. The precision is at least 1, because it is 0 for a
-        # pixel without spikes, and log(0) is infinite. E.g. an error of 0.03 is a precision of
-        # 1 / 0.03^2, about 1000, which becomes 0.
+        # Numbers of each pixel, (H, W) each. A pixel without spikes has the precision 0. `clamp`
+        # raises this precision to 1, because log(0) is infinite. E.g.
+        #
+        #     no spikes     precision 0                          channel -3
+        #     error 0.03    precision 1 / 0.03^2, about 1000     channel 0
+        #
         precision = self._precision().clamp(min=1).log10() - 3
         motion_length = 0.3 * self._motion_length.sqrt()  # e.g. 11 pixels -> 1
         motion_error = 0.3 * self._motion_error.sqrt()
@@ -135,12 +141,15 @@ class NetworkChannels:
         5       size of the residuals of the spike equations at this pixel, 0 to 1
         6       by how much the spikes of the sharp instant are brighter than z, in display values
         """
+        # Limited residuals: r_b (3, H, W) of the RGB equations, r_s (M, h, w) of the spike
+        # equations.
         r_b, r_s = _limited_residuals(self._system, z)
         colour_change, grey_change = _changes(self._system, z, (r_b, r_s), self._precision())
         size_of_r_b = luma(r_b.abs())  # (1, H, W)
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
-        size_of_r_s = r_s.abs().mean(0) / CAUCHY  # (h, w), at most 1
+        # `_limited_residuals` limits |r_s| to CAUCHY, so this is at most 1. (h, w)
+        size_of_r_s = r_s.abs().mean(0) / CAUCHY
         # In display values, (h, w).
         brightness_missing = self._spikes_at_instant - self._seen_at_instant(z)
         on_spike_pixels = torch.stack((size_of_r_s, brightness_missing))  # (2, h, w)

@@ -1,15 +1,15 @@
 """Hold the equations of both cameras, and say by how much a frame misses each of them.
 
-The unknown is the sharp frame z, (3, H, W), display values. Both cameras have recorded it along its
-motion:
-
-    B x = b    RGB equations, one per pixel and colour of the blurry frame, weights w_b
-    S l = y    spike equations, one per interval between two spikes of a pixel, weights w_s:
-               (M, h, w), i.e. M for each of the h x w spike pixels
+The unknown is the sharp frame z, (3, H, W), display values. Both cameras have recorded this frame
+along its motion:
 
     x = z^2.2    light of z
-    l            what the spike camera integrates: luma of x, the light, or luma of z, the display
-                 values
+    l            what the spike camera integrates, (1, H, W): luma of x if the camera integrates
+                 light, luma of z if it integrates display values
+
+    B x = b      RGB equations, one per pixel and colour of the blurry frame, weights w_b
+    S l = y      spike equations, one per interval between two spikes of a pixel, weights w_s:
+                 (M, h, w), i.e. M for each of the h x w spike pixels
 
 A residual r is the right side minus the left side: b - B x, or y - S l. A weight w is 1 / (expected
 error). So w r is a residual in multiples of its expected error, about 1 if all is well.
@@ -51,7 +51,7 @@ CAUCHY = 2.0
 class System:
     """All equations of an exposure. They do not change after the object is made.
 
-    cameras: A = (B, S), what both cameras see of a frame.
+    cameras: the linear maps B and S, together called A: what both cameras see of a frame.
     rgb: right side b and weights w_b of B x = b.
     spikes: right side y and weights w_s of S l = y.
     is_display: True if the spike camera integrates display values. False if it integrates light.
@@ -96,8 +96,11 @@ class System:
 
             w / sqrt(1 + (w r / c)^2)       c = CAUCHY
 
-        Least squares with these weights minimise Cauchy's rho. E.g. with c = 2, an equation whose
-        residual is twice its expected error 1 / w gets the weight w / sqrt(2).
+        Least squares with these weights find the minimum of the sum of Cauchy's rho if weights and
+        frame are computed in turn, several times. `solve` (solution.py) does so.
+
+        E.g. with c = 2, an equation whose residual is twice its expected error 1 / w gets the
+        weight w / sqrt(2).
 
         r_b: (3, H, W). r_s: (M, h, w). Returns weights of the same shapes. The three colours of a
         pixel are weakened alike, by the mean of their squares, because one motion moves all three.

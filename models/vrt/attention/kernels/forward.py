@@ -82,7 +82,8 @@ def forward_kernel(
         program 6     head 0, queries 64 ... 127, window 0
         program 12    head 0, queries  0 ...  63, window 1
     """
-    # What this program computes: the tile, the head, and the windows first ... end - 1.
+    # What this program computes: the tile, the head, and the windows first ... end - 1. The next
+    # two functions compute these numbers from the number of the program (tl.program_id).
     group = _group_of_program(HEADS, TILES=TOKENS // QUERIES)
     head, tile = _head_and_tile(HEADS, TILES=TOKENS // QUERIES)
     first, end = _windows_of_group(group, group_size, window_count)
@@ -124,7 +125,9 @@ def forward_kernel(
             )  # fmt: skip
             new_top = tl.maximum(top, tl.max(logits, 1))  # (QUERIES,)
             weights = tl.exp2(logits - new_top[:, None])  # (QUERIES, KEYS)
-            factor = tl.exp2(top - new_top)  # (QUERIES,), 1 if the top has not changed
+            # (QUERIES,). 0 for the first tile of keys, 1 if the top has not changed. It is never
+            # NaN, because a mask adds a finite number, so `new_top` is not -infinity.
+            factor = tl.exp2(top - new_top)
             total = total * factor + tl.sum(weights, 1)
             # tl.dot(a, b, c) is a b + c: here weights v + result * factor.
             result = tl.dot(weights.to(v.dtype), v, result * factor[:, None])

@@ -9,8 +9,16 @@ windows. Usually a group has one window, so that as many programs as possible ru
 that sum dS, the gradient of the logits, go through several windows: each group writes one (T, T)
 sum per head, and with fewer groups there are fewer sums to write.
 
-Letters: n windows, T tokens in a window. In mutual attention each of the two frames of a window
-counts as a window here.
+Letters:
+
+    n        number of windows. In mutual attention each of the two frames of a window counts as a
+             window here
+    T        tokens in a window
+    O, dO    output of the attention, and its gradient
+    L        log-sum-exp of each query
+    delta    sum of dO * O over the channels, for each query
+
+The kernels compute 2^x in place of e^x, so the bias and the scale get the factor log2(e).
 
 What must stay: the number of windows in a group that sums dS, because it decides the order of the
 sum, and so the last bits of the gradient of the bias. No test notices another order.
@@ -73,11 +81,13 @@ def launch_forward(
     scale: float,
     constants: dict[str, Any],
 ) -> None:
-    """Fill `out` with O and `log_sums` with L.
+    """Fill `out` with the output O, and `log_sums` with the log-sum-exp L of each query.
 
     qkv: (n, T, 3, heads, channels) in memory, contiguous.
-    bias: (heads, queries, keys), times log2(e), or None.
-    region_row, regions: the masks, see `BackwardPass`.
+    bias: (heads, queries, keys), times log2(e) because the kernels compute 2^x, or None.
+    region_row: (n,), for each window its row in `regions`. None without masks.
+    regions: (rows, T), for each token the number of its region. Only tokens of the same region
+        attend to each other. None without masks.
     out: (n, T, heads, channels) in memory.
     log_sums: (n, heads, T).
     scale: factor of q k^T in the logits.
@@ -122,8 +132,8 @@ class BackwardPass(NamedTuple):
     region_row: Tensor | None  # (n,): for each window, its row in `regions`
     regions: Tensor | None  # (rows, T): for each token, the number of its region
     out: Tensor  # O: (n, T, heads, channels) in memory
-    # dO, the gradient of O, in the same order. A row is the channels of all heads of one token. The
-    # next row begins `grad.stride(1)` numbers later.
+    # dO, the gradient of O, in the same order. It need not be contiguous: a row, i.e. the channels
+    # of all heads of one token, begins `grad.stride(1)` numbers after the row before it.
     grad: Tensor
     log_sums: Tensor  # L, (n, heads, T)
     # Memory for the sum of dO * O over the channels, for each query: (n, heads, T). None for
