@@ -64,8 +64,8 @@ from models.portable import read_saved
 def main(argv: Sequence[str]) -> int:
     """Make the samples, train the learned steps, and write their weights.
 
-    Returns the exit code 0. scripts/prepare_gopro_spike.py makes the clips. If it fails, this
-    program ends, too.
+    Returns the exit code 0. The clips of the samples are made by scripts/prepare_gopro_spike.py. If
+    this script fails, the whole program ends.
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     description, net = motion_network(operator, args.network)
     if args.begin:
         begin_at(net, args.begin)
-    trained = steps_of(net, args.part)
+    trained = steps_of(net, args.part)  # the steps for "few" spikes, or for "good" light
 
     samples = training_samples(out, args.videos, operator, net)
     samples = samples_of_part(samples, args.part)

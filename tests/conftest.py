@@ -31,11 +31,13 @@ gc.disable()
 # Test files in the order in which they begin. pytest has several worker processes (four in `make
 # test`), and each worker runs one file at a time. A long file that begins last would keep one
 # worker busy long after the other workers have ended. So this list has all files that take 8 s of a
-# core or more, roughly the longest first: test_main_test takes 45 s, test_documents takes 8 s.
+# core or more. Three rules give their order:
 #
-# Some files mostly wait for a time-out: test_stalls, test_startup, test_dist, test_life and
-# test_trust. They stand between files that compute, so that the cores are never without work.
-# test_slurm waits longest, three minutes in `make slow`, so it begins first.
+#     1. test_slurm is first. It waits longest, three minutes in `make slow`.
+#     2. The other files follow, roughly the longest first: test_main_test takes 45 s,
+#        test_documents takes 8 s.
+#     3. Files that mostly wait for a time-out stand between files that compute, so that the cores
+#        are never without work: test_stalls, test_startup, test_dist, test_life and test_trust.
 #
 # If files in several folders have the same name, the name stands for all of them.
 LONG_FILES = (
@@ -118,9 +120,13 @@ def pytest_collection_finish() -> None:
     """Exclude all objects that exist before the first test from later searches for garbage.
 
     These objects live until pytest ends, so a search finds no garbage among them. But each search
-    would take a third of a second or more. There are searches in tests that ask for one, in the
-    loader processes of tests, and several times when pytest ends. Together they would take 4
-    seconds of a core in each worker.
+    would take a third of a second or more. Searches are made
+
+        in tests that call gc.collect,
+        in the loader processes of tests, and
+        several times when pytest ends.
+
+    Together these searches would take 4 seconds of a core in each worker.
     """
     gc.freeze()
     gc.enable()

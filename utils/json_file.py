@@ -64,8 +64,9 @@ def _depth(text: str) -> int:
     deepest = 0
     depth = 0
     # Remove escaped backslashes and quotes. The quotes that are left begin and end the texts. So if
-    # the text is split at them, the pieces 0, 2, 4, ... stand outside of texts. E.g. {"a": [1]} has
-    # the pieces `{`, `a` and `: [1]}`.
+    # the text is split at these quotes, the pieces 0, 2, 4, ... stand outside of texts. E.g.
+    # {"a": [1]} has the pieces `{`, `a` and `: [1]}`. The backslashes must go first. E.g. in
+    # "a\\" the last quote follows an escaped backslash, so the quote ends the text.
     plain = text.replace("\\\\", "").replace('\\"', "")
     pieces = plain.split('"')
     for piece in pieces[::2]:

@@ -100,8 +100,8 @@ def random_background(
     rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
 ) -> Layer:
     """Draw the background, which covers the whole scene. It moves as the camera does."""
-    # The background has no shear. Its shear is drawn and then set to 0, because without this draw,
-    # all later draws would give other numbers than in the shipped training.
+    # The background has no shear: its shear is drawn, and set to 0 below (0 * drawn_shear). Without
+    # this draw, all later draws would give other numbers than in the shipped training.
     drawn_shear = rng.normal(0, 0.03, size=2)
     light = random_surface(rng, textures)
     return Layer(
@@ -130,9 +130,9 @@ def random_thing(
     if rng.random() >= 0.2:
         own_length = log_uniform(rng, 0.3, 10)
         trajectory = trajectory + random_trajectory(rng, own_length)
-    # Each thing turns, grows and is sheared by itself. tau = INSTANTS / HALF is the time after the
-    # sharp instant in halves of an exposure. `turn` and `zoom` have two coefficients, as in
-    # `CameraMotion`. E.g. turn = (0.06, 0.02):
+    # Each thing turns, grows and is sheared by itself. tau is time: 0 at the sharp instant, and 1
+    # half an exposure later. `turn` and `zoom` have two coefficients, as in `CameraMotion`. E.g.
+    # turn = (0.06, 0.02):
     #
     #     angle = 0.06 * tau + 0.02 * tau^2    radians
     #     at the end of the exposure           tau = 1: 0.08 radians, i.e. 4.6 degrees
@@ -140,7 +140,9 @@ def random_thing(
     # The numbers below are standard deviations of the coefficients.
     turn = camera.turn + rng.normal(0, 0.06, size=2)  # radians
     zoom = camera.zoom + rng.normal(0, 0.05, size=2)  # logarithm of a factor: about 5 %
-    shear = rng.normal(0, 0.03, size=2)  # at tau = 1: pixels of shift per pixel of distance
+    # E.g. with a shear of 0.03, a point 100 pixels above or below the center is shifted along x by
+    # 3 pixels at tau = 1. The second number shifts along y in the same way.
+    shear = rng.normal(0, 0.03, size=2)
     light = random_surface(rng, textures)
     cover = random_polygon(rng, center)
 
@@ -169,7 +171,8 @@ def random_camera_motion(rng: np.random.Generator, stands_still: bool) -> Camera
     length = 0.0 if stands_still else log_uniform(rng, 0.15, 12)
     trajectory = random_trajectory(rng, length)
     # Draw turn and zoom also for a camera that stands still, and set them to 0 afterwards. Without
-    # the draws, all later draws of the scene would give other numbers.
+    # the draws, all later draws of the scene would give other numbers. The two numbers of each draw
+    # are the coefficients of tau and tau^2, see `CameraMotion`.
     turn = rng.normal(0, 0.03, size=2)  # radians
     zoom = rng.normal(0, 0.03, size=2)  # logarithm of a factor: about 3 %
     if stands_still:
@@ -204,9 +207,12 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
     The unit of the result has no meaning, because `random_trajectory` scales it.
     """
     # Add three waves. Their periods are 1.5 to 9 exposures, so that the speed changes only slowly
-    # within an exposure. x and y have different waves, so each draw is (2,). Times are in planes
-    # here: an exposure has PLANES = 88, and half an exposure HALF = 44.
-    planes = INSTANTS[:, None]  # (N, 1), planes after the sharp instant
+    # within an exposure. x and y have different waves, so each draw is (2,). The weights of the
+    # waves and the standard deviations below were chosen by hand.
+    #
+    # `planes` is a time, in planes after the sharp instant. PLANES = 88 is the length of an
+    # exposure, and HALF = 44 half of this length.
+    planes = INSTANTS[:, None]  # (N, 1)
     waves = np.zeros((len(INSTANTS), 2))
     log_shortest = np.log(1.5 * PLANES)
     log_longest = np.log(9 * PLANES)
@@ -217,7 +223,7 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
         wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)
         amplitude = np.exp(rng.normal(0, 0.7, size=2))
         waves += weight * wave * amplitude
-    # Add a constant speed: a shift of x and y for each half of an exposure (HALF planes).
+    # Add a constant speed: the shift of x and y during half an exposure (HALF planes).
     speed = rng.normal(0, 0.4, size=2)
     waves += speed * planes / HALF
     return waves

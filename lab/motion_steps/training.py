@@ -76,14 +76,16 @@ def train(
     save: function that is called with the averaged weights and the number of updates so far, every
         SAVE_EVERY updates and at the end.
     rate: largest learning rate.
-    worse_weight: weight of squares that became worse, see `loss_of`.
+    worse_weight: weight, in the loss, of the squares of pixels in which the frame became worse
+        (`loss_of`).
     """
     # Two generators. One chooses samples and how they are turned. The other makes wrong motions.
     sampler = random.Random(seed)
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.Adam(net.parameters(), rate, betas=BETAS)
     averaged = {name: value.clone() for name, value in net.state_dict().items()}
-    gains_db: dict[str, list[float]] = {}  # since the last printed line, by the name of the draw
+    # Name of a draw (Draw.name) -> the gains since the last printed line.
+    gains_db: dict[str, list[float]] = {}
     begin = time.time()
     for update in range(updates):
         drawn = draw(samples, solver, sampler, rng)
@@ -106,8 +108,13 @@ def update_average(averaged: dict[str, Tensor], net: MotionSteps, done: int) -> 
 
         average = average + newest_share * (newest weights - average)
 
-    In the first 100 updates the average is the plain mean of all weights so far. Otherwise the
-    initial weights would count for long. No test looks at the values of the average.
+    newest_share is NEWEST_SHARE, but larger in the first updates. E.g. with NEWEST_SHARE = 0.01:
+
+        update          1      2      3      ...    100     101     ...
+        newest_share    1      1/2    1/3    ...    0.01    0.01    ...
+
+    So the average of the first 100 updates is the plain mean of their weights. With 0.01 from the
+    beginning, the initial weights would count for long. No test looks at the values of the average.
 
     done: number of updates so far, the newest included.
     """
@@ -130,10 +137,13 @@ def means_in_words(gains_db: Mapping[str, list[float]]) -> str:
 def update_weights(
     net: MotionSteps, optimizer: torch.optim.Optimizer, drawn: Draw, worse_weight: float
 ) -> float:
-    """Change the weights once. Returns by how many dB the steps improve on the first estimate.
+    """Change the weights once. Returns the gain in dB: last frame against first estimate.
 
-    drawn: what the update is trained on.
-    worse_weight: see `loss_of`.
+    The network `net` makes several frames, one after the other. It begins with the first estimate
+    `sample.z_0`. Before this update, the last frame was better than `sample.z_0` by the gain.
+
+    drawn: what the update is trained on. Its fields have comments in `Draw`.
+    worse_weight: as in `train`.
     """
     sample = drawn.sample
     frames = net.all_steps(sample.z_0, drawn.proposal, drawn.equations, drawn.turn)

@@ -19,8 +19,8 @@ from models.vrt.stages import BlockGroup
 # The levels with attention: the side of their pixels in spike pixels. At these coarsest levels dim
 # light is averaged most, and attention takes the least time.
 ATTENTION_LEVELS = (8, 4)
-# With more channels or heads, a step of the attention takes longer, so its training makes fewer
-# steps in the same time. No measurement of other values is recorded.
+# With more channels or heads, a training step takes longer, so there are fewer of them in the same
+# time. No measurement of other values is recorded.
 TOKEN_CHANNELS = 16
 HEADS = 2
 # A window of the attention: all pictures, and 2 x 2 pixels of the level. Windows of 4 x 4 pixels
@@ -48,8 +48,14 @@ class AttentionMotionNet(MotionNet):
     ) -> Tensor:
         """Return the inputs of the conv net of a level, with the channels of the attention.
 
-        `MotionNet.forward` calls this for each level. The result of `MotionNet._inputs`,
-        (B, 48, h, w), begins with the 30 channels of the pictures.
+        `MotionNet.forward` calls this for each level. The result of `MotionNet._inputs` is
+        (B, 48, h, w). Its channels are, in this order:
+
+            30    the 15 pictures, shifted back to the sharp instant by the motion found so far
+            8     the motion that is left, by least squares
+            3     scene
+            6     curve
+            1     log_error
 
         pictures: (B * 15, 2, h, w), in the resolution of the level.
         scene: (B, 3, h, w), in the resolution of the level.
@@ -60,7 +66,7 @@ class AttentionMotionNet(MotionNet):
         inputs = super()._inputs(pictures, scene, curve, log_error, size)
         if size not in ATTENTION_LEVELS:
             return inputs
-        moved = inputs[:, : WINDOWS * PICTURE_CHANNELS]  # the 30 channels of the pictures
+        moved = inputs[:, : WINDOWS * PICTURE_CHANNELS]  # 30 channels: the shifted pictures
         joined = self.attention[str(size)](moved, scene)  # (B, 24, h, w)
         return torch.cat((inputs, joined), dim=1)
 
@@ -90,6 +96,8 @@ class PictureAttention(nn.Module):
         super().__init__()
         inputs = PICTURE_CHANNELS + SCENE_CHANNELS  # 2 + 3
         self.embed = nn.Conv2d(inputs, TOKEN_CHANNELS, kernel_size=3, padding=1)
+        # mutual=False: only self attention, among all 15 pictures of a window. Mutual attention is
+        # for windows of two frames. drop_path=[0.0]: nothing is dropped at random in training.
         self.blocks = BlockGroup(
             TOKEN_CHANNELS,
             depth=1,
@@ -108,7 +116,8 @@ class PictureAttention(nn.Module):
         scene: brightness around each pixel, mean brightness, and contrast of the blurry frame,
             (B, 3, h, w).
 
-        In the comments below, C is TOKEN_CHANNELS.
+        In the comments below, C is TOKEN_CHANNELS. The blocks take their channels last, and the
+        convs take them second.
         """
         pictures = moved.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
         batch = len(pictures)

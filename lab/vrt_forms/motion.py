@@ -31,8 +31,8 @@ from lab.vrt_forms.form import ATTENTION, LIGHTS, Form, Scores
 from models.fusion.motion_net import LEVELS, MotionNet
 from models.fusion.motion_windows import INSIDE, displacements
 
-# The scenes that are drawn before the training. Both networks draw their batches from them. Each
-# scene gives two samples.
+# Number of scenes that are drawn before the training. Each scene gives two samples. Both networks
+# draw their batches from these samples.
 TRAINING_SCENES = 500
 TEST_SCENES = 40  # each is tested in each of LIGHTS
 TEST_SEED = 1000  # seed of the test scenes; --seed does not change it

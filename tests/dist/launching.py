@@ -169,7 +169,7 @@ class Ranks:
     def wait_for(self, text: str, rank: int, limit_s: float) -> None:
         """Wait until `rank` has written `text`.
 
-        limit_s: seconds that this may take on an idle machine, see PATIENCE.
+        limit_s: seconds that this may take on an idle machine. The limit is PATIENCE times as long.
 
         Raises AssertionError if the rank ends without this text, or at the limit.
         """
@@ -188,8 +188,8 @@ class Ranks:
     def wait(self, limit_s: float) -> RankResult:
         """Wait for the end of all ranks, and return the result.
 
-        limit_s: seconds that this may take on an idle machine, see PATIENCE. A rank that still runs
-        at the limit is killed, so its exit code is -9.
+        limit_s: seconds that this may take on an idle machine. The limit is PATIENCE times as long.
+        A rank that still runs at the limit is killed, so its exit code is -9.
         """
         deadline = time.monotonic() + PATIENCE * limit_s
         for process in self.processes:
@@ -210,7 +210,7 @@ def run_ranks(
 ) -> RankResult:
     """Run `script` on n ranks to the end. options: keyword arguments of Ranks.
 
-    limit_s: seconds that this may take on an idle machine, see PATIENCE.
+    limit_s: seconds that this may take on an idle machine. The limit is PATIENCE times as long.
 
     Raises AssertionError if a rank still runs at the limit.
     """
@@ -229,7 +229,7 @@ def run_command(
 ) -> RankResult:
     """Run any command to its end. Return a RankResult in which each list has one item.
 
-    limit_s: seconds that this may take on an idle machine, see PATIENCE.
+    limit_s: seconds that this may take on an idle machine. The limit is PATIENCE times as long.
     env: additional variables. {"NAME": ""} removes the variable NAME.
     cwd: the folder in which the command runs, usually the root of the repository.
 

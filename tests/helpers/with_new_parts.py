@@ -31,7 +31,15 @@ SECRETS = (
     'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
     'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
 )
-# Sections `datasets` for the two data sets that have no files.
+# Sections `datasets`, for data sets without files. All four train on the data set Noise. Their test
+# sets differ:
+#
+#     NOISE       none
+#     CHANNELS    frames with spike channels, but without spike files
+#     FOREIGN     clips of a class that lacks what a test needs, e.g. fps
+#     SQUARES     two clips, as docs/extending.md makes them
+#
+# Noise and Squares are in docs/extending.md, the other two are in tests/stories/test_extending.py.
 NOISE: dict[str, Any] = {
     "train": {"dataset_type": "Noise", "samples": 4, "dataloader_num_workers": 1}
 }
@@ -159,7 +167,17 @@ class RefusedCall(NamedTuple):
 
 
 def refused_calls(options: list[str]) -> dict[str, RefusedCall]:
-    """Return the calls: what must be refused -> call."""
+    """Return the calls that must be refused: name of the case -> call.
+
+    test_extending.py has the same names, each with the words of the expected error (REFUSED). Why
+    each call cannot work:
+
+        a formula on channels        --method exposure reads spike files, CHANNELS has none
+        a reader of another class    the clips of FOREIGN lack fps and other fields
+        a loss without its tensor    the loss needs the tensor "depth", NOISE gives lq and gt
+        ... too few frames           the network returns only the first frame of a clip
+        motion of channels           --motion needs spike files, CHANNELS has none
+    """
     import main_test_vrt
     import main_train_vrt
     from scripts import show_sample
@@ -207,7 +225,7 @@ def run_in_child(call: RefusedCall, output: Path) -> int:
         file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        code = 1  # of a traceback
+        code = 1  # stays if the program raises an error
         try:
             code = call.program(call.arguments)
         finally:

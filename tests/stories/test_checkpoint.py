@@ -455,7 +455,9 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path, resume):
 
 
 # Each case has path.resume, the steps of the checkpoints that exist, and the checkpoint from which
-# the run resumes.
+# the run resumes. E.g. in the third case, the user names a checkpoint of another run, at step 2.
+# This run itself has a checkpoint at step 4, because it went on from there. So the run resumes
+# from its own checkpoint. In the ids, "its" means: of this run.
 RESUMED = [
     pytest.param("auto", {"own": 4, "best": 2}, "own", id="auto: the latest"),
     pytest.param("other", {"other": 4}, "other", id="another run's: this run has none"),
@@ -487,7 +489,8 @@ def test_which_checkpoint_wins(tmp_path, resume, steps, chosen):
     assert found.state["step"] == steps[chosen]
 
 
-# A run may continue on other data than before only if its checkpoint is named (`is_named`).
+# A run refuses to continue on other data than before, unless the user has named the checkpoint from
+# which it resumes (`is_named`). Whoever names a checkpoint is taken to want the other data.
 @pytest.mark.parametrize(("resume", "steps", "chosen"), RESUMED)
 def test_other_data_than_before_are_allowed_if_the_user_named_the_checkpoint(
     tmp_path, resume, steps, chosen

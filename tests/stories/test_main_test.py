@@ -655,6 +655,7 @@ def test_weights_hold_the_properties_of_the_spikes_in_training(half_rate):
 def test_a_camera_whose_rate_nobody_gives_is_measured(half_rate):
     measured = half_rate.read(half_rate.trained)
 
+    # "match" measures the rate.
     expected = half_rate.read(half_rate.trained, rate="match", light="linear")
     assert torch.equal(measured, expected)
 
@@ -675,7 +676,7 @@ def test_a_camera_whose_rate_is_given_is_not_measured(half_rate, caplog):
     assert "not known" not in caplog.text
 
 
-# is_known: whether the weights say what the spikes in training were like. If their rate is None,
+# is_known: whether the weights say what the spikes in training were like. The rate None says that
 # training did not divide the spike counts.
 @pytest.mark.parametrize("is_known", [False, True], ids=["nothing known", "undivided rates"])
 def test_rates_are_not_divided_if_they_were_not_divided_in_training(half_rate, caplog, is_known):
@@ -705,6 +706,7 @@ def holiday(home, tmp_path_factory):
     write_video(folder / "holiday.mp4", count=5, fps=12.5, height=35, width=45)
     # Tiles of 3 frames and 32 x 32 pixels. Neighbouring tiles share 1 frame and 8 pixels.
     tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
+    # Restores the video into out/. The metrics, which are returned, are not used here.
     metrics_of_restoring(folder / "out", *user_arguments(home, folder / "holiday.mp4"), *tiles)
     return folder
 

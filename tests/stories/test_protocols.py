@@ -457,15 +457,16 @@ def write_s_sdm():
     """
     pairs = []
     for clip, count in CLIPS.items():
-        # The seeds below only give the exposures of a clip different scenes and different noise.
+        # The seeds give the exposures of a clip different scenes and different noise. Exposures of
+        # the two clips may have equal seeds (3, 4, 5, 6 and 2, 3, 4).
         for index in range(count + 1):
             name = f"{13 * index + 6:06d}"  # as S-SDM's files: 000006, 000019, 000032, ...
             blurry = Path("GOPRO/test/blur_data", clip, f"{name}.png")
             sharp = Path("GOPRO/test/sharp_data", clip, f"{name}.png")
             spikes = Path("GOPRO/test/spike_data", clip, f"{name}.dat")
             S_SDM.write(
-                grey_frames(S_SDM.inside, seed=count + index),  # a frame for each plane inside
-                blurry={blurry: 1},  # path -> gamma; with gamma 1 it is the mean of display values
+                grey_frames(S_SDM.inside, seed=count + index),  # one for each plane
+                blurry={blurry: 1},  # path -> gamma; gamma 1: the mean of display values
                 sharp=sharp,
                 spikes=spikes,
                 noise_seed=index,
@@ -493,14 +494,14 @@ def on_s_sdm(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("s_sdm"))
         pairs = write_s_sdm()
-        # The section begins with a loop of the shell, which makes links. Its other commands begin
-        # with "python ".
+        # `commands` gives the shell text of a section of the page. This section begins with a loop,
+        # which makes links. The other commands of the section begin with "python ".
         loop, _, _ = commands("S-SDM's GOPRO").partition("python ")
         subprocess.run(["bash", "-ec", loop], check=True)
 
         results = {}
         for factor in (1, 2, 4):
-            # A frame has 32 pixels along a side, and a pixel of the spike camera has 4 of them.
+            # A side of a frame has 32 pixels. A side of a spike plane has 32 / 4 = 8 pixels.
             size = ("datasets.test.spike.h=8", "datasets.test.spike.w=8")
             run_tests("S-SDM's GOPRO", *size, factor=factor)
             results[factor] = read_metrics(Path(f"experiments/s_sdm_{factor}"))

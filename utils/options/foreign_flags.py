@@ -132,7 +132,8 @@ def check_launch_flags(args: argparse.Namespace, env: Mapping[str, str] = os.env
             do="start it with srun, or with ./submit_job.sh (docs/ddp.md)",
         )
     # --launcher pytorch and --dist True ask for several processes, but only a launcher can start
-    # them. Without a launcher there is only a warning, because one process can train, too.
+    # them. Without a launcher there is only a warning, because one process can train, too. TRUTHS
+    # gives the value of --dist: "true" and "1" -> True, "false" and "0" -> False.
     asks_for_several = launcher == "pytorch" or (dist is not None and TRUTHS[dist.lower()])
     if asks_for_several and not is_launched:
         logger.warning(
@@ -208,11 +209,12 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
         ours += ["--gt", *values["--folder_gt"]]
     for kair_flag, our_flag in (("--tile", "--tile"), ("--tile_overlap", "--overlap")):
         if kair_flag in values:
-            # The three values of KAIR are frames, height and width of a tile. Our tiles are square,
-            # so the width is dropped.
+            # The three values are frames, height and width of a tile. `_values_of_flags` stops at
+            # value_count = 3, so there are never more. Our tiles are square: the width is dropped.
             frames, height, _ = values[kair_flag]
             ours += [our_flag, f"{frames},{height}"]
-    if "--sigma" in argv[:-1]:  # as the last argument, it would have no value
+    # As the last argument, --sigma would have no value. The form --sigma=20 is not copied.
+    if "--sigma" in argv[:-1]:
         sigma = argv[argv.index("--sigma") + 1]  # e.g. "20" of [..., "--sigma", "20"]
         ours += ["--sigma", sigma]
     if "--save_result" in values:

@@ -96,7 +96,8 @@ class RunFolder:
         Raises FolderMovedError if the folder was moved, or if another folder has its path now, and
         OptionError if another run has locked the folder.
         """
-        locked_file = os.fstat(self.lock.fileno())  # identifies the file that this run has locked
+        # Disk and inode number, which identify the file that this run has locked.
+        locked_file = os.fstat(self.lock.fileno())
         lock = self.path / LOCK_NAME
         if _is_same(lock, locked_file):
             return
@@ -161,10 +162,14 @@ def only_run_in(
     # Only rank 0 does the work. If it raises an error, all ranks end.
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
-            # `claim_run_folder` refuses a folder with files of another program. It recognises the
-            # folder of an earlier run by the file utils.files.MARK. Runs of old versions did not
-            # write this file. Their folders are recognised by a sidecar checkpoint_*.pth.sha256,
-            # which only this program writes (utils/run/checkpoint.py).
+            # `claim_run_folder` refuses a folder with files of another program. A folder is from an
+            # earlier run of this program in two cases:
+            #
+            #     it has the file utils.files.MARK              `claim_run_folder` looks for it
+            #     it has a sidecar checkpoint_*.pth.sha256      `is_ours` is True
+            #
+            # The second case is for runs of old versions, which made no MARK. Only this program
+            # writes such sidecars (utils/run/checkpoint.py).
             has_sidecar = any(folder.glob("checkpoints/checkpoint_*.pth.sha256"))
             claim_run_folder(folder, patterns, is_ours=has_sidecar)
             for name in (LOCK_NAME, LOG_NAME, WARNINGS_NAME, *appended):

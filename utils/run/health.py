@@ -232,7 +232,7 @@ class Health:
         newest = self.validations[-validation_count:]
         psnrs = [validation.psnr for validation in newest]
         losses = [validation.loss for validation in newest]
-        # If the training loss has not fallen either, this is not overfitting.
+        # If the training loss has risen or stayed, this is not overfitting.
         has_loss_stayed = losses[-1] >= losses[0]
         if not _always_falls(psnrs) or has_loss_stayed:
             return
@@ -265,8 +265,8 @@ class Health:
         saves_to_come = math.ceil(steps_to_come / self.train.checkpoint_save)
 
         # The files of the weights in `models` are never deleted, so they fill the disk. The folder
-        # `checkpoints` grows only until all former versions exist, because a new checkpoint
-        # replaces the oldest version.
+        # `checkpoints` grows only until all former versions exist. From then on, each new
+        # checkpoint replaces the oldest version.
         weights_bytes = 0
         # `save_weights` (models/model_state.py) writes <step>_G.pth and perhaps <step>_E.pth.
         for path in (self.folder / "models").glob(f"{step}_*.pth"):
@@ -296,8 +296,9 @@ class Health:
         for path in (self.folder / "checkpoints").glob("checkpoint_*.pth"):
             sizes[path.name] = path.stat().st_size
         # A run writes checkpoint_latest and, if it has a test split, checkpoint_best. Each of them
-        # has a newest file and its former versions. E.g. with one former version these are 2 * 2
-        # files. If 2 of them exist, 2 are missing.
+        # has a newest file and its former versions. E.g. with one former version:
+        #
+        #     2 kinds * 2 versions = 4 files, of which 2 exist -> 2 are missing
         kinds = 1 if self.datasets.test is None else 2
         versions = 1 + self.train.keep_checkpoints
         missing_files = max(0, kinds * versions - len(sizes))

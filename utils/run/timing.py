@@ -48,7 +48,8 @@ def seconds_of(
 
 
 # Kinds of work between two steps. Their time does not count as time of the steps. `Run` (run.py)
-# gives these names to `StepTimer.part`, and as keys of `every` to `RunProgress` (run_progress.py).
+# uses these names in two places: as the argument of `StepTimer.part`, and as the keys of the
+# argument `every` of `RunProgress` (run_progress.py).
 PAUSES = ("validation", "save")
 
 
@@ -85,9 +86,9 @@ class Span:
         return values
 
 
-# Seconds after which an old speed counts 37 % (1 / e) in the predicted speed. With a shorter time,
-# each slow step would change the predicted end of the run. With a longer time, the prediction would
-# follow a lasting change of the speed too late. Chosen by hand.
+# In this number of seconds, the weight of an old speed in the predicted speed falls from 1 to 0.37
+# (1 / e). With a shorter time, each slow step would change the predicted end of the run. With a
+# longer time, the prediction would follow a lasting change of the speed too late. Chosen by hand.
 FADE_S = 300.0
 
 

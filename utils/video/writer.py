@@ -64,7 +64,7 @@ class VideoWriter(AbstractContextManager):
     ) -> None:
         """Prepare a video. The file is opened with the first frame, because its size is needed.
 
-        path: the file of the film.
+        path: the file. The video stream in the file is called the film here.
         fps: frames per second.
         times: seconds at which each frame is shown, or None for `fps` frames per second.
         chroma: "444" keeps the colour of every pixel. "420" keeps one colour for 2 x 2 pixels, and
@@ -75,12 +75,13 @@ class VideoWriter(AbstractContextManager):
         self.path = Path(path)
         self.chroma = chroma
         self.pixel_aspect = pixel_aspect
-        # A float such as 29.97002997 stands for 30000 / 1001. But its exact fraction has a power of
-        # two as denominator, e.g. 2^48, which is too fine for the clock of a film. With a
-        # denominator of at most 100,000, the result is 30000 / 1001, and a rate with up to five
-        # decimals stays exact.
+        # A float such as 29.97002997 stands for 30000 / 1001. But the exact fraction of the float
+        # has a power of two as denominator, e.g. 2^48. A film counts time in ticks, and ticks of
+        # 1 / 2^48 s are too short for it. So the denominator is limited to 100,000: 29.97002997
+        # becomes 30000 / 1001, and a rate with up to five decimals stays exact.
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times = times
+        # Without `times`, the time of the second frame is enough to choose the ticks.
         self._ticks_per_second = _ticks_per_second(times or [1 / self._fps])
         self._temporary = temporary_beside(self.path)
         # `_open` sets `_out`, the opened file, and `_stream`, the film in it.

@@ -54,7 +54,8 @@ def read_view(
         )
     else:
         # To find how the cameras lie to one another, one picture is enough: the sum of all planes
-        # of the exposure. The stream has only this picture in place of a plane.
+        # of the exposure. The stream has only this picture in place of a plane. So there are two
+        # numbers: `count_in_file` planes in the sum, and `count` = 1 picture in the stream.
         first = 0
         count_in_file: int | None = None  # None: to the end of the file
         if planes:
@@ -84,10 +85,10 @@ def _stream_around(
     search_planes: the largest time offset that is searched, in planes.
     """
     # An exposure with any searched offset must lie within the stream. The fit also measures how the
-    # light changes with time, for which it needs MOST_REACH additional planes on each side.
+    # light changes with time. For this it needs MOST_REACH (8) additional planes on each side.
     end = first + count
     around = search_planes + MOST_REACH
-    begin = max(first - around, 0)  # the file may begin later
+    begin = max(first - around, 0)  # a file has no planes before plane 0
     stop = min(end + around, count_planes(path, geometry))  # the file may end earlier
     # A file that ends within the exposure is an error. Read up to the end of the exposure
     # nevertheless, because then the reader raises the error that names the missing planes.

@@ -17,9 +17,15 @@ from pathlib import Path
 from utils.errors import printable
 from utils.secrets import without_secrets
 
-# Rows of [name, pattern, meaning, cure]. The pattern is a regular expression for a line of a log.
-# {0} in a meaning is replaced by the text that the first group of the pattern matched, and {1} by
-# the text of the second group.
+# Rows of [name, pattern, meaning, cure], e.g.
+#
+#     ["watchdog",
+#      "rank (\\d+) is (STUCK|SILENT|DEAD)",
+#      "rank {0} was {1} and stopped the run; ...",
+#      "read the stack below that line; ..."]
+#
+# The pattern is a regular expression for a line of a log. {0} in a meaning is replaced by the text
+# that the first group of the pattern matched, and {1} by the text of the second group.
 KNOWN_FAILURES = Path(__file__).with_name("known_failures.json")
 # The state of a rank as the watchdog logs it -> the word for {1} in the meaning of the row
 # "watchdog", e.g. "rank 3 was stuck and stopped the run".
@@ -95,7 +101,7 @@ def read_log(text: str) -> list[Finding]:
 
 
 def end_of_start(text: str) -> Finding:
-    """Return how a start ended that has no known failure: with an error, finished, or unclear.
+    """Return how a start without a known failure ended: with an error, finished, or unclear.
 
     text: the log of the start.
 
@@ -104,7 +110,7 @@ def end_of_start(text: str) -> Finding:
     """
     # Only the first error counts, because later errors often follow from it. An error is a line
     # that begins e.g. with "Traceback", "KeyError: " or "[rank 3] ValueError: ". The run may have
-    # gone on after it, so the finding does not say that the error ended the start.
+    # gone on after the error, so the finding only says that it is the first error of the start.
     error = re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", text, re.MULTILINE)
     if error:
         return Finding(

@@ -40,7 +40,7 @@ MOST_FRAMES = 500
 
 
 def planes_to_show(chosen: Iterable[int] | None, rendering: Rendering) -> list[int]:
-    """Return the planes of --planes in rising order, or without --planes the plane in the middle.
+    """Return the planes of --planes in rising order. Without --planes, return the middle plane.
 
     Raises OptionError if a chosen plane has no image.
     """
@@ -70,7 +70,8 @@ def write_images(
     test_recon_writes_a_strip_of_the_planes, test_recon_writes_a_video_of_the_planes
     """
     # Each image is made only when it is written. So a video or a folder of many planes needs the
-    # memory of one image.
+    # memory of one image. `moment` gives the number and the time of a plane as text, and `panels`
+    # gives one picture: images side by side, each under its title.
     images = with_progress(rendering.images(planes), len(planes), rendering.name, "planes")
     suffix = out.suffix.lower()
     if suffix in WRITABLE_SUFFIXES:
@@ -113,6 +114,7 @@ def planes_to_play(first: int, count: int | None, step: int | None, last: int) -
     stop = last + 1
     if count is not None:
         stop = min(first + count, stop)
+    # A wrong step gets the same error as an empty range, e.g. --first 90 of 88 planes.
     is_step_wrong = step is not None and step < 0
     if not 0 <= first < stop or is_step_wrong:
         raise OptionError(

@@ -108,7 +108,11 @@ def rename_frames(root: Path, template: str) -> None:
 
 @pytest.fixture
 def regrouped_root(tmp_path):
-    """Give the root of clip0 with folders of their own for blurry and for sharp frames."""
+    """Give a root with clip0 alone, in the layout "regrouped".
+
+    published    train/clip0/blur, train/clip0/sharp
+    regrouped    train_GT_blurred/clip0, train_GT/clip0
+    """
     return write_clips(tmp_path / "regrouped", "clip0", first=47, regrouped=True)
 
 

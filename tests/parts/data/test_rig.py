@@ -241,8 +241,8 @@ def test_the_exposure_rolls_down_the_rows():
     top = light[0]
     middle = light[RGB[0] // 2]
     bottom = light[-1]
-    # A row is exposed for 8 of the 16 planes, and the light is on from plane 8 on. The last row
-    # begins 4 planes after the first one:
+    # A row is exposed for 8 of the 16 planes. A light of 0.5 is on from plane 8 on. The last row
+    # begins 4 planes after the first row:
     #     top      planes 2 ... 9,    2 of 8 with light: 2/8 * 0.5 = 0.125
     #     middle   planes 4 ... 11,   4 of 8 with light: 4/8 * 0.5 = 0.25
     #     bottom   planes 6 ... 13,   6 of 8 with light: 6/8 * 0.5 = 0.375
@@ -279,8 +279,8 @@ def test_stuck_pixels_are_as_many_as_asked(rate_of_pixel, share):
 
     rates = firing_rates(rig, moving_light(8 * PLANES))
 
-    # Each of 1280 pixels is dead with the probability 0.1. So the standard deviation of the share
-    # is sqrt(0.1 x 0.9 / 1280) = 0.0084. The tolerance 0.03 is 3.6 standard deviations.
+    # Each of the 32 x 40 = 1280 pixels is dead with the probability 0.1. So the share has the
+    # standard deviation sqrt(0.1 x 0.9 / 1280) = 0.0084. The tolerance 0.03 is 3.6 times as large.
     assert (rates == rate_of_pixel).mean() == pytest.approx(share, abs=0.03)
 
 
@@ -294,6 +294,7 @@ def record_half_lit_frame(sum_gamma):
     bright = np.ones((16, 16, 3), np.float32)
     lights = [dark] * 4 + [bright] * 4
     rig = Rig.of_flag(f"ideal,sum_gamma={sum_gamma}", random_stream("a", 0))
+    # 8 planes make one frame, and a spike plane has 8 x 8 pixels.
     [(blurry, _, spikes)] = rig.record(iter(lights), 8, (8, 8))
     return blurry, spikes
 

@@ -16,7 +16,7 @@ from data.making.smooth_walk import smooth_walk
 def test_a_seed_gives_its_rig():
     rig = Rig.random(np.random.default_rng(0))
 
-    # The fields that are drawn first. Values are rounded when they are drawn, so they are equal.
+    # The fields that are drawn first. Values are rounded when they are drawn, so == is exact.
     assert rig.shift_x == 0.5478
     assert rig.shift_y == -0.9209
     assert rig.rotation_deg == -0.459

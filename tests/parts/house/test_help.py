@@ -148,7 +148,8 @@ def flags_in_pages() -> dict[str, set[str]]:
             given = set(FLAG.findall(arguments))
             if not given:
                 continue
-            # Flags of a launcher are flags of the program that it starts.
+            # Flags of a launcher are flags of the program that it starts. E.g. "./launch_train.sh"
+            # in a page becomes "launch_train.sh", and then "main_train_vrt.py".
             launcher = program.removeprefix("./")
             program = MAIN_OF.get(launcher, program)
             names = [program]
@@ -179,7 +180,8 @@ def ask_for_help(names: list[str]) -> dict[str, Help]:
 def help_texts() -> dict[str, Help]:
     """Give the help of all programs, subcommands and launchers, by their names.
 
-    The help of a subcommand is only there if an example or a page uses the subcommand.
+    E.g. "scripts/spike_tool.py view" is a subcommand. Its name comes from an example or a page, so
+    a subcommand that neither of them uses is missing.
     """
     found = ask_for_help(sorted({*PROGRAMS, *FLAGS_IN_PAGES}))
 
@@ -212,6 +214,8 @@ def test_help_shows_two_examples(help_texts, program):
 def flags_that_exist(shown: dict[str, Help], program: str, arguments: str) -> set[str]:
     """Return the flags that a program takes in an example with these arguments.
 
+    The flags have underscores, as `flags` returns them: "--nproc-per-node" is "__nproc_per_node".
+
     shown: the help of all programs.
     """
     if program in WITH_SUBCOMMANDS:
@@ -232,14 +236,15 @@ def test_the_flags_in_the_examples_are_flags_of_the_program(help_texts, program)
 
 def test_flags_in_the_pages_are_found():
     # If the pages wrote their commands in another form, the patterns above would find nothing, and
-    # the next test would check nothing.
+    # the next test would check nothing. 10 and 30 were chosen by hand.
     assert len(FLAGS_IN_PAGES) > 10
     assert sum(len(given) for given in FLAGS_IN_PAGES.values()) > 30
 
 
 @pytest.mark.parametrize("program", sorted(FLAGS_IN_PAGES))
 def test_the_flags_in_the_pages_are_flags_of_the_programs(help_texts, program):
-    # Hyphens count here: a page must write a flag as the help does.
+    # A page must write a flag as the help does, hyphens included. So this test uses FLAG, and not
+    # `flags`, which replaces hyphens by underscores.
     flags_of_program = set(FLAG.findall(help_texts[program].text))
 
     assert FLAGS_IN_PAGES[program] <= flags_of_program

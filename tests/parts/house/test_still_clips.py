@@ -62,8 +62,8 @@ def test_in_front_of_a_still_background_only_the_disc_moves(tmp_path):
     next_sharp = imread_rgb(tmp_path / "rgb/clip/sharp/001.png")
 
     # The disc stays in the right three quarters of the frame. So the left quarter shows only the
-    # background, which stands still. The blurry frame is a mean of 60 equal lights. By rounding it
-    # may differ from the sharp frame by one grey level.
+    # background, which stands still. There the blurry frame is a mean of 60 equal lights. Because
+    # of rounding, the blurry frame may differ from the sharp frame by one grey level.
     differs = np.abs(blurry.astype(int) - sharp) > 1  # (HEIGHT, WIDTH, 3)
     assert not differs[:, : WIDTH // 4].any()
     assert differs[:, WIDTH // 4 :].any()

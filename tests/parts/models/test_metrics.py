@@ -156,7 +156,7 @@ def test_frames_smaller_than_the_window_of_ssim_are_refused():
 def test_values_of_a_frame_are_clamped_then_rounded():
     # The values times 255 are -51, 0, 0.4, 0.6, 255 and 434.
     values = torch.tensor([-0.2, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 1.7])
-    image = values.reshape(1, 2, 3).expand(3, 2, 3)
+    image = values.reshape(1, 2, 3).expand(3, 2, 3)  # (C, H, W), three equal channels
 
     assert tensor_to_uint8(image)[..., 0].tolist() == [[0, 0, 0], [1, 255, 255]]
 
