@@ -209,7 +209,7 @@ def saved_per_pixel(net: VRT) -> float:
         for block in stage.modules():
             if isinstance(block, Block):
                 saved_of_attention = 0.0 if block.checkpoint_attn else SAVED_OF_ATTENTION
-                channels = block.attn.proj.out_features  # of a token, e.g. 120
+                channels = block.attn.proj.out_features  # channels of a token, e.g. 120
                 values += (SAVED_OF_BLOCK + saved_of_attention) * channels / pixels_per_token
         # Stage 8 is a list of layers, not a `Stage`. It aligns nothing.
         if isinstance(stage, Stage) and stage.aligns:

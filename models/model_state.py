@@ -187,7 +187,7 @@ class ModelState:
         state: the content of a checkpoint.
         """
         net = unwrap_ddp(self.netG)
-        train_then = state["options"]["train"]  # of the run that wrote the checkpoint
+        train_then = state["options"]["train"]  # section of the run that wrote `state`
         load_moments(self.optimizer, state["optimizer"], net, train_then, self.train_opt)
         # A checkpoint of an earlier version may lack these keys (utils/run/saved_state.py).
         scaler = state.get("scaler")

@@ -263,7 +263,7 @@ class VRT(nn.Module):
         0.01 is the slope of the published network.
         """
         width = design.embed_dims[0]  # channels of the features that become frames
-        width_of_stage_8 = design.embed_dims[-1]  # of its last layer
+        width_of_stage_8 = design.embed_dims[-1]  # width of the last layer of stage 8
         self.norm = LayerNorm(width_of_stage_8)
         self.conv_after_body = nn.Linear(width_of_stage_8, width)
         if not self.pa_frames:  # interpolation: all frames are joined, then new frames are made

@@ -162,7 +162,7 @@ def _with_option_file(
     # Prefer what the weights file says of the training data, because the option file may name other
     # data (test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data).
     spike_data = in_file.get("spike_data") or description["spike_data"]
-    fields = {**description, "spike_data": spike_data}  # with the keys of DESCRIPTION
+    fields = {**description, "spike_data": spike_data}  # has the keys of DESCRIPTION
     saved = SavedNetwork(path, weights, **fields, known_from="the option file")
     spike_of_training = in_file.get("spike")
     has_two_sections = spike_of_training is not None and saved.spike is not None

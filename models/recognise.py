@@ -49,7 +49,7 @@ def published_network(path: Path, weights: dict[str, Tensor]) -> SavedNetwork | 
     Some published networks have the same shapes, and differ only in their training data. So first
     try the network whose number is the beginning of the file's name.
     """
-    number = path.name[:4]  # with the underscore, e.g. "006_"
+    number = path.name[:4]  # includes the underscore, e.g. "006_"
     with_same_number = [name for name in sorted(RELEASED) if name[:4] == number]
     others = [name for name in sorted(RELEASED) if name[:4] != number]
     shapes = _shapes_of(weights)

@@ -222,7 +222,7 @@ def _check_crop(gt_size: int, spec: InputSpec, scale: int) -> None:
     # A crop is square, so its side must be enough for both height and width. E.g. VRT with windows
     # of 6 x 8 needs inputs of at least 48 x 64, and the first multiple of 24 above 64 is 72.
     least_side = math.ceil(max(spec.least_size) / multiple) * multiple
-    side = gt_size // scale  # of the crop of the input
+    side = gt_size // scale  # side of the crop of the input
     is_whole = gt_size % scale == 0
     if is_whole and side % multiple == 0 and side >= least_side:
         return

@@ -67,7 +67,7 @@ class FileCalibration(NamedTuple):
     """A calibration that a file holds: the file of spike.calibration, or dataset.json."""
 
     calibration: Calibration
-    path: str  # of the file, for messages
+    path: str  # path of the file, for messages
 
 
 def agreed_geometry(

@@ -57,7 +57,7 @@ class CalibratedGrid:
         if tuple(calibration.spike_size) != plane_size:
             _refuse_planes_of_other_size(calibration, plane_size, path)
         height, width = calibration.rgb_size
-        self.size = (height, width)  # of a frame
+        self.size = (height, width)  # size of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
         # Number of RGB pixels across a spike pixel, e.g. 3.96. It is below 1 if a spike pixel is
         # smaller than an RGB pixel. Then round() may give 0.

@@ -93,7 +93,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         # number `frames`, because frames are counted from 0. In the example frame 3 is added, and
         # frame 4 is not. There may be more frames to add, because starts are rounded.
         while True:
-            first, count = self.planes_of(frames, offset)  # of the next frame
+            first, count = self.planes_of(frames, offset)  # the planes of the next frame
             if first + count > planes:
                 return frames
             frames += 1

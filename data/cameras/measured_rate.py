@@ -31,7 +31,7 @@ DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 # chosen by hand, far below the firing rate and the brightness of a clip in which anything can be
 # seen. Larger limits would change the channels of dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
-LEAST_BRIGHTNESS = 1e-3  # of 1
+LEAST_BRIGHTNESS = 1e-3  # white is 1
 
 
 def measured_rate(

@@ -115,7 +115,7 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     kept_files: list[Path | None] = [None] * len(clips)
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
-    results: list[Any] = _kept_results(kept_files)  # of each clip. None until the clip is fitted
+    results: list[Any] = _kept_results(kept_files)  # for each clip; None: not fitted yet
 
     # In each round, every rank fits one of the clips without a result, and gets the results of all
     # clips of the round. E.g. with 4 ranks and 6 such clips: a round of 4 clips, and a round of 2.
@@ -180,7 +180,7 @@ def _fit_clip(clip: Clip, files: Any) -> FitResult:
 
     files: object that reads frames (`images`) and spikes (`stream`), see `calibrate_clips`.
     """
-    height = clip.spikes.geometry.height  # of a spike plane
+    height = clip.spikes.geometry.height  # height of a spike plane
     width = clip.spikes.geometry.width
     size = (height, width)
     whole_plane = Crop(top=0, left=0, height=height, width=width)

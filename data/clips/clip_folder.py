@@ -72,7 +72,7 @@ class _ListedFolder(NamedTuple):
     """What a folder of a data root holds."""
 
     path: str  # the folder that was listed, e.g. "/data/clip_a/blur", or else "/data/clip_a"
-    state: State  # of the listed folder
+    state: State  # state of the listed folder
     files: Folder  # the files directly in the listed folder
     inner_clips: list[str]  # names of the clips, if the folder is a folder of clips. Else []
 

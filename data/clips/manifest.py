@@ -246,7 +246,7 @@ def _table_of(problems: Sequence[Problem], shown: int) -> str:
     shown: largest number of problems in the table.
     """
     shown_problems = problems[:shown]
-    width = max(len(problem.clip) for problem in shown_problems)  # of the column of the clips
+    width = max(len(problem.clip) for problem in shown_problems)  # width of the column of clips
     plural = "s" if len(problems) > 1 else ""
     lines = [f"{len(problems)} problem{plural} in the data:"]
     for problem in shown_problems:

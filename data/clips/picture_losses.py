@@ -33,7 +33,7 @@ def what_is_lost(path: str) -> str:
     if header is None or header.is_too_large or has_other_numbers(header):
         return ""
     if header.bits > 8:
-        if not content:  # of a PNG, only the header was read
+        if not content:  # only the header of a PNG was read
             content = read_bytes(path)
         return _loss_of_16_bits(content)
     if header.is_grey:

@@ -64,7 +64,8 @@ def motion_of(
     start_motion: a motion at which the search of each time begins, e.g. the motion of a network.
     None: each search begins at the shifts of a nearer time (`_first_search`).
     """
-    spikes = median_spikes(recording)  # of a pixel of median light, in the exposure
+    # Number of spikes in the exposure, for a pixel of median light.
+    spikes = median_spikes(recording)
     is_noisy = spikes < NOISY_SPIKES
     is_dim = spikes < DIM_SPIKES
     exact_dis = _make_dis(is_noisy)

@@ -154,8 +154,8 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
 
 # Limits of both pictures, so that the values of a hot pixel are not huge. All numbers of this
 # section are the numbers of the training, so another number needs a new training.
-MOST_LIGHT = 9.0  # of light, in multiples of the mean light
-MOST_DEVIATIONS = 4.0  # of the change of a count, in standard deviations
+MOST_LIGHT = 9.0  # limit of the light, in multiples of the mean light
+MOST_DEVIATIONS = 4.0  # limit of the change of a count, in standard deviations
 
 
 def _relative_light(brightness: _Brightness) -> np.ndarray:

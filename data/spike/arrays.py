@@ -51,7 +51,7 @@ PART = 64
 class ArrayFile:
     """An array (planes, h, w) of a file."""
 
-    path: Path  # of the .npy or .npz
+    path: Path  # path of the .npy or .npz
     shape: tuple[int, ...]
     dtype: np.dtype
     start: int  # number of the byte at which the values begin, in the .npy or in the member

@@ -27,7 +27,7 @@ from .sps100 import unpack_sps100
 class SpikeFile:
     """The planes of one file. Either `packed` or `array` is set."""
 
-    path: str  # of the file, for error messages
+    path: str  # path of the file, for error messages
     geometry: SpikeGeometry  # size and storage of the planes
     planes: int  # number of planes in the file
     packed: np.ndarray | None  # (T, plane_bytes) uint8, in memory or mapped. None for an array

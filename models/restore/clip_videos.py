@@ -79,7 +79,7 @@ def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction
     slow_times = []
     for begin, next_begin in itertools.pairwise([*times, end]):
         duration = next_begin - begin
-        slow_begin = instants * begin  # of the first instant of the frame
+        slow_begin = instants * begin  # time of the first instant of the frame
         for instant in range(instants):
             slow_times.append(slow_begin + instant * duration)
     return slow_times

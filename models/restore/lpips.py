@@ -96,7 +96,7 @@ class Lpips(nn.Module):
             # Features of zeros have no direction, so add 1e-10 to the length, as in LPIPS 0.1.
             length = x.square().sum(1, keepdim=True).sqrt()  # (2, 1, h, w)
             normalised = x / (length + 1e-10)
-            f, g = normalised.chunk(2)  # of the restored and of the sharp image
+            f, g = normalised.chunk(2)  # features of the restored image and of the sharp image
             w = weights_of_relus[index]  # (1, channels, 1, 1)
             distance_of_pixels = ((f - g).square() * w).sum(1)  # (1, h, w)
             distance = distance + distance_of_pixels.mean((1, 2))

@@ -65,7 +65,7 @@ def write_report(job: Job) -> None:
     # metrics.json and table.txt: the scores, and how they came about.
     protocol = protocol_of(job, entries)
     scores = collect(entries, expected=job.expected, mean=job.outputs.metric.mean)
-    results = {"protocol": protocol, **scores}  # with the keys "protocol", "clips", "averages"
+    results = {"protocol": protocol, **scores}  # keys: "protocol", "clips", "averages"
     write_whole(folder / "metrics.json", json_bytes(results))
     table = score_text(results)
     lines = "\n".join(f"{key}: {value}" for key, value in protocol.items())

@@ -89,7 +89,7 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
     # which each of these operations would take a millisecond.
     frequency_number = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...
     divisor = 10000.0 ** (2 * frequency_number / half)
-    tables = []  # of the rows, of the columns
+    tables = []  # one table for the rows, one for the columns
     for size in (height, width):
         number = torch.arange(1, size + 1, device="cpu")  # 1 ... size
         angle = number / (size + 1e-6) * (2 * torch.pi)  # the published table has this 1e-6

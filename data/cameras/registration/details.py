@@ -105,7 +105,7 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
 
     features: the features of the frame. sigma: size of the details in spike pixels.
     """
-    start, end = estimate.ends_of_exposure()  # of each row, (h,)
+    start, end = estimate.ends_of_exposure()  # (h,) each, the times of each row
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None

@@ -146,7 +146,7 @@ def _gain_and_dark(estimate: Estimate) -> tuple[float, float]:
 
 def _light(estimate: Estimate, pair: Pair) -> np.ndarray:
     """Return the grey light (h, w) of a frame at the positions of the spike pixels."""
-    height, width = pair.sums.shape[1:]  # of the spike plane
+    height, width = pair.sums.shape[1:]  # size of the spike plane
     # By default, OpenCV expects a matrix from the source (frame) to the result (spike plane).
     # estimate.matrix maps in the opposite direction, so WARP_INVERSE_MAP is needed.
     return cv2.warpPerspective(

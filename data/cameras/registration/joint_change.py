@@ -4,7 +4,7 @@ The spike plane is cut into parts (parts.py). Part t matches the frame best if i
 d_t (2,), to the right and down. But a change of the matrix moves all parts together. E.g. a
 "larger" plane shifts the parts at its right edge to the right, and the parts at its left edge to
 the left. A change is a linear combination of the k CHANGES of the model (matrix.py), with the
-amounts c (k,). It shifts part t by J_t c, where J_t is (2, k).
+amounts c (k,). Such a change shifts part t by J_t c, where J_t is (2, k).
 
 In general no c makes all shifts exactly. So c is found by weighted least squares. Of each part:
 
@@ -124,7 +124,7 @@ def _joint_change(
     JWJ = np.einsum("tia,tij,tjb->ab", J, W, J)  # (k, k)
     # JWd[a] = sum over t, i and j of J[t, i, a] W[t, i, j] d[t, j]
     JWd = np.einsum("tia,tij,tj->a", J, W, shifts)  # (k,)
-    covariance = np.linalg.inv(JWJ)  # of c, (k, k)
+    covariance = np.linalg.inv(JWJ)  # covariance of c, (k, k)
     c = covariance @ JWd
     e = shifts - J @ c  # (t, 2)
     # The sum over t, i and j of e[t, i] W[t, i, j] e[t, j]: one number.

@@ -63,7 +63,8 @@ def coordinates_of(height: int, width: int) -> Coordinates:
     middle_x = (width - 1) / 2
     middle_y = (height - 1) / 2
     half_side = max(height, width) / 2
-    row, column = np.mgrid[:height, :width].astype(np.float32)  # of each pixel
+    # The row and the column of each pixel.
+    row, column = np.mgrid[:height, :width].astype(np.float32)
     x = (column - middle_x) / half_side
     y = (row - middle_y) / half_side
     # The same two formulas as the rows of a matrix.

@@ -166,7 +166,7 @@ def time_errors(
     # Noise in the columns of J makes H larger, as if the clip showed more motion. So the errors
     # that follow from H are too small. Divide them by the fraction of H that is motion.
     with_noise = np.diag(equations.H)[middle_and_length]
-    without_noise = with_noise - equations.time_noise[:2]  # of middle and length
+    without_noise = with_noise - equations.time_noise[:2]  # the elements of middle and length
     # Without motion, the fraction is about 0, or even negative. At least 1e-3 is taken, which makes
     # the errors a thousand times larger, so that the times do not count as sure.
     motion = np.maximum(without_noise / with_noise, 1e-3)

@@ -194,7 +194,7 @@ def _mend_pixels(sums: np.ndarray) -> None:
     sums: (T + 1, h, w), from `_cumulative_sums`.
     """
     total = sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
-    median_around = cv2.medianBlur(total, ksize=5)  # of the 5 x 5 pixels around each pixel
+    median_around = cv2.medianBlur(total, ksize=5)  # over 5 x 5 pixels around each pixel
     # The margin of 8 spikes is for dark pixels, whose counts differ by chance.
     is_broken = (total > 3 * median_around + 8) | (total < median_around / 3 - 8)
     for y, x in np.argwhere(is_broken):

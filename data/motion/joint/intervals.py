@@ -104,7 +104,7 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     #     next spike after the edge       3    16    16     -
     last_spikes = np.maximum.accumulate(pieces.last_spikes)
     next_spikes = _next_spikes(pieces.first_spikes, after_stream)
-    counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # of the spikes up to each edge
+    counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # number of spikes up to each edge
 
     # Masks (edges, h, w): `takes_last` and `takes_next` say which of the two spikes is the result.
     # Both are False where there is neither spike.

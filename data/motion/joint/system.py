@@ -97,7 +97,7 @@ class System:
             w / sqrt(1 + (w r / c)^2)       c = CAUCHY
 
         Least squares with these weights find the minimum of the sum of Cauchy's rho if weights and
-        frame are computed in turn, several times. `solve` (solution.py) does so.
+        frame are computed in turn, several times. The option `linearisations` says how often.
 
         E.g. with c = 2, an equation whose residual is twice its expected error 1 / w gets the
         weight w / sqrt(2).

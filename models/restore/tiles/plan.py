@@ -211,7 +211,9 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
     if tiling.batch_tiles > 1:
         return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
 
-    multiple = tiling.spec.multiple  # of a side: common multiple of the stride and the window sides
+    # Sides of tiles are multiples of this number, the common multiple of the stride and the window
+    # sides.
+    multiple = tiling.spec.multiple
     least_side = round_up(max(tiling.spec.least_size), multiple)
     side = tiling.size_patch_testing
     if side == WHOLE:

@@ -47,7 +47,7 @@ def window_attention(
 
     Returns (n, T, heads * hd).
     """
-    all_tokens = qkv.shape[1]  # of both frames, if the attention is mutual
+    all_tokens = qkv.shape[1]  # those of both frames, if the attention is mutual
     channels = qkv.shape[4]
     t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
     # The caller gives a tape if it wants our CPU form.
