@@ -105,8 +105,8 @@ def shrink(picture: np.ndarray, side: int) -> np.ndarray:
 def drawing(rng: np.random.Generator) -> np.ndarray:
     """Draw discs, lines and letters on a cloudy sky. Returns (224, 224) uint8.
 
-    The order of the draws is part of the training, and each draw must stay: a disc also draws the
-    end of a line, which it does not use.
+    The order of the draws is part of the training, and each draw must stay. E.g. for a disc, the
+    end of a line is drawn, too, although a disc has no use for it.
     """
     n = DRAWING_SIDE
     picture = cloudy_sky(rng)

@@ -134,8 +134,8 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
         )
     sample_weights = {out / "data" / name: weight for name, weight in SAMPLE_WEIGHTS.items()}
 
-    # Make the test clips of all conditions, and keep those of `conditions` for the test. The clips
-    # of the other conditions stay on the disk, so a later call with them need not make them.
+    # Make the test clips of all conditions, but test only the clips of `conditions`. The clips of
+    # the other conditions stay on the disk, so a later call with these conditions is quick.
     folder_of_condition = {}
     for condition in CONDITIONS:
         folder_of_condition[condition] = make_clips(

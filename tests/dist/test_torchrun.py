@@ -43,7 +43,7 @@ from utils.dist.process import descendants_of, process_state
 TORCHRUN = (sys.executable, "tests/dist/run_module.py", "torch.distributed.run")
 LAUNCHER = ROOT / "launch_train.sh"
 NO_VALIDATION = "datasets.test={}"
-# The run has more steps than any test waits for. So it trains until a test ends it.
+# A run of 1000 steps trains until a test ends it, because no test waits for so many steps.
 ENDLESS = "train.total_iter=1000"
 # With these options, a run soon notices lost ranks. A restarted run goes on after the last step.
 SAVING_AND_WATCHED = (

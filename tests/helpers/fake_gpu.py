@@ -331,9 +331,9 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
         return torch.empty(size, dtype=dtype, device="cuda", requires_grad=True)
 
     with FAKE:
-        # The constructor computes with numbers, and fake tensors have none. So it runs on the CPU
-        # with real tensors. `max_residual` is the largest correction of the flow, in pixels. Its
-        # value has no effect on memory, and 10.0 is the value in the network.
+        # The constructor computes with numbers. Fake tensors have no numbers, so the constructor
+        # gets real tensors, on the CPU. `max_residual` is the largest correction of the flow, in
+        # pixels. Its value has no effect on memory, and 10.0 is the value in the network.
         with unset_fake_temporarily():
             module = DeformAlign(channels, groups, neighbour_count, max_residual=10.0)
         to_gpu(module)

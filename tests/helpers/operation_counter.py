@@ -175,8 +175,8 @@ def check_strides_for_attention(args: Any) -> None:
 def is_view(func: Any) -> bool:
     """Tell whether an operation returns a view of an argument, which needs no kernel."""
     for result in func._schema.returns:
-        # An in-place operation also returns an alias of an argument. But it writes to the argument,
-        # so it needs a kernel.
+        # An in-place operation, e.g. add_, also returns an alias of an argument. But such an
+        # operation writes to the argument, and needs a kernel.
         if result.alias_info and not result.alias_info.is_write:
             return True
     return False

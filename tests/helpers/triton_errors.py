@@ -92,8 +92,8 @@ def main(cases: str) -> None:
     else:
         dtypes = [torch.float16]
         shapes = [shape for shape in SHAPES if shape.t not in ON_A_GPU_ONLY]
-        # With so few programs (Triton's word for blocks of threads), each program computes several
-        # windows or tiles, as it does for large inputs on a GPU.
+        # A program is Triton's word for a block of threads. With so few programs, each program
+        # computes several windows or tiles, as on a GPU with large inputs.
         mock.patch.object(launches, "PROGRAMS", 12).start()
         mock.patch.object(tiles, "PROGRAMS", 3).start()
 

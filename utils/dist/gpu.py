@@ -65,7 +65,7 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     if is_single and ids_of_environment is None:
         os.environ[variable] = _comma_list(gpu_ids)
 
-    # Count the GPUs after the variable is set, because it hides some of them.
+    # First set the variable, then count the GPUs, because the variable hides some GPUs.
     count = devices.count()
     if not gpu_ids or count == 0:
         return  # the option names no GPU, or this process sees none

@@ -5,8 +5,8 @@ the rank. So the rank sends heartbeats to another process, the guard. If no hear
 time, the guard ends the rank. Other ranks that still run report the hang. If no other rank runs,
 e.g. because all ranks hang in the same C code, the guard reports the hang.
 
-The timer of faulthandler could also end a rank. But it counts the time in which the process is
-suspended, and reports only "Timeout (0:00:10)!".
+The timer of faulthandler could also end a rank. But the timer goes on while the process is
+suspended, and its report is only "Timeout (0:00:10)!".
 
     start_guard    starts the process `python -S -m utils.dist.guard`, called by the rank
     guard          its main function

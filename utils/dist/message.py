@@ -106,7 +106,7 @@ def _outline(value: Any, contents: list[bytes]) -> Any:
         return ["path", str(value)]
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        # A tensor on the device "meta" has a type and a shape, but no numbers. So it has no bytes.
+        # A tensor on the device "meta" has a type and a shape, but no numbers, and so no bytes.
         if value.device.type == "meta":
             return ["shape", dtype, list(value.shape)]
         # Take the numbers as bytes, because NumPy does not know bfloat16.

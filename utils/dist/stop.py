@@ -63,8 +63,8 @@ def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
     """Return whether the run shall take this signal as a request to stop."""
     if number in (signal.SIGTERM, signal.SIGUSR1):
         return True
-    # torchrun passes Ctrl-C on to the ranks, and kills ranks that do not end. So they must handle
-    # Ctrl-C, even if they were started by a shell that lets them ignore it.
+    # torchrun passes Ctrl-C on to the ranks, and kills ranks that do not end. So the ranks must
+    # handle Ctrl-C, even if a shell started them with Ctrl-C ignored.
     if number == signal.SIGINT and is_torchrun:
         return True
     # A program that was started by `nohup` ignores SIGHUP. In a shell script, `command &` ignores

@@ -498,8 +498,8 @@ class Watchdog(threading.Thread):
     def _name_of_loss(self) -> str:
         """Return the name that a rank claims (`first_to_claim`) before it reports for its host.
 
-        The name has the port of the run and the process id of rank 0. So it is the same on all
-        ranks of the run, and different in another run.
+        The name has the port of the run and the process id of rank 0. So all ranks of the run have
+        the same name, and another run has another name.
         """
         rank_0 = self.beats.states.get(0)
         pid = rank_0["pid"] if rank_0 is not None else None

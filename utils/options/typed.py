@@ -140,8 +140,8 @@ def _must_name_part(value: Any, is_dataset: bool) -> bool:
         {"depths": [8]}    True
         {}                 True for a network or a loss, so {} is an error later
                            False for a data set, because a run may have no such data set
-        3, null, []        False, because it is no section. If it is wrong, `read_section` refuses
-                           it later
+        3, null, []        False, because the value is no section. If the value is wrong,
+                           `read_section` refuses it later
 
     value: the value in the option file
     """
@@ -207,8 +207,8 @@ def _totals_of_kair(
     dropped_keys: the dotted keys that `drop_without_effect` has removed, e.g. "netG.init_type"
     """
     names = [key.rpartition(".")[2] for key in dropped_keys]  # "netG.init_type" -> "init_type"
-    # FORMERLY_OURS: keys of KAIR that former versions of this project saved, too. So they do not
-    # show that the file comes from KAIR.
+    # FORMERLY_OURS: keys of KAIR that former versions of this project saved, too. So these keys do
+    # not show that the file comes from KAIR.
     is_of_kair = any(name not in FORMERLY_OURS for name in names)
     if not is_of_kair:
         return []

@@ -65,8 +65,8 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
 
     The sidecar is the small file with the digest of the checkpoint, e.g.
     checkpoint_latest.pth.sha256. With a sidecar, `save` also waits until sidecar and folder are on
-    the disk. Without a sidecar it does not wait for the folder, so after a power failure `path` may
-    still be the former file, or be missing.
+    the disk. Without a sidecar, `save` does not wait for the folder. Then `path` may still be the
+    former file, or be missing, after a power failure.
 
     keep: number of former versions to keep.
         1 or more: the present file at `path` becomes the newest former version,
@@ -84,8 +84,9 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
     """
     # `_plain_bytes` adds up the tensors, and refuses types that could not be loaded again. The file
     # is a little larger than its tensors, because it also holds names and shapes. So the disk needs
-    # room for 1.2 times their size (chosen by hand). With a smaller factor, the disk could be full
-    # before the end of the file. With a larger factor, a save that fits would be refused.
+    # room for 1.2 times the size of the tensors (chosen by hand). With a smaller factor, the disk
+    # could be full before the end of the file. With a larger factor, a save that fits would be
+    # refused.
     need_mb = 1.2 * _plain_bytes(state) / 2**20
     new_file = _temporary_name(path)
     new_sidecar = _temporary_name(_sidecar_of(path))

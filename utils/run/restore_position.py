@@ -145,7 +145,7 @@ def _forget_records_of_other_run(
     #     any other file                    -1, no step        keeps it as a former version
     #
     # In the second case checkpoint_latest may be newer than the file that was read, e.g. if its
-    # disk did not answer for a moment. So it must not be lost.
+    # disk did not answer for a moment. So checkpoint_latest must not be lost.
     is_latest = is_own and resumed.path.name == latest.name and not resumed.is_former
     progress.saved = progress.step if is_latest else -1
     if not is_own:

@@ -113,8 +113,8 @@ def _check_archive(path: Path) -> int | None:
         # ValueError, EOFError: the directory names bytes that are not in the file.
         # NotImplementedError: a compression or a version of zip that Python does not know.
         # RuntimeError: an encrypted member.
-        # If the file is a damaged archive, torch.load will name the damage. A RefusedFile of the
-        # checks above goes to the caller, because it is not one of these errors. Keep it so.
+        # If the file is a damaged archive, torch.load will name the damage. RefusedFile, which the
+        # checks above raise, must stay out of this list, so that the caller gets it.
         return None
 
 

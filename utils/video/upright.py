@@ -73,9 +73,10 @@ def orientation(frame: Any) -> Orientation:
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:
-        # PyAV fails if the frame has side data that it does not know, such as Exif. The angle in
-        # degrees can still be read. It counts counter-clockwise, as TURNS does. It may be negative:
-        # -90 degrees are -1 quarter turn, and -1 % 4 is 3, which is the same turn.
+        # PyAV fails if the frame has side data unknown to PyAV, such as Exif. The angle in degrees
+        # can still be read. The angle counts counter-clockwise, as TURNS does, and may be negative:
+        #
+        #     -90 degrees = -1 quarter turn, -1 % 4 = 3, and 3 quarter turns are the same turn
         quarter_turns = round(frame.rotation / 90)
         return TURNS[quarter_turns % 4]
     if matrix is None:

@@ -101,8 +101,8 @@ def test_a_useless_file_is_refused_with_a_message(tmp_path, name, data):
         reader(tmp_path / name)
     seconds = time.monotonic() - begin
 
-    # The message names the file. But it does not quote all of the content, which may have 500,000
-    # bytes. Reading must be quick for any content, so that a file cannot stop a program.
+    # The message names the file. The content may have 500,000 bytes, so it must not be quoted as a
+    # whole. Reading must be quick for any content, so that a file cannot stop a program.
     message = str(error.value)
     assert name in message
     assert len(message) < 1500

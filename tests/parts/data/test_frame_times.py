@@ -301,9 +301,11 @@ def test_a_film_that_begins_later_has_its_planes_from_its_first_frame_on(tmp_pat
 def test_a_film_that_begins_later_is_as_long_as_its_frames_last(tmp_path):
     film, spikes = later_film(tmp_path)
 
-    # The calibration says that the spike camera takes twice as many planes per second as it does.
-    # So the planes seem to last half as long as the film, about 0.125 s of 0.25 s, and the clip is
-    # refused. The error says that the film lasts 0.249 s, because Matroska rounds to milliseconds.
+    # The calibration states twice the true number of planes per second. So the planes seem to last
+    # half as long as the film, and the clip is refused:
+    #
+    #     film      0.25 s, but 0.249 s in the error, because Matroska rounds to milliseconds
+    #     planes    0.125 s
     error = error_of_clip(film, spikes, calibration=write_clock(tmp_path, tick_hz=2 * PLANES_PER_S))
 
     assert "the film lasts 0.249 s, its planes 0.125 s" in error.what

@@ -167,7 +167,8 @@ def middle_of(size):
 
 
 def test_the_calibration_moves_the_middle_of_a_plane_by_the_shift():
-    # Rotation and scale leave the middle where it is, because they turn and scale about it.
+    # The rotation turns about the middle, and the scale enlarges from the middle. So only the shift
+    # moves the middle.
     rig = Rig(shift_x=3.0, shift_y=-2.0, rotation_deg=1.5, scale=0.97)
     x, y = middle_of(SPIKE)
 

@@ -210,7 +210,7 @@ def test_crops_are_drawn_where_the_spike_camera_sees():
 
 
 def test_the_coverage_is_the_share_of_the_frame_in_view():
-    # The view has 24 x 32 spike pixels of 1.37 x 1.37 RGB pixels. So it covers about 33 x 44 = 1441
+    # The view has 24 x 32 spike pixels of 1.37 x 1.37 RGB pixels, i.e. about 33 x 44 = 1441
     # RGB pixels. The frame has 36 x 60 = 2160 RGB pixels. The middle of the view is 2.6 RGB pixels
     # above the middle of the frame. So about 33 / 2 + 2.6 - 36 / 2 = 1 row of the view lies above
     # the frame, and is not counted.

@@ -300,8 +300,8 @@ def test_every_test_of_make_quick_exists():
     # A file, e.g. "tests/dist/test_dist.py", or a test of it, e.g.
     # "tests/dist/test_dist.py::test_x".
     named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", printed)
-    # `make quick` names about 12 files and 14 single tests. If the pattern finds 20 names or fewer,
-    # it does not fit the output of make any more.
+    # `make quick` names about 12 files and 14 single tests, 26 names. If the pattern finds 20 names
+    # or fewer, the pattern does not fit the output of make any more.
     assert len(named) > 20
     for file, test in named:
         assert (ROOT / file).is_file(), file

@@ -162,8 +162,8 @@ def test_a_file_of_something_else_is_named_for_what_it_is(wrong, home, tmp_path)
 
 # ---- Numbers of NumPy ----
 
-# Training programs save numbers of NumPy beside the weights, e.g. the best PSNR. They are harmless,
-# but torch refuses them, as it refuses any object of a class that it does not know.
+# Training programs save numbers of NumPy beside the weights, e.g. the best PSNR. These numbers are
+# harmless. But torch refuses each object of an unknown class, and NumPy's numbers are such objects.
 SCALARS = [
     np.float64(31.25),
     np.float32(0.5),

@@ -587,8 +587,8 @@ def refusal(with_problems) -> Conversion:
 
 
 def test_a_file_with_problems_is_not_converted(with_problems, tmp_path):
-    # The path of the new file is in another folder than that of `convert`, which the fixture
-    # `refusal` uses. So no other test can have written the file.
+    # The fixture `refusal` calls `convert`, which writes its file elsewhere. So no other test can
+    # have written this file.
     out = tmp_path / "new.json"
 
     code = main([str(with_problems), "--out", str(out)])

@@ -171,7 +171,7 @@ def test_a_run_that_asks_for_the_cpu_gets_the_cpu(tmp_path, accelerator, variabl
     run = train_two_steps(tmp_path / "run", accelerator | variables, *overrides)
 
     # With gpu_ids=[], the run itself sets CUDA_VISIBLE_DEVICES to "" (`choose_gpus` of
-    # utils/dist/gpu.py). So it logs the same line as a run that was started with this variable.
+    # utils/dist/gpu.py). So the log has the same line as with a variable from outside.
     assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in run.text
     assert "Stand-in" not in run.text
 

@@ -262,7 +262,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
     start = time.monotonic()
-    # `run` waits until nobody can write to the pipe of stdout. So it also waits for the child.
+    # subprocess.run waits until nobody can write to the pipe of stdout, so also for the child.
     run = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50)
 
     assert run.returncode == -signal.SIGKILL

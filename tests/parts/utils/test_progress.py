@@ -256,7 +256,7 @@ def test_each_step_but_the_first_has_a_speed(run):
 
 
 def test_an_epoch_ends_with_a_line(run):
-    # An epoch has 8 steps, because it has 8 samples and a step takes one of them.
+    # An epoch has 8 samples, and a step takes one sample. So an epoch has 8 steps.
     ends = [row for row in run.log if row.startswith("Epoch 1 ended: 8 steps, mean loss 0.")]
     assert len(ends) == 1
 
