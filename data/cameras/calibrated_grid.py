@@ -138,16 +138,16 @@ class CalibratedGrid:
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
-        # The distances of the points from the centre of an RGB pixel, along x or y. The area of the
-        # pixel reaches from -0.5 to 0.5. It is divided into n equal parts, and a point is in the
-        # middle of each part: 0 for n = 1, and -0.25 and 0.25 for n = 2.
+        # The distances of the points from the centre of an RGB pixel, along x or y. The side of the
+        # pixel reaches from -0.5 to 0.5. This side is divided into n equal parts, and a point is in
+        # the middle of each part: 0 for n = 1, and -0.25 and 0.25 for n = 2.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         points = []
         for dy in shifts:
             for dx in shifts:
-                # One point of every RGB pixel of the crop. Their positions in the spike plane: `x`
-                # (H, W) has the columns, `y` (H, W) the rows.
+                # One point of every RGB pixel of the crop: `x` (H, W) has the columns of these
+                # points in the spike plane, and `y` (H, W) the rows.
                 x, y = self._centres(crop, dx, dy)
                 points.append(neighbours_of(x.ravel(), y.ravel(), self._plane, self._nearest))
         return window_of(points, self._covered(crop))

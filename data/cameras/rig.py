@@ -75,8 +75,8 @@ class Rig(RgbCamera):
 
     # ---- When the spike camera records, and which light it sees ----
 
-    # Delay of the spikes in planes: plane p shows the light of the time p - time_offset. It is
-    # `Calibration.time_offset_planes` of the true calibration.
+    # Delay of the spikes in planes: plane p shows the light of the time p - time_offset. The true
+    # calibration has the same number as `Calibration.time_offset_planes`.
     time_offset: float = 0.0
     # Weights of R, G and B in the grey that the spike camera sees.
     mix: tuple[float, float, float] = (float(LUMA[0]), float(LUMA[1]), float(LUMA[2]))

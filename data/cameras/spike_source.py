@@ -277,8 +277,9 @@ class DatSpikes:
             # The number of planes by which the first plane of each frame moves. E.g. 3 if the spike
             # camera started 3 planes before the RGB camera.
             offset=calibration.time_offset_planes,
-            # The fraction of the planes of a frame that is read, in their middle. It is 1.12 times
-            # the exposure share, and at most 1. E.g. the exposure share 0.5 gives 0.56.
+            # The fraction of the planes of a frame that is read, around the middle plane. It is
+            # 1.12 times the exposure share, and at most 1. E.g. the exposure share 0.5 gives 0.56,
+            # which is 28 of 50 planes.
             share=calibration.share_to_read,
         )
         calibrated_grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)

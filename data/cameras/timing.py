@@ -130,7 +130,8 @@ class Timing:
     # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
     exposures: dict[str, Exposures] | None = None
     # Two values of the calibration. The repr leaves out `share`, because digests of runs contain
-    # the calibration already. It shows `offset` only because the digests of existing runs have it.
+    # the calibration already. The repr shows `offset` only because the digests of existing runs
+    # contain `offset`.
     offset: float = 0.0
     share: float = field(default=1.0, repr=False)
 
@@ -181,8 +182,8 @@ class Timing:
         tick_hz: planes per second, if known.
 
         Returns the planes of each frame: [(0, 40), (40, 80)] for two frames of 40 planes. If
-        `exposures` lists the planes, this method divides nothing. It only checks that the exposures
-        fit frames at these times, and returns None.
+        `exposures` lists the planes, this method divides nothing: it checks that the exposures fit
+        frames at these times, and returns None.
         Raises UnknownPlanes if the times do not tell the planes. The error proposes exposures.
         """
         if self.has_exposures:

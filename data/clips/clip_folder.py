@@ -136,8 +136,8 @@ def _sort_out(
     """Sort the entries of a folder into files with a suffix, folders, and other files.
 
     suffixes: the suffixes to look for, e.g. (".png", ".jpg"), the preferred suffix first.
-    find_folders: whether to tell folders from other files. This is slow on some file systems. If
-    False, the result has no folders, and a folder sets `has_other_files` like a file with another
+    find_folders: whether to tell folders from other files, which is slow on some file systems.
+    False: the result has no folders, and a folder sets `has_other_files` like a file with another
     suffix.
     """
     names_by_suffix: dict[str, list[str]] = {suffix: [] for suffix in suffixes}

@@ -5,8 +5,8 @@ A data root is a set of folders, one for each kind of file: blurry frames ("lq")
 makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
 
 A meta file is a list of the clips that belong to the data set. KAIR is the program in which VRT was
-published. It comes with a few meta files, and its option files name them by paths within KAIR
-(KAIR_LISTS in data/clips/meta_file.py). Here, such a file is often missing.
+published. KAIR comes with a few meta files, and the option files of KAIR name these meta files by
+paths within KAIR (KAIR_LISTS in data/clips/meta_file.py). Here, such a file is often missing.
 
 What must stay: the order of `Source.kinds`, because names of stored results depend on it.
 Free to add: a field of `Source`. If it changes the result of the data check, add it to

@@ -3,8 +3,8 @@
     _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
                       another frame
     _wrong_light      the spikes have integrated another kind of light (linear light or display
-                      values) than is assumed. This is only checked if `_wrong_position` finds
-                      nothing, because otherwise any light may seem to fit
+                      values) than is assumed. The light is only checked if `_wrong_position`
+                      finds nothing, because otherwise any light may seem to fit
     _wrong_frames     the blurry frames are means of another kind of light than the spikes integrate
     _narrow_windows   the windows of the representation are too short for this firing rate
 

@@ -131,7 +131,8 @@ def _origin_of(paths: dict[str, str]) -> dict[str, str]:
 
     The report calls the frames "input", because the option is --input.
 
-    paths: {kind of files: path}. It has "lq", and it has "gt" and "spike" if they are given.
+    paths: {kind of files: path}, with the kind "lq", and with "gt" and "spike" if the user gave
+    them.
     """
     origin = {"input": paths["lq"]}
     for kind in ("gt", "spike"):

@@ -132,8 +132,8 @@ def draw_piece(
     # All points are (x, y) in pixels of the photograph. The piece is cut out around `middle`.
     middle = rng.uniform(0.3, 0.7, 2) * size
     speed = view_side * rng.uniform(-0.05, 0.05, 2)  # pixels per frame interval
-    # The point that lies in the middle of the view at the time 0, without the shake. It differs
-    # from the middle of the piece, so the piece is seen at any place of the view.
+    # The point that lies in the middle of the view at the time 0, without the shake. This point is
+    # not the middle of the piece, so the piece is seen at any place of the view.
     center_at_time_0 = middle + view_side * rng.uniform(-0.3, 0.3, 2)
     # The shape of the piece is the convex hull of eight random points. Its edge is blurred (sigma
     # 0.8 pixels), so that no steps of whole pixels are visible.

@@ -20,7 +20,7 @@ def smooth_walk(
 
         walk(t) = amplitude sum_i w_i sin(2 pi (t / T_i + phase_i))
 
-    The weights w_i are WALK_WEIGHTS. They add up to 1, so the walk stays within -amplitude and
+    The weights w_i are WALK_WEIGHTS. Their sum is 1, so the walk stays between -amplitude and
     amplitude.
 
     planes: number of planes.

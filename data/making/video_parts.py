@@ -141,9 +141,9 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
     Returns None if too few frames are left.
 
     wanted: the number that the user gave. None: the number is drawn. most: largest possible number.
-    rng: generator of the number. It draws one number for each part that is tried, also for parts
-    that are rejected later. The order of the draws must stay, because it decides the made data
-    sets.
+    rng: generator of the number. One number is drawn for each part that is tried, also for parts
+    that are rejected later. The order of the draws must stay, because another order would make
+    other data sets.
     """
     if wanted is not None:
         return wanted if wanted <= most else None

@@ -24,8 +24,8 @@ from .registry import Numbers, representation
 #
 # With the option num_bins, the windows of TFP (texture from playback) are spread over the stream.
 # Without num_bins, they lie around the center. Each of the next two functions gets the options of
-# `tfp`, and answers one question about the windows. They become fields of `Representation`
-# (registry.py), which `represent` (represent.py) needs to reverse time.
+# `tfp`, and answers one question about the windows. The two functions become fields of
+# `Representation` (registry.py), which `represent` (represent.py) needs to reverse time.
 
 
 def _tfp_is_centered(num_bins: int | None = None, **_: Any) -> bool:

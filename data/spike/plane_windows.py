@@ -41,10 +41,10 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 #
 # The windows of `encoding25` lie around the center, or they are spread over the file. Each of the
 # next three functions gets the options of `encoding25`, and answers one question about the windows.
-# They become fields of `Representation` (registry.py):
+# The three functions become fields of `Representation` (registry.py):
 #
-#     lag_in_half_planes    by how much the shown time differs from the center. The center in the
-#                           reversed stream depends on it
+#     lag_in_half_planes    the shown time minus the center, in half planes. The center in the
+#                           reversed stream depends on this lag
 #     is_centered           whether the option spike.center has an effect
 #     reverses_channels     whether time is reversed by the order of the channels, and not by
 #                           reversing the stream

@@ -171,17 +171,18 @@ def _without_rounds(estimate: Estimate) -> Estimate:
     return estimate
 
 
-# `run_rounds` stops early if a round changes less than these two limits. Both are far below the
-# errors that count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would
+# `run_rounds` stops early if a round changes less than these two limits. The limits are far below
+# the errors that count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would
 # stop before the values are exact. With smaller limits, more rounds would run and change nothing.
 
-# For the first four changes of the matrix (right, down, larger, turned). Each moves the edge of the
-# plane by some pixels, e.g. by 0.002, 0, 0.001 and 0. The largest of the four must be below the
+# Limit of the first four changes of the matrix (right, down, larger, turned). Each moves the edge
+# of the plane by some pixels. E.g. by 0.002, 0, 0.001 and 0: the largest, 0.002, is below the
 # limit.
 SMALL_SHIFT = 0.003
-# For the other changes, of which the largest must be below the limit. After a round on all pixels,
-# the other changes are the times, in planes. After a round on parts, they are the fifth and later
-# amounts ("wider", ...).
+# Limit of the largest of the other changes:
+#
+#     after a round on all pixels    the times, in planes
+#     after a round on parts         the fifth and later amounts ("wider", ...)
 SMALL_CHANGE = 0.03
 
 

@@ -1,15 +1,19 @@
 """Decide what a clip tells about the times of the exposure, and how exact they are.
 
 A fit also finds when each frame was exposed: the middle of the exposure gives the offset, and its
-length gives the exposure share. Not every clip determines both. In a pan (everything moves at one
-speed), a later exposure shifts the picture, as a moved camera does. And a shorter exposure shows
-less blur, as a sharper lens does. If another unknown has the same effect as a time, this time must
-not be fitted.
+length gives the exposure share. Not every clip determines middle and length. In a pan, everything
+moves at one speed:
 
-The matrix of derivatives J (equations.py) shows this. It has a column for each unknown: for the
-changes of the matrix M, for the times, and for the coefficients of the features. If the column c of
-a time is nearly a linear combination of other columns, the other unknowns have the same effect as
-the time. So the part of c that no other unknown can explain is measured:
+    a later exposure      shifts the picture, as a moved camera does
+    a shorter exposure    shows less blur, as a sharper lens does
+
+If another unknown has the same effect as a time, this time must not be fitted.
+
+The matrix of derivatives J (equations.py) shows which unknowns have the same effect. J has a column
+for each unknown: for the changes of the matrix M, for the times, and for the coefficients of the
+features. If the column c of a time is nearly a linear combination of other columns, the other
+unknowns have the same effect as the time. So the part of c that no other unknown can explain is
+measured:
 
     own(time) = |c - nearest linear combination of other columns|^2 / |c|^2
 
@@ -17,17 +21,17 @@ the time. So the part of c that no other unknown can explain is measured:
          not determine the time
     1    the other unknowns together have no similar effect
 
-It is like the tolerance 1 - R^2 of statistics. The other columns are the columns of M and of the
-coefficients. The noise of the spikes makes both squares larger, so `_own_part` subtracts the noise
-from both.
+own(time) is like the tolerance 1 - R^2 of statistics. The other columns are the columns of M and of
+the coefficients. The noise of the spikes makes both squares in own(time) larger, so `_own_part`
+subtracts the noise from each of the two squares.
 
-What must stay: the limits of own(time). They lie between wrong results and right results that were
-measured (docs/benchmarks/calibration.md, section "What a clip tells of the times"). Free to change:
-how the functions are split.
+What must stay: the limits of own(time). These limits lie between wrong results and right results
+that were measured (docs/benchmarks/calibration.md, section "What a clip tells of the times"). Free
+to change: how the functions are split.
 
 Tests: tests/parts/data/test_registration_fit.py fails if the middle is always used
 (test_a_pan_leaves_aligned_cameras_as_they_are), and if the length is always used
-(test_a_share_that_looks_like_a_sharper_lens_is_not_used). It does not notice another value of
+(test_a_share_that_looks_like_a_sharper_lens_is_not_used). No test there notices another value of
 LEAST_OWN_LENGTH.
 """
 

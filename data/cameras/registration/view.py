@@ -1,8 +1,9 @@
 """Prepare a blurry frame and its spikes for the fit.
 
 A plane is one read-out of the spike camera. A `View` has the frame and the planes as the files have
-them. A fit first makes a `Pair` from each view. Then it improves the matrix (from spike pixels to
-RGB pixels) and the times of the exposure in rounds (rounds.py), which call two methods of the pair:
+them. A fit first makes a `Pair` from each view. Then the fit improves the matrix (from spike pixels
+to RGB pixels) and the times of the exposure in rounds (rounds.py). The rounds call two methods of
+the pair:
 
     features(sigma)       five features of the frame: three colours, and two features for what may
                           differ between the cameras (response curve, blur of the lens)
