@@ -98,8 +98,11 @@ class Training:
         self.optimizer.step()
         self.steps += 1
 
-        # The average follows the weights fast at first, so that it forgets the initial weights. At
-        # step 20 it takes half of the new weights, and from step 1980 on 1 - MOST_OLD of them.
+        # The average of the weights follows the newest weights fast at first, so that the initial
+        # weights are forgotten:
+        #
+        #     step             1       20     180    1980 and later
+        #     share_of_old     0.05    0.5    0.9    0.99 = MOST_OLD
         share_of_old = min(MOST_OLD, self.steps / (self.steps + 20))
         for name, newest in self.net.state_dict().items():
             if newest.is_floating_point():  # not the indices of the attention, which never change

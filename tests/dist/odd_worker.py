@@ -8,14 +8,14 @@ tests/helpers/train_files.py builds the command.
 
 Cases that happen once, in forward pass STEP of rank RANK (`Odd.strike`):
 
-    stall    it sleeps for ten minutes
-    wait     it prints "waiting", and goes on once its loader processes are stopped (SIGSTOP)
-    bury     it kills its loader processes, and sleeps
+    stall    the rank sleeps for ten minutes
+    wait     the rank prints "waiting", and goes on once its loader processes are stopped (SIGSTOP)
+    bury     the rank kills its loader processes, and sleeps
     memory   no memory is left
-    states   it prints how many checkpoints are in memory
-    drift    its weights change
-    once     its output is NaN
-    nan      its output is NaN from this forward pass on
+    states   the rank prints how many checkpoints are in memory
+    drift    the weights of the rank change
+    once     the output is NaN in this forward pass
+    nan      the output is NaN from this forward pass on
 
 Cases that send a signal to rank RANK itself after STEP training steps:
 

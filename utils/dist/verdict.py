@@ -68,16 +68,16 @@ class Judge:
         self.beats = beats
         self.is_looking = False  # whether this rank looks for the cause of a wait
         # For ranks that this rank does not watch: rank -> the beat that was read when this rank
-        # began to look, to see later whether a newer beat has come. Empty while this rank does not
-        # look.
+        # began to look. E.g. beat 512 was read. If a later look reads beat 513, the rank lives.
+        # Empty while this rank does not look.
         self.first_look: dict[int, Heard] = {}
 
     def verdict(self, stall_s: float | None) -> Verdict | None:
         """Return the reason for which the run has to stop, or None if there is none.
 
         A watched rank is DEAD if its process is gone, and SILENT if it does not beat. If this rank
-        has been too long in its phase, it looks for the rank that the others wait for, which is
-        STUCK or SILENT.
+        has been too long in its phase, this rank looks for the rank that the others wait for. That
+        rank is STUCK or SILENT.
 
         stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`.
             With None, only the end of a process counts.

@@ -190,8 +190,8 @@ class StepTimer:
     def _faded_sums(self) -> _FadedSums:
         """Return steps and seconds up to now, in which older steps and seconds count less.
 
-        So seconds / steps follows a change of speed within minutes, and a single slow step hardly
-        changes it. Here t is the time since the last log line without the pauses, in seconds, and
+        So seconds / steps follows a change of speed within minutes, but hardly changes after a
+        single slow step. Here t is the time since the last log line without the pauses, in seconds.
         FADE_S is five minutes:
 
             fade          = exp(-t / FADE_S)                      e.g. 0.37 if t is five minutes

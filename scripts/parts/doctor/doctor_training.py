@@ -325,9 +325,9 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 
     Both computations are in float64, so that rounding does not hide an error.
     """
-    # double() and eval() change the network in place. This is the last check, so no other check
-    # uses the changed network. eval() turns dropout off, because dropout would drop other neurons
-    # in each computation.
+    # double() and eval() change the network in place. The check of the gradients is the last check,
+    # so no other check uses the changed network. eval() turns dropout off, because dropout would
+    # drop other neurons in each computation.
     net = unwrap_ddp(model.netG).double().eval()
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     batches_of_ranks = utils_dist.gather_objects(tensors)
