@@ -2,7 +2,8 @@
 
 If the memory of a GPU is full, torch raises an error. If the memory of the host is full, the system
 swaps for minutes, and then ends the process without a message. So `check_memory` estimates the
-memory of a step. It warns if the step may not fit, and refuses the step if it certainly does not.
+memory of a step. If the step may not fit, it warns. If the step certainly does not fit, it refuses
+the step.
 
 What must stay: a step that fits is never refused (test_a_step_that_fits_gets_no_message).
 ModelVRT.fit_memory calls `check_memory` before the first step, on every rank, because the ranks

@@ -1,9 +1,9 @@
 """Load tensors into a network by name, and report what happened to each.
 
 `load_weights` takes a network, and tensors from `read_weights` (weights_file.py) or from a
-checkpoint. It changes the network, and returns a `LoadReport` (load_report.py). `compare_weights`
-only says what `load_weights` would do, so it also works on the device "meta", where a network takes
-no memory.
+checkpoint. `load_weights` changes the network, and returns a `LoadReport` (load_report.py).
+`compare_weights` only says what `load_weights` would do, so it also works on the device "meta",
+where a network takes no memory.
 
 What must stay: weights that do not fit are refused, and leave the network as it was
 (test_weights_of_another_network_are_refused_and_change_nothing).
@@ -134,7 +134,8 @@ def widen_first(in_file: Tensor, in_network: Tensor, net: nn.Module) -> Tensor |
     if has_other_outputs or has_other_kernel:
         return None
     # `pa_frames` above 0 means alignment: the frame and 2 neighbours x 4 pixels are 9 groups. A
-    # network of a user may lack `pa_frames` and `nonblind`. It counts as one without both.
+    # network of a user may lack `pa_frames` and `nonblind`. Such a network counts as one without
+    # alignment and without a noise map.
     groups = 9 if getattr(net, "pa_frames", 0) else 1
     noise_channels = int(getattr(net, "nonblind", False))  # 0 or 1
     file_inputs = in_file.shape[1] - noise_channels

@@ -1,8 +1,8 @@
 """The motion that is left between the windows of an exposure, by least squares.
 
-`MotionNet` has a picture of the spikes in each window of time. It shifts the pictures of all
-windows back to one time, the sharp instant, along the curve found so far. The curve says where a
-pixel is at each time. Where the curve is wrong, the shifted pictures differ. `least_squares` says
+`MotionNet` has a picture of the spikes in each window of time. `MotionNet` shifts the pictures of
+all windows back to one time, the sharp instant, along the curve found so far. The curve says where
+a pixel is at each time. Where the curve is wrong, the shifted pictures differ. `least_squares` says
 which motion would explain the differences (Lucas and Kanade, IJCAI 1981). The conv nets of
 `MotionNet` take this motion as an input.
 
@@ -103,7 +103,7 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     #     inverse of ( xx xy )  is  (  yy -xy )  divided by the determinant
     #                ( xy yy )      ( -xy  xx )
     #
-    # It is multiplied by the right sides, -x_change and -y_change.
+    # The inverse is multiplied by the right sides, -x_change and -y_change.
     determinant = xx * yy - xy * xy
     x = -(yy * x_change - xy * y_change) / determinant  # (B, 4, h, w)
     y = -(xx * y_change - xy * x_change) / determinant  # (B, 4, h, w)

@@ -114,7 +114,7 @@ class Curves(NamedTuple):
     # (B, 6, h, w), in spike pixels: x of c_1, y of c_1, x of c_2, y of c_2, x of c_3, y of c_3.
     coefficients: Tensor
     # (B, 1, h, w): logarithm of the expected error of the curve, i.e. of q(tau), in spike pixels.
-    # It is a mean over the times of the exposure.
+    # The expected error is a mean over the times of the exposure.
     log_error: Tensor
 
 

@@ -29,7 +29,7 @@ class ClipScorer:
     """Collects the scores of the frames of one clip.
 
     The input is scored, too, if it has the size of the sharp frame. A method may restore several
-    instants of an exposure. They are scored if the clip has a sharp frame for each instant.
+    instants of an exposure. The instants are scored if the clip has a sharp frame for each instant.
 
     scores: the result, a table of tables: what is scored -> metric -> value of each frame. E.g.
         {"restored": {"psnr": [30.1, 30.4], ...}, "input": ..., "instant 0": ..., "instant 1": ...}.

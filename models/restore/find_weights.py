@@ -1,8 +1,8 @@
 """Find the weights to test with: of the command line, or of a run.
 
 main_test_vrt.py passes --weights, and values of the option file of a run. `find_weights` returns
-the path of a file, which `read_saved` (models/portable.py) reads. It is called only for a test on
-datasets.test, because for a user's own clips --weights always has a value (request.py).
+the path of a file, which `read_saved` (models/portable.py) reads. `find_weights` is called only for
+a test on datasets.test, because for a user's own clips --weights always has a value (request.py).
 
 What must stay: the order in which files are tried, because another file has other scores.
 test_main_test.py has a test for each row of the table in `find_weights`.

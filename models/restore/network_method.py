@@ -4,8 +4,8 @@
     network_for_own_clips    the network with tiles for a user's clips
 
 main_test_vrt.py passes weights that `read_saved` has read (models/portable.py), and the flags of
-the network (request.py). It gets a `NetworkMethod`, which is a `Method` of utils/contract.py.
-run_job.py asks it for a `Restorer` (tiles/restorer.py), which restores the clips.
+the network (request.py). The result is a `NetworkMethod`, which is a `Method` of utils/contract.py.
+run_job.py asks the `NetworkMethod` for a `Restorer` (tiles/restorer.py), which restores the clips.
 
 What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only
 if its settings are equal (test_results_of_other_settings_are_not_taken_over). Free to change: the

@@ -2,8 +2,9 @@
 
 A folder of the same test is continued, and a folder with files of a user is refused.
 
-run_job.py calls `claim_folder` on rank 0, before any rank restores a frame. It passes an `Outputs`,
-which says where each file of the test will lie, and the settings of the test. `claim_folder` writes
+run_job.py calls `claim_folder` on rank 0, before any rank restores a frame. The arguments are an
+`Outputs`, which says where each file of the test will lie, and the settings of the test.
+`claim_folder` writes
 run.json, by which a later test knows the folder.
 
 What must stay:

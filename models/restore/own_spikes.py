@@ -1,9 +1,10 @@
 """Say how the spikes of a user's own clips are read.
 
 `spikes_for_network` begins with the section `spike` of a weights file, because spikes must be read
-as in the training. It returns this section with the user's changes, "spike.key=value" (request.py).
-main_test_vrt.py and scripts/show_motion.py hand it to the reader of the clips
-(data/clips/clip_reader.py). For a formula, which has no weights, they call only `changed_spikes`.
+as in the training. The result is this section with the user's changes, e.g. "spike.rate=0.4"
+(request.py). main_test_vrt.py and scripts/show_motion.py hand the section to the reader of the
+clips (data/clips/clip_reader.py). For a formula, which has no weights, both call only
+`changed_spikes`.
 
 The user may not change the keys `representation` and `gamma`, because the network was trained with
 channels of this kind (`kind_differences` in models/select_network.py compares these keys).
@@ -84,9 +85,10 @@ def changed_spikes(
 ) -> dict[str, Any]:
     """Return a spike section with the changes of the command line.
 
-    E.g. "spike.rate=0.4" sets its key "rate" to 0.4, and --spike-size 250 400 its keys "h" and "w".
+    E.g. "spike.rate=0.4" sets the key "rate" to 0.4. --spike-size 250 400 sets the keys "h" and
+    "w".
 
-    spike: the section to change. It stays as it is, because its copy is changed.
+    spike: the section to change. Only a copy is changed, so `spike` itself stays as it is.
     files: the user's files, with the changes.
     source: the file that `spike` comes from. "": no file.
     keys_of_method: keys that the formula of --method sets, so that the user cannot change them.

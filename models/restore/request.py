@@ -8,9 +8,11 @@ that argparse returns: this file, refused_flags.py and utils/options/foreign_fla
     network     NetworkFlags("weights/motion.pth", TileFlags(tile=(12, 256), ...), ...)
     results     ResultFlags(output="out", ...)
 
-There are two forms of a command line. It restores the user's own clips (--input, or --spike with a
---method), or the clips datasets.test of an option file (--opt). In the second form own_files is
-None.
+There are two forms of a command line:
+
+    --input, or --spike with a --method    restores the user's own clips
+    --opt                                  restores the clips datasets.test of an option file;
+                                           own_files is None
 
 What must stay: the field of a missing flag is None. The program then looks for the value elsewhere,
 in this order: the option file, the weights file, the dataset.json next to the spike files

@@ -66,8 +66,8 @@ def protocol_text(number_format: str, mean: str) -> str:
 
 
 # With --lpips, report.py appends LPIPS_NOTE to `protocol_text`. scripts/compare_runs.py cuts the
-# note off before it compares two protocols. It finds the note by its start, which must stay,
-# because the files of finished tests have it.
+# note off before it compares two protocols. compare_runs.py finds the note by its start. The start
+# must stay, because the files of finished tests have it.
 START_OF_LPIPS_NOTE = "; LPIPS"
 LPIPS_NOTE = f"{START_OF_LPIPS_NOTE}: AlexNet, version 0.1"
 

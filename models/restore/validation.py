@@ -7,9 +7,10 @@ restores and scores a single clip.
 A rank is one process of the training. "Collective" in a docstring means that the ranks wait for
 each other in this function, so every rank must call it at the same point of the program.
 
-The ranks share the clips: of n ranks, rank r scores the clips r, r + n, r + 2 n, ... They work in
-rounds, and each rank scores one clip in a round. Between two rounds they vote whether to stop,
-because a signal may have asked one of them to end the run.
+The ranks share the clips: of n ranks, rank r scores the clips r, r + n, r + 2 n, ... The ranks work
+in rounds, and each rank scores one clip in a round. E.g. with 2 ranks, rank 1 scores the clips 1,
+3, 5, ... Between two rounds the ranks vote whether to stop, because a signal may have asked one of
+them to end the run.
 
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
 checkpoint use them. A clip is scored as a whole by one rank, so its scores do not depend on the

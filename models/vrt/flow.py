@@ -4,12 +4,13 @@
     aligned_input     joins each frame and its two warped neighbours, as channels
 
 Letters: B clips, N frames, h x w pixels at one resolution. A flow (B, n, 2, h, w) is a shift in
-pixels of its resolution: channel 0 along x, channel 1 along y. It is read at a pixel of one frame,
-and leads to the same point of the scene in another frame. E.g. a point is at x = 10 in frame 0, and
-at x = 13 in frame 1:
+pixels of its resolution: channel 0 along x, channel 1 along y. A flow is read at a pixel of one
+frame, and leads to the same point of the scene in another frame. E.g. a point is at x = 10 in frame
+0, and at x = 13 in frame 1:
 
-    0>1   read at x = 10 of frame 0, it is +3. It warps frame 1 to frame 0: a backward flow
-    1>0   read at x = 13 of frame 1, it is -3. It warps frame 0 to frame 1: a forward flow
+    flow    read at             value    warps
+    0>1     x = 10 of frame 0   +3       frame 1 to frame 0: a backward flow
+    1>0     x = 13 of frame 1   -3       frame 0 to frame 1: a forward flow
 
 A flow is called "backward" or "forward" by the direction in time in which it warps a frame. The
 flow itself leads in the other direction.

@@ -42,8 +42,8 @@ class RecomputeInBackward(torch.autograd.Function):
     """Computes a function in forward, and again in backward. `recompute_in_backward` calls it.
 
     RecomputeInBackward.apply(function, count, *tensors): the first `count` tensors are the
-    arguments of the function. The other tensors are the weights that the function uses. They are
-    arguments of `apply`, because autograd asks only for the gradients of arguments.
+    arguments of the function. The other tensors are the weights that the function uses. The weights
+    are arguments of `apply`, because autograd asks only for the gradients of arguments.
     """
 
     @staticmethod

@@ -25,8 +25,8 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     """
     _, window_height, window_width = design.window
     # pa_frames is the number of neighbours that are aligned with a frame. The value 0 chooses the
-    # published network for interpolation. It aligns nothing, and makes new frames from the features
-    # of all frames together.
+    # published network for interpolation. This network aligns nothing, and makes new frames from
+    # the features of all frames together.
     interpolates = design.pa_frames == 0
 
     # Mutual attention adds a table of positions. The table has a fixed size, the size of a window.

@@ -3,8 +3,8 @@
 A network takes only certain sizes, e.g. multiples of 8 pixels (`utils.contract.InputSpec`). So the
 tile is mirrored at its end, and the result is cropped to the tile.
 
-space.py passes a tile to `run_padded`. It gets the restored tile, on the CPU, and blends it with
-the other tiles. Every pass of a network in a restoration goes through `run_padded`. This file reads
+space.py passes a tile to `run_padded`, gets the restored tile, on the CPU, and blends it with the
+other tiles. Every pass of a network in a restoration goes through `run_padded`. This file reads
 three fields of a `Tiling`:
 
     spec                 the sizes that the network takes

@@ -6,7 +6,8 @@ into rectangles (tiles in space). Along each of the three axes, `tile_starts` sa
 start.
 
 The sizes come from the options `val` and the flags of the command line, which network_method.py and
-validation.py pass to `Tiling.of`. It returns a `Tiling`, which the other files of this folder read.
+validation.py pass to `Tiling.of`. The result is a `Tiling`, which the other files of this folder
+read.
 If the memory is full, restorer.py replaces the `Tiling` by the result of `smaller_tiling`.
 
 What must stay: `tile_starts` (test_published_tiling_is_reproduced), and the names of the fields of

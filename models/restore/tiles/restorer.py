@@ -7,8 +7,9 @@
             _run_network the network itself, on its device and in its precision
 
 For the input of each tile in time, stream_clip calls `Restorer._read`, which joins the frames of
-the tile. It gets them from a cache (frame_cache.py), so that a frame in two tiles is decoded once.
-The cache reads them from a reader of the clip, usually a `DatasetClip` (data/clips/readers.py).
+the tile. `_read` gets the frames from a cache (frame_cache.py), so that a frame in two tiles is
+decoded once. The cache reads the frames from a reader of the clip, usually a `DatasetClip`
+(data/clips/readers.py).
 
 E.g. a clip of 14 frames, and tiles of 12 frames x 256 px: stream_clip restores the frames 0 ... 11,
 then 2 ... 13. The frames 2 ... 11 are weighted means of both. restore_space cuts the frames into

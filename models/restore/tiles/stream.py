@@ -107,7 +107,7 @@ def _stream_both_ways(
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
     # The two results of a frame come far apart: frame 0 has the first and the last result. So the
-    # results must wait. They wait in a file, so that the memory does not hold all of them.
+    # first results are kept in a file, because they would not all fit into memory.
     with tempfile.TemporaryFile() as file:
         results = FrameStore(file)
         all_positions = range(count)

@@ -12,13 +12,14 @@ windows and heads of these sizes (kernels/tiles.py). The kernels are in the fold
     launches.py         how many programs of each kernel run
 
 The kernels save copies and memory. torch's attention takes q, k and v as three tensors, and heads
-whose channels are a multiple of 8, so it needs transposed and padded copies. It also writes one
-gradient of the bias for each window. Our kernels read q, k and v from the single tensor that the
-linear layer has written. One launch computes all windows of a call, even if their masks differ.
+whose channels are a multiple of 8. So torch's attention needs transposed and padded copies, and it
+writes one gradient of the bias for each window. Our kernels read q, k and v from the single tensor
+that the linear layer has written. One launch computes all windows of a call, even if their masks
+differ.
 
 What must stay: the results up to rounding, which tests/parts/models/test_triton.py compares with
-float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU. test_cuda.py does
-the same on a GPU. Free to change: what forward keeps for backward.
+float64. This test needs no GPU, because Triton's interpreter runs the kernels on a CPU.
+test_cuda.py does the same on a GPU. Free to change: what forward keeps for backward.
 """
 
 from typing import Any

@@ -81,8 +81,8 @@ def _keep_branches(
     when the tensors of this branch are kept, recompute the branch after all. Then try the next
     branch, which may be smaller.
 
-    bytes_with_present_flags: function that estimates what a step needs. It reads the flags, so it
-        is called again after each change of a flag.
+    bytes_with_present_flags: function that estimates how many bytes a step needs. The estimate
+        depends on the flags, so the function is called again after each change of a flag.
     budget: in bytes.
     """
 

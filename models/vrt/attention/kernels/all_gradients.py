@@ -1,7 +1,8 @@
 """The backward kernel of window attention for windows of up to 128 tokens, in Triton.
 
-One program computes all gradients of one head in a window. They follow from dO, the gradient of the
-output O, and from L = log2(sum over the keys of 2^logit), which the forward kernel has written:
+One program computes all gradients of one head in a window. The gradients follow from dO, the
+gradient of the output O, and from L = log2(sum over the keys of 2^logit), which the forward kernel
+has written:
 
     equation                          in the code
     P     = 2^(logit - L)             weights      the weights of the attention, computed again

@@ -155,9 +155,8 @@ class BackwardPass(NamedTuple):
 
         All backward kernels take the same arguments, and ignore what they do not need.
 
-        bias: the bias times log2(e), or None. It is (heads, queries, keys) for
-            `gradient_of_queries`. It is (heads, keys, queries) for the other kernels, because they
-            compute the transposed logits.
+        bias: the bias times log2(e), or None. (heads, queries, keys) for `gradient_of_queries`.
+            (heads, keys, queries) for the other kernels, because they compute transposed logits.
         tiles: number of tiles of a head in one window.
         group_size: number of successive windows that a program goes through.
         grad_bias: memory for the sums of dS, one for each group, (groups, heads, keys, queries).

@@ -24,8 +24,8 @@ written L = log2(sum over the keys of 2^logit).
 A * B is the product number by number, and A B the matrix product.
 
 All three kernels take the same arguments, because one function launches them
-(`BackwardPass.launch`). `gradient_of_queries` explains the arguments. It runs first, because it
-writes delta, which the other two kernels read.
+(`BackwardPass.launch`). `gradient_of_queries` explains the arguments. This kernel runs first,
+because it writes delta, which the other two kernels read.
 
 What must stay: the order of the sums, because another order changes the last bits of a training. No
 test notices this. tests/parts/models/test_triton.py compares the results with float64, but it runs

@@ -64,8 +64,8 @@ MOST_TOKENS_OF_ONE_PASS = 128
 def backward_tile(tokens: int) -> Tile:
     """Return the tile of the backward kernels.
 
-    `all_gradients`, the kernel for 64 or 128 tokens, needs all keys of a window in a tile, so
-    `keys` is T for these. It asserts this when it is compiled.
+    `all_gradients`, the kernel for 64 or 128 tokens, needs all keys of a window in a tile. So
+    `keys` is T for 64 and for 128 tokens. `all_gradients` asserts this when it is compiled.
     """
     if tokens == 128:
         return Tile(queries=64, keys=128, warps=8, stages=2)
