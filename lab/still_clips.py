@@ -129,8 +129,8 @@ def make_clips(folder: Path, rate: float) -> None:
     for index, (photo, picture) in enumerate(pictures.items()):
         for motion, pixels in MOTIONS.items():
             write_clip(folder, f"{photo}, {motion}", in_motion(picture, pixels), rate)
-        # The disc shows the next photograph, so that it differs from the background. The photograph
-        # after the last one is the first.
+        # The disc shows the next photograph, so that it differs from the background. After the last
+        # photograph comes the first photograph.
         next_name = names[(index + 1) % len(names)]
         other = pictures[next_name]
         write_clip(folder, f"{photo}, {DISC}", with_disc(picture, other), rate)

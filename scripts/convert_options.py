@@ -272,7 +272,8 @@ def file_text(values: dict[str, Any], source: Path, conversion: Conversion) -> s
         # Lines of 120 columns, of which "  // " takes 5.
         for line in textwrap.wrap(paragraph, width=115):
             comment += f"  // {line}\n"
-    # The comment comes below the first bracket of the file, so replace only the first one.
+    # The comment comes below the first bracket of the file. The last argument, 1, replaces only the
+    # first bracket.
     return text.replace("{\n", "{\n" + comment, 1)
 
 

@@ -319,7 +319,7 @@ def test_a_failure_that_is_no_text_is_refused():
 
 def test_the_file_of_a_rank_is_found_although_the_rank_closes_another_file(monkeypatch):
     # The file of a rank, into which it writes its stacks, exists in memory only. `stack_file_of`
-    # reads the links /proc/<pid>/fd/0, 1, ..., and the first one is gone when it is read.
+    # reads the links /proc/<pid>/fd/0, 1, ... Here the first link is gone before it can be read.
     read_link = os.readlink
 
     def read_link_of_open_file(path: str) -> str:

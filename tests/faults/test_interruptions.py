@@ -48,7 +48,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
         (process,) = running.processes
         process.send_signal(first)
         # The first signal waits for the end of the step, which never comes. The second signal may
-        # arrive before the first one, or together with it. So send it again until the run ends.
+        # arrive before the first signal, or together with the first signal. So send the second
+        # signal again until the run ends.
         deadline = time.monotonic() + 10
         while process.poll() is None and time.monotonic() < deadline:
             process.send_signal(second)

@@ -28,7 +28,7 @@ def examples(count: int) -> settings:
         max_examples=count * factor,
         deadline=None,
         # Hypothesis warns if all examples share a folder of pytest (tmp_path). Our examples may
-        # share one, because each of them writes its file anew.
+        # share a folder, because each example writes its file anew.
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
 

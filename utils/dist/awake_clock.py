@@ -14,9 +14,11 @@ class AwakeClock:
     """Counts the seconds in which this process ran, for limits of time.
 
     Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process,
-    while all clocks of the system go on. This clock stands still instead: it counts the time
-    between two calls of `now`, but at most slice_s. E.g. with slice_s = 1, a call 0.5 s after the
-    last one adds 0.5 s, and a call an hour after the last one adds 1 s.
+    while all clocks of the system go on. This clock nearly stands still then. From one call of
+    `now` to the next, the clock counts the time, but at most slice_s. E.g. with slice_s = 1:
+
+        seconds since the last call    0.5    1    3600
+        counted seconds                0.5    1    1
 
     `now` must be called at least once in slice_s seconds. Otherwise the clock does not count all
     seconds in which the process ran.

@@ -183,7 +183,7 @@ class Beats:
         E.g. rank 2 of 8 watches rank 0, rank 3, and the rank that arrived after it on its host.
         """
         count_on_host = store.add(f"on/{self.machine}", 0)  # adding 0 reads the number
-        # The remainder (%) leads from the last rank back to the first one, e.g. 7 + 1 to 0 of 8.
+        # The remainder (%) leads from the last rank to the first rank, e.g. (7 + 1) % 8 = 0.
         next_index = (self.index_on_host + 1) % count_on_host
         key = f"on/{self.machine}/{next_index}"
         next_on_host = _rank_in(key, store.get(key), self.world_size)

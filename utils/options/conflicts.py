@@ -64,9 +64,9 @@ def refuse_static_graph(
             expected="one of them: a static graph already copes with unused parameters",
             do="set find_unused_parameters to false",
         )
-    # With accumulation, a step has several backward passes, and only the last one adds up the
-    # gradients of the ranks. The earlier ones run within DDP's no_sync() (models/ddp.py). With a
-    # static graph, no_sync() crashes, or silently leaves reductions out (pytorch issue #143580).
+    # With accumulation, a step has several backward passes. The last pass adds up the gradients of
+    # the ranks. The earlier passes run within DDP's no_sync() (models/ddp.py). With a static graph,
+    # no_sync() crashes, or silently leaves reductions out (pytorch issue #143580).
     if accumulation_steps > 1:
         origin = ""
         if global_batch_size is not None:

@@ -98,7 +98,7 @@ def _merge(
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
     # Case 1: the file names another nested part than the base, e.g. another `netG.fusion.type`. All
-    # keys in such a section of the base belong to the old part, so none of them is taken.
+    # keys in such a section of the base belong to the old part, so no key of the base is taken.
     if "type" in file and file["type"] != base.get("type"):
         return copy.deepcopy(file)
     # Case 2: the file names another network, dataset or loss. Some keys of the base, e.g.

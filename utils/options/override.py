@@ -66,8 +66,8 @@ def _leave_old_part(
 ) -> None:
     """Remove or mark the parameters of the old part, if an override names another part.
 
-    `type` names a nested part, e.g. in netG.fusion. Its section has only parameters of this part,
-    so all of them are removed. E.g. netG.fusion.type=concat:
+    `type` names a nested part. The section of a nested part has only parameters of this part, so
+    all parameters are removed. E.g. netG.fusion.type=concat:
 
         before  {"type": "add", "gain": 0.5}
         after   {"type": "concat"}

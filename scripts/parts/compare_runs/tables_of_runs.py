@@ -111,7 +111,7 @@ def _best_validation(entries: Sequence[Sequence[float]]) -> tuple[str, str]:
     validations = [(psnr, step) for step, psnr in entries if math.isfinite(psnr)]
     if not validations:
         return "-", "-"
-    # If several validations have the same PSNR, `max` compares their steps and takes the last one:
-    # (30.25, 4000), (30.25, 5000), (29.9, 6000) -> (30.25, 5000).
+    # E.g. (30.25, 4000), (30.25, 5000), (29.9, 6000) -> (30.25, 5000). If several validations have
+    # the same PSNR, `max` compares their steps, and takes the last validation.
     psnr, step = max(validations)
     return f"{psnr:.2f}", str(step)

@@ -147,8 +147,8 @@ def possible_geometries(path: Path, options: GeometryOptions) -> list[SpikeGeome
 def given_geometry(path: Path, options: GeometryOptions) -> SpikeGeometry | None:
     """Return the geometry that the options, the shape of an array or dataset.json say.
 
-    Returns None if none of them says it. Raises DataError if there is no such file, or if the file
-    is an array of a wrong shape.
+    Returns None if no source says the geometry. Raises DataError if there is no such file, or if
+    the file is an array of a wrong shape.
     """
     refuse_missing_file(path)
 

@@ -64,8 +64,8 @@ def test_parts_follow_one_another():
 
 
 def test_no_part_has_a_change_of_the_scene():
-    # The scene changes from frame 6 to frame 7. The part at frame 3 would have frames 3 to 7.
-    # So the next part is the first one behind the change.
+    # The scene changes from frame 6 to frame 7. The part at frame 3 would have frames 3 to 7, so
+    # there is no such part. The next part begins after the change, at frame 7.
     steps = [2, 2, 2, 2, 2, 2, None, 2, 2, 2, 2, 2]
 
     # With least_side=10, no motion is too fast for a part. So only the change of the scene (None)
@@ -75,7 +75,7 @@ def test_no_part_has_a_change_of_the_scene():
 
 def test_no_part_has_a_motion_that_is_too_fast():
     # The step from frame 4 to frame 5 is too long. The part of frames 0 to 4 ends before this step.
-    # The part of frames 3 to 7 would contain it, so the next part begins with frame 5.
+    # So the next part begins with frame 5, not with frame 3: frames 3 to 7 contain the step.
     steps = [2, 2, 2, 2, 20, 2, 2, 2, 2, 2]
 
     assert [cut.first for cut in cuts_of(steps)] == [0, 5]

@@ -231,8 +231,8 @@ def test_a_frame_of_blur_gamma_is_the_mean_of_the_light(with_instants):
 def test_dataset_json_has_the_plane_of_the_sharp_frame(with_instants):
     about = information(with_instants)
 
-    # The middle one of 5 raw frames comes 2 raw frames after the first one, and 2 raw frames are 2
-    # x 8 = 16 planes.
+    # Raw frame    0    1    2 (the middle)    3     4
+    # plane        0    8    16                24    32
     expected = {"split": "train", "planes": 40, "gt_plane": 16}
     assert about["clips"]["GOPR0002_05_00"] == expected
 
