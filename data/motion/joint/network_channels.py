@@ -195,8 +195,8 @@ def _limited_residuals(system: System, z: Tensor) -> Residuals:
 # Limit of a change of z, in display values. A larger change comes from equations that are wrong.
 # Chosen by hand.
 MOST_PULL = 0.3
-# The spikes measure a grey value with a precision p = 1 / variance. They change it by a Newton
-# step, times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes:
+# The spikes measure a grey value with a precision p = 1 / variance. The grey value is changed by a
+# Newton step, times p / (p + PRIOR_PRECISION), so a grey value with a low precision hardly changes:
 #
 #     error 0.01    p = 10000    0.96 of the step
 #     error 0.05    p = 400      half of the step
@@ -215,9 +215,13 @@ def _changes(
 
     limited_residuals: from `_limited_residuals`. precision: from `_grey_precision`, (H, W).
     """
-    # B and S are the maps from a frame to what both cameras see of it. The gradients by light are
-    # B^T (r / slope_b^2) and S^T (w_s^2 r). The limited residuals are r / slope_b and w_s r, so one
-    # factor is left for each.
+    # B and S are the maps from a frame to what both cameras see of the frame. The limited residuals
+    # contain one factor of each gradient already:
+    #
+    #     camera   gradient by light       limited residual    factor that is left
+    #     RGB      B^T (r / slope_b^2)     r / slope_b         1 / slope_b
+    #     spikes   S^T (w_s^2 r)           w_s r               w_s
+    #
     r_b, r_s = limited_residuals
     slope_of_blurry = slope_of(system.rgb.blurry)
     gradient_x, gradient_l = system.cameras.adjoint(
@@ -248,7 +252,7 @@ def _grey_precision(system: System) -> Tensor:
 def _slope_of_grey(z: Tensor, is_display: bool) -> Tensor:
     """Return the slope (1, H, W) from grey display values to what the spike camera integrates.
 
-    It is 1 if the camera integrates display values. z: (3, H, W).
+    The slope is 1 if the camera integrates display values. z: (3, H, W).
     """
     return torch.ones_like(z[:1]) if is_display else slope_of(luma(z))
 

@@ -102,11 +102,17 @@ def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
 
 
 def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
-    """Return, for each flag of `owner`, the bytes that autograd saves in addition if it is cleared.
+    """Return the bytes that autograd saves in addition if a flag is cleared, for each flag of
+    `owner`.
 
     A flag that is set lets backward recompute its branch. All flags must be set before the call.
-    They are cleared one by one, and are set again at the end. E.g. 10 MB with all flags set, 40 MB
-    without the first flag, 60 MB without both: 40 - 10 and 60 - 40 -> [30 MB, 20 MB].
+    The flags are cleared one by one, and are set again at the end. E.g.
+
+        both flags set          10 MB saved
+        first flag cleared      40 MB saved    40 - 10 = 30 MB of the first branch
+        both flags cleared      60 MB saved    60 - 40 = 20 MB of the second branch
+
+    gives [30 MB, 20 MB].
     """
     totals = [_bytes_of_forward(net, owner, x)]
     for flag in owner.FLAGS:
