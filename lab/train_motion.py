@@ -106,7 +106,9 @@ def main(argv: Sequence[str]) -> int:
     train(
         trained,
         samples,
-        solver=SOLVER,  # solves the equations along the wrong motions that `train` draws
+        # `train` also draws wrong motions, so that the steps learn when not to trust the motion.
+        # The solver solves the equations along these motions.
+        solver=SOLVER,
         updates=args.steps,
         seed=args.seed,
         save=save,

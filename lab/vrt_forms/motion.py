@@ -96,8 +96,11 @@ class MotionForm(Form):
         assert isinstance(net, MotionNet)
         indices = rng.integers(0, len(self.samples), MOTION_BATCH)
         batch = turn_at_random(batch_of([self.samples[index] for index in indices]), rng)
-        found = net(batch.pictures, batch.scenes, MOTION_LEVELS)  # the curves of each level
-        loss, _ = loss_of(found, batch.shifts, net.tau[INSIDE])  # the second value is an error
+        # `found` has the curves of each level: how each pixel moves during the exposure.
+        # net.tau[INSIDE] has the times within the exposure at which the true shifts are known.
+        found = net(batch.pictures, batch.scenes, MOTION_LEVELS)
+        # The second value is the mean error in pixels. `scores` computes it on the test scenes.
+        loss, _ = loss_of(found, batch.shifts, net.tau[INSIDE])
         return loss
 
     def scores(self, net: nn.Module) -> Scores:

@@ -77,7 +77,7 @@ def test_psnr_agrees_with_scikit_image(noise):
     # every file of tests.
     from skimage.metrics import peak_signal_noise_ratio
 
-    a, b = pair(noise=noise)
+    a, b = pair(noise=noise)  # a picture, and the picture with noise
 
     expected = peak_signal_noise_ratio(a, b, data_range=255)
     assert psnr(a, b) == pytest.approx(expected, abs=EXACT)
