@@ -1,6 +1,6 @@
 """Check on a few samples, before training, that spikes and frames show the same at the same place.
 
-main_train_vrt.py and data/own_clips.py (for a user's own clips) call `warning_of`. It compares a
+main_train_vrt.py and data/own_clips.py (for a user's own clips) call `warning_of`, which compares a
 few samples (data/alignment.py) and returns a warning if nearly all of them are wrong.
 
 What must stay: a bad result only gives a warning and never stops a run, because a clip without

@@ -27,7 +27,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     A global batch has the samples of all ranks in one step: G = world_size * samples_per_step.
     The samples of an epoch are chosen in three steps:
 
-    1. P is a permutation of all samples. It depends only on (seed, epoch).
+    1. P is a permutation of all samples. P depends only on (seed, epoch).
     2. Global batch b is P[b G : (b + 1) G]. An incomplete last batch is dropped.
     3. Rank r takes every world_size-th sample of a global batch, beginning with number r.
 

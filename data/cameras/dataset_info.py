@@ -113,7 +113,7 @@ class DatasetInfo:
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
         """Return how many planes a file of a clip has, and how many its last file has at least.
 
-        usual: number of planes that most files have. It is used if dataset.json has no number.
+        usual: number of planes that most files have, used if dataset.json has no number.
 
         The last file may be shorter for two reasons. Planes are interpolated between a raw frame
         and the next one, but there is no raw frame after the last one. E.g. with 8 planes per raw

@@ -47,7 +47,7 @@ def read_value(root: str, key: str, count: int = -1) -> bytes:
 def _transaction(root: str) -> Generator[Any]:
     """Open a transaction that reads an LMDB, for a `with` block.
 
-    Values are views of the mapped file. They are not valid after the block, so copy them.
+    Values are views of the mapped file, and are not valid after the block. So copy the values.
     Raises DataError if the LMDB is damaged, even if this shows only within the `with` block.
     """
     environment = open_environment(root)  # OptionError if the package lmdb is missing

@@ -24,9 +24,9 @@ NPZ_KEY = "spk"
 class SpikeFileError(ValueError):
     """A spike file does not have the expected form.
 
-    The error has four parts: what is wrong, where, what was expected, and what to do. They are the
-    parts of the errors in utils/errors.py. This folder does not import them, because it needs only
-    numpy.
+    The error has four parts: what is wrong, where, what was expected, and what to do. The errors in
+    utils/errors.py have the same parts. This folder does not import utils/errors.py, because
+    data/spike/ needs only numpy.
     """
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:

@@ -32,9 +32,9 @@ class SpyNet(nn.Module):
     """SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017).
 
     At each of six scales, coarsest first, a small conv net takes the reference frame, the neighbour
-    warped by the flow so far, and this flow itself. It returns a correction of the flow. The flows
-    of the four finest scales are used, because the stages of VRT have these resolutions: 1, 1/2,
-    1/4 and 1/8.
+    warped by the flow so far, and this flow itself. The net returns a correction of the flow. The
+    flows of the four finest scales are used, because the stages of VRT have these resolutions: 1,
+    1/2, 1/4 and 1/8.
     """
 
     mean: Tensor

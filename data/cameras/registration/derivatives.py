@@ -28,7 +28,7 @@ from data.cameras.registration.matrix import Coordinates
 # Columns of J and of a step. equations.py, times.py, all_pixels.py and rounds.py rely on them:
 #
 #     0 ... 3          changes of the matrix: right, down, larger, turned
-#     4 ... 6          the times: middle, length, roll. They are left out if they are not fitted
+#     4 ... 6          the times: middle, length, roll; left out if no times are fitted
 #     the last five    the coefficients a
 # Number of columns for the matrix: the first four CHANGES (matrix.py), the model "similarity".
 # Rounds on all pixels fit only these, also for the models "affine" and "homography".
