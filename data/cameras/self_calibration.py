@@ -115,7 +115,8 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
     kept_files: list[Path | None] = [None] * len(clips)
     if is_main:
         kept_files = [_file_for_result(clip, files) for clip in clips]
-    results: list[Any] = _kept_results(kept_files)  # for each clip; None: not fitted yet
+    # A result for each clip. The entry is None if the clip is not fitted yet.
+    results: list[Any] = _kept_results(kept_files)
 
     # In each round, every rank fits one of the clips without a result, and gets the results of all
     # clips of the round. E.g. with 4 ranks and 6 such clips: a round of 4 clips, and a round of 2.

@@ -79,8 +79,8 @@ class Span:
     count: int
     origin: int  # number of the plane `first`, as the options count
     length: int  # one file per clip: planes of the exposure. One file per frame: planes of the file
-    # Middle of all planes that belong to the frame, as the options count. The planes that the file
-    # lacks count, too: in the second example, the middle is that of 0 ... 55, not of 0 ... 52.
+    # Middle of all planes that belong to the frame, as the options count, also of the planes that
+    # the file lacks: in the second example it is the middle of 0 ... 55, and not of 0 ... 52.
     middle: float
 
 

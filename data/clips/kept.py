@@ -100,7 +100,7 @@ def digest_of_options(source: Source) -> str:
         sorted(source.excluded_clips),  # clips that are left out
         source.meta_entries,  # clips and frames that the meta file lists
         source.may_share_frames,  # whether lq and gt may be the same files
-        source.septuplets,  # whether the clips are those of Vimeo-90K
+        source.septuplets,  # whether the data set is Vimeo-90K
     ]
     if spikes:
         options.append(

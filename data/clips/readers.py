@@ -300,7 +300,7 @@ class DatasetClip(Reader):
             # E.g. /data/cache/index.json, or /data/cache/0/index.json with several data roots.
             for source in self.dataset.sources:
                 paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
-        # Here all files of the clip count, also those of frames that are not tested.
+        # All files of the clip count here, also the files of frames that are not tested.
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
         for path in dict.fromkeys(paths):  # each path once, in this order
             size, mtime_ns = stamp(path)

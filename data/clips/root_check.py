@@ -278,7 +278,7 @@ class RootCheck:
                 size_of=partial(_seen_size, looks),
             )
             # [number of frames, number of the first frame] of the clip in the meta file, the list
-            # of the clips. None: there is no meta file.
+            # of the clips. It is None if there is no meta file.
             meta_entry = meta_entries[name] if meta_entries else None
             clip = check.run(meta_entry)
             self.clip_problems += check.problems

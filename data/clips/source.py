@@ -179,7 +179,7 @@ class Source:
 
     @property
     def meta_file(self) -> str | None:
-        """Return the path of the meta file. None: the clips of all folders are used.
+        """Return the path of the meta file, or None if the clips of all folders are used.
 
         KAIR is the program in which VRT was published. If a meta file of KAIR is missing, the
         result is None, because the file would name all clips of a training set. Any other path is

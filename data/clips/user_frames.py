@@ -133,7 +133,7 @@ class FrameSource(UserFrames):
     def _warn_of_losses(self) -> None:
         """Warn of what is not read: files that are left out, and e.g. the lower 8 of 16 bits.
 
-        Of the images in use, only the first one is looked at.
+        Looks only at the first image in use.
         """
         if self.path.is_dir():
             left_out = []

@@ -79,7 +79,7 @@ def tfp(
 
     channels = []
     for m in middles:
-        # The window has those of the planes start ... stop - 1 that exist. A negative number in a
+        # The window has the planes start ... stop - 1, as far as they exist. A negative number in a
         # slice would count from the end of the stream, so it becomes 0.
         start = m - half_window
         stop = m + half_window + 1
