@@ -1,23 +1,32 @@
 """Change matrix and times by one round of Gauss-Newton on all pixels.
 
 A round changes the present estimate once. rounds.py repeats rounds until the estimate hardly
-changes. The residuals of all pixels decide the step of each unknown. For the times, priors count,
-too: a prior says that a time is probably near its nominal value, i.e. the value in the files. The
-step of a round is
+changes. The residuals of all pixels decide the step of each unknown. The times have priors, too. A
+prior says that a time is probably near its nominal value, i.e. the value in the files. The step of
+a round is
 
     step = -(H + P)^-1 (g + P p)                                  (k,)
 
-    H (k, k), g (k,)   the residuals: sums over the pixels of all views (equations.py)
-    P (k, k)           the weights of the priors, a diagonal matrix
-    p (k,)             the present distances of the times from their nominal values
+    H (k, k)    sums of products of two derivatives of the residuals (equations.py)
+    g (k,)      sums of products of a residual and its derivative (equations.py)
+    P (k, k)    the weights of the priors, a diagonal matrix
+    p (k,)      present value minus nominal value of each unknown that has a prior
+
+E.g. one unknown with H = 4 and g = -8: without a prior, the step is 8 / 4 = 2. With the prior P = 4
+and p = 1, it is -(-8 + 4 * 1) / (4 + 4) = 0.5.
 
 The k = 12 unknowns are
 
-    4 changes of the matrix          right, down, larger, turned
-    3 times of the exposure          middle, length, roll (how much later lower rows are exposed)
-    5 coefficients of the features   fit.py lists the features of the frame
+    0 ... 3     changes of the matrix: right and down (in half sides of the plane), larger (0.01 is
+                1 %), turned (in radians)
+    4 ... 6     times in planes: middle, length, and roll (how much later lower rows are exposed)
+    7 ... 11    coefficients of the five features of the frame (listed in fit.py)
 
-If the stream has too few planes before or after the exposure, the times are left out, and k is 9.
+If the stream has too few planes before or after the exposure, the times are left out. Then k is 9,
+and the coefficients are the unknowns 4 ... 8.
+
+The step of the coefficients is computed, but not used: each round finds the coefficients anew
+(`explain`). They are unknowns here, because the other steps depend on how they would change.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
 
@@ -68,13 +77,14 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     # Both (k,). P: the weight of the prior of each unknown. p: the distance of the unknown from its
     # nominal value. The prior pulls the unknown back by this distance.
     P, p = _priors(estimate, equations.H, noise, middle.is_fitted)
-    A = with_larger_diagonal(equations.H, P)  # H + P, (k, k), with P as a diagonal matrix
     # The data alone give the step -H^-1 g. The priors add P to H, and their gradient P p to g.
-    step = step_within_limits(A, equations.g + P * p, estimate.limits_of_time_steps())
+    A = with_larger_diagonal(equations.H, P)  # H + P, (k, k), with P as a diagonal matrix
+    gradient = equations.g + P * p  # (k,)
+    step = step_within_limits(A, gradient, estimate.limits_of_time_steps())
 
-    # `change_matrix` and `change_times` change the estimate in place. `change_matrix` scales a step
-    # down that is too large, so the change may be smaller than the step. The times in the step are
-    # within their limits already (`step_within_limits`).
+    # `change_matrix` and `change_times` change the estimate in place. If the step of the matrix is
+    # too large, `change_matrix` scales it down, so the change may be smaller than the step. The
+    # times in the step are within their limits already (`step_within_limits`).
     change = estimate.change_matrix(step[:MATRIX_CHANGES])
     if not estimate.fits_times:
         return np.concatenate((change, np.zeros(3)))
@@ -83,15 +93,15 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
     return np.concatenate((change, step[TIME_COLUMNS]))
 
 
-# Standard deviations of the priors of the times. With larger values, a clip with little motion
-# would give times that are mostly noise. With smaller values, a clip with motion could not change
-# the times enough.
-SPREAD_OFFSET = 15.0  # planes
-SPREAD_SHARE = 0.3  # of the planes of the exposure
-SPREAD_ROLL = 0.1  # of the planes of the exposure; from the middle row to the bottom row
-# For a prior that sets a value to its nominal value (the value in the files). Its weight is this
-# many times the weight that the data give the value (the diagonal element of H), so the data hardly
-# count.
+# Standard deviations of the priors of the times, chosen by hand. With larger values, a clip with
+# little motion would give times that are mostly noise. With smaller values, a clip with motion
+# could not change the times enough.
+SPREAD_OFFSET = 15.0  # in planes
+SPREAD_SHARE = 0.3  # a fraction of the planes of the exposure
+SPREAD_ROLL = 0.1  # a fraction of these planes, too; the roll from the middle row to the bottom row
+# For a value that must be equal to its nominal value (the value in the files). The weight of its
+# prior is this many times the weight that the data give the value (the diagonal element of H). So
+# the data change the value by about 1e-9 of their own step. Chosen by hand.
 KEEPING_WEIGHT = 1e9
 
 
@@ -123,13 +133,14 @@ def _priors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the priors: the weight P of each unknown (k,), and its distance p (k,).
 
-    p is the distance of an unknown from its nominal value. An unknown without a prior has 0 in both
-    arrays. A prior has the weight noise / spread^2, so it counts more in a clip with more noise.
-    The spreads in planes, for an exposure of 56 planes:
+    p is the distance of an unknown from its nominal value: p = present value - nominal value. An
+    unknown without a prior has 0 in both arrays. A prior has the weight P = noise / spread^2, so it
+    counts more in a clip with more noise. The spreads in planes, for an exposure of 56 planes, and
+    the weights for a noise of 9:
 
-        middle    SPREAD_OFFSET              15
-        length    SPREAD_SHARE * 56 planes   16.8
-        roll      SPREAD_ROLL * 56 planes    5.6
+        middle    SPREAD_OFFSET              15      9 / 15^2   = 0.040
+        length    SPREAD_SHARE * 56 planes   16.8    9 / 16.8^2 = 0.032
+        roll      SPREAD_ROLL * 56 planes    5.6     9 / 5.6^2  = 0.287
 
     H: the sums of the round, (k, k). Its diagonal has the weights that the data give the unknowns.
     noise: the variance of a residual, increased because neighbours share their noise
@@ -146,7 +157,8 @@ def _priors(
         spread_of_roll = SPREAD_ROLL * estimate.nominal_planes
         spread = np.array((SPREAD_OFFSET, spread_of_length, spread_of_roll))
         P[TIME_COLUMNS] = noise / spread**2
-        # Distances from the nominal times: the middle of the planes, all planes, no roll.
+        # Distances from the nominal times, in planes. Nominal are: offset 0 (the middle is the
+        # middle of the planes), the length of all planes, and roll 0.
         p[MIDDLE_COLUMN] = estimate.offset
         p[LENGTH_COLUMN] = estimate.length - estimate.nominal_planes
         p[ROLL_COLUMN] = estimate.roll
@@ -170,9 +182,15 @@ def step_within_limits(
 
         step_f = -A_ff^-1 (gradient_f + A_fl step_l)
 
-    E.g. in a slow pan, a longer exposure looks like a sharper lens, and the first step of the
-    length was 200 planes. Without the second solution, the matrix moved by 10 pixels back and
-    forth, round by round.
+    E.g. one time with the limit 1, and one other value: A = [[2, 1], [1, 2]] with the other value
+    first, and gradient = (-4, -5).
+
+        first solution     other value 1       time 2, beyond its limit
+        second solution    other value 1.5     time 1            1.5 = -(-4 + 1 * 1) / 2
+
+    In a slow pan, a longer exposure looks like a sharper lens, and the first step of the length was
+    200 planes. Without the second solution, the matrix moved by 10 pixels back and forth, round by
+    round.
 
     A: H + P, (k, k). gradient: g + P p, (k,).
     limits: smallest and largest step of each time, (3,) each. If no times are fitted: two empty
@@ -182,7 +200,8 @@ def step_within_limits(
     least, most = limits
     times = np.arange(len(least)) + MIDDLE_COLUMN  # columns of the times: 4, 5, 6, or none
     is_at_limit = np.zeros(len(step), bool)
-    # Each repetition puts at least one more time at a limit, so the loop ends.
+    # A time that was put at a limit stays there, because only `others` are solved again. So each
+    # repetition puts at least one more time at a limit, and the loop ends after at most three.
     while True:
         is_beyond = (step[times] < least) | (step[times] > most)
         if not is_beyond.any():
@@ -190,6 +209,8 @@ def step_within_limits(
         is_at_limit[times[is_beyond]] = True
         step[times] = np.clip(step[times], least, most)
 
+        # Indices of the step. E.g. only the length at its limit: l is 5, f is 0 ... 4 and 6 ... 11.
+        # np.ix_(a, b) selects the rows a and the columns b.
         at_limit = np.flatnonzero(is_at_limit)  # l
         others = np.flatnonzero(~is_at_limit)  # f
         A_ff = A[np.ix_(others, others)]
