@@ -27,9 +27,11 @@ LARGEST_STEP = 0.1
 # MOST_REACH planes before and after the start and the end of the exposure. A larger step would
 # reach planes from which nothing was computed.
 LARGEST_TIME_STEP = MOST_REACH
-# The limit of the offset is an argument: MOST_OFFSET in fit.py, or --search-planes of
-# scripts/calibrate.py.
-#
+# Where the range of the offset is: it has no constant here. The offset stays between -most_offset
+# and most_offset, an argument of `Estimate`. `fit` passes MOST_OFFSET (fit.py, 20 planes), if its
+# caller gives no other number. scripts/calibrate.py gives the number of --search-planes.
+# `limits_of_time_steps` below keeps the offset, the length and the roll in their ranges.
+
 # The length is searched between these fractions of the exposure's planes. If the true exposure is
 # shorter, the search ends at the limit. More than 1 is allowed, because noise makes a true length
 # of 1 longer as often as shorter.
@@ -155,13 +157,14 @@ class Estimate:
         if not self.fits_times:
             return np.empty(0), np.empty(0)
         # The limits of the values: offset, length and roll. A change of the middle changes the
-        # offset by the same amount.
+        # offset by the same amount. most_offset is MOST_OFFSET (fit.py) or --search-planes.
         planes = self.nominal_planes
         values = np.array((self.offset, self.length, self.roll))
         lowest = np.array((-self.most_offset, LEAST_LENGTH * planes, -MOST_ROLL * planes))
         highest = np.array((self.most_offset, MOST_LENGTH * planes, MOST_ROLL * planes))
         # A change must keep the values within these limits, and must itself be at most
-        # LARGEST_TIME_STEP.
+        # LARGEST_TIME_STEP. E.g. most_offset 20 and an offset of 15: the middle may change by
+        # -8 ... 5 planes.
         least_change = np.maximum(lowest - values, -LARGEST_TIME_STEP)
         most_change = np.minimum(highest - values, LARGEST_TIME_STEP)
         return least_change, most_change

@@ -13,11 +13,12 @@ In general no c makes all shifts exactly. So c is found by weighted least square
                 on the depth of the objects in the part (parallax)
     W (2, 2)    weight of the part: (V + extra I)^-1
 
-    c = (sum J' W J)^-1 sum J' W d        the sums are over the parts
+    c = (sum J' W J)^-1 sum J' W d        the sums are over the parts, J' is the transpose of J
 
 E.g. one change that moves every part to the right by 1 (J = (1, 0)), and two parts with shifts of
 2 and 4 to the right and equal weights: c = (2 + 4) / (1 + 1) = 3, the mean shift. What remains of
-the shifts is -1 and 1. The unit of length is half a side of the plane.
+the shifts is -1 and 1. The unit of d and c is half a side of the plane, and the unit of V and extra
+is its square.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are
@@ -91,9 +92,17 @@ def _extra_variance(J: np.ndarray, shifts: np.ndarray, variances: np.ndarray) ->
 def motions_of_places(changes: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return J (t, 2, k): how far each of k changes moves each of t places right and down.
 
+    E.g. the place (1, 0.5, 1) has these columns of J:
+
+        change                   motion (dx, dy, dz)    J
+        right                    (1, 0, 0)              (1, 0)
+        larger                   (1, 0.5, 0)            (1, 0.5)
+        nearer at the right      (0, 0, -1)             (0 - 1 * -1, 0 - 0.5 * -1) = (1, 0.5)
+
     test_a_change_of_the_matrix_moves_places_as_computed compares J with moved places.
 
-    changes: (k, 3, 3). places: (t, 3), homogeneous coordinates x, y, z with z = 1.
+    changes: (k, 3, 3), some of CHANGES (matrix.py). places: (t, 3), homogeneous coordinates x, y, z
+    with z = 1.
     """
     # The motion (dx, dy, dz) of a place t by a change k is the change (3, 3) times (x, y, z):
     # moved[t, k] = changes[k] @ places[t].
@@ -124,7 +133,8 @@ def _joint_change(
     JWJ = np.einsum("tia,tij,tjb->ab", J, W, J)  # (k, k)
     # JWd[a] = sum over t, i and j of J[t, i, a] W[t, i, j] d[t, j]
     JWd = np.einsum("tia,tij,tj->a", J, W, shifts)  # (k,)
-    covariance = np.linalg.inv(JWJ)  # covariance of c, (k, k)
+    # The covariance of c, (k, k), because the variance of each shift is taken as W^-1.
+    covariance = np.linalg.inv(JWJ)
     c = covariance @ JWd
     e = shifts - J @ c  # (t, 2)
     # The sum over t, i and j of e[t, i] W[t, i, j] e[t, j]: one number.

@@ -19,9 +19,15 @@ The sums are over the n compared pixels of the part.
     r (n,)      residuals: details of the spikes minus what the frame predicts of them
     w (n,)      weights of the residuals, 1 or less (explanation.py)
     r_0, r_1    derivatives of r by a shift to the right and by a shift down, (n,) each
+    d (2,)      the shift, in half sides of the plane (half of its longer side is 1)
 
 d is the shift at which the sum would be least, if r were linear in d. g is half of the slope of the
-sum. The sign is negative, because the step leads down the slope.
+sum. The sign is negative, because the step leads down the slope. E.g. in one direction, with three
+pixels of weight 1:
+
+    r = (0.1, 0.2, 0)    r_0 = (-1, -2, 0)    H = 1 + 4 = 5    g = -0.1 - 0.4 = -0.5
+
+gives d = 0.1. After this shift, all three residuals are 0: r + r_0 d = (0, 0, 0).
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. Here v is the view, t the part, and i and j are directions (0 right, 1 down). In a shape, v
@@ -271,11 +277,15 @@ def _variance_from_spread(
         m_vt = H_t^-1 (g_vt + H_vt d_t)                      (2,)
         variance = n / (n - 1) sum over v of m_vt m_vt'      n: number of views, at least 2
 
-    The term in brackets is the gradient of view v at the common shift d_t. So m_vt is how far view
-    v pulls at the common shift: 0 if the view agrees with it. (Its sign does not matter, because
-    only products of m with itself are used.) The common shift is a sum of contributions of the
-    views, so its variance is the sum of their variances. n / (n - 1) is the usual correction,
-    because the shift was fitted to the same views.
+    The term in brackets is the gradient of view v at the common shift d_t. m_vt is 0 if view v
+    agrees with the common shift, and larger if the view would move it. (The sign of m does not
+    matter, because only products of m with itself are used.) The common shift is a sum of
+    contributions of the views, so its variance is the sum of their variances. n / (n - 1) is the
+    usual correction, because the shift was fitted to the same views.
+
+    E.g. in one direction, two views with H_vt = 1 find the shifts 2 and 4. The common shift is 3,
+    and m is 0.5 and -0.5. So the variance is 2 / (2 - 1) * (0.25 + 0.25) = 1. This is the variance
+    of the mean of 2 and 4 in statistics.
 
     H, g: (v, t, 2, 2) and (v, t, 2). inverse: H_t^-1 (t, 2, 2). shifts: d (t, 2).
     """
