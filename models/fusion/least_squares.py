@@ -8,7 +8,8 @@ which motion would explain the differences (Lucas and Kanade, IJCAI 1981). The c
 
 tau is the time after the sharp instant, in halves of an exposure.
 
-Shapes: B exposures, h x w pixels.
+Shapes: B exposures, h x w pixels. The pixels are spike pixels at the resolution of a level
+(`MotionNet` works at several resolutions, its levels).
 
 What must stay: the order of the channels of the result, and the constants, because the trained
 weights depend on both (tests/stories/test_motion_weights.py restores with the shipped weights).
@@ -29,11 +30,15 @@ from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 LEAST_SQUARES = 8
 # This number is added to the squared gradients. Without it, the motion of a flat region would be
 # noise divided by almost 0. With it, the motion is near 0 there. A larger number would also make
-# the motion of weak texture too small.
+# the motion of weak texture too small. E.g. a motion of 1 pixel becomes
+#
+#     gradient 0.5     0.25 / (0.25 + 0.002)        0.99 pixels
+#     gradient 0.05    0.0025 / (0.0025 + 0.002)    0.56 pixels
+#
+# The number was chosen by hand, and the weights were trained with it.
 ADDED_TO_SQUARED_GRADIENT = 2e-3
-# The largest motion that is returned, in pixels of the level (`MotionNet` works at several
-# resolutions, its levels). A gradient describes a picture only within a pixel or two, so a larger
-# result would be wrong.
+# The largest motion that is returned, in pixels of the level. A gradient describes a picture only
+# within a pixel or two, so a larger result would be wrong.
 LARGEST_MOTION = 2.0
 # The equations of SQUARE_SIDE x SQUARE_SIDE pixels around each pixel are solved together. The
 # number is odd, so that there is a middle pixel. A larger number averages over more noise, but
@@ -47,7 +52,7 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
 
     Where a picture with the gradient (g_x, g_y) moves by (x, y), its value changes by
 
-        change = -(g_x * x + g_y * y)
+        change = -(g_x * x + g_y * y)        e.g. g = (0.5, 0), motion (1, 0): change -0.5
 
     Each of the 5 x 5 pixels around a pixel gives one such equation. The motion (x, y) of the pixel
     is the least-squares solution of these 25 equations.
@@ -93,7 +98,8 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
         padding=SQUARE_SIDE // 2,
         count_include_pad=False,
     )
-    # The first three have 1 channel each, and the last two have 4, one for each change.
+    # `means` has 11 channels, in the order of `products`. The first three products have 1 channel
+    # each, and the last two have 4, one for each change.
     xx, xy, yy, x_change, y_change = means.split((1, 1, 1, 4, 4), dim=1)
     xx = xx + ADDED_TO_SQUARED_GRADIENT
     yy = yy + ADDED_TO_SQUARED_GRADIENT
@@ -129,8 +135,9 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
     scene: (B, 3, h, w). Its channel 1 is log(M).
     parabola_fit: (2, 11), see `least_squares`.
     """
-    # k counts the windows, and d the results: 0 is the slope, 1 the curvature. At each pixel,
-    # change[b, d] = sum over k of parabola_fit[d, k] * light[b, k].
+    # b counts the exposures, k the windows, and d the results: 0 is the slope, 1 the curvature. At
+    # each pixel, change[b, d] = sum over k of parabola_fit[d, k] * light[b, k]. E.g. a light of
+    # 0.3 tau + 0.1 tau^2 in the windows gives the slope 0.3 and the curvature 0.1.
     change_of_light = torch.einsum("dk,bkhw->bdhw", parabola_fit, light)  # (B, 2, h, w)
     change_of_count = torch.einsum("dk,bkhw->bdhw", parabola_fit, count)  # (B, 2, h, w)
     log_m = scene[:, 1:2]  # (B, 1, h, w)

@@ -139,6 +139,8 @@ class AdjointOfSums:
             # of 3 x 3 pixels, the last 3 have no pixel 3 farther. (Samples of these corners have
             # the weight 0 for it.) In a picture of one row, the offsets W and W + 1 leave no row.
             row_count = max(self._pixel_count - offset, 0)
+            # `begins` of these rows, and as its last value the end of the last row. E.g. for the
+            # samples in the docstring of `SortedSamples` and offset 4: 5 rows, begins 0 0 1 1 1 3.
             begins = samples.begins[: row_count + 1]
             entry_count = int(begins[-1])  # number of samples of these corners
             matrix = csr_matrix(
@@ -168,7 +170,8 @@ class AdjointOfSums:
         # issues 96972 and 127491). The product with a matrix of one column is right.
         is_vector = y.shape[1] == 1 and y.device.type == "cpu" and torch.backends.mkl.is_available()
         for offset, matrix in self._matrices:
-            # Row c of the product belongs to pixel c + offset, which is row c of this slice.
+            # Row c of the product belongs to pixel c + offset, which is row c of this slice. The
+            # slice is a view, so a change of it changes x. E.g. offset 1: row 7 goes to pixel 8.
             x_from_offset = x[offset:]
             if len(x_from_offset) == 0:
                 continue  # the matrix has no row

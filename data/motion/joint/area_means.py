@@ -83,6 +83,7 @@ class AreaMeans:
         # Number of rows and columns by which the frame is extended on each side, so that each step
         # ends on it. 1 more than the longest step, because the steps of the first place begin at
         # the pixel (-1, -1).
+        # E.g. the steps 0 and 1 above need a border of 2.
         longest_step = 0
         for y, x, _ in self._weighted_steps:
             longest_step = max(longest_step, abs(y), abs(x))
@@ -140,6 +141,8 @@ class AreaMeans:
         (-1, -1) for the first place. The result is a view: a change of it changes `extended`.
         """
         rows, columns = self.size
+        # The frame begins at row `border` of the extended frame, so its row -1 is at border - 1.
+        # E.g. with a border of 2 and y = 1, the first place gets row 2: row 0 of the frame.
         first_row = self._border - 1 + y
         first_column = self._border - 1 + x
         return extended[first_row : first_row + rows, first_column : first_column + columns]

@@ -19,8 +19,18 @@ numbers of M are 1, M has no effect.
 
 The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003. Its letters:
 
-    direction p    residual r    divided_residual z    step_length alpha    energy (r, z)
-    weight_of_direction beta
+    name in the code       letter of Saad
+    direction              p
+    residual               r = right_side - N d
+    divided_residual       z = M^-1 r
+    energy                 (r, z), the sum of the products of r and z
+    curvature              (N p, p)
+    step_length            alpha = energy / curvature
+    weight_of_direction    beta = energy / energy of the step before
+
+All but the last four are frames (3, H, W), and the last four are scalars. E.g. with the numbers
+N = 4, M = 1 and right_side = 8 in place of frames: p = 8, energy 64, curvature 256, alpha 0.25, and
+d = 0.25 * 8 = 2. This is the solution 8 / 4.
 
 What must stay: each step, because callers stop after a few steps, before the solution is reached.
 

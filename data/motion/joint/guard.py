@@ -8,7 +8,8 @@ any motion.
     weight of z = 1 / (1 + (a / (guard a_0))^2)
 
     a, a_0    squared errors of z and z_0 against these spikes, means over 7 x 7 spike pixels
-    guard     the ratio a / a_0 at which both frames count alike, an option of `--method joint`
+    guard     the ratio a / a_0 at which both frames count alike, an option of `--method joint`,
+              2.5 by default
 
 E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
 where both fit alike (a = a_0).

@@ -56,8 +56,13 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
     """
     nearest = _nearest_spikes(stream, edges)
-    # Two neighbouring edges may have the same nearest spike, or a pixel may have no spike at all.
-    # Then the counts are equal, so `thresholds` is 0: the pixel has no interval here.
+    # Interval m goes from the spike of edge m to the spike of edge m + 1. For the example above:
+    #
+    #     nearest.times      3   9  16  16        begins 3 9 16, ends 9 16 16
+    #     nearest.counts     1   2   3   3        thresholds 1 1 0
+    #
+    # Two neighbouring edges may have the same nearest spike, as 16 here, or a pixel may have no
+    # spike at all. Then the counts are equal, so `thresholds` is 0: the pixel has no interval here.
     return SpikeIntervals(
         begins=nearest.times[:-1].astype(np.float32),
         ends=nearest.times[1:].astype(np.float32),
@@ -107,7 +112,7 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # number of spikes up to each edge
 
     # Masks (edges, h, w): `takes_last` and `takes_next` say which of the two spikes is the result.
-    # Both are False where there is neither spike.
+    # They are never both True. Both are False if the pixel has neither spike.
     has_last = last_spikes > NO_SPIKE
     has_next = next_spikes < after_stream
     edge_times = edges.astype(np.int32)[:, None, None]

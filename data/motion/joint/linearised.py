@@ -6,7 +6,9 @@ that are wanted. But if z changes by a small d, what the cameras see changes in 
     A d = (B (slope d), S luma(slope d))    if the spike camera integrates light
     A d = (B (slope d), S luma(d))          if it integrates display values
 
-    slope = dx / dz at z
+    slope = dx / dz at z = 2.2 z^1.2, (3, H, W)
+
+E.g. at z = 0.5 the slope is 0.96. So d = 0.1 changes the light of the pixel by about 0.096.
 
 The normal equations of the change d need three things of A. W is the diagonal matrix of the squares
 w^2. (In a shape such as (3, H, W), W is the width of the frame.)

@@ -14,17 +14,25 @@ the spikes. The network sees both as changes of display values:
     change of a colour    slope * B^T (r / slope_b^2)                r = b - B x
     change of grey        slope_l * S^T (w_s^2 r) / (p + p_0)        r = y - S l
 
-    slope      dx / dz at z: it turns a gradient by light into a gradient by display values
+    z, x       the frame in display values, and its light x = z^2.2
+    l          the grey value that the spike camera integrates: luma of x, or luma of z
+    slope      dx / dz at z, (3, H, W): it turns a gradient by light into a gradient by display
+               values
     slope_b    dx / dz at the blurry frame: an error in light divided by slope_b is an error in
                display values. 1 / slope_b is the weight w_b without its factor 1 / sigma_b
                (rgb_equations.py)
-    slope_l    the slope for the grey value that the spike camera integrates. In the formula above,
-               slope_l is taken at z. In p, slope_l is taken at the blurry frame
-    w_s        1 / (expected error) of a spike equation
+    slope_l    dl / d(grey display value), (1, H, W). In the formula above, slope_l is taken at z.
+               In p, slope_l is taken at the blurry frame
+    w_s        1 / (expected error) of a spike equation, (M, h, w)
     p          precision (1 / variance) of the grey value by the spikes, slope_l^2 * S^T w_s^2
     p_0        PRIOR_PRECISION. The division of the gradient by p + p_0 makes a Newton step of it
 
-Residuals are limited first, and changes at the end, because an equation may be wrong.
+E.g. a pixel that does not move has z = 0.5 (light 0.218, slope 0.958), and is 0.533 in the blurry
+frame (light 0.25, slope_b 1.033). So r is 0.032, and the colour changes by
+0.958 * 0.032 / 1.033^2 = 0.029. The difference of the display values is 0.033.
+
+Residuals are limited first, and changes at the end, because an equation may be wrong. In the code,
+r_b and r_s are the limited residuals, already divided by slope_b, or multiplied by w_s.
 
 Shapes: a frame is (3, H, W). The spike camera has h x w pixels, and each has M equations, one for
 each interval between two spikes: (M, h, w).
@@ -86,7 +94,8 @@ class NetworkChannels:
         device = groups.shifts.device
 
         # What the spikes around the sharp instant show, in display values (h, w). rate / gain is
-        # what the spike camera has integrated, 1 at full light.
+        # what the spike camera has integrated, 1 at full light. E.g. 0.3 spikes per plane with the
+        # gain 0.6 are 0.5.
         window = recording.window(recording.sharp, INSTANT_PLANES)
         [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
         self._spikes_at_instant = _display_of(tensor_of(rate / gain, device), system.is_display)
@@ -141,8 +150,8 @@ class NetworkChannels:
         5       size of the residuals of the spike equations at this pixel, 0 to 1
         6       by how much the spikes of the sharp instant are brighter than z, in display values
         """
-        # Limited residuals: r_b (3, H, W) of the RGB equations, r_s (M, h, w) of the spike
-        # equations.
+        # Limited residuals: r_b (3, H, W) of the RGB equations, in display values, and r_s
+        # (M, h, w) of the spike equations, in multiples of their expected errors.
         r_b, r_s = _limited_residuals(self._system, z)
         colour_change, grey_change = _changes(self._system, z, (r_b, r_s), self._precision())
         size_of_r_b = luma(r_b.abs())  # (1, H, W)
@@ -242,7 +251,9 @@ def _grey_precision(system: System) -> Tensor:
     """Return 1 / variance (H, W) of the grey display values that the spikes measure.
 
     Each spike equation adds its weight w_s^2 to the pixels that it sees: S^T w_s^2. The square of
-    the slope turns 1 / variance of light into 1 / variance of display values.
+    the slope turns 1 / variance of light into 1 / variance of display values. E.g. an error of 0.02
+    in light (w_s^2 = 2500) at a slope of 2 is an error of 0.01 in display values: 2500 * 2^2 =
+    1 / 0.01^2.
     """
     in_light = system.cameras.adjoint_of_spikes(system.spikes.weights**2)  # (1, H, W)
     slope = _slope_of_grey(system.rgb.blurry, system.is_display)
