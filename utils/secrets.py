@@ -5,13 +5,14 @@ A value is a secret in four cases:
 * its key says so, e.g. `wandb_api_key`,
 * a name in front of it says so, within a text such as "hfToken: abc",
 * its own form says so, e.g. "ghp_..." or the password of a URL,
-* the author of a part has marked the key with pydantic's SecretStr.
+* its type says so: the author of a new network, loss or writer has given the option the type
+  SecretStr of pydantic.
 
     redact            a value or a whole section, for a file or a message
     without_secrets   any text of several lines, e.g. of the log or of an error
 
-What must stay: every name and every form of a secret, because logs and records of options are
-published, with each secret that this module misses. Tests:
+What must stay: every name and every form of a secret. Logs and saved options are published, so a
+secret that this module misses is published with them. Tests:
 test_a_secret_is_known_by_its_form_under_any_key,
 test_the_value_of_a_key_that_says_secret_is_hidden,
 test_a_secret_within_the_value_of_an_option_is_in_no_message_and_no_file.
@@ -30,8 +31,14 @@ MASK = "***"  # what stands in place of a secret that is recognised by its form
 
 # ---- Keys of secrets ----------------------------------------------------------------------------
 
-# The last words of a key that holds a secret, as regular expressions. "wandb_api_key" and "db_pwd"
-# end with such words, and "token_dim" does not. In these expressions:
+# The last words of a key that holds a secret, as regular expressions. What KEY (below) says:
+#
+#     wandb_api_key, wandb-apikey    secret: the last words are "api_key" and "apikey"
+#     hfToken, hf2token, db_pwd      secret: the last words are "Token", "token" and "pwd"
+#     token_dim                      not secret: "token" is not at the end
+#     compat                         not secret: "pat" is only a part of the last word
+#
+# In these expressions:
 #     s?            allows "token" and "tokens"
 #     [_-]?         allows "apikey", "api_key" and "api-key"
 #     (?:api|ssh)   allows "api" or "ssh"
@@ -44,8 +51,8 @@ _LAST_WORDS = (
 )  # fmt: skip
 # Matches any of these words, because "|" (or) joins them. (?i: ...) ignores upper and lower case.
 _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
-# A key is secret if it ends with such a name, and the name begins a word. So "compat" is not
-# secret, although it ends in "pat". What may stand in front of the name:
+# A key is secret if it ends with such a name, and the name begins a word. What may stand in front
+# of the name:
 #     ^                nothing: the key "token"
 #     [\W_\d]          a sign or a digit: "wandb_token", "hf2token"
 #     [a-z](?=[A-Z])   a small letter before a capital letter: "hfToken"
@@ -66,14 +73,22 @@ LEAST_SECRET_NUMBER = 100_000
 
 # ---- Forms of secrets in any text ---------------------------------------------------------------
 
+# What `without_tokens` makes of a text:
+#
+#     text                                   becomes
+#     https://me:abc@host/x                  https://me:***@host/x
+#     https://host/x?a=1&token=abc           https://host/x?a=1&token=***
+#     Authorization: Bearer 0123456789ab     Authorization: Bearer ***
+#     pushed with ghp_ab12cd34ef56gh78ij90   pushed with ***
+#
 # Above each pattern stands an example of a match, with the secret in capital letters. Group 1 of a
 # pattern is the text in its first "(...)". This text stays, and MASK replaces the rest of the
 # match. If a pattern has no group 1, MASK replaces the whole match. "(?:...)" is no group, and
 # "(?=@)" only looks whether "@" follows: the "@" does not belong to the match.
 #
-# The time of a search must grow only in proportion to the length of the text. So nearly every
-# repetition has an upper bound, e.g. {1,500}. A new form needs such bounds, too
-# (test_long_texts_are_searched_in_proportion_to_their_length).
+# A repetition without an upper bound could search a long text for minutes: the time would grow with
+# the square of its length. So nearly every repetition has a bound, e.g. {1,500}. A new form needs
+# such bounds, too (test_long_texts_are_searched_in_proportion_to_their_length).
 
 # "https://user:PASSWORD@host"
 _URL_PASSWORD = re.compile(
@@ -119,10 +134,13 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{0,20000}?(?:--
 
 # ---- Names of secrets in a text -----------------------------------------------------------------
 
-# A name and its value may also stand in the middle of a text, e.g.
+# A name and its value may also stand in the middle of a text. What _IN_TEXT (below) finds:
 #
-#     cannot read "wandb: {api_key: VALUE}"
-#     unknown flag --wandb-api-key VALUE
+#     text                                   becomes
+#     cannot read "wandb: {api_key: abc}"    cannot read "wandb: {api_key: ***}"
+#     unknown flag --wandb-api-key abc       unknown flag --wandb-api-key ***
+#     hfToken="a b", next                    hfToken=***, next
+#     mypwd: abc                             the same text: "pwd" does not begin a word
 #
 # What stands before the value has one of two forms. The first form is a name, perhaps with a quote
 # after it, and then ":" or "=". It matches 'password = ' and '"pwd": ', but not "password ".
@@ -134,8 +152,8 @@ _NAME_IN_TEXT = rf"""{_NAME}["']?{_SEPARATOR}"""
 _WORDS_OF_FLAG = r"(?:[\w-]{0,40}(?:[_\d-]|[a-z](?=[A-Z])))?"
 _FLAG = rf"--{_WORDS_OF_FLAG}{_NAME}[ =]"
 # The value is a text in quotes or a word. The quote at the end is optional ("? and '?), because a
-# message may cut a long text off. The repetitions need no upper bound, because the search continues
-# behind a match and so reads each character once.
+# message may cut a long text off. These repetitions need no upper bound: the next search begins
+# behind the match, so each character is read once.
 _DOUBLE_QUOTED = r'"(?:\\.|[^"\\])*"?'  # perhaps with escapes: "a\"b"
 _SINGLE_QUOTED = r"'[^']*'?"
 # A word ends before a blank, one of ",;&", or one of "}]". In a header of HTTP, another word stands
@@ -146,7 +164,7 @@ _VALUE_IN_TEXT = f"{_DOUBLE_QUOTED}|{_SINGLE_QUOTED}|{_WORD}"
 #     (?<![^\W_])          not after a letter or digit: at the start of the text, or "db_pwd: "
 #     (?<=\d)              after a digit: "hf2token: "
 #     (?<=[a-z])(?=[A-Z])  after a small letter and before a capital letter: "hfToken: "
-# None of them holds for "pwd" in "mypwd: ", so this text stays as it is.
+
 _BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
 # Group 1 is the name with its sign, e.g. "token: ", and stays in the text. Group 2 is the value.
 _IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
@@ -170,11 +188,13 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
 
     What is hidden depends on the kind of the value:
 
+        kind                 under the key of a secret    under another key
+        text                 the whole text               the secrets within the text:
+                                                          "hfToken: abc" -> "hfToken: ***"
+        number               the number, if it is no      nothing
+                             count
+        True, False, None    nothing                      nothing
         section, list        each item is treated by itself
-        text                 under the key of a secret, the whole text is hidden; under other keys,
-                             only the secrets within it: "hfToken: abc" -> "hfToken: ***"
-        number               it is hidden under the key of a secret, unless it is a count
-        True, False, None    they are never hidden
 
     A message hides more, because it may quote what a user typed wrongly. It also hides the value of
     a misspelt key, and every number under the key of a secret or behind its name within a text.
@@ -200,7 +220,7 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
     if isinstance(value, bool):
         return value
     # A number under a secret key may be a count, e.g. "num_tokens": 8. A message hides counts, too.
-    # In what is saved the counts stay, because a resumed run reads them.
+    # Saved options keep their counts, because a resumed run reads them.
     if isinstance(value, (int, float)):
         is_hidden = is_secret and (is_message or _is_secret_number(value, key))
         return replacement if is_hidden else value
@@ -215,16 +235,17 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
 
 def is_secret_key(key: str) -> bool:
     """Return whether the last words of a key say that its value is a secret."""
-    # Only the last 200 characters, so that a long key takes little time. No name is as long.
+    # Only the last 200 characters, so that a long key takes little time. No name is so long.
     return KEY.search(key[-200:]) is not None
 
 
 def without_secrets(text: str) -> str:
     """Return `text`, e.g. of the log or of an error, with MASK in place of secrets.
 
-    Counts such as "tokens: 8" stay. Each line is searched by itself. Otherwise, after a line that
-    ends in "token:", the first word of the next line would be taken for a value.
+    Counts such as "tokens: 8" stay.
     """
+    # Search each line by itself. Otherwise, after a line that ends with "token:", the first word of
+    # the next line would be taken for the value.
     lines = without_tokens(text).split("\n")
     return "\n".join(_without_named(line, shows_counts=True) for line in lines)
 
@@ -256,6 +277,7 @@ def _whole_name(match: re.Match[str]) -> str:
     """Return the name in a match of _IN_TEXT, with the words that "_" or "-" join to it in front.
 
     E.g. in "with num_tokens: 8", the match begins at "tokens: ", and the result is "num_tokens: ".
+    `_is_secret_number` needs the word "num", which says that 8 is a count.
     """
     # As in _FLAG, up to 40 characters in front of the match are searched.
     start = match.start()
@@ -287,7 +309,7 @@ def without_tokens(text: str) -> str:
     """
     text = _PEM.sub(MASK, text)
     for form in (_URL_PASSWORD, _URL_PARAMETER, _BEARER):
-        text = form.sub(rf"\g<1>{MASK}", text)
+        text = form.sub(rf"\g<1>{MASK}", text)  # \g<1> is group 1, e.g. "https://me:"
     return _TOKEN.sub(MASK, text)
 
 

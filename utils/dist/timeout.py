@@ -5,6 +5,10 @@ that stands still, and its phase. So each limit of the watchdog has to be shorte
 of the process group. A user may set this time-out by NCCL_TIMEOUT, in seconds, and make it shorter
 than a limit.
 
+The limits themselves, e.g. the limit `stall_s` of a silent rank, are options:
+utils/options/watchdog_options.py. QUIET_S (utils/dist/verdict.py) is the limit of a silent rank
+while a rank looks for the cause of a wait.
+
 Tests: tests/faults/test_startup.py, the tests with "time_out_of_collectives" in their names.
 """
 
@@ -24,15 +28,20 @@ LIMIT_NAMES = ("stall_s", *SLOW_LIMIT_FACTORS)
 def fitted_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     """Return the limits of the watchdog, fitted to the time-out of the process group.
 
-    Raises DistError if the time-out would always come before the watchdog
-    (test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused). Logs a warning if
-    the time-out would come first in slow phases only.
+    E.g. if the time-out is 200 s:
+
+        stall_s   longest other limit   the time-out comes first   result
+        100       150                   never                      the limits
+        100       300                   in some slow phases        the limits; logs a warning
+        300       900                   in every phase             raises DistError
+
+    Test: test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused.
 
     budgets: the options `watchdog`, in seconds. `stall_s` is the limit of most phases. start_s,
         validate_s and save_s (the keys of SLOW_LIMIT_FACTORS) are the limits of the slow phases.
     """
-    # launch.timeout_s is NCCL_TIMEOUT if the user has set it. RUN.timeout_s is the time-out of the
-    # process group.
+    # launch.timeout_s is NCCL_TIMEOUT, or 0 if the user has not set it. RUN.timeout_s is the
+    # time-out of the process group.
     if RUN.launch.timeout_s:
         budgets = _raised_to_timeout(budgets)
 
@@ -63,8 +72,9 @@ def _raised_to_timeout(budgets: WatchdogOptions) -> WatchdogOptions:
     """Return the limits of the watchdog, with longer limits of the slow phases. Logs all limits.
 
     A user sets NCCL_TIMEOUT if a rank may be slow while the other ranks wait for it. So each limit
-    of a slow phase becomes at least 90 % of the time-out. With a larger share, the watchdog might
-    not come before the time-out. A limit that the user has set (not None) stays. Test:
+    of a slow phase becomes at least 90 % of the time-out, e.g. 3240 s for NCCL_TIMEOUT=3600. With a
+    larger share, the watchdog might not come before the time-out. The 90 % are chosen by hand. A
+    limit that the user has set (not None) stays. Test:
     test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longer.
     """
     raised_limits = {}

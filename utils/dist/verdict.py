@@ -1,15 +1,16 @@
 """Find the rank because of which a run has to stop: a rank that is dead, silent or stuck.
 
-A rank judges by the beats that it has read (beats.py). `Watchdog.beat_once` asks `Judge.verdict`
-after each beat. There are two cases:
+Every half second each rank writes a *beat*: a record of its state in the store of the run
+(beats.py). Each rank reads the beats of a few other ranks, the ranks that it *watches*. After each
+beat, `Watchdog.beat_once` asks `Judge.verdict` whether the run has to stop. There are two reasons:
 
     a watched rank is DEAD or SILENT     its beats are enough to see this (`_dead_or_silent`)
-    this rank is too long in its phase   it may be stuck itself, or it may be waiting for another
-                                         rank. So it *looks* for the cause (`_cause_of_wait`)
+    this rank is too long in its phase   this rank may be stuck itself, or it may be waiting for
+                                         another rank. So it *looks* for the cause
+                                         (`_cause_of_wait`)
 
-To look, a rank reads the states (the records in the beats) of all ranks in one request. This
-request is large if there are many ranks. So only one rank at a time looks, and only after it has
-been too long in a phase.
+To look, a rank reads the states of all ranks in one request. This request is large if there are
+many ranks. So only one rank at a time looks, and only after it has been too long in a phase.
 
 In a state, `age` is the time since the phase began, and `budget` is the limit of this time. A
 budget of 0 means that the rank has no limits yet: it has not called `Watchdog.watch`, and may still
@@ -39,8 +40,8 @@ LOOKING = "looking"
 #     QUIET_S, or half of stall_s if this is less   any rank, while this rank looks for the cause
 #     stall_s (an option)                           a watched rank, at any time (`_dead_or_silent`)
 #
-# Beats come within 2.2 s even on a host with eight processes for each core. With a smaller QUIET_S,
-# a rank of a busy host could count as silent. A larger QUIET_S delays the report.
+# Two beats follow each other within 2.2 s even on a host with eight processes for each core. With a
+# smaller QUIET_S, a rank of a busy host could count as silent. A larger QUIET_S delays the report.
 QUIET_S = 3.0
 
 
@@ -67,17 +68,22 @@ class Judge:
         """
         self.beats = beats
         self.is_looking = False  # whether this rank looks for the cause of a wait
-        # For ranks that this rank does not watch: rank -> the beat that was read when this rank
-        # began to look. E.g. beat 512 was read. If a later look reads beat 513, the rank lives.
-        # Empty while this rank does not look.
+        # Rank that this rank does not watch -> its beat when this rank began to look, e.g. beat
+        # 512. If a later look reads beat 513, that rank lives. Empty while this rank does not look.
         self.first_look: dict[int, Heard] = {}
 
     def verdict(self, stall_s: float | None) -> Verdict | None:
         """Return the reason for which the run has to stop, or None if there is none.
 
-        A watched rank is DEAD if its process is gone, and SILENT if it does not beat. If this rank
-        has been too long in its phase, this rank looks for the rank that the others wait for. That
-        rank is STUCK or SILENT.
+        The first line of this table that is true decides:
+
+            a watched rank is DEAD or SILENT         this watched rank is the reason
+            this rank is within the limit of its     None. This rank stops looking, if it looked
+            phase, or has no limit yet
+            another rank already looks               None: the other rank will find the cause
+            otherwise                                this rank looks, and returns the rank that the
+                                                     others wait for, which is STUCK or SILENT, or
+                                                     None if this rank is not known yet
 
         stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`.
             With None, only the end of a process counts.
@@ -158,7 +164,8 @@ class Judge:
 
         quiet_s: seconds without a beat after which a rank is silent.
         """
-        # If a rank has no limits yet, the others may be waiting for this rank. So blame no rank.
+        # A rank without limits (budget 0) may still be loading libraries, while the others wait for
+        # it. So blame no rank.
         if any(state["budget"] == 0 for state in self.beats.states.values()):
             return None
         fewest_collectives = min(state["syncs"] for state in self.beats.states.values())
@@ -179,10 +186,10 @@ class Judge:
     def _stuck_or_silent(self, rank: int, quiet_s: float) -> Verdict | None:
         """Return `rank` as STUCK, or the silent rank for which it waits, or None if not known yet.
 
-        A silent rank writes no beats. The age in its last beat is small, so the silent rank never
-        seems late, although `rank` may be waiting for it. A silent rank has entered as few
-        collectives as `rank`. So all ranks with this number are candidates. E.g. with `rank` 2 and
-        quiet_s 3:
+        `rank` may itself wait for a silent rank. A silent rank never seems late, because it writes
+        no beats, and the age in its last beat is small. If `rank` waits for it, it has entered as
+        few collectives as `rank`. So all ranks with this number are candidates. E.g. with `rank` 2
+        and quiet_s 3:
 
             rank   syncs   age   last beat read
             2      2210    312   0.4 s ago       `rank`: it waits in an all_reduce
@@ -213,9 +220,11 @@ class Judge:
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(candidate, "SILENT", f"no beat for {silent_s:.1f} s")
+            # A watched rank is known to beat: its last beat is at most quiet_s old. Of another
+            # rank, only this beat was read. Its next beat, or the end of quiet_s, will tell.
             is_watched = candidate in self.beats.heard
             if not is_watched:
-                all_are_known = False  # its next beat, or the end of quiet_s, will tell
+                all_are_known = False
         if all_are_known:
             return Verdict(rank, "STUCK", f"{self.beats.states[rank]['age']:.1f} s")
         return None

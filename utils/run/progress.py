@@ -7,8 +7,11 @@ done. run_progress.py shows a whole training run. E.g.
     a bar     epoch 3:  12%|####      | 0.8 it/s, 01:40:00 left
     a line    check: 30 %, 150 of 500 clips, 12.0 a second, 00:00:29 left
 
+The lines here are for actions such as a check or a test. The log line of a training step is in
+utils/run/experiment.py (`Experiment.log_training`), and scripts read it.
+
 What must stay: showing progress never ends or blocks a run. Free to change: the shown texts, which
-are for people, and how often a line comes.
+only people read, and how often a line comes.
 
 Tests: tests/parts/utils/test_progress.py.
 """
@@ -25,9 +28,10 @@ from utils.run.progress_bar import Bar
 
 # If an action has no bar, a line is logged after each tenth of the action.
 LINE_COUNT = 10
+# The three times below are chosen by hand.
+#
 # Longest time between two lines, in seconds. After this time a line is logged even if no tenth was
-# completed. So a user who looks at the log sees that a slow action does not hang. The three times
-# here are chosen by hand.
+# completed. So a user who looks at the log sees that a slow action does not hang.
 LONGEST_WITHOUT_LINE_S = 60.0
 # Seconds at the start in which no line comes, even if a tenth was completed, because a short action
 # needs no line in the log. This is the default of `quiet_s`.
@@ -137,7 +141,7 @@ class Lines:
 
         if now < self._quiet_until:
             return
-        # A line comes if a tenth is completed, or if a line is due.
+        # E.g. at 40 s without a completed tenth, while the next line is due at 65 s: no line.
         if not completes_tenth and now < self._due:
             return
         self._due = now + LONGEST_WITHOUT_LINE_S
@@ -156,7 +160,8 @@ class Lines:
 
     def _share(self) -> float:
         """Return the share of the things that are done, 0 to 1."""
-        # 1e-6 is added because of fractions: 1/3 + 1/3 + 1/3 may be slightly less than 1.
+        # Rounding may make a sum of fractions such as 1/3 slightly too small, and a completed tenth
+        # would be missed. So add 1e-6.
         return (self.done + 1e-6) / self.total
 
 
