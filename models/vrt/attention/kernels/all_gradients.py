@@ -105,11 +105,11 @@ def all_gradients(
     # number of the tile, is always 0 and not needed.
     group = _group_of_program(HEADS, TILES=1)
     head, _ = _head_and_tile(HEADS, TILES=1)
-    first, end = _windows_of_group(group, group_size, window_count)
+    first_window, end_window = _windows_of_group(group, group_size, window_count)
 
     # Pointers to the channels of this head in row 0, and the distance to the next row.
-    queries, keys, values = _parts_of_head(qkv, head, HEADS, CHANNELS)
-    grad_queries, grad_keys, grad_values = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
+    q_of_head, k_of_head, v_of_head = _parts_of_head(qkv, head, HEADS, CHANNELS)
+    grad_q_of_head, grad_k_of_head, grad_v_of_head = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
     qkv_stride = 3 * HEADS * CHANNELS
     out_of_head = out + head * CHANNELS
     grad_of_head = grad + head * CHANNELS
@@ -120,12 +120,12 @@ def all_gradients(
     first_sum = tl.zeros((KEYS, QUERIES), tl.float32)
     second_sum = tl.zeros((KEYS, QUERIES), tl.float32)
 
-    for window in range(first, end):
+    for window in range(first_window, end_window):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         # All four: (KEYS, PADDED). dK and dV are sums over the queries.
         key_row = window * TOKENS
-        k = _load_rows(keys, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
-        v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         grad_k = tl.zeros((KEYS, PADDED), tl.float32)
         grad_v = tl.zeros((KEYS, PADDED), tl.float32)
 
@@ -139,7 +139,7 @@ def all_gradients(
             query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
             out_row = window * TOKENS + first_query
             # All three: (QUERIES, PADDED).
-            q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
+            q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
             output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)
 
@@ -170,11 +170,11 @@ def all_gradients(
             grad_s = grad_s.to(k.dtype)
             grad_k = tl.dot(grad_s, q, grad_k)  # adds to grad_k
             grad_q = tl.dot(tl.trans(grad_s), k) * scale  # (QUERIES, PADDED)
-            _store_rows(grad_queries, query_row, qkv_stride, grad_q, QUERIES, CHANNELS, PADDED)
+            _store_rows(grad_q_of_head, query_row, qkv_stride, grad_q, QUERIES, CHANNELS, PADDED)
 
         grad_k = grad_k * scale
-        _store_rows(grad_keys, key_row, qkv_stride, grad_k, KEYS, CHANNELS, PADDED)
-        _store_rows(grad_values, key_row, qkv_stride, grad_v, KEYS, CHANNELS, PADDED)
+        _store_rows(grad_k_of_head, key_row, qkv_stride, grad_k, KEYS, CHANNELS, PADDED)
+        _store_rows(grad_v_of_head, key_row, qkv_stride, grad_v, KEYS, CHANNELS, PADDED)
 
     if HAS_BIAS:
         # The columns of the matrix are the queries, so the second tile begins at column QUERIES.

@@ -86,17 +86,17 @@ def forward_kernel(
     # two functions compute these numbers from the number of the program (tl.program_id).
     group = _group_of_program(HEADS, TILES=TOKENS // QUERIES)
     head, tile = _head_and_tile(HEADS, TILES=TOKENS // QUERIES)
-    first, end = _windows_of_group(group, group_size, window_count)
+    first_window, end_window = _windows_of_group(group, group_size, window_count)
     first_query = tile * QUERIES
 
     # Pointers to the channels of this head in row 0, and the distance to the next row.
-    queries, keys, values = _parts_of_head(qkv, head, HEADS, CHANNELS)
+    q_of_head, k_of_head, v_of_head = _parts_of_head(qkv, head, HEADS, CHANNELS)
     qkv_stride = 3 * HEADS * CHANNELS
     out_of_head = out + head * CHANNELS
     out_stride = HEADS * CHANNELS
     bias_of_head = _bias_of_head(bias, head, TOKENS, HAS_BIAS)
 
-    for window in range(first, end):
+    for window in range(first_window, end_window):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         # With MUTUAL, the two frames of a pair are two windows, e.g. 0 and 1. The queries of one
         # frame meet the keys of the other frame. E.g. for window 0:
@@ -105,7 +105,7 @@ def forward_kernel(
         #     k, v, out, L         in the rows of window 0
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
         # (QUERIES, PADDED)
-        q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
+        q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         # No logit so far: the largest is -infinity, and the sums are 0. The sums are float32, also
         # for qkv in 16 bits.
         top = tl.full((QUERIES,), -float("inf"), tl.float32)
@@ -115,8 +115,8 @@ def forward_kernel(
         for first_key in range(0, TOKENS, KEYS):
             key_row = window * TOKENS + first_key
             # Both: (KEYS, PADDED).
-            k = _load_rows(keys, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
-            v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+            k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+            v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
             # exp2_scale q k^T + bias + mask, (QUERIES, KEYS).
             logits = _logits(
                 q, k, exp2_scale, bias_of_head, regions_of_window,

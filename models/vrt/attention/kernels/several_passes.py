@@ -104,19 +104,19 @@ def gradient_of_queries(
     # What this program computes: the tile, the head, and the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=TOKENS // QUERIES)
     head, tile = _head_and_tile(HEADS, TILES=TOKENS // QUERIES)
-    first, end = _windows_of_group(group, group_size, window_count)
+    first_window, end_window = _windows_of_group(group, group_size, window_count)
     first_query = tile * QUERIES
 
     # Pointers to the channels of this head in row 0, and the distance to the next row.
-    queries, keys, values = _parts_of_head(qkv, head, HEADS, CHANNELS)
-    grad_queries, _, _ = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
+    q_of_head, k_of_head, v_of_head = _parts_of_head(qkv, head, HEADS, CHANNELS)
+    grad_q_of_head, _, _ = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
     qkv_stride = 3 * HEADS * CHANNELS
     out_of_head = out + head * CHANNELS
     grad_of_head = grad + head * CHANNELS
     out_stride = HEADS * CHANNELS
     bias_of_head = _bias_of_head(bias, head, TOKENS, HAS_BIAS)
 
-    for window in range(first, end):
+    for window in range(first_window, end_window):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         # With MUTUAL, the two frames of a pair are two windows, e.g. 0 and 1. The queries of one
         # frame meet the keys of the other frame. E.g. for window 0:
@@ -126,7 +126,7 @@ def gradient_of_queries(
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
         out_row = window * TOKENS + first_query
         # All three: (QUERIES, PADDED).
-        q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
+        q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
         output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)
         # delta = rowsum(dO * O), in float32.
@@ -141,8 +141,8 @@ def gradient_of_queries(
         for first_key in range(0, TOKENS, KEYS):
             key_row = window * TOKENS + first_key
             # Both: (KEYS, PADDED).
-            k = _load_rows(keys, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
-            v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+            k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+            v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
             # exp2_scale q k^T + bias + mask, and P = 2^(logit - L). The matrices of this loop are
             # (QUERIES, KEYS).
             logits = _logits(
@@ -157,7 +157,7 @@ def gradient_of_queries(
             grad_q = tl.dot(grad_s.to(k.dtype), k, grad_q)  # adds to grad_q
 
         grad_q = grad_q * scale
-        _store_rows(grad_queries, query_row, qkv_stride, grad_q, QUERIES, CHANNELS, PADDED)
+        _store_rows(grad_q_of_head, query_row, qkv_stride, grad_q, QUERIES, CHANNELS, PADDED)
 
 
 # do_not_specialize: as for `gradient_of_queries`. Some arguments are not used, because one function
@@ -201,22 +201,22 @@ def gradients_of_keys(
     # What this program computes: the tile, the head, and the windows first ... end - 1.
     group = _group_of_program(HEADS, TILES=TOKENS // KEYS)
     head, tile = _head_and_tile(HEADS, TILES=TOKENS // KEYS)
-    first, end = _windows_of_group(group, group_size, window_count)
+    first_window, end_window = _windows_of_group(group, group_size, window_count)
     first_key = tile * KEYS
 
     # Pointers to the channels of this head in row 0, and the distance to the next row.
-    queries, keys, values = _parts_of_head(qkv, head, HEADS, CHANNELS)
-    _, grad_keys, grad_values = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
+    q_of_head, k_of_head, v_of_head = _parts_of_head(qkv, head, HEADS, CHANNELS)
+    _, grad_k_of_head, grad_v_of_head = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
     qkv_stride = 3 * HEADS * CHANNELS
     grad_of_head = grad + head * CHANNELS
     bias_of_head = _bias_of_head(bias, head, TOKENS, HAS_BIAS)
 
-    for window in range(first, end):
+    for window in range(first_window, end_window):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         key_row = window * TOKENS + first_key
         # All four: (KEYS, PADDED). dK and dV are sums over the queries.
-        k = _load_rows(keys, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
-        v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         grad_k = tl.zeros((KEYS, PADDED), tl.float32)
         grad_v = tl.zeros((KEYS, PADDED), tl.float32)
 
@@ -229,7 +229,7 @@ def gradients_of_keys(
             query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
             out_row = window * TOKENS + first_query
             # Both: (QUERIES, PADDED).
-            q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
+            q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
             # The positions of these queries in log_sums and delta, (QUERIES,). L and delta are
             # loaded only below, where they are needed: an earlier load would take more registers.
@@ -254,8 +254,8 @@ def gradients_of_keys(
             grad_k = tl.dot(grad_s.to(k.dtype), q, grad_k)  # adds to grad_k, still without scale
 
         grad_k = grad_k * scale
-        _store_rows(grad_keys, key_row, qkv_stride, grad_k, KEYS, CHANNELS, PADDED)
-        _store_rows(grad_values, key_row, qkv_stride, grad_v, KEYS, CHANNELS, PADDED)
+        _store_rows(grad_k_of_head, key_row, qkv_stride, grad_k, KEYS, CHANNELS, PADDED)
+        _store_rows(grad_v_of_head, key_row, qkv_stride, grad_v, KEYS, CHANNELS, PADDED)
 
 
 # do_not_specialize: without it, Triton would compile the kernel again for some sizes of the frames.
@@ -318,13 +318,13 @@ def gradient_of_bias(
     tiles: tl.constexpr = tiles_of_queries * tiles_of_keys
     group = _group_of_program(HEADS, TILES=tiles)
     head, tile = _head_and_tile(HEADS, TILES=tiles)
-    first, end = _windows_of_group(group, group_size, window_count)
+    first_window, end_window = _windows_of_group(group, group_size, window_count)
     # E.g. tile 5 with 3 tiles of queries: 5 // 3 = 1, key 64; 5 % 3 = 2, query 128.
     first_key = tile // tiles_of_queries * KEYS
     first_query = tile % tiles_of_queries * QUERIES
 
     # Pointers to the channels of this head in row 0, and the distance to the next row.
-    queries, keys, values = _parts_of_head(qkv, head, HEADS, CHANNELS)
+    q_of_head, k_of_head, v_of_head = _parts_of_head(qkv, head, HEADS, CHANNELS)
     qkv_stride = 3 * HEADS * CHANNELS
     grad_of_head = grad + head * CHANNELS
     total = tl.zeros((KEYS, QUERIES), tl.float32)  # the sum of dS, transposed, so far
@@ -334,15 +334,15 @@ def gradient_of_bias(
     bias_pointers = _tile_pointers(bias_of_head, first_key, first_query, TOKENS, KEYS, QUERIES)
     bias_tile = tl.load(bias_pointers).to(tl.float32)
 
-    for window in range(first, end):
+    for window in range(first_window, end_window):
         key_row = window * TOKENS + first_key
         # With MUTUAL, the queries come from the other frame of the pair, as in `gradients_of_keys`.
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
         out_row = window * TOKENS + first_query
         # k and v: (KEYS, PADDED). q and grad_out: (QUERIES, PADDED).
-        k = _load_rows(keys, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
-        v = _load_rows(values, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
-        q = _load_rows(queries, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
+        k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
+        q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
         # The positions of these queries in log_sums and delta, (QUERIES,). L and delta are
         # loaded only below, where they are needed: an earlier load would take more registers.
