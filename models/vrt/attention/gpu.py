@@ -48,8 +48,8 @@ def window_attention(
 
     S: all tokens of a window. T: tokens that attend to each other. T is S, or S / 2 if `mutual`.
 
-    qkv: (n, S, 3, heads, channels).
-    bias: (heads, T, T), added to the logits, or None. Mutual attention has no bias.
+    qkv: (n, S, 3, heads, channels), bfloat16 or float16.
+    bias: (heads, T, T), contiguous, added to the logits, or None. Mutual attention has no bias.
     spans: ranges of the n windows. The windows of a span have the same mask.
     scale: factor of q k^T in the logits.
     mutual: whether the two frames of a window attend to each other.

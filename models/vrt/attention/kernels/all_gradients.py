@@ -1,36 +1,38 @@
 """The backward kernel of window attention for windows of up to 128 tokens, in Triton.
 
-One program computes all gradients of one head in a window. The gradients follow from dO, the
-gradient of the output O, and from L = log2(sum over the keys of 2^logit), which the forward kernel
-has written:
+One program computes all gradients of one head, in the windows of a group, one after the other. The
+equations, where dO is the gradient of the output O:
 
-    equation                          in the code
-    P     = 2^(logit - L)             weights      the weights of the attention, computed again
-    dV    = P^T dO                    grad_v
-    dP    = dO V^T                    grad_p       the gradient of the weights
-    delta = rowsum(dO * O)            row_delta    one number for each query
-    dS    = P * (dP - delta)          grad_s       the gradient of the logits
-    dQ    = scale dS K                grad_q
-    dK    = scale dS^T Q              grad_k
-    dbias = the sum of dS over windows
+    P     = 2^(logit - L)       the weights of the attention
+    dV    = P^T dO
+    dP    = dO V^T              the gradient of the weights
+    delta = rowsum(dO * O)      one number for each query
+    dS    = P * (dP - delta)    the gradient of the logits
+    dQ    = scale dS K
+    dK    = scale dS^T Q
+    dbias = the sum of dS over all windows
 
-A * B is the product number by number, and A B the matrix product. In L and P, `logit` is the logit
-times log2(e), because the kernels compute powers of 2. dS is for the logits themselves,
-scale q k^T + bias.
+A * B is the product number by number, and A B the matrix product. In L and P, `logit` is
+(scale q k^T + bias + mask) log2(e), because the kernels compute powers of 2. dS is the gradient of
+scale q k^T + bias + mask.
 
-As in FlashAttention-2 (Dao 2023, arXiv 2307.08691), P is computed again instead of saved. A program
-goes through many windows and sums dS in its registers, so no matrix of all pairs of tokens is ever
-written for a single window.
+The forward kernel has saved O and L = log2(sum over the keys of 2^logit). P was not saved, because
+it has TOKENS x TOKENS numbers for each window and head. It is computed again, as in
+FlashAttention-2 (Dao 2023, arXiv 2307.08691). dS is not written for each window, either. A program
+sums dS in its registers, and writes one sum for its group of windows.
 
 P, dP and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T.
 Transposing them afterwards would be slower, because it needs shared memory.
 
-What must stay: the order of the sums, because another order changes the last bits of a training. No
-test notices this. tests/parts/models/test_triton.py compares the results with float64, but it runs
-the kernels in Triton's interpreter, which sums in an order of its own. So after a change, compare
-the bits before and after it on a GPU. No sum is atomic, so a step always gives the same numbers.
-Free to change: names, and how an address is computed. A new argument needs a line in
-`BackwardPass.launch` (launches.py).
+What must stay: the order of the sums, because another order changes the last bits of a training.
+The sizes of the tiles are part of this order. No test notices another order:
+tests/parts/models/test_triton.py compares the results with float64, but it runs the kernels in
+Triton's interpreter, which sums in an order of its own. So after a change, compare the bits before
+and after it on a GPU. Each sum is added up by one program, so a step always gives the same numbers.
+
+Free to change: names, and how an address is computed. A new argument needs a line in each kernel of
+several_passes.py, and in `BackwardPass.launch` (launches.py), because this function launches all
+backward kernels with the same arguments.
 """
 
 from models.vrt.attention.kernels.parts import (
@@ -56,58 +58,78 @@ from models.vrt.attention.kernels.parts import (
 # divisible by 16. Both arguments change with the size of the frames.
 @jit(do_not_specialize=["window_count", "group_size"])
 def all_gradients(
-    # Inputs.
+    # Inputs. Tensors arrive as pointers to their first number. All but `grad` are contiguous.
     qkv,  # (windows, TOKENS, 3, HEADS, CHANNELS): query, key and value of each token
     bias,  # (HEADS, keys, queries): added to the logits, already times log2(e); or None
     region_row,  # (windows,): for each window, its row in `regions`; None without masks
-    regions,  # (rows, TOKENS): for each token, the number of its region; None without masks
+    regions,  # (rows, TOKENS): for each token, the number of its region (regions.py). Only tokens
+    #           of the same region attend to each other. None without masks
     out,  # (windows, TOKENS, HEADS, CHANNELS): O
     grad,  # (windows, TOKENS, HEADS, CHANNELS): dO
-    grad_stride: tl.constexpr,  # numbers from a row of dO to the next row: HEADS * CHANNELS, or
-    #                             more if dO is a part of a wider tensor (gpu._with_even_rows)
+    grad_stride: tl.constexpr,  # numbers from the dO of a token to the dO of the next token:
+    #                             HEADS * CHANNELS, or more if dO is a part of a wider tensor
     log_sums,  # (windows, HEADS, TOKENS): L of each query
-    delta,  # None: computed below. It is here, because all backward kernels have these arguments
+    delta,  # None, because this kernel computes delta where it needs it
     # Results.
     grad_qkv,  # (windows, TOKENS, 3, HEADS, CHANNELS): dQ, dK and dV of each token
     grad_bias,  # (groups, HEADS, keys, queries): the sum of dS of each group; or None
     # Numbers.
     window_count,
-    group_size,  # number of windows that a program goes through
-    exp2_scale,  # scale * log2(e): factor of q k^T in `_logits`, because 2^x replaces e^x
-    scale,  # factor of q k^T in the logits themselves, and so of dQ and dK
+    group_size,  # number of successive windows that a program goes through
+    exp2_scale,  # scale * log2(e): the factor of q k^T in the logits of the code, because 2^x
+    #              replaces e^x
+    scale,  # the factor of q k^T in the logits of the network, and so of dQ and dK
     # Constants, which Triton compiles into the kernel.
     TOKENS: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     CHANNELS: tl.constexpr,  # channels of a head
-    PADDED: tl.constexpr,  # channels of a head with padding, a power of two
-    MUTUAL: tl.constexpr,  # whether queries come from the other frame (`_window_of_queries`)
+    PADDED: tl.constexpr,  # CHANNELS, rounded up to a power of two, at least 16
+    MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
     HAS_BIAS: tl.constexpr,  # whether there is a bias
     HAS_MASK: tl.constexpr,  # whether there are masks
-    QUERIES: tl.constexpr,  # queries in a tile
-    KEYS: tl.constexpr,  # keys in a tile
+    QUERIES: tl.constexpr,  # queries in a tile: 64
+    KEYS: tl.constexpr,  # keys in a tile: TOKENS
 ):
-    """Write dQ, dK, dV and the sum of dS of one head, for a group of windows.
+    """Write dQ, dK and dV of one head in a group of windows, and the sum of dS over the group.
 
-    With the weights P, the output O, its gradient dO and the log-sum-exp L:
+        equation                    in the code    shape
+        P     = 2^(logit - L)       weights        (KEYS, QUERIES): P^T, computed again
+        dV    = P^T dO              grad_v         (KEYS, PADDED)
+        dP    = dO V^T              grad_p         (KEYS, QUERIES): dP^T
+        delta = rowsum(dO * O)      row_delta      (QUERIES,)
+        dS    = P * (dP - delta)    grad_s         (KEYS, QUERIES): dS^T
+        dQ    = scale dS K          grad_q         (QUERIES, PADDED)
+        dK    = scale dS^T Q        grad_k         (KEYS, PADDED)
 
-        P  = 2^(logit - L)      delta = rowsum(dO * O)      dQ = scale dS K
-        dV = P^T dO             dS    = P * (dP - delta)    dK = scale dS^T Q
-        dP = dO V^T
+    dO is the gradient of the output O, L the log-sum-exp, and rowsum the sum over the channels.
 
-    E.g. 1000 windows, 6 heads, groups of 12 windows: 84 groups x 6 heads = 504 programs. Program 7
-    computes head 1 in the second group, the windows 12 ... 23.
+    E.g. 1000 windows of 2 x 8 x 8 = 128 tokens, 120 channels in 6 heads, groups of 12 windows:
+    84 groups x 6 heads = 504 programs.
+
+        program    head    windows         rows (tokens, counted through all windows)
+        0          0         0 ...  11        0 ...   1,535
+        5          5         0 ...  11        0 ...   1,535
+        7          1        12 ...  23    1,536 ...   3,071
+        503        5       996 ... 999  127,488 ... 127,999
+
+    In each window the program computes two tiles, one after the other: all 128 keys with the
+    queries 0 ... 63, then all 128 keys with the queries 64 ... 127.
+
+    A head has CHANNELS = 20 channels here, and PADDED = 32. The columns 20 ... 31 of q, k, v, dO
+    and O are loaded as 0, so they add nothing to a product. They are not stored.
     """
-    # A tile has all keys of a window. The queries of a window are one tile (64 tokens) or two tiles
-    # (128 tokens).
+    # A tile has all keys of a window, because this kernel has no loop over tiles of keys. A window
+    # has at most two tiles of queries, because two variables hold the sums of dS.
     tl.static_assert(KEYS == TOKENS and TOKENS // QUERIES <= 2)
-    # What this program computes: the head, and the windows first ... end - 1. TILES is 1, because
-    # one program computes all tiles of a window. So the second result of `_head_and_tile`, the
-    # number of the tile, is always 0 and not needed.
+    # The head and the windows of this program: first_window ... end_window - 1. TILES is 1, because
+    # one program computes all tiles of a window. So the number of the tile, the second result of
+    # `_head_and_tile`, is always 0.
     group = _group_of_program(HEADS, TILES=1)
     head, _ = _head_and_tile(HEADS, TILES=1)
     first_window, end_window = _windows_of_group(group, group_size, window_count)
 
-    # Pointers to the channels of this head in row 0, and the distance to the next row.
+    # Pointers to the channels of this head in row 0. A stride is the distance from a row to the
+    # next row, in numbers.
     q_of_head, k_of_head, v_of_head = _parts_of_head(qkv, head, HEADS, CHANNELS)
     grad_q_of_head, grad_k_of_head, grad_v_of_head = _parts_of_head(grad_qkv, head, HEADS, CHANNELS)
     qkv_stride = 3 * HEADS * CHANNELS
@@ -115,8 +137,8 @@ def all_gradients(
     grad_of_head = grad + head * CHANNELS
     out_stride = HEADS * CHANNELS
     bias_of_head = _bias_of_head(bias, head, TOKENS, HAS_BIAS)
-    # The sums of dS over the windows, for the first and for the second tile of queries. Triton has
-    # no arrays of registers, so they are two variables.
+    # The sums of dS^T over the windows, for the first and for the second tile of queries. Triton
+    # has no arrays of registers, so they are two variables.
     first_sum = tl.zeros((KEYS, QUERIES), tl.float32)
     second_sum = tl.zeros((KEYS, QUERIES), tl.float32)
 
@@ -129,7 +151,8 @@ def all_gradients(
         grad_k = tl.zeros((KEYS, PADDED), tl.float32)
         grad_v = tl.zeros((KEYS, PADDED), tl.float32)
 
-        # One or two rounds, which Triton unrolls (static_range).
+        # One or two tiles of queries. static_range unrolls the loop, so Triton decides the `if`
+        # below when it compiles the kernel.
         for first_query in tl.static_range(0, TOKENS, QUERIES):
             # With MUTUAL, the two frames of a pair are two windows, e.g. 0 and 1. The queries of
             # one frame meet the keys of the other frame. E.g. for window 0:
@@ -154,8 +177,8 @@ def all_gradients(
             weights = tl.exp2(logits - log_sum[None, :])  # (KEYS, QUERIES)
             grad_v = tl.dot(weights.to(v.dtype), grad_out, grad_v)  # adds to grad_v
 
-            # delta = rowsum(dO * O), dP = dO V^T and dS = P * (dP - delta). dP and dS are computed
-            # transposed, as P is.
+            # delta = rowsum(dO * O), dP = dO V^T and dS = P * (dP - delta). grad_p and grad_s are
+            # dP^T and dS^T.
             row_delta = tl.sum(grad_out.to(tl.float32) * output.to(tl.float32), 1)  # (QUERIES,)
             grad_p = tl.dot(v, tl.trans(grad_out))  # (KEYS, QUERIES)
             grad_s = weights * (grad_p - row_delta[None, :])
@@ -165,8 +188,8 @@ def all_gradients(
                 else:
                     second_sum += grad_s
 
-            # dK = scale dS^T Q and dQ = scale dS K. dK gets its factor after the last round. With
-            # MUTUAL, the rows of dQ belong to another window, but no other program writes them.
+            # dK = scale dS^T Q and dQ = scale dS K. dK gets its factor after the last tile. With
+            # MUTUAL, the rows of dQ belong to the other frame, but no other program writes them.
             grad_s = grad_s.to(k.dtype)
             grad_k = tl.dot(grad_s, q, grad_k)  # adds to grad_k
             grad_q = tl.dot(tl.trans(grad_s), k) * scale  # (QUERIES, PADDED)

@@ -19,11 +19,17 @@ Subtracting top keeps 2^x from overflowing. If a tile has a larger logit, this l
 top, and total and result are multiplied by 2^(old top - new top), as if the new top had been
 subtracted from the start. After the last tile O = result / total, and L = top + log2(total).
 
+What must hold: TOKENS is a multiple of QUERIES and of KEYS, the two sides of a tile (tiles.py). The
+kernel does not check where a window ends, so a tile beyond its end would take tokens of the next
+window. The results would be wrong, without an error.
+
 What must stay: the order of the keys and the size of the tiles, because another order changes the
-last bits of a training. No test notices this. tests/parts/models/test_triton.py compares the
-results with float64, but it runs the kernels in Triton's interpreter, which sums in an order of its
-own. So after a change, compare the bits before and after it on a GPU. Free to change: names, and
-how an address is computed. A new argument needs a line in `launch_forward` (launches.py).
+last bits of a training. No test notices another order. tests/parts/models/test_triton.py compares
+the results with float64, but it runs the kernels in Triton's interpreter, which sums in an order of
+its own. So after a change, compare the bits before and after it on a GPU.
+
+Free to change: names, and how an address is computed. A new argument needs a line in
+`launch_forward` (launches.py).
 """
 
 from models.vrt.attention.kernels.parts import (
@@ -47,7 +53,7 @@ from models.vrt.attention.kernels.parts import (
 # divisible by 16. Both arguments change with the size of the frames.
 @jit(do_not_specialize=["window_count", "group_size"])
 def forward_kernel(
-    # Inputs.
+    # Inputs. Tensors arrive as pointers to their first number. All are contiguous.
     qkv,  # (windows, TOKENS, 3, HEADS, CHANNELS): query, key and value of each token
     bias,  # (HEADS, queries, keys): added to the logits, times log2(e); or None
     region_row,  # (windows,): for each window, its row in `regions`; None without masks
@@ -58,38 +64,46 @@ def forward_kernel(
     log_sums,  # (windows, HEADS, TOKENS): L
     # Numbers.
     window_count,
-    group_size,  # number of windows that a program goes through
-    exp2_scale,  # scale * log2(e): the factor of q k^T
+    group_size,  # number of successive windows that a program goes through
+    exp2_scale,  # scale * log2(e): the factor of q k^T in the logits, because 2^x replaces e^x
     # Constants, which Triton compiles into the kernel.
     TOKENS: tl.constexpr,  # tokens of a window
     HEADS: tl.constexpr,  # heads
     CHANNELS: tl.constexpr,  # channels of a head
-    PADDED: tl.constexpr,  # channels of a head with padding, a power of two
+    PADDED: tl.constexpr,  # CHANNELS, rounded up to a power of two, at least 16
     MUTUAL: tl.constexpr,  # whether the queries come from the other frame of the pair
     HAS_BIAS: tl.constexpr,  # whether there is a bias
     HAS_MASK: tl.constexpr,  # whether there are masks
-    QUERIES: tl.constexpr,  # queries in a tile
-    KEYS: tl.constexpr,  # keys in a tile
+    QUERIES: tl.constexpr,  # queries in a tile. It divides TOKENS
+    KEYS: tl.constexpr,  # keys in a tile. It divides TOKENS
 ):
-    """Write O and L for one tile of queries of one head, in each window of a group.
+    """Write O and L of one tile of queries of one head, in each window of a group.
 
-    E.g. windows of 128 tokens, 6 heads, tiles of 64 queries: a group has 6 heads x 2 tiles = 12
-    programs. From program to program, the head changes first, then the tile, then the group. With
-    groups of one window:
+    E.g. windows of 6 x 8 x 8 = 384 tokens, 120 channels in 6 heads, tiles of 128 queries and 64
+    keys, groups of one window: 6 heads x 3 tiles = 18 programs for each window.
 
-        program 0     head 0, queries  0 ...  63, window 0
-        program 1     head 1, queries  0 ...  63, window 0
-        program 6     head 0, queries 64 ... 127, window 0
-        program 12    head 0, queries  0 ...  63, window 1
+        program    head    tile    queries        window
+        0          0       0         0 ... 127    0
+        1          1       0         0 ... 127    0
+        6          0       1       128 ... 255    0
+        18         0       0         0 ... 127    1
+
+    A row is a token, counted through all windows, so window 1 begins at row 384. Program 18 reads q
+    in the rows 384 ... 511, and k and v in the rows 384 ... 767, 64 rows at a time. It writes O
+    in the rows 384 ... 511. Head 0 has the channels 0 ... 19 of the 120.
+
+    A head has CHANNELS = 20 channels here, and PADDED = 32. The columns 20 ... 31 of q, k and v are
+    loaded as 0, so they add nothing to q k^T. The columns 20 ... 31 of O are not stored.
     """
-    # What this program computes: the tile, the head, and the windows first ... end - 1. The next
-    # two functions compute these numbers from the number of the program (tl.program_id).
+    # The head, the tile and the windows of this program: first_window ... end_window - 1. The next
+    # two functions compute them from the number of the program (tl.program_id).
     group = _group_of_program(HEADS, TILES=TOKENS // QUERIES)
     head, tile = _head_and_tile(HEADS, TILES=TOKENS // QUERIES)
     first_window, end_window = _windows_of_group(group, group_size, window_count)
-    first_query = tile * QUERIES
+    first_query = tile * QUERIES  # number of a token within its window
 
-    # Pointers to the channels of this head in row 0, and the distance to the next row.
+    # Pointers to the channels of this head in row 0. A stride is the distance from a row to the
+    # next row, in numbers.
     q_of_head, k_of_head, v_of_head = _parts_of_head(qkv, head, HEADS, CHANNELS)
     qkv_stride = 3 * HEADS * CHANNELS
     out_of_head = out + head * CHANNELS
@@ -137,6 +151,6 @@ def forward_kernel(
         out_row = window * TOKENS + first_query
         output = result / total[:, None]  # (QUERIES, PADDED)
         _store_rows(out_of_head, out_row, out_stride, output, QUERIES, CHANNELS, PADDED)
-        # The positions of these queries in log_sums (windows, HEADS, TOKENS).
+        # The places of these queries in log_sums, (QUERIES,).
         query_index = _query_index(window, head, first_query, TOKENS, HEADS, QUERIES)
         tl.store(log_sums + query_index, top + tl.log2(total))

@@ -4,10 +4,19 @@
     launch_one_pass          backward for windows of up to 128 tokens: one kernel
     launch_several_passes    backward for larger windows: two or three kernels
 
-A program (one instance of a kernel) computes one tile of one head, in a group of successive
-windows. Usually a group has one window, so that as many programs as possible run. Only the programs
-that sum dS, the gradient of the logits, go through several windows: each group writes one (T, T)
-sum per head, and with fewer groups there are fewer sums to write.
+A program (one instance of a kernel) computes one tile of one head, in a group of successive windows.
+A tile is a part of the T x T matrix of a window. Usually a group has one window, so that as many
+programs as possible run. Only the programs that sum dS, the gradient of the logits, go through
+several windows: each group writes one (T, T) sum per head, and with fewer groups there are fewer
+sums to write.
+
+E.g. 576 windows of 6 x 8 x 8 = 384 tokens, 120 channels in 6 heads:
+
+    kernel                 tile: queries x keys    programs
+    forward_kernel         128 x 64                6 heads *  3 tiles * 576 windows = 10,368
+    gradient_of_queries     64 x 64                6 heads *  6 tiles * 576 windows = 20,736
+    gradients_of_keys       64 x 64                6 heads *  6 tiles * 576 windows = 20,736
+    gradient_of_bias        64 x 64                6 heads * 36 tiles *   3 groups  =    648
 
 Letters:
 
@@ -20,11 +29,16 @@ Letters:
 
 The kernels compute 2^x in place of e^x, so the bias and the scale get the factor log2(e).
 
-What must stay: the number of windows in a group that sums dS, because it decides the order of the
-sum, and so the last bits of the gradient of the bias. No test notices another order.
-tests/parts/models/test_triton.py compares the results with float64. Free to change: the order of
-the launches, as long as gradient_of_queries stays first, because it writes delta, which the other
-two kernels read.
+What must stay: the number of programs of each launch. A kernel computes head, tile and windows from
+the number of the program (parts.py), and has no check. With fewer programs, a part of the result
+stays unwritten. With more programs, the kernels that sum dS write beyond the end of their memory.
+tests/parts/models/test_triton.py notices an unwritten result.
+
+What must also stay: the number of windows in a group that sums dS, because it decides the order of
+the sum, and so the last bits of the gradient of the bias. No test notices another order.
+
+Free to change: the order of the launches, as long as gradient_of_queries stays first, because it
+writes delta, which the other two kernels read.
 """
 
 import math
@@ -59,8 +73,8 @@ def kernel_constants(
         "TOKENS": tokens // 2 if mutual else tokens,
         "HEADS": heads,
         "CHANNELS": channels,
-        # Channels of a head with padding: tl.dot needs at least 16, and Triton's arrays need a
-        # power of two.
+        # Channels of a head with padding: tl.dot, the matrix product, needs at least 16, and
+        # Triton's arrays need a power of two. The kernels load the padding as 0.
         "PADDED": max(16, next_power_of_two),
         "MUTUAL": mutual,
         "HAS_BIAS": has_bias,
@@ -95,9 +109,9 @@ def launch_forward(
     """
     n, heads, t = log_sums.shape
     tile = forward_tile(t)
-    # T is a multiple of both sides of a tile (tiles.py), so no remainder is lost.
     # One program for each window, head and tile of queries. E.g. 1000 windows, 6 heads, 128 tokens
-    # in 2 tiles of 64 queries: 12,000 programs.
+    # in 2 tiles of 64 queries: 12,000 programs. T is a multiple of both sides of a tile (tiles.py),
+    # so no remainder is lost.
     programs = n * heads * (t // tile.queries)
     # `kernel[(programs,)](...)` is Triton's syntax to start this number of programs.
     forward_kernel[(programs,)](
@@ -157,7 +171,9 @@ class BackwardPass(NamedTuple):
 
         bias: the bias times log2(e), or None. (heads, queries, keys) for `gradient_of_queries`.
             (heads, keys, queries) for the other kernels, because they compute transposed logits.
-        tiles: number of tiles of a head in one window.
+        tiles: number of tiles of a head in one window. It must fit the kernel: T / QUERIES for
+            `gradient_of_queries`, T / KEYS for `gradients_of_keys`, the product of both for
+            `gradient_of_bias`, and 1 for `all_gradients`.
         group_size: number of successive windows that a program goes through.
         grad_bias: memory for the sums of dS, one for each group, (groups, heads, keys, queries).
             None for a kernel that does not sum dS.
@@ -253,8 +269,11 @@ PROGRAMS = 528
 def _group_size(log_sums: Tensor, tiles: int) -> int:
     """Return how many windows a program that sums dS goes through, so that about PROGRAMS run.
 
-    E.g. 6 heads, 1 tile, 1000 windows: 528 / 6 = 88 programs per head, and 1000 / 88, rounded up,
-    is 12 windows per program.
+    E.g. for 6 heads:
+
+        windows    tiles    programs per head and tile    windows per program
+        1000       1        528 / 6       = 88            1000 / 88, rounded up = 12
+        576        36       528 / (36 * 6), rounded up = 3     576 / 3 = 192
 
     log_sums: (n, heads, T).
     tiles: number of tiles of a head in one window.

@@ -5,20 +5,23 @@ The kernels are written in Triton's language, which looks like Python. Words of 
     program    one instance of a kernel. A launch starts many programs. The number of a program,
                tl.program_id(0), decides what it computes
     tile       the part of a matrix that a program computes at a time, in its registers
-    pointer    the address of a number in memory. `qkv + 5` is the address of the sixth number
+    pointer    the address of a number in memory. If `qkv` points to the first number of a tensor,
+               `qkv + 5` points to the sixth number
+    group      successive windows that one program goes through
 
 Names in capitals are constants that Triton compiles into a kernel (`tl.constexpr`):
 
-    TOKENS      tokens of a window
-    HEADS       heads
-    CHANNELS    channels of a head
-    PADDED      channels of a head with padding. Triton needs a power of two, e.g. 32 for 20
-                channels
+    TOKENS      tokens of a window, e.g. 6 x 8 x 8 = 384
+    HEADS       heads, e.g. 6
+    CHANNELS    channels of a head, e.g. 120 / 6 = 20
+    PADDED      CHANNELS, rounded up to a power of two, which Triton needs, e.g. 32. A tile of q, k
+                or v has PADDED columns. The columns CHANNELS ... PADDED - 1 are padding
     MUTUAL      whether the attention is mutual. In this case a "window" is one frame of a pair of
                 frames, and its queries come from the other frame of the pair
 
 A row is what a tensor holds of one token: the channels of all heads. Rows are numbered through all
-windows, so token 5 of window 2 is row 2 * TOKENS + 5.
+windows, so token 5 of window 2 is row 2 * TOKENS + 5. There are no rows of padding, because TOKENS
+is a multiple of the sides of a tile (tiles.py).
 
 What must stay:
 
@@ -84,10 +87,12 @@ def _group_of_program(HEADS: tl.constexpr, TILES: tl.constexpr):
 def _windows_of_group(group, group_size, window_count):
     """Return the first window of a group, and the window after its last window.
 
-    group_size: number of successive windows in a group. A program goes through all of them.
+    E.g. 10 windows in groups of 4: group 0 is 0 ... 3, group 2 is 8 ... 9, so it returns (8, 10).
+
+    group_size: number of successive windows in a group. The last group may have fewer windows.
     """
     first = group * group_size
-    return first, tl.minimum(first + group_size, window_count)  # the last group may be smaller
+    return first, tl.minimum(first + group_size, window_count)
 
 
 @jit
@@ -143,13 +148,17 @@ def _parts_of_head(qkv, head, HEADS: tl.constexpr, CHANNELS: tl.constexpr):
 def _row_pointers(tensor_of_head, first_row, stride, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """Return pointers to the channels of a head in successive rows, (ROWS, PADDED).
 
+    E.g. head 2 of q in the rows 384 ... 447, for 6 heads of 20 channels: tensor_of_head is
+    qkv + 40, first_row 384, stride 360 and ROWS 64. Entry (r, c) points to number
+    40 + (384 + r) * 360 + c of qkv.
+
     tensor_of_head: pointer to the channels of the head in row 0.
     first_row: number of the first row.
     stride: distance from one row to the next row, in numbers of the tensor.
-    PADDED: channels of a head with padding, e.g. 32 for CHANNELS = 20.
+    PADDED: number of columns, at least CHANNELS.
 
-    The pointers to the padding, the channels CHANNELS ... PADDED - 1, lead beyond the head: do not
-    use them.
+    The columns CHANNELS ... PADDED - 1 point to the next head, or beyond the end of the tensor. So
+    `_load_rows` and `_store_rows` leave them out.
     """
     # The tile of a large tensor may begin beyond 2^31 numbers, so this index needs 64 bits. Within
     # the tile 32 bits are enough, and faster.
@@ -164,9 +173,12 @@ def _load_rows(
     tensor_of_head, first_row, stride,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Load ROWS successive rows of a head, (ROWS, PADDED). The padding is 0.
+    """Load ROWS successive rows of a head, (ROWS, PADDED).
 
-    The arguments are as in `_row_pointers`.
+    The columns CHANNELS ... PADDED - 1, the padding, are 0. So they add nothing to a sum over the
+    channels, e.g. to q k^T.
+
+    The arguments are as in `_row_pointers`. The rows must exist, because no row is checked.
     """
     pointers = _row_pointers(tensor_of_head, first_row, stride, ROWS, PADDED)
     if CHANNELS == PADDED:
@@ -179,10 +191,12 @@ def _store_rows(
     tensor_of_head, first_row, stride, values,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Store values (ROWS, PADDED) to ROWS successive rows of a head, without the padding.
+    """Store values (ROWS, PADDED) to ROWS successive rows of a head.
 
-    The values are converted to the dtype of the tensor. The other arguments are as in
-    `_row_pointers`.
+    The columns CHANNELS ... PADDED - 1, the padding, are not stored, because the next head lies at
+    their places. The values are converted to the dtype of the tensor.
+
+    The other arguments are as in `_row_pointers`.
     """
     pointers = _row_pointers(tensor_of_head, first_row, stride, ROWS, PADDED)
     values = values.to(pointers.dtype.element_ty)
@@ -196,10 +210,10 @@ def _store_rows(
 def _query_index(
     window, head, first_query, TOKENS: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr
 ):
-    """Return the positions of a tile's queries in log_sums and delta, (windows, HEADS, TOKENS).
+    """Return the places of the queries of a tile in log_sums and delta, (QUERIES,).
 
-    E.g. 128 tokens, 6 heads, window 1, head 2, first_query 64: (1 * 6 + 2) * 128 + 64 = 1088, so
-    the positions 1088, 1089, and so on.
+    Both tensors are (windows, HEADS, TOKENS). E.g. 128 tokens, 6 heads, window 1, head 2,
+    first_query 64: (1 * 6 + 2) * 128 + 64 = 1088, so the places are 1088, 1089, and so on.
     """
     return (window * HEADS + head) * TOKENS + first_query + tl.arange(0, QUERIES)
 
@@ -213,6 +227,9 @@ def _tile_pointers(
     TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Return pointers to a tile (ROWS, COLUMNS) of a matrix (TOKENS, TOKENS).
+
+    E.g. 384 tokens, first_row 64, first_column 128: entry (r, c) points to number
+    (64 + r) * 384 + 128 + c of the matrix.
 
     matrix: pointer to the upper left element of the matrix, whose rows lie TOKENS numbers apart.
     first_row, first_column: where the upper left element of the tile is in the matrix.
@@ -233,7 +250,8 @@ def _bias_of_head(bias, head, TOKENS: tl.constexpr, HAS_BIAS: tl.constexpr):
 def _sum_of_group(grad_bias, group, head, TOKENS: tl.constexpr, HEADS: tl.constexpr):
     """Return a pointer to the sum of dS over a group of windows, for one head.
 
-    The sum is a matrix (TOKENS, TOKENS). dS is the gradient of the logits.
+    dS is the gradient of the logits. The sum is a matrix (TOKENS, TOKENS) of
+    grad_bias (groups, HEADS, TOKENS, TOKENS).
     """
     # 64 bits, because grad_bias of many groups may have more than 2^31 numbers.
     return grad_bias + (group * HEADS + head).to(tl.int64) * TOKENS * TOKENS
@@ -267,9 +285,16 @@ def _logits(
 
         logits = exp2_scale x y^T + bias + mask
 
-    x: q, or k for the transposed matrix, (ROWS, PADDED).
-    y: k, or q for the transposed matrix, (COLUMNS, PADDED).
-    bias: pointer to the bias of this head, a matrix (TOKENS, TOKENS).
+    A kernel calls this function in one of two ways:
+
+        result                        x    y    bias              rows       columns
+        logits (queries, keys)        q    k    (queries, keys)   queries    keys
+        transposed (keys, queries)    k    q    (keys, queries)   keys       queries
+
+    x: tile of q or k, (ROWS, PADDED).
+    y: tile of k or q, (COLUMNS, PADDED).
+    exp2_scale: scale * log2(e).
+    bias: pointer to the bias of this head times log2(e), a matrix (TOKENS, TOKENS).
     regions: pointer to the regions of this window, (TOKENS,).
     first_row, first_column: where the upper left element of the tile is in the matrix. x begins at
         token `first_row` of the window, and y at token `first_column`.

@@ -1,7 +1,8 @@
 """Say which windows the attention kernels take, and how large their tiles are.
 
-A kernel computes the T x T matrix of a window (T tokens) in parts, the tiles. Larger tiles read
-memory less often, but a tile must fit into the registers of a program.
+A kernel computes the T x T matrix of a window (T tokens) in parts, the tiles. E.g. T = 384, and
+tiles of 128 queries x 64 keys: 3 x 6 tiles. With larger tiles a kernel reads memory less often, but
+a tile must fit into the registers of a program (one instance of a kernel).
 
 What must stay:
 
@@ -9,7 +10,7 @@ What must stay:
     error. tests/parts/models/test_triton.py notices.
 
     The sizes of the tiles, and their warps. Other sizes change the order of sums, and so the last
-    bits of a training, and existing runs would not resume exactly. No test notices this.
+    bits of a training. Existing runs would not resume exactly. No test notices this.
 
 To take larger windows or heads, raise a limit, and add a case of this size to SHAPES in
 tests/helpers/triton_errors.py. Free to change: stages, which decide only the speed.
@@ -42,13 +43,16 @@ class Tile(NamedTuple):
     queries: int  # rows of the tile, QUERIES in the kernels
     keys: int  # columns of the tile, KEYS in the kernels
     warps: int  # groups of 32 threads in a program
-    # Rounds of the loop over tiles that overlap: while one round computes, the tiles of the next
-    # rounds are loaded.
+    # How many rounds of the loop over tiles overlap. With 2, a program loads the tile of the next
+    # round while it computes this round.
     stages: int
 
 
 def forward_tile(tokens: int) -> Tile:
-    """Return the tile of the forward kernel, the fastest tile that was measured on an H200."""
+    """Return the tile of the forward kernel, the fastest tile that was measured on an H200.
+
+    tokens: T, a multiple of 64 (`takes_windows`).
+    """
     if tokens == 128:
         return Tile(queries=64, keys=128, warps=4, stages=2)
     if tokens % 128 == 0:
@@ -66,6 +70,8 @@ def backward_tile(tokens: int) -> Tile:
 
     `all_gradients`, the kernel for 64 or 128 tokens, needs all keys of a window in a tile. So
     `keys` is T for 64 and for 128 tokens. `all_gradients` asserts this when it is compiled.
+
+    tokens: T, a multiple of 64 (`takes_windows`).
     """
     if tokens == 128:
         return Tile(queries=64, keys=128, warps=8, stages=2)
