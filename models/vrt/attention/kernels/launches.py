@@ -4,11 +4,10 @@
     launch_one_pass          backward for windows of up to 128 tokens: one kernel
     launch_several_passes    backward for larger windows: two or three kernels
 
-A program (one instance of a kernel) computes one tile of one head, in a group of successive windows.
-A tile is a part of the T x T matrix of a window. Usually a group has one window, so that as many
-programs as possible run. Only the programs that sum dS, the gradient of the logits, go through
-several windows: each group writes one (T, T) sum per head, and with fewer groups there are fewer
-sums to write.
+A program is one instance of a kernel. It computes one tile, i.e. a part of the T x T matrix, of one
+head, in a group of successive windows. Usually a group has one window, so that as many programs as
+possible run. Only the programs that sum dS, the gradient of the logits, go through several windows:
+each group writes one (T, T) sum per head, and with fewer groups there are fewer sums to write.
 
 E.g. 576 windows of 6 x 8 x 8 = 384 tokens, 120 channels in 6 heads:
 
@@ -30,7 +29,7 @@ Letters:
 The kernels compute 2^x in place of e^x, so the bias and the scale get the factor log2(e).
 
 What must stay: the number of programs of each launch. A kernel computes head, tile and windows from
-the number of the program (parts.py), and has no check. With fewer programs, a part of the result
+the number of the program (parts.py), and checks nothing. With fewer programs, a part of the result
 stays unwritten. With more programs, the kernels that sum dS write beyond the end of their memory.
 tests/parts/models/test_triton.py notices an unwritten result.
 
@@ -260,9 +259,9 @@ def launch_several_passes(
 
 # ---- Sums over windows -----------------------------------------------------------------------
 
-# Number of programs of a launch that sums dS, the gradient of the logits, over windows: 4 for each
-# of the 132 multiprocessors of an H100. With fewer programs, some multiprocessors would idle. With
-# more programs, more sums would be written, one (T, T) matrix each.
+# About how many programs sum dS, the gradient of the logits, in a launch: 4 for each of the 132
+# multiprocessors of an H100. With fewer programs, some multiprocessors would idle. With more
+# programs, more sums would be written, one (T, T) matrix per group and head.
 PROGRAMS = 528
 
 
@@ -271,8 +270,8 @@ def _group_size(log_sums: Tensor, tiles: int) -> int:
 
     E.g. for 6 heads:
 
-        windows    tiles    programs per head and tile    windows per program
-        1000       1        528 / 6       = 88            1000 / 88, rounded up = 12
+        windows    tiles    programs per head and tile         windows per program
+        1000       1        528 / 6 = 88                       1000 / 88, rounded up = 12
         576        36       528 / (36 * 6), rounded up = 3     576 / 3 = 192
 
     log_sums: (n, heads, T).
