@@ -46,7 +46,8 @@ class Scene:
     velocity: tuple[float, float] = (0.0, 0.0)
     # Rotation about the middle, from x towards y, in degrees per exposure.
     turn_deg: float = 0.0
-    # The camera shakes along x by up to this number of pixels, back and forth twice per exposure.
+    # Largest shift along x by a shake of the camera, in pixels. It shakes back and forth twice per
+    # exposure.
     shake: float = 0.0
     # Height and width of the RGB frames.
     size: tuple[int, int] = (96, 96)
@@ -56,12 +57,13 @@ class Scene:
     frames: int = 3
     # Spikes per plane at full light.
     rate: float = 0.6
-    # Number of the plane during which the sharp frame is taken, e.g. 30: in the middle of 60.
+    # Plane of a frame at which its sharp picture is taken, from 0. 30 is the middle of 60.
     sharp_plane: int = 30
     # Seed of the texture and of the spike camera.
     seed: int = 3
-    # What the spike camera integrates: "linear" light, as real cameras do, or "display" values, as
-    # in the public data set Spk-GoPro, which is synthetic.
+    # What the spike camera integrates:
+    #     "linear"    linear light, as real cameras do
+    #     "display"   display values, as in the public data set Spk-GoPro, which is synthetic
     light: str = "linear"
     # The RGB camera exposes the frame during this share of its planes, e.g. 0.8. Before and after
     # the exposure, equally many planes of the frame are left.
@@ -69,10 +71,11 @@ class Scene:
     # The last row is exposed later than the first row, by this share of the exposure (a rolling
     # shutter).
     rolling: float = 0.0
-    # What is averaged to a blurry frame: linear "light", as in a real camera, or "display" values,
-    # which are gamma-corrected. No real camera averages display values.
+    # What is averaged to a blurry frame:
+    #     "light"     linear light, as in a real camera
+    #     "display"   display values, which are gamma-corrected. No real camera averages them
     averaged: str = "light"
-    # Side in pixels of a square in the middle that moves on its own; 0: there is no square.
+    # Side in pixels of a square in the middle that moves on its own. 0 if there is no square.
     spot: int = 0
     # Shift of this square along x and y, in pixels per exposure.
     spot_velocity: tuple[float, float] = (0.0, 0.0)
@@ -80,9 +83,11 @@ class Scene:
     # ---- The true motion ----
 
     def matrix(self, time: float) -> np.ndarray:
-        """Return the motion (3, 3) from the middle of the clip to a time.
+        """Return the motion (3, 3) from the middle of the clip (time 0) to another time.
 
-        The matrix maps a pixel (x, y, 1) of the middle to its position at this time.
+        The matrix maps the position (x, y, 1) of a point at time 0 to its position at `time`.
+
+        time: in exposures from the middle of the clip.
         """
         height, width = self.size
         center = ((width - 1) / 2, (height - 1) / 2)
@@ -93,22 +98,34 @@ class Scene:
         motion[0, 2] += self.shake * np.sin(2 * (2 * np.pi) * time)  # two periods in an exposure
         return np.vstack((motion, (0, 0, 1)))
 
-    def sharp_time(self, frame: int) -> float:
-        """Return the time at which the sharp frame of a frame is taken, in exposures.
+    def time_of(self, plane: int) -> float:
+        """Return the time of the middle of a plane of the clip, in exposures.
 
-        E.g. frame 2 of 3, with 60 planes and sharp_plane 30: (2 * 60 + 30.5) / 60 - 1.5 = 1.008.
+        E.g. with 3 frames of 60 planes, the clip lasts from -1.5 to 1.5. Plane 0 has the time
+        0.5 / 60 - 1.5 = -1.492, and plane 150 has the time 150.5 / 60 - 1.5 = 1.008.
+
+        plane: number of the plane, from 0 at the start of the clip.
         """
-        middle_of_plane = frame * self.planes + self.sharp_plane + 0.5
-        return middle_of_plane / self.planes - self.frames / 2
+        return (plane + 0.5) / self.planes - self.frames / 2
+
+    def sharp_time(self, frame: int) -> float:
+        """Return the time of the sharp picture of a frame, in exposures.
+
+        E.g. frame 2, with 60 planes and sharp_plane 30, has its sharp picture at plane 150.
+        """
+        return self.time_of(frame * self.planes + self.sharp_plane)
 
     def shifts(self, frame: int, planes: float) -> np.ndarray:
         """Return the true shift (H, W, 2) of each pixel, as x and y.
 
-        The shift leads from the sharp frame of `frame` to the view at a later time. planes: the
-        time between them, in spike planes. It may be negative.
+        The shift leads from the sharp picture of `frame` to the view at another time.
+
+        planes: the other time, in spike planes after the sharp picture. A negative number is a
+            time before the sharp picture.
         """
         start = self.sharp_time(frame)
         end = start + planes / self.planes
+        # From `start` to the middle of the clip, and from there to `end`.
         motion = self.matrix(end) @ np.linalg.inv(self.matrix(start))
 
         height, width = self.size
@@ -128,14 +145,16 @@ class Scene:
         # Increase the contrast of the texture, by factors that were chosen by hand. No value is
         # below 0.02, because a black pixel would give no spikes.
         scene = to_linear(np.clip(1.6 * scene - 0.3, 0.02, 1))
-        # The square: the upper left corner of a texture of the size of the frame.
+        # The square is the upper left corner of a second texture. This texture has the size of the
+        # frame, so its random draws do not depend on the size of the square.
         spot = to_linear(_coloured_texture(rng, height, width))[: self.spot, : self.spot]
         # The first pixel of the frame lies MARGIN pixels from the upper and left edge of the scene.
         to_frame = _translation(-MARGIN, -MARGIN)
 
         for plane in range(self.frames * self.planes):
-            time = (plane + 0.5) / self.planes - self.frames / 2
-            # First from the scene to the frame (`to_frame`), then the motion.
+            time = self.time_of(plane)
+            # A pixel of the scene first goes to the frame, and then moves: the matrix at the right
+            # of "@" is applied first.
             view = _render_view(scene, self.matrix(time) @ to_frame, self.size)
             if self.spot:
                 view = self._with_spot(view, spot, time)
@@ -160,10 +179,13 @@ class Scene:
         of the first plane. Then the weights are 1/6, 1/3, 1/3, 1/6.
         """
         length = self.exposure * self.planes  # length of the exposure, in planes
-        row = np.arange(self.size[0]) / (self.size[0] - 1) - 0.5  # -0.5 at the top, 0.5 below
+        rows = self.size[0]
+        row = np.arange(rows) / (rows - 1) - 0.5  # (H,): -0.5 in the first row, 0.5 in the last
         begin = (self.planes - length) / 2 + row * self.rolling * length  # (H,), in planes
-        plane = np.arange(self.planes)[:, None]
-        overlap = np.minimum(plane + 1, begin + length) - np.maximum(plane, begin)
+        end = begin + length
+        plane = np.arange(self.planes)[:, None]  # (planes, 1): plane p lasts from p to p + 1
+        # The part of each plane that is exposed, 0 to 1. Negative if the plane is not exposed.
+        overlap = np.minimum(plane + 1, end) - np.maximum(plane, begin)  # (planes, H)
         return np.clip(overlap, 0, 1) / length
 
     def _blurry(self, lights: np.ndarray) -> np.ndarray:

@@ -5,8 +5,9 @@ docs/benchmarks/net_details.md show the figures. If other things are counted, th
 figures.
 
 `Counter` sees the operations that pass torch's dispatcher, the part of torch that calls the code of
-a device. A deformable convolution of torchvision has a buffer that the dispatcher does not see, its
-columns. So `COLUMNS` says what the kernel does with them.
+a device. A deformable convolution of torchvision also uses a buffer that the dispatcher does not
+see: its *columns*, the values of the image at all positions (taps) that the convolution multiplies
+with its weight. `COLUMNS` says what the kernel does with them.
 """
 
 import collections
@@ -37,29 +38,34 @@ FREE = {
 class Columns:
     """What torchvision's deformable convolution does with its columns.
 
-    The columns are the samples of the input at all 9 taps. torchvision makes them in a buffer that
-    the dispatcher of torch does not see, so `Counter` adds them.
+    A convolution of 3 x 3 takes 9 samples (taps) of the input for each pixel. The columns are these
+    samples. torchvision makes them in a buffer that the dispatcher of torch does not see, so
+    `Counter` adds them.
     """
 
     # Index of the input image among the arguments of the operation.
     input_index: int
-    # How often the columns are written or read.
+    # How often all columns are written or read.
     passes: int
 
 
-# The passes over the columns are counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The
-# forward pass has 2: it writes the columns, and reads them for the product with the weight. The
-# backward pass has 6: it writes zeros, and then a product. It reads the product for the gradient of
-# the input, and again for the gradient of the offsets. Then it writes the columns, and reads them
-# for the gradient of the weight.
+# The passes over the columns, counted in torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu:
+#
+#     forward    1  writes the columns
+#                2  reads them for the product with the weight
+#     backward   1  writes zeros
+#                2  writes the product of the gradient and the weight
+#                3  reads the product for the gradient of the input
+#                4  reads the product for the gradient of the offsets
+#                5  writes the columns
+#                6  reads them for the gradient of the weight
 COLUMNS = {
     "torchvision::deform_conv2d": Columns(input_index=0, passes=2),
     "torchvision::_deform_conv2d_backward": Columns(input_index=1, passes=6),
 }
 # Samples (taps) that a convolution of 3 x 3 takes for a pixel.
 TAPS = 9
-# The most images for which torchvision holds the columns, i.e. the samples of all taps, in memory
-# at the same time.
+# The most images whose columns torchvision holds in memory at the same time.
 MOST_FRAMES = 32
 
 
@@ -71,8 +77,8 @@ def tensors(tree: Any) -> list[Tensor]:
 class Counter(TorchDispatchMode):
     """Counts the bytes and kernels of all operations within a `with` block.
 
-    torch calls `__torch_dispatch__` in place of each operation. This method runs the operation as
-    it is and returns its result as it is. So a mistake here changes only figures, and no result.
+    torch calls `__torch_dispatch__` in place of each operation. This method runs the operation and
+    returns its result unchanged. So a mistake here changes only figures, and no result.
     """
 
     def __init__(self) -> None:
@@ -95,11 +101,13 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and count what it needs. Returns its result.
 
-        func: the operation, e.g. torch.ops.aten.add.Tensor. args, kwargs: its arguments.
-        types: the classes of the tensors among them. torch gives them, and nobody needs them here.
+        func: the operation, e.g. torch.ops.aten.add.Tensor.
+        types: the classes of the tensors among the arguments. Not used, but torch gives them.
+        args: positional arguments of the operation.
+        kwargs: its keyword arguments.
         """
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)  # fake tensors: only shapes are computed
+        out = func(*args, **kwargs)  # the tensors are fake: torch computes only their shapes
         name = func._schema.name.removeprefix("aten::")  # e.g. "add"
         if name == "_scaled_dot_product_efficient_attention_backward":
             check_strides_for_attention(args)
@@ -120,7 +128,10 @@ class Counter(TorchDispatchMode):
         return out
 
     def count_copy_from_host(self, used: list[Tensor]) -> None:
-        """Count an operation on tensors of both devices. used: its inputs and results."""
+        """Count the operation if it has tensors on both devices, the CPU and the GPU.
+
+        used: inputs and results of the operation.
+        """
         kinds = {tensor.device.type for tensor in used}
         if kinds == {"cpu", "cuda"}:
             self.copies_from_host += 1
@@ -128,7 +139,8 @@ class Counter(TorchDispatchMode):
     def add_columns(self, name: str, args: Any) -> None:
         """Add the columns of torchvision's kernel: the samples of the image at all taps.
 
-        name: an operation in COLUMNS. args: its arguments.
+        name: an operation in COLUMNS.
+        args: its arguments.
         """
         columns = COLUMNS[name]
         image = args[columns.input_index]
@@ -136,11 +148,13 @@ class Counter(TorchDispatchMode):
         bytes_of_frame = TAPS * c * h * w * image.element_size()
         self.moved[name] += columns.passes * n * bytes_of_frame
 
-        # torchvision computes the columns of several images at once: as many as the largest
-        # divisor of n that is at most MOST_FRAMES. E.g. 20 of 40 images.
-        # The peak is what was alive before, and the columns of these images.
+        # torchvision computes the columns of several images at once. Their number is the largest
+        # divisor of n that is at most MOST_FRAMES, e.g. 20 for n = 40.
         divisors = [number for number in range(1, MOST_FRAMES + 1) if n % number == 0]
-        self.peak = max(self.peak, self.now + bytes_of_frame * max(divisors))
+        images_at_once = max(divisors)
+        # These columns come on top of what is alive. They are freed when the operation ends.
+        bytes_at_once = self.now + images_at_once * bytes_of_frame
+        self.peak = max(self.peak, bytes_at_once)
 
     def add_storage(self, storage: torch.UntypedStorage) -> None:
         """Count the bytes of a storage as alive, until Python deletes it."""
@@ -173,10 +187,15 @@ def check_strides_for_attention(args: Any) -> None:
 
 
 def is_view(func: Any) -> bool:
-    """Tell whether an operation returns a view of an argument, which needs no kernel."""
+    """Return whether an operation returns a view of an argument, which needs no kernel.
+
+    E.g. for the operations of torch with these names:
+
+        transpose   returns an alias of its argument, and writes nothing    a view
+        add_        returns an alias of its argument, and writes to it      no view
+        add         returns a new tensor                                    no view
+    """
     for result in func._schema.returns:
-        # An in-place operation, e.g. add_, also returns an alias of an argument. But such an
-        # operation writes to the argument, and needs a kernel.
         if result.alias_info and not result.alias_info.is_write:
             return True
     return False

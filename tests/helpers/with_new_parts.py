@@ -2,17 +2,24 @@
 
     with_new_parts.py FOLDER MISSPELT...
 
-A "part" is e.g. a loss, a network or a data set that an option file names. FOLDER holds the files
-of the new parts at their places, e.g. FOLDER/models/loss_power.py, and options.json, which names
-the new parts. FOLDER/vrt.json holds another network, and FOLDER/tiny.json holds the option file of
-docs/extending.md. A misspelt argument is an option as on the command line, e.g. "netG.widht=3".
+A "part" is e.g. a loss, a network or a data set that an option file names. The test writes these
+files before it starts this program:
 
-The program writes FOLDER/report.json:
+    FOLDER/models/..., data/..., utils/...   the new parts, e.g. FOLDER/models/loss_power.py
+    FOLDER/options.json                      an option file that names the new parts
+    FOLDER/vrt.json                          a section `netG`: VRT with the new fusion operator
+    FOLDER/tiny.json                         the option file of docs/extending.md
 
-    {"refusals": {misspelt argument, or what was refused: error message},
+A misspelt argument is an option as on the command line, e.g. "netG.widht=3".
+
+The program writes FOLDER/report.json, which the test reads:
+
+    {"refusals": {misspelt argument, or name of a refused call: error message},
      "exit_codes": {what was done: exit code}}
 
 The runs are in FOLDER/experiments, one folder for each value of the option `task`.
+
+What must stay: the names in the report, because test_extending.py has the same names.
 """
 
 import importlib
@@ -25,8 +32,8 @@ from typing import Any, NamedTuple
 
 from tests.dist.fork_server import forget_project
 
-# Options with secrets. Each secret begins with "canary", and the test looks for this word in files
-# and messages.
+# Options with secrets. Each secret begins with "canary". The test fails if it finds this word in a
+# file or in a message.
 SECRETS = (
     'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
     'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
@@ -61,7 +68,12 @@ def add_folder(folder: Path) -> None:
 
 
 def refusals(options: list[str], misspelt: list[str]) -> dict[str, str]:
-    """Return the error message of each misspelt argument."""
+    """Return the error message of each misspelt argument: argument -> message.
+
+    An argument that the program accepts is missing in the result.
+
+    options: the command line of a training, to which each misspelt argument is added.
+    """
     import main_train_vrt
     from utils.errors import OptionError
 
@@ -77,17 +89,21 @@ def refusals(options: list[str], misspelt: list[str]) -> dict[str, str]:
 
 
 def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
-    """Run the programs one after the other. Returns what was done -> exit code."""
+    """Run the programs one after the other. Returns what was done -> exit code.
+
+    The order must stay: "train again" and "test" need the run of "train".
+    """
     import main_train_vrt
 
     codes = codes_with_files(options)
     codes |= codes_without_files(folder, options)
-    # The saved options hold no secret, so the token of the writer is missing in them. Therefore
-    # give the writer anew, without a token.
-    (saved,) = folder.glob("experiments/tiny/options/*.json")
-    again = ["--opt", str(saved), 'logging.writers=["table"]']
+    # Train again with the options that "train" has saved. They hold no secret, so the token of the
+    # writer is missing in them. Therefore give the writer anew, without a token.
+    (saved_options,) = folder.glob("experiments/tiny/options/*.json")
+    again = ["--opt", str(saved_options), 'logging.writers=["table"]']
     codes["train again"] = main_train_vrt.main(again)
-    return codes | codes_of_vrt(folder, options)
+    codes |= codes_of_vrt(folder, options)
+    return codes
 
 
 def codes_with_files(options: list[str]) -> dict[str, int]:
@@ -111,25 +127,30 @@ def codes_without_files(folder: Path, options: list[str]) -> dict[str, int]:
     from scripts import doctor, show_sample
 
     codes = {}
-    noise = [*options, f"datasets={json.dumps(NOISE)}"]
+    noise = with_data(options, NOISE)
     codes["train on noise"] = main_train_vrt.main([*noise, "task=noise"])
     codes["check noise"] = doctor.main(["--data", *noise])
-    squares = [*options, "task=squares", f"datasets={json.dumps(SQUARES)}"]
+
+    squares = [*with_data(options, SQUARES), "task=squares"]
     codes["train with squares"] = main_train_vrt.main(squares)
     codes["test squares"] = main_test_vrt.main([*squares, "--save", "frames"])
-    # The option file of the page, in a shorter training.
+    codes["examine squares"] = doctor.main(squares)
+
+    # The option file of docs/extending.md, in a shorter training.
     page = ["--opt", str(folder / "tiny.json"), "task=page", "train.total_iter=2"]
     page += [f"path.root={folder / 'experiments'}", "logging.use_tensorboard=false"]
     codes["train as the page says"] = main_train_vrt.main(page)
 
-    codes["examine squares"] = doctor.main(squares)
-    show = ["--out", str(folder / "noise.html")]
-    codes["show noise"] = show_sample.main([*noise, *show])
+    codes["show noise"] = show_sample.main([*noise, "--out", str(folder / "noise.html")])
     for name, datasets in (("squares", SQUARES), ("channels", CHANNELS)):
-        show = ["--split", "test", "--out", str(folder / f"{name}.html")]
-        chosen = [*options, f"datasets={json.dumps(datasets)}"]
-        codes[f"show {name}"] = show_sample.main([*chosen, *show])
+        show_test_split = ["--split", "test", "--out", str(folder / f"{name}.html")]
+        codes[f"show {name}"] = show_sample.main([*with_data(options, datasets), *show_test_split])
     return codes
+
+
+def with_data(options: list[str], datasets: dict[str, Any]) -> list[str]:
+    """Return a command line with another section `datasets`."""
+    return [*options, f"datasets={json.dumps(datasets)}"]
 
 
 def codes_of_vrt(folder: Path, options: list[str]) -> dict[str, int]:
@@ -142,13 +163,17 @@ def codes_of_vrt(folder: Path, options: list[str]) -> dict[str, int]:
     from scripts import build_clip_cache
 
     codes = {}
-    vrt = [*options, "task=vrt", f"netG={(folder / 'vrt.json').read_text()}"]
+    from_caches = []  # options that let both splits read their caches
     for split in ("train", "test"):
         cache = folder / f"cache_{split}"
-        command = [*options, "--split", split, "--out", str(cache)]
-        codes[f"cache {split}"] = build_clip_cache.main(command)
+        codes[f"cache {split}"] = build_clip_cache.main(
+            [*options, "--split", split, "--out", str(cache)]
+        )
         backend = json.dumps({"type": "cache", "path": str(cache)})
-        vrt.append(f"datasets.{split}.io_backend={backend}")
+        from_caches.append(f"datasets.{split}.io_backend={backend}")
+
+    section = (folder / "vrt.json").read_text()
+    vrt = [*options, "task=vrt", f"netG={section}", *from_caches]
     codes["train vrt"] = main_train_vrt.main(vrt)
 
     codes["test"] = main_test_vrt.main([*options, "--save", "frames"])
@@ -182,36 +207,38 @@ def refused_calls(options: list[str]) -> dict[str, RefusedCall]:
     import main_train_vrt
     from scripts import show_sample
 
-    def with_data(datasets: dict[str, Any]) -> list[str]:
-        return [*options, f"datasets={json.dumps(datasets)}", "task=refused"]
-
+    channels = [*with_data(options, CHANNELS), "task=refused"]
+    foreign = [*with_data(options, FOREIGN), "task=refused"]
+    noise = [*with_data(options, NOISE), "task=refused"]
     first_frame_only = 'netG={"net_type":"first"}'
     show_motion = ["--split", "test", "--motion", "--out", "no.html"]
     return {
         "a formula on channels": RefusedCall(
-            main_test_vrt.main, [*with_data(CHANNELS), "--method", "exposure"]
+            main_test_vrt.main, [*channels, "--method", "exposure"]
         ),
-        "a reader of another class": RefusedCall(main_train_vrt.main, with_data(FOREIGN)),
+        "a reader of another class": RefusedCall(main_train_vrt.main, foreign),
         "a loss without its tensor": RefusedCall(
-            main_train_vrt.main, [*with_data(NOISE), "train.G_lossfn_type=depth"]
+            main_train_vrt.main, [*noise, "train.G_lossfn_type=depth"]
         ),
         "a network that returns too few frames": RefusedCall(
-            main_train_vrt.main,
-            [*with_data(NOISE), first_frame_only, "train.G_lossfn_type=l1"],
+            main_train_vrt.main, [*noise, first_frame_only, "train.G_lossfn_type=l1"]
         ),
-        "motion of channels": RefusedCall(show_sample.main, [*with_data(CHANNELS), *show_motion]),
+        "motion of channels": RefusedCall(show_sample.main, [*channels, *show_motion]),
     }
 
 
 def refused_parts(folder: Path, options: list[str]) -> dict[str, str]:
-    """Use parts that do not fit. Returns what was refused -> error message."""
+    """Use parts that do not fit. Returns name of the case -> error message."""
     output = folder / "refused.txt"
     messages = {}
     for name, call in refused_calls(options).items():
         code = run_in_child(call, output)
-        # Exit code 2 means that the user must change an option. Any other code is a fault.
-        text = output.read_text()
-        messages[name] = text if code == 2 else f"exit code {code}: {text}"
+        message = output.read_text()
+        # Exit code 2 means that the user must change an option. The test does not expect any other
+        # code, so put such a code in front of the message.
+        if code != 2:
+            message = f"exit code {code}: {message}"
+        messages[name] = message
     return messages
 
 
@@ -223,8 +250,8 @@ def run_in_child(call: RefusedCall, output: Path) -> int:
     child = os.fork()
     if child == 0:
         file = os.open(output, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
+        os.dup2(file, 1)  # stdout now goes into the file
+        os.dup2(file, 2)  # and stderr, too
         code = 1  # stays if the program raises an error
         try:
             code = call.program(call.arguments)

@@ -101,29 +101,53 @@ def guard(rank: GuardedRank) -> None:
     """Watch a rank until it ends, and end it if it sends no heartbeat for rank.limit_s seconds.
 
     This is the main function of the guard process, whose parent is the rank. If a user stops the
-    rank by a signal (Ctrl-Z), it sends no heartbeat, but the guard does not end it: the user will
-    let the rank go on, or the other ranks end it.
+    rank by a signal (Ctrl-Z), the rank sends no heartbeat, but the guard does not end the rank: the
+    user will let the rank go on, or the other ranks end it.
+
+    The order of the steps must stay:
+
+        1  wait until the rank is silent                    if the rank ends before: return
+        2  read the stacks of the rank, while it lives
+        3  end the rank                                     the guard lives LAST_WORDS_S longer
+        4  ask whether another rank or its guard reports    if so: return
+        5  report                                           comes last, because a paused terminal
+                                                            may hold the write forever
     """
     silent_s = _wait_for_silence(rank.pid, rank.limit_s)
     if silent_s is None:
-        return  # the rank has ended
-
-    # The order of these steps must stay:
-    #
-    #     1. Read the stacks while the rank lives.
-    #     2. End the rank. The guard outlives it, at most by LAST_WORDS_S.
-    #     3. Find out who reports: another rank, or the guard of another rank, or this guard.
-    #     4. Write the report last, because a paused terminal may hold the write forever.
+        return
     launcher = process_parent(rank.pid)  # read it now: a process that has ended has no parent
     stacks = ""
     with suppress(OSError), open(rank.stack_file, "a+b", buffering=0) as file:
         stacks = dump_stacks(file, rank.pid)
-    system.ask_for_signal_at_end_of_parent(number=0)  # 0: no signal, so the guard outlives the rank
-    signal.alarm(LAST_WORDS_S)  # ends the guard after this time
-    write_exit_file(StallError.exit_code)  # for scripts/torchrun_quiet.py; a killed rank cannot
-    os.kill(rank.pid, signal.SIGKILL)
+    _end_rank(rank.pid)
     if rank.mark is not None and _others_report(launcher, rank.pid, rank.mark):
         return
+    _report(rank, silent_s, stacks)
+    if rank.mark is not None:
+        # `_others_report` has claimed the report for this guard, by a socket that closes when this
+        # process ends (`first_to_claim`). Leave the other guards time to find the socket: they end
+        # their ranks at nearly the same time. The second is chosen by hand.
+        time.sleep(1.0)
+
+
+def _end_rank(pid: int) -> None:
+    """End the rank of this guard. From now on, the guard itself ends within LAST_WORDS_S."""
+    # `die_with_parent` has asked for a signal when the rank ends. 0 asks for no signal, so that the
+    # guard outlives the rank.
+    system.ask_for_signal_at_end_of_parent(number=0)
+    signal.alarm(LAST_WORDS_S)  # after this time, the system ends the guard
+    # scripts/torchrun_quiet.py reads the exit code from this file. A killed rank cannot write it.
+    write_exit_file(StallError.exit_code)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _report(rank: GuardedRank, silent_s: float, stacks: str) -> None:
+    """Report that the rank of this guard was silent.
+
+    silent_s: seconds for which the rank has sent no heartbeat.
+    stacks: the stacks of the rank, or "" if they could not be read.
+    """
     error = StallError(
         what=f"rank {rank.number} is SILENT: its threads did not run for {silent_s:.1f} s: C code "
         "holds Python's lock",
@@ -133,11 +157,6 @@ def guard(rank: GuardedRank) -> None:
     )
     words = f"{error}\n\nStacks of rank {rank.number}:\n{stacks}\n"
     _write_last_words(words.encode(), rank.log_file)
-    if rank.mark is not None:
-        # `_others_report` has claimed the report for this guard, by a socket that closes when this
-        # process ends (`first_to_claim`). Leave the other guards time to find the socket: they end
-        # their ranks at nearly the same time. The second is chosen by hand.
-        time.sleep(1.0)
 
 
 def _others_report(launcher: int, pid: int, mark: str) -> bool:
