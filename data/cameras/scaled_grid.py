@@ -118,19 +118,19 @@ class ScaledGrid:
             size_of_frame = (self.region.height, self.region.width)
             return ScaledWindow(whole_plane, size_of_frame, crop.slices, self._interpolation)
 
-        ratio = self.step  # n
+        n = self.step  # RGB pixels along a side of a spike pixel
         spike_crop = self._with_border(crop)
         # Here the enlarged channels begin at the upper left corner of `spike_crop`. `inner` is the
         # crop of the frame, counted from this corner, in RGB pixels.
         # E.g. with 2 RGB pixels per spike pixel, the crop begins at RGB row 10, and `spike_crop` at
         # spike row 4, which is RGB row 8. So the crop begins at row 2 of the enlarged channels.
         inner = Crop(
-            top=crop.top - spike_crop.top * ratio,
-            left=crop.left - spike_crop.left * ratio,
+            top=crop.top - spike_crop.top * n,
+            left=crop.left - spike_crop.left * n,
             height=crop.height,
             width=crop.width,
         )
-        enlarged_size = (spike_crop.height * ratio, spike_crop.width * ratio)
+        enlarged_size = (spike_crop.height * n, spike_crop.width * n)
         return ScaledWindow(spike_crop, enlarged_size, inner.slices, self._interpolation)
 
     def _with_border(self, crop: Crop) -> Crop:
@@ -142,11 +142,12 @@ class ScaledGrid:
         the spike rows 4 ... 10. Without it,
         test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
         """
-        ratio = self.step  # n. The sides of a crop are at multiples of it
-        top = max(crop.top // ratio - 1, 0)
-        left = max(crop.left // ratio - 1, 0)
-        bottom = min(crop.bottom // ratio + 1, self._geometry.height)
-        right = min(crop.right // ratio + 1, self._geometry.width)
+        n = self.step
+        # Exact divisions, because the sides of a crop are at multiples of n. E.g. top 10 // 2 = 5.
+        top = max(crop.top // n - 1, 0)
+        left = max(crop.left // n - 1, 0)
+        bottom = min(crop.bottom // n + 1, self._geometry.height)
+        right = min(crop.right // n + 1, self._geometry.width)
         return Crop(top, left, height=bottom - top, width=right - left)
 
 

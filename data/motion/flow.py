@@ -157,12 +157,14 @@ def _second_search(
     Returns the shifts (K, H, W, 2) and the errors (K, H, W), both 0 at the sharp instant.
     """
     mean_picture = _mean_picture(pictures, curves)
+    # Positions in `times`: `sharp` is the sharp instant, e.g. 4 of 0 ... 8. The others are the
+    # times to which shifts are searched, e.g. 0 ... 3 and 5 ... 8.
     sharp = times.index(0)
-    other_times = [index for index in range(len(times)) if index != sharp]
+    other_indices = [index for index in range(len(times)) if index != sharp]
     shifts = np.zeros_like(curves)
     # By how much the shifts there and back differ, in pixels. It stays 0 at the sharp instant.
     differences = np.zeros(curves.shape[:3], np.float32)  # (K, H, W)
-    for index in other_times:
+    for index in other_indices:
         picture = pictures[index]
         has_search_back = _has_search_back(index, sharp)
         dis = exact_dis if has_search_back else quick_dis
@@ -173,7 +175,7 @@ def _second_search(
             differences[index] = mean_difference(shifts[index], shifts_back)
 
     errors = np.zeros_like(differences)
-    for index in other_times:
+    for index in other_indices:
         if not _has_search_back(index, sharp):
             # Take the mean of the times before and after. Their differences are known, because only
             # every second time lacks the search back, and never the first or the last time.

@@ -21,6 +21,10 @@ measured:
          not determine the time
     1    the other unknowns together have no similar effect
 
+E.g. the time has the column c = (1, 1) of two residuals, and the only other column is (2, 0). The
+nearest linear combination is half of the other column, (1, 0). The rest is (0, 1), so own(time) is
+1 / 2.
+
 own(time) is like the tolerance 1 - R^2 of statistics. The other columns are the columns of M and of
 the coefficients. The noise of the spikes makes both squares in own(time) larger, so `_own_part`
 subtracts the noise from each of the two squares.
@@ -180,7 +184,8 @@ def time_errors(
     # `removed_bias` was subtracted from g (equations.py). Without the subtraction, the length would
     # have changed by removed_bias / H. An unknown part of this change may have been right, so half
     # of it is added to the error. 1e-9 prevents a division by 0.
-    length_error += 0.5 * equations.removed_bias / max(float(without_noise[1]), 1e-9)
+    _, H_of_length = without_noise.tolist()  # the elements are middle and length
+    length_error += 0.5 * equations.removed_bias / max(H_of_length, 1e-9)
     return float(middle_error), float(length_error) / estimate.nominal_planes
 
 

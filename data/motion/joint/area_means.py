@@ -197,8 +197,11 @@ def _places_of(view: View) -> _Places:
 def _weighted_steps_to(points: np.ndarray) -> list[tuple[int, int, float]]:
     """Return y, x and weight of each pixel that the mean over some points is made of.
 
-    points: (N, 2), x and y in pixels. Each point is interpolated from four pixels. Pixels that
-    several points share come once, with the sum of their weights.
+    Each point is interpolated from four pixels. Pixels that several points share come once, with
+    the sum of their weights. E.g. one point at x = 0.25, y = 0 gives the steps (0, 0, 0.75) and
+    (0, 1, 0.25). The two pixels of the row y = 1 have the weight 0, and are left out.
+
+    points: (N, 2), x and y in pixels.
     """
     weights: dict[tuple[int, int], float] = {}  # (y, x) -> weight
     for point_x, point_y in points.tolist():
@@ -206,7 +209,9 @@ def _weighted_steps_to(points: np.ndarray) -> list[tuple[int, int, float]]:
         above = math.floor(point_y)
         for y in (above, above + 1):
             for x in (left, left + 1):
-                weight = (1 - abs(point_y - y)) * (1 - abs(point_x - x)) / len(points)
+                weight_y = 1 - abs(point_y - y)  # 1 on row y, 0 on the rows beside it
+                weight_x = 1 - abs(point_x - x)
+                weight = weight_y * weight_x / len(points)  # the mean over all points
                 weights[y, x] = weights.get((y, x), 0.0) + weight
     weighted_steps = []
     for (y, x), weight in weights.items():

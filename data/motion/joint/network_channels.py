@@ -98,7 +98,8 @@ class NetworkChannels:
         # gain 0.6 are 0.5.
         window = recording.window(recording.sharp, INSTANT_PLANES)
         [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
-        self._spikes_at_instant = _display_of(tensor_of(rate / gain, device), system.is_display)
+        integrated = tensor_of(rate / gain, device)
+        self._spikes_at_instant = _display_of(integrated, system.is_display)
         # The result of `_precision`. It does not depend on z, and the steps of a network need it
         # several times. None: not computed yet.
         self._kept_precision: Tensor | None = None
@@ -153,7 +154,8 @@ class NetworkChannels:
         # Limited residuals: r_b (3, H, W) of the RGB equations, in display values, and r_s
         # (M, h, w) of the spike equations, in multiples of their expected errors.
         r_b, r_s = _limited_residuals(self._system, z)
-        colour_change, grey_change = _changes(self._system, z, (r_b, r_s), self._precision())
+        precision = self._precision()  # (H, W)
+        colour_change, grey_change = _changes(self._system, z, (r_b, r_s), precision)
         size_of_r_b = luma(r_b.abs())  # (1, H, W)
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
