@@ -94,7 +94,8 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     heights = rows[None] - rows[:, None] + 1
     areas = np.where(heights > 0, widths * heights, 0)
 
-    # argmax returns a flat index. unravel_index turns it into (i, j).
+    # argmax returns a flat index. Of equal areas it takes the first one: the higher first row, then
+    # fewer rows. unravel_index turns the index into (i, j), e.g. 7 into (2, 1) if n is 3.
     i, j = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[i, j]:
         return None

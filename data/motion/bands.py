@@ -179,7 +179,8 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     rows = _range_of(row_numbers)
     columns = _range_of(column_numbers)
 
-    # The map from a spike pixel of the band to a pixel of the band, in three steps:
+    # The map from a spike pixel of the band to a pixel of the band, in three steps. A product of
+    # matrices acts from right to left, so the first step is the last factor below.
     #
     #     band_to_plane    spike pixel of the band -> spike pixel of the whole plane: a shift
     #     view.to_rgb      spike pixel of the whole plane -> pixel of the whole frame

@@ -83,7 +83,7 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
     weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 
     # With axes=1, tensordot sums over the K times: (K,) and (K, H, W) give (H, W).
-    S = {}  # n -> S_n, (H, W)
+    S = {}  # n -> S_n, (H, W), for n = 2 ... 6
     for n in range(2, 2 * DEGREE + 1):
         S[n] = np.tensordot(tau**n, w, axes=1)
     degrees = range(1, DEGREE + 1)
@@ -135,6 +135,7 @@ def _solve_for_pixels(
     matrix: n rows of n coefficients, (H, W) each. It is symmetric and positive definite, so no
     divisor is 0. right_sides: n right sides, (H, W, 2) each. Both arguments stay as they are.
     """
+    # Copies of the lists, so that the arguments stay. The arrays in them are replaced, not changed.
     left = [list(row) for row in matrix]
     right = list(right_sides)
     n = len(left)

@@ -109,7 +109,10 @@ class Motion:
 def values_at_shifts(picture: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """Return the values of a picture (H, W[, C]) float32 at p + shifts[p], for each pixel p.
 
-    The values are interpolated bilinearly, and the edges of the picture are repeated.
+    The values are interpolated bilinearly, and the edges of the picture are repeated. E.g. the row
+    10, 20, 30 with the shift 0.5 to the right at each pixel gives 15, 25, 30.
+
+    shifts: (H, W, 2) float32, x and y in pixels.
     """
     height, width = shifts.shape[:2]
     x = np.arange(width, dtype=np.float32)[None] + shifts[..., 0]

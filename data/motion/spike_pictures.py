@@ -97,8 +97,10 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
 
         weight of the longest window = log(share / shortest) / log(longest / shortest)
 
-    E.g. if the shortest window has the share 0.1 and the longest 0.4, a pixel that needs 0.1 gives
-    the longest window the weight 0. With 0.2 the weight is 1/2, and with 0.4 it is 1.
+    E.g. the shortest window has the share 0.1, and the longest has 0.4:
+
+        share that the pixel needs        0.1    0.2    0.4
+        weight of the longest window      0      1/2    1
 
     times, spikes: as in `pictures_at`.
     """

@@ -157,7 +157,7 @@ class MotionNet(nn.Module):
         self.nets = nn.ModuleList(nets)
 
         # Buffers that are not saved, because they follow from the constants above.
-        tau = _middles_of_windows()
+        tau = _middles_of_windows()  # (15,); tau[INSIDE] is (11,)
         self.register_buffer("tau", torch.from_numpy(tau), persistent=False)
         fit = _fit_of_parabola(tau[INSIDE])
         self.register_buffer("parabola_fit", torch.from_numpy(fit), persistent=False)

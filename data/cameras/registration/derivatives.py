@@ -55,7 +55,7 @@ def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> 
     """
     # The slopes of F a to the right and down. np.gradient returns the change from one pixel of
     # `predicted` to the next, which are `stride` spike pixels apart. Convert it to the change per
-    # half side of the plane.
+    # half side of the plane. E.g. half_side 200 and stride 2: times 200 / 2 = 100.
     slope_down, slope_right = np.gradient(predicted)
     slope_down = slope_down * estimate.coordinates.half_side / details.stride
     slope_right = slope_right * estimate.coordinates.half_side / details.stride

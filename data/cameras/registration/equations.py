@@ -170,6 +170,8 @@ def _noise_of_times(details: Details, w: np.ndarray) -> np.ndarray:
         middle        their difference         2 variances of a rate
         length        half of their sum        1/2 variance of a rate
 
+    The variances of two independent rates add up: 1 + 1 = 2, and for halves 1/4 + 1/4 = 1/2.
+
     w: weights of the residuals of the compared pixels, (n,).
     """
     mean_weight = float(w.mean())

@@ -130,7 +130,11 @@ class Estimate:
         return self.coordinates.half_side * scale_of(self.matrix)
 
     def ends_of_exposure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return start and end (h,) of each row's exposure, in planes from its nominal start."""
+        """Return start and end (h,) of each row's exposure, in planes from its nominal start.
+
+        E.g. middle 28, length 56 and roll 4: the top row of a square plane (y = -1) is exposed from
+        -4 to 52, the middle row from 0 to 56, and the bottom row from 4 to 60.
+        """
         y_of_rows = self.coordinates.y[:, 0]  # (h,), -1 ... 1 from top to bottom of a square plane
         later = self.roll * y_of_rows
         start = self.middle - self.length / 2 + later

@@ -91,7 +91,8 @@ def _coefficients(
         FWF = FWF + WF.T @ F
         FWs = FWs + WF.T @ s
     # If a feature is 0 everywhere, the equations can be solved only with an addition to the
-    # diagonal. 1e-5 of the diagonal hardly changes the coefficients (chosen by hand).
+    # diagonal. 1e-5 of the diagonal hardly changes the coefficients (chosen by hand). 1e-12 is for
+    # a diagonal element of 0, of which 1e-5 is 0, too.
     added_to_diagonal = 1e-5 * np.diag(FWF) + 1e-12
     return np.linalg.solve(FWF + np.diag(added_to_diagonal), FWs)
 

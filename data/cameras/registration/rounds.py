@@ -220,7 +220,8 @@ def _is_small(step: np.ndarray, half_side: float) -> bool:
     round on parts, the further changes of the model follow, and there may be none.
     half_side: half of the longer side of the plane, in pixels.
     """
-    # MATRIX_CHANGES is 4. E.g. half_side 200 and a step of 0.00001 to the right: 0.002 pixels.
+    # MATRIX_CHANGES is 4. E.g. half_side 200 and a step of 0.00001 to the right: 0.002 pixels, less
+    # than SMALL_SHIFT.
     largest_shift = np.abs(step[:MATRIX_CHANGES]).max() * half_side  # in pixels
     largest_other = np.abs(step[MATRIX_CHANGES:]).max(initial=0)  # 0 if there are none
     return largest_shift < SMALL_SHIFT and largest_other < SMALL_CHANGE

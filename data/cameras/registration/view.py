@@ -161,7 +161,8 @@ class Pair:
         plane = np.minimum(stream_times.astype(int), last - 1)
         fraction = (stream_times - plane).astype(np.float32)  # (h,)
 
-        # numpy takes the two arrays of indices in pairs: row y of the result is sums[plane[y], y].
+        # numpy takes the two arrays of indices in pairs: row y of the result is sums[plane[y], y],
+        # (w,). E.g. plane = (2, 3) and rows = (0, 1) give sums[2, 0] and sums[3, 1].
         rows = np.arange(self.sums.shape[1])
         at_plane = self.sums[plane, rows].astype(np.float32)  # (h, w)
         at_next = self.sums[plane + 1, rows].astype(np.float32)

@@ -110,7 +110,8 @@ def plane_groups(
     device: where the tensors of the result are.
     """
     # With a rolling shutter some rows are exposed earlier than the middle row, and some later. So
-    # the groups reach from the start of the earliest row to the end of the latest row.
+    # the groups reach from the start of the earliest row to the end of the latest row. E.g. the
+    # planes 30 to 90 and delays from -0.1 to 0.1 of 60 planes: the groups reach from 24 to 96.
     delays = view.delays()  # (H,), by how much each row is later than the middle row, in exposures
     begin_of_rows = recording.begin + delays.min() * recording.length
     end_of_rows = recording.end + delays.max() * recording.length

@@ -112,7 +112,12 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     counts = np.cumsum(pieces.counts, axis=0, dtype=np.int32)  # number of spikes up to each edge
 
     # Masks (edges, h, w): `takes_last` and `takes_next` say which of the two spikes is the result.
-    # They are never both True. Both are False if the pixel has neither spike.
+    #
+    #     has_last    has_next    takes_last, takes_next
+    #     yes         yes         the nearer spike, and the last one if both are equally near
+    #     yes         no          True, False
+    #     no          yes         False, True
+    #     no          no          False, False: the result is NO_SPIKE
     has_last = last_spikes > NO_SPIKE
     has_next = next_spikes < after_stream
     edge_times = edges.astype(np.int32)[:, None, None]

@@ -19,9 +19,9 @@ equations is minimised, in place of the sum of (w r)^2:
 
     rho(e) = c^2 log(1 + (e / c)^2)        Cauchy's function
 
-rho(e) is about e^2 for a small error e, and far less than e^2 for a large error. The minimum of the
-sum is found by least squares with smaller weights where residuals are large
-(`System.robust_weights`).
+rho(e) is about e^2 for a small error e, and far less than e^2 for a large error. E.g. with c = 2,
+rho(0.1) is 0.01, and rho(20) is 18 in place of 400. The minimum of the sum is found by least
+squares with smaller weights where residuals are large (`System.robust_weights`).
 
 What must stay: residuals and weights, because the network of the fusion "motion" was trained on
 them. The fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).

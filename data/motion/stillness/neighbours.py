@@ -97,6 +97,8 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
         v_k becomes V, its mean over the surroundings
 
     With these values, the mean of c_i c_j is (sum over k of g_ik^2 - 2 g_ii) V L_i L_j / M_i^2.
+    E.g. far from the edges, the Gaussian of the sigma 12 has g_ii = 1 / (2 pi 12^2) = 0.0011, and
+    the sum of g_ik^2 is half of it. So the factor in brackets is -0.0017: the mean is negative.
     n_i is a weighted sum of c_j over the neighbours j. So the mean of c_i n_i has N_i, the same
     weighted sum of L_j, in place of L_j.
 
