@@ -8,8 +8,8 @@ Both are collective: every rank calls them, in the same order.
 The rank that failed reports its error. The other ranks end by the exception `PeerFailed`, for which
 utils/dist/failure.py reports nothing, so a user reads one error and not one of each rank.
 
-What must stay: every rank arrives exactly once in each round (utils/dist/round.py), also a rank
-that failed. All ranks end with one exit code.
+What must stay: every rank arrives exactly once in each round (utils/dist/round.py), even if it has
+failed. All ranks end with one exit code.
 
 Tests: test_an_error_ends_all_ranks_with_one_message_and_one_code (tests/dist/test_dist.py),
 tests/faults/test_startup.py.
@@ -112,7 +112,7 @@ def all_ranks_or_none() -> Generator[None]:
             own_failure = FailedRank(get_rank(), code)
             if lowest_failure is not None and lowest_failure != own_failure:
                 raise PeerFailed(lowest_failure.code) from e
-        raise
+        raise  # the error of this rank itself, which is then reported
     meeting.arrive()
     with watchdog.collective("the other ranks"):
         # This waits without a limit of its own. If a rank never arrives, because it has failed

@@ -102,6 +102,7 @@ class Beats:
             # `read` would wait for a key that does not exist, so create the key with an empty
             # value. If a rank has already written a failure, compare_set does not replace it.
             store.compare_set(FAILURE, "", "")
+            # Only `_ranks_to_watch` uses this index. A single process has none, and watches nobody.
             self.index_on_host = self._join_host(store)
 
     def _join_host(self, store: Store) -> int:
@@ -154,8 +155,9 @@ class Beats:
             state = read_state(rank, beat)
             self._refuse_another_process(rank, state)
             self.states[rank] = state
-            # If the number has not changed, the same beat is read again. Then the time of its first
-            # reading stays. E.g. beat 512 is read at 10.0 s and at 10.5 s: `heard` keeps 10.0 s.
+            # If the number has not changed, this is the same beat as before, and the time of its
+            # first reading stays. E.g. beat 512 is read at 10.0 s and at 10.5 s: `heard` keeps
+            # 10.0 s. `Judge` (verdict.py) counts the silence of the rank from this time.
             last = self.heard.get(rank)
             if last is None or last.beat != state["beat"]:
                 self.heard[rank] = Heard(state["beat"], self.clock.now())

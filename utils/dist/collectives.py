@@ -172,7 +172,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     order in which the tensors stand in `value`. `state_from_rank_0` relies on this order, because
     it calls a collective for each tensor.
 
-    value: tensors and plain values in dicts, lists and tuples.
+    value: tensors and plain values in dicts, lists and tuples. A NamedTuple is not allowed, because
+        its class cannot be made from one sequence.
     """
     if isinstance(value, Tensor):
         return change(value)

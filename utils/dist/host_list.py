@@ -9,9 +9,13 @@ test_the_first_host_of_a_node_list_is_read.
 import re
 
 # A node list of SLURM is cut into names at its commas, but not at the commas within a bracket:
-# "gpu[003-007,9],cpu1" has the names "gpu[003-007,9]" and "cpu1". So a name consists of pieces,
-# each of which is
-#     [^,\[]       a character, but no comma and no opening bracket, or
+#
+#     list                   names
+#     a,b                    "a", "b"
+#     gpu[003-007,9],cpu1    "gpu[003-007,9]", "cpu1"
+#
+# So a name consists of pieces, and a piece is one of two things:
+#     [^,\[]       a character, but no comma and no opening bracket
 #     \[[^\]]*\]   a bracket with all that it encloses, e.g. "[003-007,9]"
 PIECE_OF_NAME = r"(?:[^,\[]|\[[^\]]*\])"
 
@@ -49,7 +53,11 @@ def first_host(nodelist: str) -> str:
     # The name up to the first comma outside of brackets: "gpu[003-007,9]". The pattern also matches
     # an empty text, so there always is a first match.
     first_name = re.findall(rf"{PIECE_OF_NAME}*", nodelist.strip())[0]
-    # Replace each bracket by its first number, so that "gpu[003-007,9]" becomes "gpu003". Group 1
-    # of the pattern is this number, which ends before "-", "," or "]". Then comes the rest of the
-    # bracket.
+    # Replace each bracket by its first number:
+    #
+    #     gpu[003-007,9]       gpu003
+    #     rack[1-2]gpu[3,5]    rack1gpu3
+    #
+    # Group 1 of the pattern is this number, which ends before "-", "," or "]". After group 1, the
+    # pattern matches the rest of the bracket.
     return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first_name)

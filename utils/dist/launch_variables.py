@@ -48,7 +48,7 @@ def count_of_members(env: Env, name: str, faults: list[str], is_required: bool =
     """
     has_others = env.get("RANK") and env.get("MASTER_ADDR")
     if is_required and has_others:
-        default = None  # for `number_in`: a missing variable is a fault
+        default = None  # tells `number_in` that a missing variable is a fault
     else:
         default = 1
     return number_in(env, name, faults, default=default, low=1)

@@ -28,6 +28,15 @@ class PausedTerminal:
     def holds_main_thread(self, now: float, in_phase_s: float) -> bool:
         """Return whether the main thread waits for its terminal.
 
+        The watchdog thread calls this with each beat. The cases:
+
+            waited at the last beat   phase                   waits now        result
+            no                        up to LONG_PHASE_S      is not asked     False
+            no                        longer                  no               False
+            no                        longer                  yes              True, a wait begins
+            yes                       any                     yes              True, it goes on
+            yes                       any                     no               False, it is over
+
         If a wait is longer than TELL_AFTER_S, this writes a line into the log file, once.
 
         now: present time, on the clock of the beats (`Beats.clock`).
@@ -35,8 +44,8 @@ class PausedTerminal:
             caller lets this number begin at 0 again.
         """
         # Asking the system costs time, so do not ask in a new phase. During a wait, in_phase_s
-        # begins at 0 with each beat, and a long phase looks new. So ask also if the main thread
-        # waited at the last beat.
+        # begins at 0 with each beat, so a long phase looks new. So if the main thread waited at the
+        # last beat, ask in any case.
         is_new_phase = in_phase_s < LONG_PHASE_S
         if is_new_phase and self.waits_since is None:
             return False

@@ -112,8 +112,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
 def _task_count(env: Env, faults: list[str]) -> int:
     """Return the number of tasks of SLURM if this process is one of them, or else 1."""
     # SLURM sets SLURM_PROCID for each of its tasks. torchrun sets TORCHELASTIC_RUN_ID for its
-    # ranks. If torchrun runs within a SLURM job, its ranks have the variables of SLURM, too, but
-    # these do not describe a single rank of torchrun.
+    # ranks. If torchrun runs within a SLURM job, each of its ranks also has the variables of SLURM.
+    # But these variables describe the task that has started torchrun, and not the rank.
     is_slurm_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
     if _is_batch_script(env) and env.get("WORLD_SIZE") == "1":
         is_slurm_task = False  # the user has set WORLD_SIZE=1 to get a single process
@@ -152,11 +152,12 @@ def _is_store_of_agent(env: Env) -> bool:
 
 
 # If a SLURM job has no MASTER_PORT, the port of rank 0 is FIRST_PORT plus the last four digits of
-# the job's number, so it lies in 15000 ... 24999. Linux does not take these ports for outgoing
-# connections, which get ports from 32768 on. torchrun does not take them either, because its
-# default port is 29500. All ranks must compute the same port, so a change here breaks a job with
-# ranks of different versions. launchers.py takes the same range for launches of other programs, but
-# the two ranges need not be equal.
+# the job's number. So the port lies in 15000 ... 24999. Linux takes ports from 32768 on for
+# outgoing connections, and torchrun's default port is 29500, so both are outside of this range.
+#
+# All ranks must compute the same port, so a change here breaks a job with ranks of different
+# versions. launchers.py takes the same range for launches of other programs, but the two ranges
+# need not be equal.
 FIRST_PORT = 15000
 PORT_COUNT = 10000
 

@@ -154,9 +154,11 @@ def main_thread_writes() -> bool:
     for a write to a file on a disk.
     """
     # The folder /proc/self/task has a folder for each thread, named by the number of the thread.
-    # The number of the main thread equals the process id. Its file `syscall` shows the system call
-    # in which the thread waits, e.g. "1 0x2 0x7f... ...": the number of the call, and then the
-    # arguments of the call in hexadecimal. The file shows "running" if the thread does not wait.
+    # The number of the main thread equals the process id. In the folder of a thread, the file
+    # `syscall` shows the system call in which the thread waits:
+    #
+    #     1 0x2 0x7f... ...   write (1) to the file 2, which is stderr
+    #     running             the thread does not wait
     try:
         with open(f"/proc/self/task/{os.getpid()}/syscall", encoding="ascii") as file:
             text = file.read()
@@ -184,11 +186,12 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 def signals_held() -> Generator[None]:
     """Hold back GROUP_SIGNALS (SIGINT, SIGTERM, ...) until the end of the block. They arrive then.
 
-    Fork a loader process within this block. The loader process inherits the signal mask of its
-    parent, so the signals are held back there, too. `leave_signals_to_parent` installs the handlers
-    of the loader process, and then lets the signals arrive. So no signal ends the loader process
-    before it has handlers. A rank also starts its guard (guard.py) within such a block, and the
-    signals stay held back in the guard.
+    A process that is started within the block inherits the signal mask of its parent, so the
+    signals are held back there, too. There are two such processes:
+
+        a loader process    `leave_signals_to_parent` installs its handlers, and then lets the
+                            signals arrive. So no signal ends it before it has handlers
+        the guard           the signals stay held back (guard.py)
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:

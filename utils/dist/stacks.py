@@ -190,7 +190,7 @@ def _handles(status: str, number: signal.Signals) -> bool:
     if line is None:
         return False
     handled_signals = int(line[1], 16)
-    # Shift the bit of this signal to the lowest place; "& 1" keeps only this bit. E.g. 0xa00 has
-    # the bits 9 and 11, counted from 0, for the signals 10 and 12.
+    # Shift the bit of this signal to the lowest place. "& 1" keeps only this bit. E.g. 0xa00 is
+    # binary 1010 0000 0000: bits 9 and 11, counted from 0, for the signals 10 and 12.
     bit = (handled_signals >> (number - 1)) & 1
     return bit == 1

@@ -73,8 +73,8 @@ def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
 
 
 # Signal -> seconds. A second signal, e.g. a second Ctrl-C, ends the rank at once. But a rank may
-# get one request twice, so a second signal within these seconds is ignored. The two numbers are
-# chosen by hand.
+# get the same request twice, so a second signal is ignored if it comes within these seconds of the
+# first one. The two numbers are chosen by hand.
 LEAST_S_BETWEEN_REQUESTS = {
     signal.SIGTERM: 2.0,  # scancel sends SIGTERM to the step and to the job, a moment apart
     # A terminal sends SIGINT to the launcher and to the ranks, and some launchers pass it on.
@@ -85,12 +85,20 @@ LEAST_S_BETWEEN_REQUESTS = {
 def _on_signal(number: int, _: Any) -> None:
     """Handle a signal: note the time of the first request to stop, or end at a repeated request.
 
-    The second argument is the interrupted stack frame, which Python gives to every signal handler.
+        a stop was requested   signal                             what this does
+        no                     any                                notes the time of the request
+        yes, a moment ago      SIGTERM, SIGINT                    nothing: it is the same request
+        yes, earlier           SIGTERM, SIGINT                    ends this rank at once
+        yes                    SIGUSR1, SIGHUP                    nothing
+
+    LEAST_S_BETWEEN_REQUESTS says how long a moment is.
+
+    number: the signal. The second argument is the interrupted stack frame, which Python gives to
+        every signal handler.
     """
     if RUN.stop_requested_at:  # 0 if none was requested
         seconds_since = time.monotonic() - RUN.stop_requested_at
-        # SIGUSR1 and SIGHUP have no entry, so `get` returns infinity: they never end the rank at
-        # once.
+        # SIGUSR1 and SIGHUP have no entry, so `get` returns infinity for them.
         if seconds_since > LEAST_S_BETWEEN_REQUESTS.get(number, float("inf")):
             os._exit(128 + number)  # the exit code of a shell for a program that a signal has ended
         return

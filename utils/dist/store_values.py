@@ -149,8 +149,8 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
 
     value: what the store holds under "failure".
 
-    Raises ForeignValueError if no rank of this run can have written it, e.g. exit code 0, with
-    which an aborted run would look finished.
+    Raises ForeignValueError if no rank of this run can have written the value. E.g. the value has
+    exit code 0, with which an aborted run would look finished.
     """
     if not value:
         return None

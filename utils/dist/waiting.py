@@ -21,9 +21,8 @@ from utils.dist.state import LaunchInfo
 logger = logging.getLogger(__name__)
 
 # Time limit of each check of the launch, in seconds. If SPIKEVRT_JOIN_TIMEOUT is shorter, it is the
-# limit.
-# Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. After this
-# time `wait_for` logs what it waits for.
+# limit. Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. After
+# the same 10 s, `wait_for` logs what it waits for.
 CHECK_S = 10.0
 # Seconds that an `AwakeClock` counts at most between two calls of `now`, because in a longer time
 # the process may have been suspended. So `now` must be called at least once in this time.
@@ -33,7 +32,7 @@ SLICE_S = 1.0
 def wait_for(
     store: Store, key: str, seconds: float, what_is_missing: Callable[[], str] | None = None
 ) -> bool:
-    """Wait until the store has the key. Returns True then, or False if the time is over before.
+    """Wait until the store has the key. Returns True, or False if the time is over first.
 
     torch's own wait ignores Ctrl-C, and prints a message when its time is over. So this function
     asks the store again and again: first after 10 ms, then less and less often, in the end every
