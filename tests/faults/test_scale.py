@@ -276,6 +276,24 @@ def test_all_ranks_of_a_start_hear_its_name_from_their_own_rank_0(names_of_start
         assert names == [names[0]] * 3
 
 
+def test_a_forged_number_of_requests_keeps_no_rank_from_the_name_of_its_start(server):
+    # Any program that reaches the port can write this number. Rank 0 must neither hold a million
+    # numbers in memory, nor ask the store for a million requests: that would take longer than the
+    # ranks wait here, 5 s.
+    store = PrefixStore("forged", server)
+    store.add("requests", 1_000_000)
+    names: dict[int, str] = {}
+
+    def ask(rank: int) -> None:
+        launch = LaunchInfo("torchrun", rank, local_rank=rank, world_size=MANY, join_s=5)
+        names[rank] = name_of_start(store, launch)
+
+    in_threads(*(partial(ask, rank) for rank in range(MANY)))
+    store.set(f"spikevrt/{names[0]}/{MET}", "1")  # ends the thread that answers
+
+    assert list(names.values()) == [names[0]] * MANY
+
+
 def test_a_restart_has_another_name(names_of_starts):
     first, second = names_of_starts
 

@@ -296,7 +296,7 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     if launch.rank == 0:
         # A thread sends the name to the other ranks. `clone`, because each thread needs a
         # connection of its own.
-        arguments = (tcp_store.clone(), own_id, launch.join_s)
+        arguments = (tcp_store.clone(), own_id, launch)
         threading.Thread(
             target=_answer_requests, args=arguments, daemon=True, name="rendezvous"
         ).start()
@@ -313,25 +313,31 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     return tcp_store.get(key).decode()
 
 
-def _answer_requests(tcp_store: Store, name: str, limit_s: float) -> None:
-    """Answer the requests of `name_of_start`, until all ranks have met.
+def _answer_requests(tcp_store: Store, name: str, launch: LaunchInfo) -> None:
+    """Answer the requests of `name_of_start`, until all ranks have met, or join_s seconds are over.
 
-    This runs in a thread of rank 0. It also answers requests of an earlier start. Those ranks have
-    ended, so nobody reads these answers.
+    This runs in a thread of rank 0. It may also answer requests of an earlier start. Those ranks
+    have ended, so nobody reads these answers.
+
+    Any program that reaches the port can write a huge number of requests into the store. So only
+    the newest requests are looked for, at most 2 * world_size. The requests of this start are among
+    them: each rank asks once per start, and a rank of the start before may ask at the last moment.
 
     name: the name of this start.
-    limit_s: seconds after which the thread ends in any case.
     """
+    most = 2 * launch.world_size
     known_count = 0  # number of requests that this thread knows of; they are counted from 1
-    unanswered: set[int] = set()  # numbers of requests
+    unanswered: set[int] = set()  # numbers of requests, at most `most`
     clock = AwakeClock(slice_s=1.0)
     # `open_store` puts the prefix "spikevrt/<name>/" in front of the keys of this start.
     # `tcp_store` has no prefix, so the key MET needs the prefix here.
     with suppress(RuntimeError):  # the store is lost
-        while clock.now() < limit_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
+        while clock.now() < launch.join_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
             count = tcp_store.add("requests", 0)  # adding 0 reads the number
             # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new.
-            unanswered.update(range(known_count + 1, count + 1))
+            # If there were 1000 instead of 5, and `most` is 4: only 997 ... 1000 are looked for.
+            unanswered.update(range(max(known_count, count - most) + 1, count + 1))
+            unanswered = set(sorted(unanswered)[-most:])
             known_count = count
             unanswered -= _answer_written(tcp_store, unanswered, name)
             time.sleep(0.1)
