@@ -292,10 +292,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--tick-hz", type=plane_rate, help="planes per second; written to the file")
     add("--out", type=Path, required=True, help="new file of the calibration, JSON")
-    add("--overlay", type=Path, help="new image; default: the name of --out with .png")
+    add("--overlay", type=Path, help="new image; default: the name of --out with _overlay.png")
     command = parser.parse_args(arguments)
     if command.overlay is None:
-        command.overlay = command.out.with_suffix(".png")
+        # Not only .png: a frame of --pair may have the name of --out, e.g. cal.png and cal.json.
+        command.overlay = command.out.with_name(f"{command.out.stem}_overlay.png")
     refuse_incomplete_options(command)
     return command
 

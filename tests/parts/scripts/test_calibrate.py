@@ -51,7 +51,7 @@ def still_pair(folder, name="a", seed=3, truth=TRUTH):
 def turned_camera(tmp_path_factory):
     """Give the folder and the flags of a calibrated pair with noise, blur, and packed bits.
 
-    The calibration is calibration.json, its picture is calibration.png.
+    The calibration is calibration.json, its picture is calibration_overlay.png.
     """
     folder = tmp_path_factory.mktemp("turned")
     rng = np.random.default_rng(1)
@@ -97,14 +97,14 @@ def test_the_file_says_how_well_the_pictures_fit(turned_camera):
 def test_a_picture_shows_both_cameras_one_above_the_other(turned_camera):
     folder, _ = turned_camera
 
-    assert imread_rgb(folder / "calibration.png").shape == (2 * FRAME[0], FRAME[1], 3)
+    assert imread_rgb(folder / "calibration_overlay.png").shape == (2 * FRAME[0], FRAME[1], 3)
 
 
 @pytest.mark.parametrize(
     "flags",
     [
         pytest.param(["--out", "calibration.json"], id="file"),
-        pytest.param(["--out", "b.json", "--overlay", "calibration.png"], id="picture"),
+        pytest.param(["--out", "b.json", "--overlay", "calibration_overlay.png"], id="picture"),
     ],
 )
 def test_nothing_is_overwritten(turned_camera, capsys, monkeypatch, flags):
@@ -118,6 +118,16 @@ def test_nothing_is_overwritten(turned_camera, capsys, monkeypatch, flags):
     assert "exists already" in capsys.readouterr().err
     assert (folder / "calibration.json").read_bytes() == before
     assert not (folder / "b.json").exists()
+
+
+def test_the_file_may_have_the_name_of_the_frame_of_a_pair(tmp_path):
+    pair_flags = still_pair(tmp_path, name="cal")  # cal.dat and cal.png
+
+    code = calibrate(*pair_flags, *SIZE_FLAGS, "--out", tmp_path / "cal.json")
+
+    assert code == 0
+    assert imread_rgb(tmp_path / "cal.png").shape == (*FRAME, 3)  # still the frame
+    assert (tmp_path / "cal_overlay.png").exists()
 
 
 def test_the_program_prints_how_well_the_pictures_fit(tmp_path, capsys):
