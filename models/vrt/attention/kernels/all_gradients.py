@@ -116,7 +116,8 @@ def all_gradients(
     queries 0 ... 63, then all 128 keys with the queries 64 ... 127.
 
     A head has CHANNELS = 20 channels here, and PADDED = 32. The columns 20 ... 31 of q, k, v, dO
-    and O are loaded as 0, so they add nothing to a product. They are not stored.
+    and O are loaded as 0, so they add nothing to a product. These columns of dQ, dK and dV are not
+    stored.
     """
     # A tile has all keys of a window, because this kernel has no loop over tiles of keys. A window
     # has at most two tiles of queries, because two variables hold the sums of dS.

@@ -125,7 +125,7 @@ def gradient_of_queries(
     channels 80 ... 99 of the 120.
 
     A head has CHANNELS = 20 channels here, and PADDED = 32. The columns 20 ... 31 of q, k, v, dO
-    and O are loaded as 0, so they add nothing to a product. They are not stored.
+    and O are loaded as 0, so they add nothing to a product. These columns of dQ are not stored.
     """
     # The head, the tile and the windows of this program: first_window ... end_window - 1.
     group = _group_of_program(HEADS, TILES=TOKENS // QUERIES)
@@ -236,7 +236,7 @@ def gradients_of_keys(
         40         4       0         0 ...  63    1
 
     PADDED is 32 here. The columns 20 ... 31 of q, k, v and dO are loaded as 0, so they add nothing
-    to a product. They are not stored.
+    to a product. These columns of dK and dV are not stored.
     """
     # The head, the tile and the windows of this program: first_window ... end_window - 1.
     group = _group_of_program(HEADS, TILES=TOKENS // KEYS)
@@ -354,6 +354,9 @@ def gradient_of_bias(
         0          0       0       0
         6          0       1       0
         54         0       0       1
+
+    The columns CHANNELS ... PADDED - 1 of q, k, v and dO are loaded as 0, so they add nothing to a
+    product.
     """
     # The head, the tile and the windows of this program: first_window ... end_window - 1.
     tiles_of_queries: tl.constexpr = TOKENS // QUERIES
@@ -362,7 +365,8 @@ def gradient_of_bias(
     group = _group_of_program(HEADS, TILES=tiles)
     head, tile = _head_and_tile(HEADS, TILES=tiles)
     first_window, end_window = _windows_of_group(group, group_size, window_count)
-    # E.g. tile 5 with 3 tiles of queries: 5 // 3 = 1, key 64; 5 % 3 = 2, query 128.
+    # E.g. tile 5 with 3 tiles of queries: first_key is 5 // 3 * 64 = 64, and first_query is
+    # 5 % 3 * 64 = 128.
     first_key = tile // tiles_of_queries * KEYS
     first_query = tile % tiles_of_queries * QUERIES
 
