@@ -36,11 +36,11 @@ from lab.triton_kernels import sample, sample_backward
 # Points of a 3 x 3 kernel. lab/triton_kernels.py has the numbers 9 and 3 in its code, so another
 # number needs changes there, too.
 TAPS = 9
-# Number of output pixels that one program of a kernel computes: its argument ROWS. 128 is a usual
-# size of a block. No size was measured. Another number changes only the last bits of the
-# gradient of x. These bits change from run to run anyway, because the backward kernel adds
-# atomically, in any order. The test has 126 output pixels, fewer than PIXELS, to test the rows
-# beyond the last pixel.
+# Number of output pixels that one program of a kernel computes: its argument ROWS, a power of two.
+# 128 is a usual size of a block. No size was measured. Another number changes only the last bits of
+# the gradient of x. These bits change from run to run anyway, because the backward kernel adds
+# atomically, in any order. The test has 126 output pixels. Keep PIXELS larger, because the test
+# then also tests rows beyond the last pixel.
 PIXELS = 128
 
 
@@ -181,12 +181,22 @@ class _DeformConv(torch.autograd.Function):
 def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others: Tensor) -> None:
     """Run a kernel for all output pixels and all G groups of C channels.
 
+    The kernel computes addresses in all tensors, so they must be contiguous.
+
+    kernel: `sample` or `sample_backward` of lab/triton_kernels.py.
     grouped: the input, (n, G, h, w, C).
+    offset: (n, 18 * G, h, w).
+    mask: (n, 9 * G, h, w).
     others: the other tensors of the kernel, in the order of its arguments.
     """
     n, groups, h, w, channels = grouped.shape
     pixels = n * h * w
-    # A program, one instance of the kernel, computes PIXELS output pixels of one group.
+    # A program, one instance of the kernel, computes PIXELS output pixels of one group. E.g.
+    # 1000 pixels, 16 groups: 8 x 16 programs.
+    #
+    #     program (0, 5)    the pixels   0 ... 127 of group 5
+    #     program (7, 5)    the pixels 896 ... 999 of group 5. It has 24 rows more than pixels. The
+    #                       kernels neither read nor write these rows
     programs = (math.ceil(pixels / PIXELS), groups)
     next_power_of_two = 1 << (channels - 1).bit_length()  # e.g. 6 channels -> 8
     kernel[programs](
@@ -199,7 +209,9 @@ def _launch(kernel: Any, grouped: Tensor, offset: Tensor, mask: Tensor, *others:
         w,
         G=groups,
         C=channels,
-        PAD=next_power_of_two,  # the length of a block in Triton must be a power of two
+        # The length of a block in Triton must be a power of two. The kernels neither read nor write
+        # the channels C ... PAD - 1.
+        PAD=next_power_of_two,
         ROWS=PIXELS,  # a row of a block is an output pixel
     )
 

@@ -58,6 +58,8 @@ class InChunks(torch.autograd.Function):
 
     Names:
 
+        fc2                    the last linear layer of the MLP. It is computed here, the rest of
+                               the layer by work.hidden
         y                      the residual. None for a GatedMlp, which has no residual
         h                      the input of fc2. None if stochastic depth has dropped the MLP
         work                   what the layer computes (work.py)
@@ -65,8 +67,8 @@ class InChunks(torch.autograd.Function):
         work.pieces            yields each chunk of each sample: (number of the sample, chunk,
                                factors)
         work.keeps_attention   whether forward records the results of the attention on the tape
-        factors                the factors of stochastic depth, of attention and of the MLP. fc2(h)
-                               is multiplied by the factor of the MLP
+        factors                two factors of stochastic depth, one for the attention and one for
+                               the MLP. fc2(h) is multiplied by the factor of the MLP
 
     A chunk has three index tensors (chunk.py). E.g. a window with the token 6, padding, and the
     tokens 0 and 1:
@@ -151,7 +153,9 @@ class InChunks(torch.autograd.Function):
 
         grad_x = torch.empty_like(x)
         for sample, chunk, factors in work.pieces(len(x)):
-            # 1. Compute the chunk again, this time with a graph.
+            # 1. Compute the chunk again, this time with a graph. `take` would give a wrong gradient
+            # here, because chunk.rows may name token 0 several times. So `tokens` is a leaf, and
+            # step 3 brings its gradient to grad_x.
             tokens = take(x[sample], chunk.rows).detach().requires_grad_()
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
@@ -169,7 +173,8 @@ class InChunks(torch.autograd.Function):
                 # None: stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
                     sums[name] += grad_weight
-            # `tokens` has entries at padding, too. `chunk.kept` leaves out their gradients.
+            # `tokens` has entries at padding, too. `chunk.kept` leaves out their gradients. Each
+            # token is in one chunk only, so `put` writes each row of grad_x once.
             put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 
         # One result for each argument of forward: x, work, then the weights. A weight that needs no
@@ -179,7 +184,7 @@ class InChunks(torch.autograd.Function):
 
 
 def _zeros_for_gradients(weights: Weights, needs_gradient: Sequence[bool]) -> dict[str, Tensor]:
-    """Return zeros to sum the gradients of weights in, for each weight that needs a gradient.
+    """Return {name: zeros} for each weight that needs a gradient, to sum its gradients in.
 
     A frozen weight needs no gradient. The sums have the dtype of the weights, usually float32, even
     if the tokens are bfloat16: in bfloat16 a sum over many chunks would lose its small terms.
@@ -216,8 +221,12 @@ def _outputs_and_gradients(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the outputs of the graph of a chunk, and the gradient of each output.
 
-    The outputs are y and h, without an output that is None. Also adds the gradients of fc2 and its
-    bias to `sums`, if `sums` has these names. The formulas are in `InChunks.backward`.
+    The outputs are y and h, without an output that is None. This function also adds the gradients
+    of fc2 and of its bias to `sums`, if `sums` has these names. The formulas, with G and factor G,
+    are in `InChunks.backward`.
+
+    This is a function of its own, so that factor G is freed before backward runs through the graph.
+    test_fake_gpu.py counts the tensors.
 
     y: the residual, (results, C), or None.
     h: the input of fc2, (results, hidden), or None.

@@ -122,7 +122,10 @@ class DeformAlign(nn.Module):
         )
 
     def _both_steps(self, target: Tensor, *neighbours: Tensor) -> Tensor:
-        """Do both steps: (n, d, h, w). neighbours: the sources, then their flows."""
+        """Run the conv net, then sample the sources. Returns (n, d, h, w).
+
+        neighbours: the sources, then their flows.
+        """
         return self._sample_sources(self._run_conv_net(target, *neighbours), *neighbours)
 
     def _run_conv_net(self, target: Tensor, *neighbours: Tensor) -> Tensor:
