@@ -346,8 +346,9 @@ def restore(device: str, side: int, dtype: str) -> Figures:
         "window_size": net.input_spec.window_size,
         "least_size": net.input_spec.least_size,
     }
+    run = partial(restore_clip, net, blurry, **tiling)
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        figures = figures_of(lambda: restore_clip(net, blurry, **tiling), device, repeats=2)
+        figures = figures_of(run, device, repeats=2)
     number_of_frames, _, _, _ = frames
     figures["s a frame"] = figures["s"] / number_of_frames
     return figures
@@ -363,8 +364,9 @@ def restore_small(device: str, net: str) -> Figures:
     net: "ours" for the network of this project, or "naive" for the unoptimised network in
         tests/helpers/naive_vrt.py.
     """
-    # (T, C, H, W). Tiny on a CPU, only to try the program.
-    frames = (12, 3, 256, 256) if device == "cuda" else (2, 3, 32, 32)
+    frames = (12, 3, 256, 256)  # (T, C, H, W)
+    if device == "cpu":  # tiny, only to try the program
+        frames = (2, 3, 32, 32)
     network = prepare(device, net=net).net.eval()
     blurry = torch.rand(1, *frames, device=device)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):

@@ -36,6 +36,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
         errors[name] = float(largest_error / expected.abs().max())
 
     forms: dict[str, Callable[[], Any]] = {
-        "present": lambda: _forward_and_backward(by_torchvision, inputs),
-        "triton": lambda: _forward_and_backward(by_triton, inputs),
+        "present": partial(_forward_and_backward, by_torchvision, inputs),
+        "triton": partial(_forward_and_backward, by_triton, inputs),
     }
     # The two forms take turns (a, b, a, b, ...), so that both have the same load.
     figures = measure_in_turn(forms, torch.device(device), repeats=REPEATS, warmup=WARMUP)
