@@ -69,15 +69,16 @@ def _stall_error(verdict: Verdict, stacks: str, beats: Beats) -> StallError:
     last_state = beats.states[verdict.rank]  # the last beat of the rank
     # A STUCK rank is still in its phase. A DEAD or SILENT rank may have left the phase after its
     # last beat, so the text says only that the rank was last seen there.
-    link = "; last seen in"
     if verdict.kind == "DEAD":
+        link = "; last seen in"
         expected = "all ranks alive"
     elif verdict.kind == "SILENT":
+        link = "; last seen in"
         expected = (
             "a beat of every rank each half second, and no silence longer than watchdog.stall_s"
         )
-    else:
-        link = " in"  # in place of "; last seen in"
+    else:  # STUCK
+        link = " in"
         expected = f"a new phase within {last_state['budget']:.0f} s (options watchdog.*)"
     if stacks:
         do = "see its stack below"

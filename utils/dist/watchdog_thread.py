@@ -69,8 +69,10 @@ STALL_CODE = StallError.exit_code  # exit code of a run that hangs
 # hand. paused_terminal.py has a constant of the same name, for another wait; the two need not be
 # equal.
 TELL_AFTER_S = 10.0
-# Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats. (Here and
-# below, a beat takes BEAT_S (beats.py), half a second. If BEAT_S changes, change these times, too.)
+# The next four times are multiples of the time between two beats (BEAT_S of beats.py, half a
+# second). If BEAT_S changes, change these times, too.
+#
+# Seconds that `_report` waits for the stacks of a stuck rank: the time of three beats.
 STUCK_ANSWERS_S = 1.5
 # Seconds that `_report` waits for the stacks of a silent rank. A rank that is silent because it is
 # slow may answer in this time. Other silent ranks do not answer.
@@ -167,8 +169,7 @@ class Watchdog(threading.Thread):
         self.failure: Failure | None = None
         self.is_reported = False  # whether this rank knows that the stall has been reported
 
-        # How long the main thread has been in its phase. This must stay below the limit of the
-        # phase.
+        # Measures how long the main thread has been in its phase.
         self.phase_clock = _PhaseClock(self.rank, self.beats.clock)
 
         # The stacks are written into a file in memory, so that nothing is left on the disk. The
@@ -248,7 +249,15 @@ class Watchdog(threading.Thread):
                 self._end_without_store()
 
     def beat_once(self) -> None:
-        """Write a beat, read the beats of other ranks, and end the run if there is a reason."""
+        """Write a beat, read the beats of other ranks, and end the run if there is a reason.
+
+        The first two columns decide:
+
+            the store has a failure   the program has finished   what this rank does
+            yes                       yes or no                  ends, too (`_follow`)
+            no                        no                         judges the beats (`_judge_ranks`)
+            no                        yes                        nothing: other ranks may end now
+        """
         self.beats.publish(self._own_state())
         failure = self.beats.read()
         if self.is_ending:
@@ -307,18 +316,23 @@ class Watchdog(threading.Thread):
 
         failure: the failure in the store. `failure.by` should have reported it.
         """
-        is_own = failure.by == self.rank  # then another thread of this rank reports
-        if self.is_reported or is_own or failure.code != STALL_CODE:
-            return
+        is_own = failure.by == self.rank
+        if is_own or self.is_reported:
+            return  # another thread of this rank reports, or somebody has reported
+        if failure.code != STALL_CODE:
+            return  # `failure.by` reports other failures before it ends
         self.is_reported = True
         # If another rank of this host has not read the failure, this other rank finds that the
         # store is lost, and reports the loss. Both ranks claim the same name, so only one of them
         # reports.
         if not first_to_claim(self._name_of_loss()):
             return
+        last_seen = ""
+        place = ""
         state = self.beats.states.get(failure.rank)  # None if this rank has read no beat of it
-        last_seen = "" if state is None else f"; last seen in {where(state)}"
-        place = "" if state is None else f"host {state['host']}, pid {state['pid']}; "
+        if state is not None:
+            last_seen = f"; last seen in {where(state)}"
+            place = f"host {state['host']}, pid {state['pid']}; "
         error = StallError(
             what=f"rank {failure.rank} stands still or is gone{last_seen}",
             where=f"{place}seen by rank {failure.by}, which gave no report",
