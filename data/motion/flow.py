@@ -329,6 +329,8 @@ def expected_error(shifts: np.ndarray, difference: np.ndarray) -> np.ndarray:
 
     shifts: (H, W, 2), from the sharp instant to another time.
     difference: (H, W), by how much the shifts there and back differ (`mean_difference`).
+
+    Without the difference, test_the_expected_error_is_larger_where_the_motion_is_wrong fails.
     """
     return _error_by_length(shifts) + ERROR_BY_DIFFERENCE * difference
 

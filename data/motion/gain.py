@@ -163,6 +163,8 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
     #     more, and the RGB     trusted, because the true light is brighter than the frame shows
     #     camera clips here
     expected = usual * light  # number of spikes
+    # Without the third case,
+    # test_a_sky_that_the_rgb_camera_clips_is_not_taken_for_hot_pixels fails.
     has_more_true_light = is_clipped & (spikes > expected)
     is_good = has_more_true_light | _is_plausible(spikes, expected)
     return np.where(is_good, gain, usual).astype(np.float32), is_good
@@ -190,6 +192,9 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
     The light of each exposure is brought to the median level first. The level of a frame is the sum
     of its spikes per plane over the sum of its light. E.g. a frame of twice the median level shows
     half of the light, so its light is multiplied by 2.
+
+    Without the change to the median level,
+    test_exposures_of_other_levels_give_the_gain_at_the_median_level fails.
     """
     levels = np.array([exposure.level() for exposure in exposures])
     usual_level = float(np.median(levels))
@@ -297,7 +302,8 @@ def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndar
     because the spikes of hot pixels would look like a change of the exposure time.
     """
     level = exposure.level(is_good)
-    expected = exposure._replace(spike_rates=gain * exposure.frame_light)  # spikes from the light
+    # The same frame, with the spikes per plane that its light would give at the gain of the clip.
+    expected = exposure._replace(spike_rates=gain * exposure.frame_light)
     expected_level = expected.level(is_good)
     return gain * np.float32(_level_change(level, expected_level))
 

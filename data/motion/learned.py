@@ -91,6 +91,9 @@ def _on_frame(
     coefficients: (6, h, w) in spike pixels: x and y of c_1, then of c_2, then of c_3.
     log_error: (h, w), the logarithm of the expected error of q in spike pixels, where the error is
     the mean over the exposure.
+
+    If shifts stay in spike pixels, test_a_curve_becomes_shifts_in_pixels_of_the_frame fails. With
+    another error, test_the_expected_error_grows_with_the_time_from_the_middle fails.
     """
     on_plane = view.pixels_on_plane()  # (H, W, 2): x and y of each RGB pixel on the spike plane
     c = _coefficients_at(coefficients, on_plane)  # c_1, c_2, c_3

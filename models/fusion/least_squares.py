@@ -75,6 +75,8 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
         1  curvature of the light, so the part that grows with tau^2
         2  slope of the number of spikes
         3  curvature of the number of spikes
+
+    With another sign of the motion, test_least_squares_find_a_small_motion_between_windows fails.
     """
     pictures = moved_pictures.unflatten(1, (WINDOWS, PICTURE_CHANNELS))  # (B, 15, 2, h, w)
     pictures_of_exposure = pictures[:, INSIDE]  # (B, 11, 2, h, w)
@@ -129,7 +131,8 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
         derivative of count / derivative of light = 2 * sqrt(N * M) / sqrt(N) = 2 * sqrt(M)
 
     So `count` changes 2 * sqrt(M) times as much as `light`, and the changes of `count` are divided
-    by this number. E.g. M = 4 spikes: divided by 4.
+    by this number. E.g. M = 4 spikes: divided by 4. (test_motion_net.py passes without the
+    division, but the shipped weights were trained with it.)
 
     light, count: pictures of the windows of the exposure, (B, 11, h, w).
     scene: (B, 3, h, w). Its channel 1 is log(M).

@@ -45,6 +45,8 @@ def displacements(curve: Tensor, tau: Tensor) -> Tensor:
 
     curve: the coefficients, (B, 6, h, w), in the order of `COEFFICIENTS`.
     tau: the times, (N,).
+
+    With other powers of tau, test_a_curve_is_the_sum_of_its_powers_of_time fails.
     """
     coefficients = curve.unflatten(1, (DEGREE, 2))  # (B, 3, 2, h, w)
     times = tau.view(1, -1, 1, 1, 1)  # (1, N, 1, 1, 1)

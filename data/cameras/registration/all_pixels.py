@@ -195,6 +195,8 @@ def step_within_limits(
     A: H + P, (k, k). gradient: g + P p, (k,).
     limits: smallest and largest step of each time, (3,) each. If no times are fitted: two empty
     arrays, so that no time is at a limit.
+
+    Without the second solution, test_the_other_values_follow_a_time_that_stops_at_its_limit fails.
     """
     step = -np.linalg.solve(A, gradient)
     least, most = limits

@@ -271,6 +271,8 @@ def variance_of_counts(rates: np.ndarray, planes: float) -> float:
     count is the variance of the fifth spike, p (1 - p) = 0.21.
 
     rates: spikes per plane of each pixel, an array of any shape.
+
+    test_a_count_varies_by_its_part_behind_the_point has this example.
     """
     p = rates * planes % 1  # the fractional part: 0.3 of 4.3
     return float((p * (1 - p)).mean())

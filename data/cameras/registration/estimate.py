@@ -157,6 +157,8 @@ class Estimate:
         """Return the smallest and the largest change of middle, length and roll, (3,) each.
 
         If the times are not fitted, both arrays are empty.
+
+        With other limits, test_the_first_step_of_times_is_within_its_limits fails.
         """
         if not self.fits_times:
             return np.empty(0), np.empty(0)

@@ -98,7 +98,10 @@ def _coefficients(
 
 
 def huber_weights(r: np.ndarray, limit: float) -> np.ndarray:
-    """Return the weights of residuals r: 1 where |r| <= limit, and limit / |r| elsewhere."""
+    """Return the weights of residuals r: 1 where |r| <= limit, and limit / |r| elsewhere.
+
+    test_pixels_with_large_residuals_count_less notices other weights.
+    """
     # E.g. with a limit of 2, residuals of 1, 2 and 4 have a size of 0.5, 1 and 2 limits. The
     # maximum turns the sizes into 1, 1 and 2, and the weights are 1, 1 and 1/2.
     size_in_limits = np.abs(r) / limit

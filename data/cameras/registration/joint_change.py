@@ -52,6 +52,9 @@ def join_shifts(
 
     shifts: d (t, 2) of the parts. variances: V (t, 2, 2) of the shifts.
     places: centers of the parts, (t, 3): x, y, 1. changes: (k, 3, 3).
+
+    test_the_joint_change_makes_the_shifts_of_the_parts finds known amounts of all eight CHANGES
+    again.
     """
     J = motions_of_places(changes, places)  # (t, 2, k)
     extra = _extra_variance(J, shifts, variances)
@@ -70,6 +73,8 @@ def _extra_variance(J: np.ndarray, shifts: np.ndarray, variances: np.ndarray) ->
     without an additional variance.
 
     J, shifts, variances: as in `_joint_change`.
+
+    With an extra variance of 0, test_parallax_makes_the_change_less_sure fails.
     """
     parts, directions, changes = J.shape
     degrees_of_freedom = parts * directions - changes

@@ -229,6 +229,9 @@ def usable_parts(H: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     H: (t, 2, 2), the structure tensor of each of t parts: sums of the products of the gradients
     right and down.
     pixels: (t,), number of compared pixels of each part.
+
+    test_parts_without_texture_in_two_directions_are_not_used has a part that fails for each of the
+    three reasons: hardly any texture, a straight edge, and few pixels.
     """
     # The trace of H is l1 + l2: the sum of the squared gradients, right and down together.
     texture = np.trace(H, axis1=1, axis2=2)  # (t,)

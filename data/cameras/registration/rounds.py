@@ -89,6 +89,8 @@ def has_sign_of_wrong_offset(found: Estimate, at_start: Estimate) -> bool:
         1. The start explains the clip clearly better than `found`.
         2. The offset has a large error.
         3. A moved camera may explain the clip nearly as well as the offset.
+
+    test_an_offset_is_compared_if_there_is_a_sign_that_it_is_wrong tries each sign.
     """
     if _fits_clearly_better(at_start, than=found):
         return True
@@ -107,6 +109,9 @@ def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) ->
         2. The matrix of `found` has no finite error, so the clip does not determine this matrix.
         3. The offset of `found` is doubtful, and `found` does not explain clearly more. So the
            offset is not needed to explain the clip.
+
+    test_the_nominal_offset_is_kept_if_it_explains_more_or_the_found_one_is_not_needed tries each
+    reason.
     """
     if _fits_clearly_better(at_nominal_offset, than=found):
         return True
@@ -160,7 +165,8 @@ def after_all_rounds(estimate: Estimate) -> Estimate:
         run_rounds(estimate, sigma=FINE_SIGMA, rounds=4)
     # So far, `explained` belongs to the estimate before the last step on all pixels. Compute it for
     # the final estimate. `best_estimate` compares this number of several estimates. So all of them
-    # need the same size of the details, TIME_SIGMA, here and in `_without_rounds`.
+    # need the same size of the details, TIME_SIGMA, here and in `_without_rounds`. Without the next
+    # line, test_the_explained_part_belongs_to_the_last_estimate fails.
     estimate.explained = explained_share(estimate, TIME_SIGMA)
     return estimate
 

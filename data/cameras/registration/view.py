@@ -194,6 +194,8 @@ def _mend_pixels(sums: np.ndarray) -> None:
     than a third as often. The limits were chosen by hand.
 
     sums: (T + 1, h, w), from `_cumulative_sums`.
+
+    Without this function, test_broken_pixels_repeat_their_neighbours fails.
     """
     total = sums[-1].astype(np.float32)  # (h, w), number of spikes of each pixel
     median_around = cv2.medianBlur(total, ksize=5)  # over 5 x 5 pixels around each pixel

@@ -62,6 +62,8 @@ def group_count(recording: Recording, motion: Motion, most_groups: int) -> int:
 
     E.g. if 80 % of the pixels move by up to 20 pixels in good light, 16 groups are needed: from one
     group to the next these pixels move by at most 20 / 16 = 1.25 pixels.
+
+    test_a_faster_motion_gets_more_groups notices a larger distance between groups.
     """
     deciding_distance = float(np.quantile(_distances(motion), DECIDING_SHARE))
     if median_spikes(recording) < DIM_SPIKES:
@@ -165,6 +167,8 @@ def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray)
     edges: (G + 1,) times between the groups.
     delays: (rows,), by how much each row is exposed later than the middle row, in exposures. A row
     without delay is exposed from `recording.begin` to `recording.end`.
+
+    Without the delays, test_a_rolling_shutter_exposes_each_row_later fails.
     """
     delay = delays * recording.length  # in planes, (rows,)
     row_begins = recording.begin + delay

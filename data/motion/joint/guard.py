@@ -62,7 +62,7 @@ def guard_solution(
     gain: (h, w), spikes per plane of each spike pixel at full light.
     guard: the ratio a / a_0 at which both count alike. 0: z is returned.
     """
-    if guard == 0:  # the formula would divide by 0
+    if guard == 0:  # the formula would divide by 0 (test_a_guard_of_0_gives_the_solution_as_it_is)
         return Blend(z, weight_of_z=torch.ones_like(z[0]))
     window = recording.window(recording.sharp, GUARD_PLANES)
     [rate] = recording.spike_rates([window])  # one window, one array: spikes per plane, (h, w)

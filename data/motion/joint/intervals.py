@@ -54,6 +54,9 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     The intervals of a pixel never overlap, so no light is counted twice.
 
     stream: (T, h, w) uint8 in {0, 1}. edges: (M + 1,) times, ascending whole planes.
+
+    With another count, test_an_interval_counts_the_spikes_that_lie_between fails. If intervals
+    overlap, test_no_light_is_counted_twice fails.
     """
     nearest = _nearest_spikes(stream, edges)
     # Interval m goes from the spike of edge m to the spike of edge m + 1. For the example above:
@@ -94,6 +97,9 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     A pixel without any spike has NO_SPIKE.
 
     stream, edges: see `spike_intervals`.
+
+    If the later one of two equally near spikes is taken,
+    test_of_two_spikes_that_are_equally_near_to_an_edge_the_earlier_one_counts fails.
     """
     after_stream = len(stream) + 1  # a time later than each spike
     pieces = _spikes_before_edges(stream, edges.tolist(), no_first=after_stream)

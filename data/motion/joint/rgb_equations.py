@@ -54,6 +54,9 @@ def rgb_equations(recording: Recording, least_error: float, device: torch.device
     """Make the RGB equations of an exposure.
 
     least_error: least sigma_b, in display values. It is larger if the frame is noisy.
+
+    Without the slope in the weights,
+    test_a_blurry_pixel_has_the_same_error_in_display_values_at_each_brightness fails.
     """
     blurry = tensor_of(recording.blurry, device).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
     noise = noise_of(luma(blurry)[0])
@@ -71,6 +74,8 @@ def noise_of(grey: Tensor) -> float:
     ramps, and most places of a picture are flat. So the median of the sizes of the differences
     shows only the noise. The method is from Immerkaer (CVIU 1996), who takes the mean in place of
     the median.
+
+    With other factors, test_the_noise_on_a_ramp_is_measured fails.
     """
     if min(grey.shape) < 3:
         return 0.0  # the picture is smaller than the kernel

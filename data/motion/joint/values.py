@@ -43,7 +43,10 @@ def display_of_light(light: Tensor) -> Tensor:
 
 
 def slope_of(z: Tensor) -> Tensor:
-    """Return the slope dx / dz at display values z, at least the slope at `DARK`."""
+    """Return the slope dx / dz at display values z, at least the slope at `DARK`.
+
+    Without the limit DARK, test_black_has_a_slope_above_0 fails.
+    """
     return _power(z.clamp(DARK, 1), DISPLAY_GAMMA - 1).mul_(DISPLAY_GAMMA)
 
 
