@@ -28,10 +28,12 @@ Read weights.
     weights_file.py        tensors of a file, by name
     foreign_weights.py     files of other programs
     untrusted_weights.py   refuses files that would fill the memory
-    loading.py             puts tensors into a network; load_report.py says which
+    loading.py             puts tensors into a network
+    load_report.py         says which tensors were put into the network
     portable.py            finds the network of a file
     recognise.py           recognises the published networks
-    released.py            downloads them; released_networks.py has their names and arguments
+    released.py            downloads the published networks
+    released_networks.py   names and arguments of the published networks
     saved_network.py       a file with its network
 
 Test a network.

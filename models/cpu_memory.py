@@ -51,7 +51,7 @@ class Need(NamedTuple):
     def total(self) -> float:
         """Estimate the peak of a step, in GB.
 
-        MARGIN (1.1) is for workspaces and fragmentation, which `saved` does not count.
+        MARGIN (1.1) adds 10 % for workspaces and fragmentation, because `saved` counts neither.
         """
         return MARGIN * self.ranks * (self.fixed + self.saved) / GB
 
@@ -81,8 +81,7 @@ def check_memory(
     has_average: whether the run keeps averaged weights.
     changes: function that returns the option lines that make a step smaller.
 
-    Raises OptionError if the whole memory of the host and its swap are too small, even if no other
-    program used them.
+    Raises OptionError if the step does not even fit into the whole memory and swap of the host.
     """
     # The number of ranks on this host. `gather_objects` waits for all ranks, so the call comes
     # before the early returns.
@@ -185,7 +184,8 @@ def need_of_step(net: VRT, lq: Tensor, is_half: bool, has_average: bool, ranks: 
 # the frame. So its numbers are divided by scale^2.
 #
 # The numbers were fitted to what `saved_bytes` (models/vrt/memory/saved_bytes.py) counts in small
-# networks. Fit them again if test_cpu_memory.py finds an estimate that is wrong by more than 25 %.
+# networks. Fit the numbers again if test_cpu_memory.py finds an estimate that is wrong by more than
+# 25 %.
 SAVED_OF_FLOW = 870.0  # for the optical flow
 SAVED_OF_ALL_FRAMES = 500.0  # for the convolution over all frames, in a network without flow
 SAVED_OF_BLOCK = 1.05  # for the input of a block

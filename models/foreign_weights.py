@@ -8,8 +8,8 @@ place of a download. A .pth is a zip file, or a pickle if torch was older than 1
 What must stay: a weights file may come from anywhere, so reading it must run no code from the file
 (test_a_small_pickle_that_would_take_much_memory_or_time_is_refused,
 test_a_scalar_that_is_no_number_is_refused). A type may be added to the types that are read only if
-making it runs no such code. Free to change: MARKS, the descriptions of files that are no weights;
-they are only shown in errors.
+making it runs no such code. Free to change: MARKS, the descriptions of files that are no weights,
+because the descriptions are only shown in errors.
 
 Tests: tests/parts/models/test_foreign_weights.py, test_hostile_weights.py, test_any_weights.py
 """
@@ -76,7 +76,7 @@ def _load_with_scalars(path: Path) -> Any:
 class _ScalarType:
     """Takes the place of numpy.dtype in a pickle: the type of a scalar, by name and byte order.
 
-    torch.load makes it with the arguments that the pickle has for numpy.dtype.
+    torch.load calls the class with the arguments that the pickle has for numpy.dtype.
     """
 
     def __init__(self, name: str, *_: object) -> None:
@@ -148,7 +148,7 @@ MARKS = {
     rb"\x00+$": _Kind("a file of zeros, as a broken download or a full disk leaves it", DOWNLOAD),
     rb"$": _Kind("an empty file", DOWNLOAD),
 }
-# Endings of weights files, to find one in a zip file around it.
+# Endings of weights files. `_kind_of_zip` looks for files with these endings in a zip file.
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
 # The message of torch.load about an object of another program, e.g. "GLOBAL lightning.Trainer was
 # not an allowed global". If torch changes it,

@@ -187,9 +187,9 @@ def _refuse_integers(net: nn.Module, weights: dict[str, Tensor], where: str) -> 
 def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     """Raise SpoiltWeightsError if a parameter is NaN, e.g. in weights of a training that diverged.
 
-    A network with such weights restores NaN, and a training skips every step, with warnings about
-    its samples, which are not the cause. Buffers are not checked, because NaN may have a meaning
-    there.
+    With such weights a network restores NaN, and a training skips every step. The warnings of the
+    training would name its samples, although the samples are not the cause. Buffers are not
+    checked, because NaN may have a meaning in a buffer.
     """
     spoilt = []
     for name, _ in net.named_parameters():

@@ -37,7 +37,7 @@ Score = Callable[..., float]
 # {"restored": {"psnr": [30.1, 30.4]}, "input": {"psnr": [28.8, 28.9]}, "instant 0": {...}}.
 Scores = dict[str, dict[str, list[float]]]
 
-# The window of SSIM along one axis: a Gaussian of sigma 1.5 over 11 pixels, as in its paper.
+# The window of SSIM along one axis: a Gaussian of sigma 1.5 over 11 pixels (source: see `ssim`).
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
 
 
@@ -117,8 +117,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
 
         SSIM = (2 mx my + c1) (2 cov + c2) / ((mx^2 + my^2 + c1) (vx + vy + c2))
 
-    mx, my: means. vx, vy: variances. cov: covariance. All are within a Gaussian window of 11 x 11
-    pixels and sigma 1.5, and the variances are of the population, not of a sample.
+    mx, my: means. vx, vy: variances. cov: covariance. Each is a weighted mean over a window of 11 x
+    11 pixels around the pixel, e.g. vx = mean((x - mx)^2). The weights are a Gaussian of sigma 1.5.
     c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2. A pixel counts only if its window lies inside the
     image.
 
@@ -302,7 +302,9 @@ def _number(score: Any, name: str) -> float:
 
 
 def rgb_to_y(image: np.ndarray) -> np.ndarray:
-    """Return the luma of an image (H, W, 3) RGB in 0..255: (H, W) float64 in 16..235, not rounded.
+    """Return the luma (brightness) of an image: (H, W) float64 in 16..235, not rounded.
+
+    image: (H, W, 3) RGB in 0..255.
 
     Source: ITU-R BT.601, as MATLAB's rgb2ycbcr.
     """

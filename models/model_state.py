@@ -72,11 +72,11 @@ class ModelState:
         # convolution". [] on a CPU and on NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
         # The options from which a program can build the network again, for weights files and
-        # checkpoints. They name no paths of this machine, so that another machine can use the file.
+        # checkpoints. They name no paths of this machine, because another machine may use the file.
         self.network_options: dict[str, Any] = {**opt.portable(), "spike_channels": spike_channels}
 
-        # torch's layers draw their initial weights from the default generator. With this seed they
-        # are equal on all ranks.
+        # torch's layers draw their initial weights from the default generator. All ranks give it
+        # the same seed, so that the weights are equal on all ranks.
         torch.manual_seed(self.train_opt.manual_seed)
         self.netG = define_G(opt, spike_channels).to(self.device)
         # The averaged network. `init_train` makes it, unless train.E_decay is 0.
@@ -119,7 +119,7 @@ class ModelState:
             self.netG.compile()  # in place: the names in the state dict stay the same
 
         self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
-        # Warns if the loss has parameters of its own: the optimizer gets only those of netG.
+        # Warns if the loss has parameters, because the optimizer gets only the parameters of netG.
         warn_of_untrained(self.lossfn)
         # The keys of a batch whose tensors the loss takes with the restored clip, e.g. ("gt",).
         self.target_names = names_of_targets(type(self.lossfn))
@@ -151,8 +151,8 @@ class ModelState:
         except SpoiltWeightsError:
             raise  # NaN or integers: the network fits, so the advice below would be wrong
         except CheckpointError as e:
-            # The texts of the error are about pretrained weights. Replace two texts, because this
-            # is a resume. `netG_then` has the options of the run that wrote the checkpoint.
+            # The texts of the error are about pretrained weights. Replace two texts, because here a
+            # run is resumed. `netG_then` has the options of the run that wrote the checkpoint.
             netG_then = state["options"]["netG"]
             # The keys whose values have changed, e.g. "netG.depths".
             changed = changed_options.differences(netG_then, self.opt.netG.plain(), "netG.")
@@ -281,8 +281,8 @@ class ModelState:
                 "options": self.network_options,
                 "iter": step,
             }
-            # No run resumes from this file. So the file needs no former versions (keep=0), and no
-            # sidecar, the file with a checksum that stands beside a checkpoint.
+            # No run resumes from this file. So the file needs no former versions (keep=0) and no
+            # sidecar. (A sidecar is a small file beside a checkpoint, with its checksum.)
             path = folder / f"{step}_{letter}.pth"
             checkpoint.save(content, path, keep=0, has_sidecar=False)
 
@@ -304,9 +304,10 @@ class ModelState:
         """
         parameter_count = self.parameter_count()
         options = self.network_options["netG"]
-        # For each parameter: weight, gradient, two moments of Adam, and the average if there is
-        # a netE. E.g. 35.60 M parameters without a netE: 4 bytes * 4 * 35.60 M = 0.57 GB.
-        # cpu_memory.py counts the same numbers (BYTES_PER_PARAMETER), so change both together.
+        # A parameter needs four numbers: its weight, its gradient, and two moments of Adam. With a
+        # netE, the average is a fifth number. E.g. 35.60 M parameters without a netE: 4 bytes * 4 *
+        # 35.60 M = 0.57 GB. cpu_memory.py counts the same numbers (BYTES_PER_PARAMETER), so change
+        # both together.
         numbers_per_parameter = 4 if self.netE is None else 5
         bytes_per_number = 4  # float32
         gigabytes = bytes_per_number * numbers_per_parameter * parameter_count / 1e9

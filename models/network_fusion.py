@@ -1,4 +1,4 @@
-"""A network that is only a fusion operator: what the operator restores without VRT after it.
+"""A network that is only a fusion operator, without VRT after it.
 
 weights/operator.pth and weights/motion.pth are weights of this network.
 

@@ -94,7 +94,8 @@ class VRT(nn.Module):
     indep_reconsts: which entries of depths, by their index, are layers that process each frame
     separately.
 
-    mul_attn_ratio: share of the blocks of a stage that have mutual attention.
+    mul_attn_ratio: fraction of the blocks of a stage that have mutual attention. In mutual
+    attention, the two frames of a window attend to each other.
     mlp_ratio: width of the hidden layer of a block's MLP, divided by the width of the block.
     qkv_bias: whether queries, keys and values have a bias.
     qk_scale: factor of the logits of the attention. With null it is 1 / sqrt(channels of a head),
@@ -141,8 +142,7 @@ class VRT(nn.Module):
         indep_reconsts: list[int] = [11, 12],  # noqa: B006
         embed_dims: list[int] = [120] * 7 + [180] * 6,
         num_heads: list[int] = [6] * 13,
-        # The first blocks of a stage have mutual attention, e.g. 6 of 8 blocks with 0.75. In mutual
-        # attention, the two frames of a window attend to each other.
+        # The first blocks of a stage have mutual attention, e.g. 6 of 8 blocks with 0.75.
         mul_attn_ratio: float = 0.75,
         mlp_ratio: float = 2.0,
         qkv_bias: bool = True,
@@ -195,7 +195,7 @@ class VRT(nn.Module):
         # The section netG.fusion, checked and with its defaults. It names the class of the fusion
         # operator.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
-        if pa_frames == 0:
+        if pa_frames == 0:  # the network interpolates frames
             _refuse_operator_for_new_frames(fusion_options, in_chans, spike_channels)
         # The class of the operator decides how many of the input channels are image channels, and
         # how many channels the trunk gets.
@@ -204,20 +204,21 @@ class VRT(nn.Module):
         check_arguments(design, self.image_chans, trunk_chans)
 
         self.upscale = upscale
-        self.in_chans = trunk_chans  # channels per frame after fusion.on_input
+        # Channels per frame after fusion.on_input. The argument in_chans may be None.
+        self.in_chans = trunk_chans
         self.out_instants = out_instants
         self.out_chans = out_instants * out_chans
         self.pa_frames = pa_frames
         self.nonblind = nonblind_denoising
         self.memory_budget_gb = memory_budget_gb
-        # Whether `fit` has nothing left to do: it has run, or checkpoint is null.
+        # Whether `fit` has nothing to do. Only checkpoint "auto" needs `fit`, and only once.
         self.is_fitted = checkpoint != "auto"
         self.notes: list[str] = []  # messages about this network for the training log
         needed_spikes = spike_channels if fusion_class.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(design, self.image_chans, needed_spikes)
 
-        # The order of the following lines decides the random initial weights. Build a new module
-        # after them: in between, it would change the initial weights of all later modules.
+        # The modules below draw their initial weights one after the other. Build a new module after
+        # all of them, because all modules built after it get other initial weights.
         self._build_input(design)
         self._build_stages(design)
         self._build_output(design)
@@ -349,8 +350,8 @@ class VRT(nn.Module):
         # Align the neighbours of each frame along the flow, which is estimated from RGB or grey.
         rgb = image[:, :, :3]
         # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Backward
-        # flows lead to earlier frames, forward flows to later frames. The backward flows are a list
-        # with a flow for each distance in frames, 1, 2, ..., and so are the forward flows.
+        # flows lead to earlier frames, forward flows to later frames. Both are lists with one flow
+        # for each distance in frames: 1, 2, ...
         flows = self.estimate_flows(rgb)
         backward, forward = flows[0]  # at full resolution
         to_previous = backward[0]  # at distance 1: warps each frame to the frame before
@@ -378,7 +379,7 @@ class VRT(nn.Module):
                 base, scale_factor=self.upscale, mode="bilinear", align_corners=False
             )
         x = self.conv_last(x)  # (n, K out_chans, sH, sW)
-        # All K instants have the same base. If it is grey, its one channel is added to each colour.
+        # All K instants have the same base. The one channel of a grey base is added to each colour.
         instants = x.unflatten(1, (self.out_instants, -1))  # (n, K, out_chans, sH, sW)
         instants = instants + base[:, None]
         return instants.flatten(1, 2)
@@ -450,7 +451,8 @@ class VRT(nn.Module):
         The arithmetic must stay, because released weights fit it
         (test_the_plain_transcription_gives_the_reference_output).
 
-        The result is channels last: a view of (B, N, H, W, E), in which all stages compute.
+        The result is a view of (B, N, H, W, E), because the stages compute with the channels last.
+
         flows: the result of `estimate_flows`. None if nothing is aligned.
         """
         clips, frames = x.shape[:2]

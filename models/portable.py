@@ -175,9 +175,9 @@ def _with_option_file(
 def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -> None:
     """Refuse spike channels of another kind than in the training. Warn of other differences.
 
-    The kind is the representation and the gamma, e.g. "voxel" and 1.0. There may be as many
-    channels of another kind, so that they fit the weights. Then the results would be wrong without
-    an error.
+    The kind is the representation and the gamma, e.g. "voxel" and 1.0. Channels of another kind may
+    have the same number. Then they fit the weights, but the results would be wrong without an
+    error.
 
     training, now: the section `spike` of the weights file `path`, and of the option file.
     """

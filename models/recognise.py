@@ -103,8 +103,9 @@ def _shapes_of_released(name: str) -> dict[str, torch.Size]:
 def _most_bytes(name: str) -> int:
     """Return the largest size, in bytes, of a file with the published network `name`.
 
-    The limit is the size of the tensors, plus 10 % and 5 MB for their names (both chosen by hand).
-    A larger file is not the right one, and must not fill the disk.
+    The limit is 1.1 * (size of the tensors) + 5 MB. The additional bytes are for the names of the
+    tensors, and were chosen by hand. A larger file is not the right one, and must not fill the
+    disk.
     """
     tensors = _tensors_of(_network_without_file(name))
     return int(1.1 * bytes_of(tensors.values())) + 5_000_000

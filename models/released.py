@@ -31,11 +31,11 @@ from utils.files import temporary_beside, writing
 
 logger = logging.getLogger(__name__)
 
-# Where the files are. The environment variable SPIKEVRT_RELEASES may name another address with the
-# same files.
+# Address of the folder of the files. The environment variable SPIKEVRT_RELEASES may name another
+# address with the same files.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/download/v0.0"
 MIRROR = "SPIKEVRT_RELEASES"
-# Where fetched files are kept. The option files of KAIR, the project in which VRT was published,
+# Folder of the fetched files. The option files of KAIR, the project in which VRT was published,
 # name the same folder.
 FOLDER = Path("model_zoo/vrt")
 NAME = re.compile(r"vrt/(\d{3})")  # e.g. "vrt/006"

@@ -83,8 +83,8 @@ class SavedNetwork:
         if self.known_from != FROM_FILE:
             return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
         # From here, the options come from a file that anybody may have made. `refuse_larger` knows
-        # only the options of our two networks. A third network of ours needs rules there, and its
-        # name here.
+        # only the options of our two networks. A third network of ours needs rules in
+        # `refuse_larger`, and its name in the next line.
         if netG.get("net_type") in ("vrt", "fusion"):
             refuse_larger(netG, self.spike_channels, self.weights, str(self.path))
         try:

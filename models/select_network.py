@@ -337,9 +337,9 @@ def _check_interpolation(
     netG, train, test, val: sections of the options. train and test may be None.
     spec: what the network takes.
     """
-    # A training clip has the given frames, which the network gets, and one sharp frame in each gap
-    # between them, e.g. 4 + 3 = 7 frames: every second frame is given. In VRT the number of given
-    # frames is netG.img_size[0], as the message says.
+    # Every second frame of a training clip is given to the network. One sharp frame lies between
+    # two given frames. E.g. 4 given frames and 3 sharp frames are 7 frames. In VRT the number of
+    # given frames is netG.img_size[0], as the message says.
     given_frames = spec.least_frames
     all_frames = 2 * given_frames - 1
     num_frame = getattr(train, "num_frame", None)

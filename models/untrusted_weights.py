@@ -2,7 +2,7 @@
 
 Weights files may be downloads from anywhere, so nothing in them is trusted: e.g. a file of 1 kB may
 state a tensor of 1 TB. Each function here raises an error before this program would run out of
-memory. weights_file.py and saved_network.py call them.
+memory. weights_file.py and saved_network.py call the functions.
 
 What must stay: each check, and its place before the code that it protects. test_hostile_weights.py
 has a file for each kind of attack. Free to change: the texts of errors.

@@ -6,6 +6,6 @@ exposure.py         the operator exposure
 fusion_motion.py    the operator motion
 
 motion_net.py       a network that finds the motion within an exposure, for the operator motion
-motion_windows.py   the windows of time that it sees, and curves over time
+motion_windows.py   the windows of time that motion_net.py sees, and curves over time
 least_squares.py    the motion that is left between the windows
 """

@@ -94,7 +94,8 @@ class Fusion(nn.Module):
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         """Return the input of the network, (B, T, trunk channels, H, W). See `trunk_channels`.
 
-        image: (B, T, C, H, W). spike: (B, T, S, H, W), or None if there are no spikes.
+        image: (B, T, C, H, W). spike: (B, T, S, H, W). None if there are no spikes, and then
+        `channels` must accept 0 spike channels, as in `NoFusion` (operators.py).
         """
         return image
 
@@ -120,7 +121,7 @@ class Fusion(nn.Module):
 class ImageFusion(Fusion):
     """Base class of operators whose `on_input` returns a better frame.
 
-    They have a small residual conv net, `features_of`, whose modules are `head` and `body`.
+    Each of these operators has a small residual conv net: `features_of` runs `head` and `body`.
 
     base: the frame to which the network adds its output: the "blurry" frame, or the "fused" frame,
         which `on_input` has returned.

@@ -76,9 +76,9 @@ class ExposureFusion(ImageFusion):
     The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
     and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
 
-    estimates: how many ratios give an estimate. They are the first ratios of the input, and their
-    parts of the exposure must be around the sharp instant. null: all ratios give an estimate. The
-    other ratios are only inputs of the conv net.
+    estimates: number of ratios that give an estimate, which are the first ratios of the input.
+    These ratios must be for parts of the exposure around the sharp instant. The other ratios are
+    only inputs of the conv net. null: all ratios give an estimate.
     features: width of the conv net. layers: number of its residual convolutions.
     colour_radius: radius in pixels of the windows in which colours are fitted.
     base: the frame to which the network adds its output: the "blurry" frame, as in VRT, or the
@@ -193,8 +193,8 @@ class ExposureFusion(ImageFusion):
 
             slope = (covariance + f * mean(colour) / mean(luma)) / (variance + f)
 
-        If the variance is much smaller than f, this is the slope of a flat window. If the variance
-        is much larger than f, it is the slope of the line.
+        If the variance is much smaller than f, the result is the slope of a flat window. If the
+        variance is much larger than f, the result is the slope of the line.
 
         image: (N, 3, H, W).
         """
@@ -226,8 +226,9 @@ class ExposureFusion(ImageFusion):
         if in_cpu_form(channels):
             # With the channels of a pixel side by side, pools take half of the time on a CPU.
             channels = channels.contiguous(memory_format=torch.channels_last)
-        # First along the columns, then along the rows. This takes 2 * side additions for each
-        # pixel, e.g. 18 for radius 4. A pool over the whole square would take side^2, e.g. 81.
+        # Take the mean along the columns, then along the rows. Both together take 2 * side
+        # additions for each pixel, e.g. 18 for radius 4. A pool over the whole square would take
+        # side^2 additions, e.g. 81.
         means = F.avg_pool2d(
             channels, kernel_size=(side, 1), stride=1, padding=(radius, 0), count_include_pad=False
         )

@@ -59,8 +59,8 @@ CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 #
 #      6  the evidence: how far to trust the equations at each pixel (see the words above)
 #      2  the residuals of the RGB equations and of the spike equations: by how much z misses them
-#      3  comparisons with the spikes of the sharp instant: of z, of z_0, and which of the two fits
-#         the spikes better
+#      3  comparisons with the spikes of the sharp instant: by how much the spikes are brighter than
+#         z, by how much they are brighter than z_0, and how much worse z fits them than z_0
 #      1  the number of the step
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
 # The conv net sees differences of display values times this number, because a conv net learns best
@@ -152,7 +152,7 @@ class MotionSteps(nn.Module):
             nn.Conv2d(features, features, kernel_size=3, padding=1) for _ in range(layers)
         )
         self.tail = nn.Conv2d(features, outputs, kernel_size=3, padding=1)
-        # So untrained steps return the first estimate (test_untrained_steps_change_nothing).
+        # Zeros let untrained steps return the first estimate (test_untrained_steps_change_nothing).
         for parameter in self.tail.parameters():
             nn.init.zeros_(parameter)
 
@@ -225,7 +225,7 @@ class MotionSteps(nn.Module):
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1, inplace=True)
 
-        # Back to full size, without the repeated row and column.
+        # Bring the outputs back to full size, without the repeated row and column.
         outputs = F.pixel_shuffle(self.tail(x), HALF)  # (1, 3 + GATES, H, W)
         return outputs[0, :, :height, :width]
 
@@ -240,7 +240,7 @@ class Pulls(NamedTuple):
     g_s: Tensor  # (1, H, W): change of the grey value by the spike equations
     # (1, H, W): size of the residuals of the RGB equations, i.e. by how much z misses them
     residual_rgb: Tensor
-    residual_spikes: Tensor  # (1, H, W): the same for the spike equations
+    residual_spikes: Tensor  # (1, H, W): size of the residuals of the spike equations
     # (1, H, W): by how much the spikes of the sharp instant are brighter than z
     spikes_minus_z: Tensor
 

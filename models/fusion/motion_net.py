@@ -1,9 +1,9 @@
 """A small network that finds the motion within an exposure from spikes, also in dim light.
 
-It is a part of the fusion "motion" (models/fusion/fusion_motion.py), so the weights of this fusion
-contain its weights. `data.motion.network_inputs` makes its inputs, and `data.motion.learned` turns
-its output into shifts of RGB pixels. lab/train_motion_net.py trains it on scenes whose motion is
-known exactly.
+The fusion operator "motion" (models/fusion/fusion_motion.py) contains this network, so the weights
+of the operator contain the weights of the network. `data.motion.network_inputs` makes the inputs,
+and `data.motion.learned` turns the output into shifts of RGB pixels. lab/train_motion_net.py trains
+the network on scenes whose motion is known exactly.
 
 A spike pixel shows a point of the scene at the sharp instant. The point moves along a curve:
 
@@ -19,7 +19,8 @@ of the `LEVELS` to the finest, it
     1. shifts all pictures back to the sharp instant, along the curve found so far. Where the curve
        is right, the pictures then look alike
     2. asks which motion would explain the differences that are left (least_squares.py)
-    3. corrects the curve, by a small conv net that sees all this
+    3. corrects the curve, by a small conv net that sees the shifted pictures, the motion of step 2
+       and the curve so far
 
 SPyNet (Ranjan and Black, CVPR 2017) finds the flow between two frames in this way.
 
@@ -213,8 +214,8 @@ class MotionNet(nn.Module):
         curve, log_error: the motion so far, (B, 6, h, w) and (B, 1, h, w).
         size: side of a pixel of the level, in spike pixels.
         """
-        # Detached, so that each correction learns only from its own result: no gradient flows
-        # through the shifts into earlier corrections.
+        # Detach the motion so far, so that each correction learns only from its own result. No
+        # gradient flows through the shifts into earlier corrections.
         curve = curve.detach()
         log_error = log_error.detach()
         shifts = displacements(curve, self.tau) / size  # (B, 15, 2, h, w), in pixels of the level

@@ -6,9 +6,9 @@
     exposure    mixes the frame with estimates of the sharp frame (exposure.py)
     motion      restores along the motion within the exposure (fusion_motion.py)
 
-One class per operator. base.py has the class `Fusion`, with the hooks that the network calls. A new
-operator is a class in a new file models/fusion/fusion_<name>.py, which this module imports by
-itself. The option netG.fusion chooses it by its registered name.
+Each operator is a class. base.py has the base class `Fusion`, with the hooks that the network
+calls. A new operator is a class in a new file models/fusion/fusion_<name>.py, which this module
+imports by itself. The option netG.fusion chooses the operator by its registered name.
 
 Shapes: B clips, T frames, S spike channels, H x W pixels.
 

@@ -13,7 +13,7 @@ The network, from its arguments to a pixel:
     windows.py           cuts a clip into windows
     positions.py         bias of two tokens in a window
     align_clip.py        aligns each frame with its neighbours
-    deform_align.py      one alignment; deform_conv.py is its convolution
+    deform_align.py      aligns some frames, by the convolution of deform_conv.py
     flow_warp.py         samples images along a flow
     stochastic_depth.py  drops branches in training
     layers.py            small layers that all parts share
@@ -23,11 +23,11 @@ Computation and memory:
     forms.py             which form runs on which device
     chunks.py            computes a layer chunk by chunk
     work.py              what is computed for a chunk
-    chunk.py             what a chunk is; chunk_sizes.py says how large
+    chunk.py             what a chunk is
+    chunk_sizes.py       how large a chunk is
     tape.py              carries results of the attention on a CPU from forward to backward
     recompute.py         computes a function again in backward
-    memory/              estimates the memory of a step; memory/advice.py says what to change if
-                         the memory is full
+    memory/              estimates the memory of a step, and says what to change if it is full
     rows.py              reads and writes rows of a tensor
     row_kernels/         kernels for rows: layer norm, gated MLP
 """

@@ -10,8 +10,8 @@ What must stay:
     The results and their gradients. tests/parts/models/test_vrt_modules.py compares them with the
     published network.
 
-    How many frames a CPU takes at a time. The gradients of weights are summed batch by batch, so
-    another number changes their last bits. No test notices.
+    The number of frames that a CPU takes at a time. The gradients of weights are summed batch by
+    batch, so another number changes their last bits. No test notices.
 """
 
 import torch
@@ -87,15 +87,17 @@ def _neighbours(
     for distance, flow in enumerate(flows, start=1):
         # E.g. 4 frames at distance 2: the later neighbours 2 3, or the earlier neighbours 0 1.
         source = frames[distance:] if is_later else frames[: n - distance]
-        missing = distance - 1  # targets whose neighbour lies outside the clip
+        # Number of targets whose neighbour lies outside the clip, e.g. 1 at distance 2.
+        missing = distance - 1
         sources.append(_with_zeros(source, missing, is_behind=is_later))
         source_flows.append(_with_zeros(flow, missing, is_behind=is_later))
     return sources, source_flows
 
 
-# Most pixels in one batch of a deformable convolution on a CPU. (A GPU takes all frames at once.)
-# Larger batches would not fit the cache, and smaller batches would need more calls. Another number
-# also changes the last bits of the gradients of weights, which are summed batch by batch.
+# Largest number of pixels in one batch of a deformable convolution on a CPU. (A GPU takes all
+# frames at once.) Larger batches would not fit the cache, and smaller batches would need more
+# calls. The gradients of weights are summed batch by batch, so another number also changes their
+# last bits.
 MOST_PIXELS_ON_CPU = 1024
 
 

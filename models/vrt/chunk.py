@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 
-# eq=False: a span is equal only to itself. regions.mask_table uses spans as keys of a cache, and
-# the tensor `mask` could not be compared by value there.
+# eq=False: a span is equal only to itself. regions.mask_table uses spans as keys of a cache. The
+# cache compares its keys, and two tensors `mask` cannot be compared by value: == gives a tensor.
 @dataclass(frozen=True, eq=False)
 class Span:
     """The windows start ... stop - 1 of a chunk, which share one mask."""
@@ -50,8 +50,8 @@ class Chunk:
     """
 
     # The index of the token at each position, window after window, 0 at padding: (positions,)
-    # int64. A slice in a chunk of `GatedMlp`. The type is Any, because each caller uses only
-    # tensors or only slices.
+    # int64. A slice in a chunk of `GatedMlp`. The type is Any and not Tensor | slice, because each
+    # caller uses only one of the two.
     rows: Any
     # The indices of the tokens, without padding, in the order of `rows`: (tokens,) int64. The same
     # slice in a chunk of `GatedMlp`.

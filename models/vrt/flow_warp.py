@@ -42,12 +42,12 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     rows = rows * (2.0 / max(height - 1, 1)) - 1.0
     grid = torch.stack((columns, rows), dim=3)  # (n, h, w, 2)
 
-    if padding == "border" and in_cpu_form(grid):
+    if padding == "border" and in_cpu_form(grid):  # whether the tensor is on a CPU
         # If a coordinate is NaN, torch's backward pass writes to a random address, which ends the
         # process (pytorch issue 24823). So replace NaN by 0, the middle of the image. The flow
         # itself stays NaN, so the loss is NaN and the training skips the step.
         grid = torch.where(grid.isnan(), 0.0, grid)
-    if padding == "border" and lacks_border_padding(grid):
+    if padding == "border" and lacks_border_padding(grid):  # on GPUs of Apple (mps)
         # Move positions outside the image onto its border. Afterwards padding by zeros gives the
         # same values as padding by the border.
         grid = grid.clamp(-1.0, 1.0)
@@ -119,8 +119,8 @@ def _positions(flow: Tensor) -> Tensor:
 
 # maxsize: 32 results, because training and validation together have a few sizes of frames, each at
 # several scales.
-# inference_mode(False): the first call may come from inference mode, and a training may get its
-# result from the cache. torch cannot save a tensor that was made in inference mode for backward
+# inference_mode(False): torch cannot save a tensor that was made in inference mode for backward. If
+# the first call came from inference mode, a training would later get such a tensor from the cache
 # (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)

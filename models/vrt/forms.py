@@ -1,7 +1,7 @@
 """Choose the form of each computation for a device.
 
-This is the only file of the network that distinguishes kinds of devices. A layer can have several
-forms:
+This is the only file of the network that distinguishes kinds of devices. A form is a way to compute
+the same function. A layer can have several forms:
 
     the CPU form        on a CPU: small chunks that stay in the cache, and our own attention
     our kernels         in bfloat16 and float16, on an NVIDIA GPU of Ampere or newer (RTX 30, A100),
@@ -32,16 +32,17 @@ from utils import utils_dist
 
 logger = logging.getLogger(__name__)
 
-# The option netG.kernels: "auto" runs layers chunk by chunk, "plain" as a whole under autograd.
+# The option netG.kernels. "auto" computes a layer chunk by chunk, and backward computes each chunk
+# again (chunks.py). "plain" computes the whole layer at once, with gradients by autograd.
 Kernels = Literal["auto", "plain"]
 
 # The next four constants list device types, as in torch.device.type.
-CPU_FORM = ("cpu",)  # use the CPU form
-KERNEL_DEVICES = ("cuda",)  # our kernels are written for these
-# Use torchvision's deformable convolution. On mps (GPUs of Apple), torchvision 0.23 has only the
-# forward pass of this convolution.
+CPU_FORM = ("cpu",)  # devices that compute in small chunks, with our own attention
+KERNEL_DEVICES = ("cuda",)  # devices for which our kernels are written
+# Devices that use torchvision's deformable convolution. On mps (GPUs of Apple), torchvision 0.23
+# has only the forward pass of this convolution.
 DEFORM_CONV = ("cuda",)
-NO_BORDER_PADDING = ("mps",)  # their grid_sample lacks padding_mode "border"
+NO_BORDER_PADDING = ("mps",)  # devices whose grid_sample lacks padding_mode "border"
 
 # Dtypes in which our kernels compute.
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
@@ -111,9 +112,9 @@ def log_device(device: torch.device) -> None:
 
 
 def stand_ins(device: torch.device) -> list[str]:
-    """Return a sentence for each operation that a device computes otherwise than an NVIDIA GPU.
+    """Return a sentence for each operation that is computed in another way than on an NVIDIA GPU.
 
-    Returns [] for a CPU, where the CPU form is the normal form.
+    Returns [] for a CPU, because the CPU form is written for a CPU and replaces nothing.
     """
     if device.type == "cpu":
         return []
@@ -126,7 +127,7 @@ def stand_ins(device: torch.device) -> list[str]:
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Say whether our Triton kernels compute with tensors like x, by their device and dtype."""
+    """Say whether our Triton kernels take tensors with the device and the dtype of x."""
     if x.device.type not in KERNEL_DEVICES or x.dtype not in KERNEL_DTYPES:
         return False
     if torch.compiler.is_compiling():  # torch.compile cannot trace our kernels
@@ -137,7 +138,7 @@ def has_kernels(x: Tensor) -> bool:
 def attention_has_kernel(x: Tensor, tokens: int, channels: int) -> bool:
     """Say whether our kernel computes the attention of windows.
 
-    x: a tensor of the device and dtype.
+    x: any tensor with the device and the dtype of the attention.
     tokens: number of tokens in a window.
     channels: number of channels of a head.
     """

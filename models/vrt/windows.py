@@ -55,8 +55,8 @@ Triple = tuple[int, int, int]  # frames, height, width
 # maxsize: 128 results, because training and validation together have a few sizes, each with several
 # windows and shifts. The tables are small compared with the weights. `mask_table`
 # (attention/kernels/regions.py) caches two tables for each of these results: change both together.
-# inference_mode(False): the first call may come from inference mode, and a training may get its
-# result from the cache. torch cannot save a tensor that was made in inference mode for backward
+# inference_mode(False): torch cannot save a tensor that was made in inference mode for backward. If
+# the first call came from inference mode, a training would later get such a tensor from the cache
 # (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
@@ -199,7 +199,7 @@ class _Group(NamedTuple):
 
 
 class _WindowRange(NamedTuple):
-    """The windows first ... end - 1 along one axis, which need the same mask along this axis."""
+    """The windows first ... end - 1 along one axis. They need the same mask along this axis."""
 
     first: int
     end: int

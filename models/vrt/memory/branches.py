@@ -6,9 +6,8 @@ Its owner, the block or the MLP, has a flag for the branch:
     set        backward recomputes the branch
     cleared    autograd saves the tensors of the branch
 
-The bytes of a branch are what autograd saves in addition if the flag is cleared. These bytes are
-measured.
-The work is computed from the sizes.
+The bytes of a branch are what autograd saves in addition if the flag is cleared. The bytes are
+measured, and the work is computed from the sizes.
 
 What must stay: the results depend only on sizes, and not on the rank or on chance, because all
 ranks must recompute the same branches. No test notices this. tests/parts/models/test_fit_memory.py

@@ -104,9 +104,9 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
     # `fit_memory` computes need = MARGIN * (parameter_bytes + activations). Solved for activations:
     activations = need / MARGIN - parameter_bytes
     room_for_activations = budget_gb * GB / MARGIN - parameter_bytes
-    # The share of the activations that would fit, or 0 if the parameters alone exceed the budget.
-    # Activations grow with the area of a crop, so the side of the crop must shrink by the square
-    # root of the share.
+    # The fraction of the activations that would fit, or 0 if the parameters alone exceed the
+    # budget. Activations grow with the area of a crop, so the side of the crop must shrink by the
+    # square root of the fraction, e.g. to 50 % of the side if 25 % of the activations fit.
     share = max(0.0, room_for_activations / activations)
     logger.warning(
         "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every "
@@ -119,8 +119,8 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
 class Activations(NamedTuple):
     """Bytes of activations in a training step."""
 
-    kept: int  # between forward and backward
-    peak: int  # the most at a time
+    kept: int  # bytes in memory between forward and backward
+    peak: int  # the largest number of bytes at a time
 
 
 def _activations(uses: list[MemoryUse]) -> Activations:

@@ -60,8 +60,8 @@ def alignment_transient(align: DeformAlign, target: Tensor) -> int:
     samples = TAPS * align.source_count * d
 
     # In memory for all frames:
-    #     three tensors of the size of the offsets and masks: these themselves, their gradients, and
-    #         their float32 copies
+    #     three tensors of the size of the offsets and masks: the offsets and masks, their
+    #         gradients, and their float32 copies
     #     four tensors of the size of the conv net's input
     #     the gradient of the result, d numbers
     for_all_frames = n * (3 * offsets_and_masks + 4 * inputs_of_conv_net + d)
