@@ -60,7 +60,7 @@ class Calibration(Section):
 
     made: how the file was made, for the person who opens it. It has no effect.
 
-    Only the motion within an exposure (data/motion/joint/) uses these two:
+    Only the motion within an exposure (data/motion/joint/) uses `rolling` and `lens_blur`:
     rolling: the last row of a frame is exposed later than the first row by this fraction of the
     exposure.
     lens_blur: blur of the spike camera's lens, the sigma of a Gaussian in spike pixels.
@@ -82,7 +82,7 @@ class Calibration(Section):
     def to_rgb(self) -> np.ndarray:
         """Return the matrix (3, 3) float64 from a pixel of the upright spike image to an RGB pixel.
 
-        It contains `mirror` and `matrix`.
+        The result is the product of `matrix` and the mirroring of `mirror`.
         """
         matrix = np.eye(3)
         # An affine matrix has 2 rows. Its third row is 0 0 1, as in the identity.
@@ -94,7 +94,7 @@ class Calibration(Section):
 
     @property
     def share_to_read(self) -> float:
-        """The fraction of a frame's planes that its channels are made of, to 3 digits."""
+        """The fraction of a frame's planes that is read for its channels, rounded to 3 digits."""
         return round(share_to_read(self.exposure_share), 3)
 
     def digest(self) -> str:
@@ -105,8 +105,8 @@ class Calibration(Section):
         `defaults_of_newer_keys`.
 
         In the digest, "exposure_share" is the share that is read (`share_to_read`), because version
-        0.9.0 had this share under this name. All planes are read for the exposure shares 0.95 and
-        1, but their digests must differ. So the digest has the key "exposed" for 0.95:
+        0.9.0 had this share under this name. All planes are read for the exposure share 0.95 and
+        for 1, but the two digests must differ. So the digest has a second key, "exposed", for 0.95:
 
             exposure share   "exposure_share"                   "exposed"
             0.8              0.896                              -
@@ -119,9 +119,10 @@ class Calibration(Section):
         values["exposure_share"] = self.share_to_read
         if self.share_to_read == 1 and self.exposure_share != 1:
             values["exposed"] = self.exposure_share
-        # Older files lack these keys. If the value of such a key is its default, the key does not
-        # enter the digest. These defaults must stay equal to the defaults of the fields above. With
-        # another number here, files without the key would get another digest.
+        # Older files lack the following keys. If the value of such a key is its default, the key
+        # does not enter the digest. The numbers here must stay equal to the defaults of the fields
+        # of `Calibration`. With a different number here, files without the key would get a
+        # different digest.
         defaults_of_newer_keys = {"exposure_share": 1.0, "rolling": 0.0, "lens_blur": 0.0}
         for key, default in defaults_of_newer_keys.items():
             if values[key] == default:
@@ -130,19 +131,21 @@ class Calibration(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# Channels are made of this many times the planes of the exposure. The reason: the network
-# multiplies the blurry frame by a ratio, the brightness at the sharp instant divided by the mean
-# brightness over the exposure. The spikes are blurred, too (by windows, pixels and the lens), which
-# moves the ratio nearer to 1. If the mean is over more planes than the exposure, the ratio moves
-# away from 1 again. A larger factor helps cameras with large flaws, and harms cameras with small
-# flaws (docs/benchmarks/calibration.md, "The exposure share").
+# The channels of a frame use 1.12 times as many planes as its exposure has, e.g. 56 planes for an
+# exposure of 50. The reason: the network multiplies the blurry frame by a ratio, the brightness at
+# the sharp instant divided by the mean brightness over the exposure. The spikes are blurred, too
+# (by windows, pixels and the lens). This blur moves the ratio nearer to 1, e.g. from 1.5 to 1.4. A
+# mean over more planes than the exposure moves the ratio away from 1, and so corrects for the blur.
+# A larger factor helps cameras with large flaws, and harms cameras with small flaws
+# (docs/benchmarks/calibration.md, "The exposure share").
 PLANES_FACTOR = 1.12
 
 
 def share_to_read(exposure_share: float) -> float:
-    """Return the fraction of a frame's planes that its channels are made of.
+    """Return which fraction of the planes of a frame is read for its channels.
 
-    E.g. an exposure share of 0.8 -> 0.896, and 0.95 -> 1, all planes.
+    E.g. an exposure share of 0.8 gives 1.12 * 0.8 = 0.896. A share of 0.95 gives 1, all planes,
+    because 1.12 * 0.95 is above 1.
     """
     return min(PLANES_FACTOR * exposure_share, 1.0)
 
@@ -171,8 +174,8 @@ def scale_of(matrix: np.ndarray) -> float:
     the square root of the area, e.g. 2 for a determinant of 4. If one camera is tilted, the spike
     pixels differ a little in size. Then the result is about the side of spike pixel (0, 0).
     """
-    # A homography times any factor is the same map. The division by its last value removes the
-    # factor.
+    # A homography times any factor is the same map. The division by its last value, matrix[2, 2],
+    # removes the factor.
     without_shift = matrix[:2, :2] / matrix[2, 2]
     area = abs(np.linalg.det(without_shift))  # negative if the matrix mirrors
     return float(np.sqrt(area))
@@ -227,7 +230,7 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
     """Write a calibration file, complete or not at all.
 
     Each key and each row of the matrix has a line of its own, so that a person can read the file.
-    The form of the lines may change, because `load_calibration` reads any JSON with these keys.
+    The form of the lines may change, because `load_calibration` reads any JSON that has the keys.
     """
     rows = []
     for row in calibration.matrix:
@@ -280,7 +283,8 @@ def _refuse_pixels_at_infinity(kind: str, size: Size, matrix: np.ndarray, path: 
     ]
     # A homography divides by the depth, the third row of the product. A point of depth 0 is mapped
     # to infinity. The depth is linear in x and y, so its least and its largest value are at
-    # corners. If one is negative and the other positive, the depth is 0 between them.
+    # corners. If the least value is negative and the largest is positive, the depth is 0 between
+    # them.
     depth = matrix[2] @ corners  # (3,) @ (3, 4) -> (4,): the depth at each corner
     if depth.min() <= 0 <= depth.max():
         raise DataError(

@@ -63,7 +63,8 @@ class CacheReader:
         make the cached frames wrong. A new option that changes what the cache must hold needs a
         check here (test_clip_cache.py).
         """
-        # The index is the content of index.json, e.g. (`_index_of` in cache_builder.py makes it)
+        # `index` is the content of index.json, which `_index_of` in cache_builder.py makes. For
+        # example:
         #
         #     {"format": ...,
         #      "source": {"lq": digest of the lq files, "gt": ...},
@@ -101,6 +102,7 @@ class CacheReader:
             # A cache stores planes row by row ("raster"), even if the spike files do not. An older
             # index lacks some fields of `SpikeGeometry`, which then get their defaults
             # (test_a_cache_of_an_earlier_version_is_read).
+            # "spike" is not null here, because the cache has spikes, as checked above.
             stored_geometry = SpikeGeometry(**index["spike"])
             if stored_geometry != source.spikes.geometry.as_raster():
                 raise self._does_not_fit(f"its spikes are {index['spike']}")
@@ -119,11 +121,13 @@ class CacheReader:
 
         Test: test_a_cache_can_be_read_without_its_source
         """
-        kinds = source.kinds()  # {name, e.g. "lq": root, folder and suffixes of the files}
+        # Name of a kind, e.g. "lq" -> where its files are: root, folder and suffixes.
+        kinds = source.kinds()
         kinds_here = [name for name, kind in kinds.items() if os.path.exists(kind.root)]
         changed_kinds = []  # names of kinds
-        # `listing` has the files of one kind. Their digest changes with the name, size or time of
-        # change of any file. The index has the digest of the time when the cache was built.
+        # `listing` has the files of one kind. Their digest changes if the name, the size or the
+        # modification time of any file changes. The index holds the digest that was computed when
+        # the cache was built.
         for name, listing in manifest.list_source(source, kinds_here).items():
             if index["source"][name] != manifest.digest(name, listing):
                 changed_kinds.append(name)
@@ -157,7 +161,8 @@ class CacheReader:
         for kind in ("gt", "gt_instants", "spike"):
             if kind not in kinds:
                 values[kind] = ()
-        # `own_spikes` has the clips with spike settings of their own.
+        # `own_spikes`: name of a clip -> its spike settings, only for clips that have settings of
+        # their own. All other clips have `source.spikes`.
         spikes = source.own_spikes.get(record["name"], source.spikes)
         return Clip(**values, spikes=spikes)
 
@@ -170,7 +175,7 @@ class CacheReader:
         for kind, shape in shapes_of_arrays(clip).items():
             path = self._path_of(name_with_prefix, kind)
             size = path.stat().st_size if path.exists() else 0
-            expected_size = math.prod(shape)
+            expected_size = math.prod(shape)  # a uint8 is one byte
             if size != expected_size:
                 raise self._does_not_fit(f"{path} has {size} bytes, expected {expected_size}")
 

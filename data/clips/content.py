@@ -5,10 +5,11 @@ together with the score. Times of change are not hashed, because a copy of the d
 data.
 
 What must stay: every hashed text and byte, and their order. Otherwise the scores in all existing
-checkpoints would count as scores of other clips. Two tests notice a change:
+checkpoints would count as scores of other clips. The first test notices a change of a text, and the
+second test notices blocks at other places:
 
-    test_the_digest_that_is_stored_with_a_score_stays                 another text
-    test_a_large_file_is_sampled_from_its_beginning_to_its_end        blocks at other places
+    test_the_digest_that_is_stored_with_a_score_stays
+    test_a_large_file_is_sampled_from_its_beginning_to_its_end
 
 Tests: tests/parts/data/test_content.py
 """
@@ -90,8 +91,8 @@ def _hash_frames(sha256: Any, reader: Any) -> None:
 def _blocks_of(path: str) -> Iterable[bytes]:
     """Yield the bytes of a file that are hashed.
 
-    A value in an LMDB (a database file) is hashed up to 64 KiB from its beginning. Its path has the
-    text LMDB_MARK, e.g. "/data/train.lmdb::clip_a/000000".
+    Of a value in an LMDB (a database file), the first 64 KiB are hashed. The path of such a value
+    has the text LMDB_MARK, e.g. "/data/train.lmdb::clip_a/000000".
 
     Test: test_a_large_file_is_sampled_from_its_beginning_to_its_end
     """

@@ -269,7 +269,9 @@ class RootCheck:
                 entries = [looks[path].entry for path in folder.paths]
                 files[kind] = dict(zip(folder.stems, entries, strict=True))
             earlier_clips = [self.first_clip] if self.first_clip else []
-            # `size_of` is a function: path -> size of the picture. Here the size was seen already.
+            # Only Vimeo-90K has `sizes`: all of its clips have the sizes of the first clip. For
+            # other data, `sizes` is None and the check calls `size_of`, a function path -> size of
+            # the picture. The files were looked at already, so `size_of` reads no file here.
             check = ClipCheck(
                 name,
                 self.source,
@@ -277,8 +279,8 @@ class RootCheck:
                 sizes=manifest.usual_sizes(self.source, earlier_clips),
                 size_of=partial(_seen_size, looks),
             )
-            # [number of frames, number of the first frame] of the clip in the meta file, the list
-            # of the clips. It is None if there is no meta file.
+            # The meta file lists the clips. Its entry for this clip is [number of frames, number of
+            # the first frame]. Without a meta file, the entry is None.
             meta_entry = meta_entries[name] if meta_entries else None
             clip = check.run(meta_entry)
             self.clip_problems += check.problems
@@ -290,7 +292,9 @@ class RootCheck:
         return passed_clips
 
     def _check_files(self, clip: Clip, looks: Mapping[str, Look]) -> None:
-        """Report the files of a clip that cannot be read, and pictures of another size.
+        """Report the files of a clip that cannot be read, and pictures of a wrong size.
+
+        The right size is the size of the first picture of the clip.
 
         looks: {path: what was seen of this file}.
 
@@ -309,8 +313,8 @@ class RootCheck:
         # Are lq and gt the same files? The function `same_files` returns a problem if they are. It
         # is slow, because following links takes a call to the system for each folder of the path.
         # Two names of one file always have the same file id (device and inode). So the function is
-        # only called if the ids are equal, which is rare. The list `self.same_files` has its
-        # results.
+        # only called if the ids of the first pair are equal, which is rare. The list
+        # `self.same_files` has its results.
         if clip.gt:
             blurry = looks[clip.lq[0]]
             sharp = looks[clip.gt[0]]
@@ -318,7 +322,10 @@ class RootCheck:
                 self.same_files += manifest.same_files(self.source, [clip])
 
     def _warn_of_content(self, clips: Sequence[Clip], looks: Mapping[str, Look]) -> None:
-        """Warn of what reading loses, and of spikes that do not fit their frames, in threads.
+        """Warn of pictures that lose bits when they are read, and of spikes that do not fit.
+
+        Pictures are read as 8-bit RGB, so a 16-bit picture loses bits. Spikes do not fit if they
+        show something else than their frames. The clips are checked in threads.
 
         looks: {path: what was seen of this file}.
 

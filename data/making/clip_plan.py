@@ -12,8 +12,8 @@ With a rig, two simulated cameras record any video or photograph (data/making/re
 rig, the raw frames of a fast video are averaged.
 
 The program runs `plan_clip` in several processes, so the arguments and the result can be pickled.
-If a clip cannot be made, `plan_clip` returns the error and does not raise it, so that the program
-can show the errors of all clips.
+If a clip cannot be made, `plan_clip` returns the error and does not raise it. So the program can
+show the errors of all clips.
 
 What must stay: the record of a clip, because a data set is continued only if the records are equal.
 Free to change: the texts, and the estimate of bytes. Free to add: checks.
@@ -51,8 +51,8 @@ class Job:
     split: str  # "train" or "test"
     source: ClipSource  # what the clip is made from
     out: Path  # folder of the data set
-    # With a rig, the part of the source that is recorded. A photograph has no parts, so `cut.first`
-    # is the number of the clip. None without a rig.
+    # With a rig, the part of the source that is recorded. A photograph has no parts, so its
+    # `cut.first` is the number of the clip. Without a rig, `cut` is None.
     cut: Cut | None = None
 
     @property
@@ -70,7 +70,9 @@ class Job:
 class Plan:
     """What the program must know to make a clip."""
 
-    size: tuple[int, int]  # (height, width) of the source's frames; with a rig, of the made frames
+    # (height, width) of the frames. Without a rig, the frames of the source. With a rig, the made
+    # frames.
+    size: tuple[int, int]
     bytes: int  # estimated size of the files of the clip
     is_to_make: bool  # whether the clip must be made, because one of its two folders is missing
     # Number of frames. Without a rig, the raw frames of the source. With a rig, the made frames.
@@ -94,7 +96,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _plan(job: Job, recipe: Recipe) -> Plan:
     """Do the work of `plan_clip`. Raises DataError if the clip cannot be made."""
-    if job.cut:  # with a rig, two simulated cameras that record a part (cut) of the source
+    if job.cut:  # With a rig, two simulated cameras record a part (cut) of the source.
         # `cuts_of` (sources.py) has already checked the frames of the source, so they are not
         # opened here.
         raw = None
@@ -121,7 +123,8 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     existing = [folder for folder in job.folders if os.path.lexists(folder)]
     _refuse_other_folders(job.name, existing, record)
     is_to_make = len(existing) < len(job.folders)
-    # This check reads the headers of all frames, so it is only done if the clip must be made.
+    # `_refuse_other_sizes` reads the headers of all frames, so it is only called if the clip must
+    # be made.
     if is_to_make and raw:
         _refuse_other_sizes(job.name, files, size)
     return Plan(
@@ -136,26 +139,26 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
 def _bytes_per_exposure(
     clip: str, recipe: Recipe, size: tuple[int, int], raw: FrameSource | None
 ) -> int:
-    """Return the estimated bytes of the spikes and images of an exposure.
+    """Return an estimate: how many bytes the spikes and images of one exposure need.
 
     clip: name of the clip. recipe: the settings.
     size: (height, width) of the frames.
-    raw: the raw frames. None with a rig, two simulated cameras that make the frames later.
+    raw: the raw frames. None with a rig (two simulated cameras), because the frames are made later.
     """
     height, width = size
     spike_pixels = (height // recipe.ratio) * (width // recipe.ratio)
     # A spike pixel has one bit in each plane.
     spike_bytes = recipe.planes_of(clip) * spike_pixels // 8
     if raw:
-        # We assume that each image has as many bytes as the first frame as a PNG. An exposure has
-        # three images (blur, blur_gamma, sharp), and the instants: raw frames at several times of
-        # the exposure, which are written as well. `make_images` (fast_video.py) writes all of them.
+        # We assume that each image has as many bytes as the first frame as a PNG. `make_images`
+        # (fast_video.py) writes three images of an exposure (blur, blur_gamma, sharp) and its
+        # instants, i.e. raw frames at several times of the exposure.
         _, first_png = cv2.imencode(".png", raw.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
-        # No frame exists yet. An exposure has two images, blur and sharp (`_record_with_rig` in
-        # prepare.py writes them), with 3 bytes for a pixel.
-        # We assume that PNG halves them: 2 * 3 / 2 = 3 bytes.
+        # No frame exists yet. `_record_with_rig` (prepare.py) writes two images of an exposure,
+        # blur and sharp, with 3 bytes for a pixel. We assume that PNG halves the size: 2 * 3 / 2 =
+        # 3 bytes.
         image_bytes = 3 * height * width
     return spike_bytes + image_bytes
 
@@ -163,8 +166,8 @@ def _bytes_per_exposure(
 def _files_of(path: Path, raw: FrameSource | None) -> list[Path]:
     """Return the files of a source, each once.
 
-    path: the source. raw: its frames; None with a rig (two simulated cameras).
-    The order is part of the digest of the source (`_digest_of`), so it must stay.
+    path: the source. raw: frames of the source. None with a rig (two simulated cameras).
+    The order of the files is part of the digest of the source (`_digest_of`), so it must stay.
     """
     if raw:
         files = raw.files
@@ -195,7 +198,7 @@ def _digest_of(files: list[Path]) -> str:
 def _refuse_other_folders(clip: str, existing: list[Path], record: dict[str, Any]) -> None:
     """Refuse folders of a clip that were not made from this source with this recipe.
 
-    Such a folder is never overwritten.
+    A folder of other files or settings is never overwritten.
 
     clip: name of the clip. existing: its folders that exist.
     record: the contents of made.json that the clip would get.
@@ -233,7 +236,7 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
     """Refuse a clip with no whole exposure, or with more instants than an exposure has raw frames.
 
     The instants are raw frames at several times of an exposure, which are written as sharp frames.
-    With --instants 3, an exposure must average 3 raw frames or more.
+    E.g. with --instants 3, an exposure must average at least 3 raw frames.
 
     frames, exposures: number of frames and of whole exposures of the clip.
     """

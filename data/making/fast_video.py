@@ -6,7 +6,7 @@ A rig is a pair of simulated cameras, which prepare.py needs for other videos an
     make_spikes   simulates a sensor that sees the light between the raw frames, and writes spikes
 
 An exposure is a group of `average` raw frames, e.g. 7. Raw frames after the last whole exposure are
-left out.
+left out. E.g. 20 raw frames give 2 exposures, and 6 raw frames are left out.
 
 What must stay: every bit of the files, because data sets are published, and interrupted data sets
 are continued. If a change makes an image or a spike differ, raise VERSION in data/making/recipe.py.
@@ -49,7 +49,7 @@ def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path)
                      part is written
 
     average: number of raw frames in an exposure. frames: all raw frames of the clip.
-    If a change of this function changes any bit of an image, raise VERSION.
+    If a change of this function changes any bit of an image, raise VERSION (recipe.py).
     """
     middle = average // 2
     instant_indexes = _instant_indexes(average, recipe.instants)
@@ -81,7 +81,7 @@ class _Exposure(NamedTuple):
 
 
 def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]) -> _Exposure:
-    """Average the raw frames of one exposure. With the display values v of a pixel, 0 ... 255:
+    """Average the raw frames of one exposure. v are the display values of a pixel, 0 ... 255:
 
         blur       = mean(v)
         blur_gamma = 255 * mean((v / 255) ** gamma) ** (1 / gamma)
@@ -91,7 +91,7 @@ def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]
 
     numbers: numbers of the raw frames. gamma: exponent from display values to light.
     written: indices of the raw frames that are returned, e.g. {3} for the fourth raw frame of the
-    exposure. All raw frames together would take much memory.
+    exposure. Not all raw frames are returned, because this would take much memory.
     """
     # Linear light of each display value 0 ... 255, as float32.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
@@ -129,7 +129,7 @@ def _instant_indexes(average: int, instants: int) -> list[int]:
     average: number of raw frames in an exposure, odd. instants: number of instants K, odd or 0.
 
     The instants must be symmetric about the middle, so that reversed time has the same instants.
-    They are symmetric because round(-x) = -round(x) for every x in Python.
+    The formula is symmetric, because round(-x) = -round(x) for every x in Python.
     test_the_instants_are_raw_frames_spread_over_the_exposure fails for other instants.
     """
     middle = average // 2
@@ -153,8 +153,9 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
 
     E.g. with average 7 and interpolate 8, plane 4 of exposure 1 shows the light at 7 + 4 / 8 = 7.5,
     half way from raw frame 7 to raw frame 8.
-    After the last raw frame the light is unknown, so the last file may have fewer planes. If a
-    change of this function changes any spike, raise VERSION.
+    After the last raw frame the light is unknown, so the last file may have fewer planes.
+
+    If a change of this function changes any spike, raise VERSION (recipe.py).
 
     clip: name of the clip. recipe: the settings. frames: raw frames of the clip.
     folder: folder of the .dat files.
@@ -173,8 +174,8 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
         width,
         rate=recipe.rate,
         threshold=recipe.threshold,
-        # The published data were made with this generator. Its key is the seed, followed by the
-        # bytes of the name of the clip.
+        # The published data were made with this generator. Its key is the seed and then the bytes
+        # of the name of the clip, e.g. (0, 97, 98) for seed 0 and clip "ab".
         rng=published_stream(recipe.seed, *clip.encode()),
         initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise,

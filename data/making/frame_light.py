@@ -28,7 +28,7 @@ def grey_light(
 
     size: (h, w) to which frames are scaled. gamma: exponent from display values to light.
     """
-    # The same table as LIGHT_OF_DISPLAY_VALUE, for another gamma.
+    # A table like LIGHT_OF_DISPLAY_VALUE, but with the given gamma.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
     height, width = size
 

@@ -37,7 +37,7 @@ class _Flows(NamedTuple):
 class LightPath:
     """The light at any time between the frames of a clip.
 
-    Call `at` with increasing times. Times in another order give the same light, but take longer,
+    Call `at` with increasing times. Times in any other order give the same light, but take longer,
     because only the flows of the last pair of frames are stored.
     """
 
@@ -48,7 +48,7 @@ class LightPath:
 
         light: function that takes the number of a frame and returns its light, (h, w) or (h, w, 3)
         float32.
-        method: "flow", or "linear", which mixes the frames A and B without moving them.
+        method: "flow" moves the frames A and B and then mixes them. "linear" only mixes them.
         """
         # Keep the last two frames, A and B, in memory, because many times lie between them.
         self.light = lru_cache(2)(light)
@@ -66,8 +66,8 @@ class LightPath:
         constant before the first and after the last frame.
         """
         index, fraction = self._frame_and_fraction(time)
-        # At the time of a frame, which may have a rounding error (2.9999999999), return the frame
-        # itself, without interpolation.
+        # At the time of a frame, return the frame itself, without interpolation. The time may have
+        # a rounding error, e.g. 2.9999999999 in place of 3.
         is_at_frame = min(fraction, 1 - fraction) < 1e-9
         if is_at_frame:
             return self.light(index + round(fraction))
@@ -97,7 +97,8 @@ class LightPath:
     def _flows_from(self, index: int) -> _Flows:
         """Return the flows between frame `index` and the next frame.
 
-        The flows of the last call are kept, so they are not computed again for the next plane.
+        The flows of the last call are stored in `_last_flows`, because the next plane usually lies
+        between the same two frames.
         """
         last = self._last_flows
         if last is not None and last.index_of_A == index:

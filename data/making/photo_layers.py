@@ -1,15 +1,15 @@
 """Draw the motion of a camera over a photograph, and of pieces of the photograph.
 
-A layer is the whole photograph, or a piece of the photograph that is nearer to the camera. There
-are three kinds of images:
+A layer is the whole photograph, or a piece of the photograph that is nearer to the camera. A plane
+is one read-out of the spike camera. There are three kinds of images:
 
     sheet        image of a layer, (H, W): as large as the photograph, and transparent outside of
                  the piece
     view         image of the camera, which shows the sheets: FINE * crop pixels along each side
     made frame   the view, scaled down by FINE: crop x crop pixels
 
-P is the number of planes of the whole clip. A plane is one read-out of the spike camera. A frame
-interval is the time from one frame of the made clip to the next.
+P is the number of planes of the whole clip. A frame interval is the time from one frame of the made
+clip to the next.
 
 What must stay: the order and the ranges of the draws, because they decide which scene a seed gives
 (test_a_seed_gives_its_scene). E.g. with wider ranges the motion would be faster. If a scene must
@@ -25,8 +25,8 @@ import numpy as np
 
 from data.making.smooth_walk import smooth_walk
 
-# Number of view pixels along a side of a pixel of the made frame, which is the mean of FINE x FINE
-# view pixels. With 1, the pixels of the photograph would be visible when the photograph moves.
+# A pixel of the made frame is the mean of FINE x FINE pixels of the view. With 1, the pixels of the
+# photograph would be visible when the photograph moves.
 FINE = 2
 # Number of pieces of a photograph that are nearer than the rest. More pieces would hide the rest.
 NEAR_LAYERS = 2
@@ -51,7 +51,7 @@ class Camera:
     shake: np.ndarray  # (P, 2), x and y in pixels of the view
     angles: np.ndarray  # (P,), in radians
     zooms: np.ndarray  # (P,), factors; above 1, objects look larger
-    # (P, 2), how fast the scale changes along x and y. `camera_homography` has the matrix.
+    # (P, 2), how fast the scale changes along x and y (`camera_homography` has the formula)
     tilts: np.ndarray
 
 
@@ -103,7 +103,7 @@ def whole_photograph(light: np.ndarray, shake: np.ndarray) -> Layer:
     height, width = light.shape[:2]
     opaque = np.ones((height, width, 1), np.float32)
     sheet = np.concatenate((light, opaque), axis=2)
-    middle = np.array((width, height)) / 2  # x before y, as in all points here
+    middle = np.array((width, height)) / 2  # All points here have x before y.
     return Layer(sheet, middle + shake, cv2.BORDER_REFLECT_101)
 
 
@@ -117,11 +117,12 @@ def draw_piece(
 ) -> Layer:
     """Draw a piece of the photograph that is nearer than the rest.
 
-    The piece is a random polygon of the photograph. It moves with the shake of the camera, and at a
-    constant speed of its own. The ranges of the draws were chosen by hand. Outside of the piece,
-    the layer is transparent.
+    The piece is a random polygon of the photograph. Its motion is the shake of the camera plus a
+    constant speed. The ranges of the draws were chosen by hand. Outside of the piece, the layer is
+    transparent.
 
-    light: light of the photograph, (H, W, 3). depth: 1 or 2, where 2 is the nearest.
+    light: light of the photograph, (H, W, 3). depth: 1 for the farther piece, 2 for the nearer
+    piece.
     shake: (P, 2), motion of the camera in pixels of the view.
     time: (P, 1), time of each plane in frame intervals. view_side: side of the view in pixels.
     rng: generator of the piece. The order of its draws must stay, because it decides which scene a

@@ -1,8 +1,8 @@
 """Compute the light of a photograph in motion, plane by plane, and the true motion of each pixel.
 
 A plane is one read-out of the spike camera. The camera shakes, zooms, turns and tilts over the
-photograph. Two pieces of the photograph are nearer than the rest, so they move more with the
-camera, and they also have a motion of their own (data/making/photo_layers.py).
+photograph. Two pieces of the photograph are nearer than the rest, so the shake of the camera moves
+them more. Each piece also has a motion of its own (data/making/photo_layers.py).
 
 The view is the image of the camera, before it is scaled down to the made frame. It has FINE x FINE
 pixels for each pixel of the made frame, and FINE is 2. A sheet is the image of a layer, i.e. of the
@@ -78,11 +78,12 @@ class PhotoScene:
         view_side = FINE * crop
 
         # All random numbers are drawn here, so `lights` and `shifts` may be called in any order.
-        # The order of the draws must stay: first the camera, then the pieces from the farthest to
-        # the nearest. It decides which scene a seed gives (test_a_seed_gives_its_scene).
+        # The order of the draws must stay, because it decides which scene a seed gives
+        # (test_a_seed_gives_its_scene): first the camera, then the pieces from the farthest to the
+        # nearest.
         self._camera = draw_camera(self.number_of_planes, planes, crop, rng)
-        # The time of each plane in frame intervals: (P, 1). 0 is the middle of the clip. E.g. 8
-        # intervals last from -4 to 4.
+        # The time of each plane in frame intervals: (P, 1). The middle of the clip is the time 0.
+        # E.g. 8 intervals last from -4 to 4.
         share_of_clip = np.arange(self.number_of_planes) / self.number_of_planes  # (P,)
         time = (share_of_clip - 0.5)[:, None] * intervals
         shake = self._camera.shake
@@ -102,9 +103,8 @@ class PhotoScene:
         """Return the true motion of each pixel from one plane to another.
 
         What is at the pixel p of the made frame in `plane` is at p + shifts[p] in `other`. The
-        pixel shows the nearest layer whose opacity is above 1/2 there, and the result is the shift
-        of this layer. In `other`, a nearer layer may hide this layer, which does not change the
-        shift.
+        pixel shows the nearest layer whose opacity is above 1/2 at p. The result is the shift of
+        this layer. It stays the same if a nearer layer hides this layer in `other`.
 
         plane, other: numbers of two planes, from 0.
         Returns (crop, crop, 2) float32: x and y in pixels of the made frame.
@@ -163,8 +163,8 @@ class PhotoScene:
 
             sheet point = T(center) C(turn, zoom, tilt) T(-middle) view point
 
-        T(p) adds p. C turns, zooms and tilts around the point (0, 0), so the middle of the view is
-        moved there first. `center` is the point of the sheet in the middle of the view.
+        T(p) adds p. C turns, zooms and tilts around the point (0, 0), so T(-middle) first moves the
+        middle of the view to (0, 0). `center` is the point of the sheet in the middle of the view.
         """
         camera = self._camera
         view_side = FINE * self.crop

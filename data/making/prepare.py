@@ -71,8 +71,9 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=2) + "\n"
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
-        # One of the two folders may exist, if an earlier run was killed between the two. This
-        # folder stays, because `plan_clip` has checked that it has the same source and recipe.
+        # The final folder may exist, if an earlier run was killed after it had published one of the
+        # two folders. This folder stays, because `plan_clip` has checked that it has the same
+        # source and recipe.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:
@@ -84,7 +85,7 @@ def _record_with_rig(
 ) -> None:
     """Write what a rig (two simulated cameras) records of a cut, a part of the source.
 
-    It records blurry frames, sharp frames and spikes. The folders blur and sharp have the same
+    The rig records blurry frames, sharp frames and spikes. The folders blur and sharp have the same
     names as without a rig (fast_video.py), because option files name them (`lq_folder`).
 
     job: the clip to make. cut: the part of the source that is recorded.

@@ -26,8 +26,9 @@ from utils.options.section import Section
 from utils.random_streams import random_stream
 
 # Raise this number if the same recipe and source give other files than before. The program refuses
-# to continue a data set of another version, because the clips would be of two kinds. Version 2 has
-# another sensor: a pixel that fires keeps its charge modulo the threshold.
+# to continue a data set of another version, because the clips would be of two kinds. Version 2
+# changed the sensor: since then, a pixel that fires keeps its charge modulo the threshold. E.g.
+# with the threshold 1, a charge of 1.3 leaves 0.3.
 VERSION = 2
 # Settings that have an effect only without a rig (two simulated cameras). A setting that is in none
 # of the sets ONLY_WITHOUT_RIG and ONLY_WITH_RIG is recorded in both cases. `Recipe.record` says
@@ -41,10 +42,12 @@ ONLY_WITH_RIG = {"rig", "side", "crop", "clips", "frames", "planes"}
 
 
 class Recipe(Section):
-    """The settings of the made clips: flags of the program, which dataset.json records.
+    """The settings with which clips are made. Each setting is a flag of prepare_gopro_spike.py.
 
-    ONLY_WITHOUT_RIG and ONLY_WITH_RIG list the settings that have an effect in one case only. (A
-    rig is a simulated pair of cameras.) The settings `average`, `ratio` and `seed` always have an
+    dataset.json and the made.json of each clip store the settings that have an effect (`record`).
+
+    A rig is a simulated pair of cameras. ONLY_WITHOUT_RIG and ONLY_WITH_RIG list the settings that
+    have an effect in one case only. The settings `average`, `ratio` and `seed` always have an
     effect.
 
     What must stay: names and defaults, because users' commands and the records of made clips have
@@ -55,8 +58,8 @@ class Recipe(Section):
     average: int | None = Field(
         None,
         ge=1,
-        description="raw frames per exposure, odd; default: from GoPro names, else 7; with a "
-        "rig 1 to 4",
+        description="raw frames per exposure, an odd number without a rig. Default: the number in "
+        "the name of a GoPro clip, else 7. With a rig, the default is drawn from 1 to 4",
     )
     interpolate: int = Field(8, ge=1, description="spike planes per raw frame")
     method: Literal["flow", "linear"] = Field(
@@ -65,18 +68,19 @@ class Recipe(Section):
     ratio: int = Field(2, ge=1, description="RGB pixels per spike pixel, each way")
     gamma: float = Field(2.2, gt=0, description="exponent from display values to light")
     light: Literal["linear", "display"] = Field("linear", description="what the sensor integrates")
-    # At most 1, because a pixel fires once per plane at most.
+    # The rate is at most 1, because a pixel fires at most once per plane.
     rate: float = Field(0.5, gt=0, le=1, description="spikes per plane at full light")
     threshold: float = Field(
         1.0,
         gt=0,
-        description="charge at which a pixel fires; rate, noise and first charge are relative to "
-        "it, so it hardly changes the spikes",
+        description="charge at which a pixel fires. It hardly changes the spikes, because rate, "
+        "noise and first charge are multiples of the threshold",
     )
     initial_charge: float = Field(
         1.0,
         ge=0,
-        description="largest first charge of a pixel, in thresholds; drawn uniformly from 0 on",
+        description="largest first charge of a pixel, in thresholds. The first charge is drawn "
+        "uniformly from 0 to this value",
     )
     shot_noise: float = Field(
         0.0, ge=0, description="standard deviation per plane at full light, in thresholds"
@@ -87,21 +91,21 @@ class Recipe(Section):
     )
     seed: int = Field(0, ge=0, description="seed of the sensor's noise and first charge")
     instants: int = Field(
-        0, ge=0, description="number of sharp instants of each exposure to write as well, odd"
+        0, ge=0, description="sharp instants to write for each exposure, an odd number. 0: none"
     )
 
     # Settings of clips with a rig.
     rig: str = Field(
         "none",
-        description="two cameras record any video or photograph: ideal, rig, dim, other, or random "
-        "for each clip (what they are: NAMED in data/cameras/rig_values.py); also with other "
-        "values of its fields: rig,parallax=0,rate=0.2",
+        description="the two cameras that record a video or photograph: ideal, rig, dim or other "
+        "(NAMED in data/cameras/rig_values.py says what they are), or random: other cameras for "
+        "each clip. Fields may be changed, e.g. rig,parallax=0,rate=0.2",
     )  # fmt: skip
     side: int = Field(
-        288, ge=16, description="with a rig: shorter side that videos and photographs are scaled to"
+        288, ge=16, description="with a rig: shorter side of the scaled videos and photographs"
     )
     crop: int = Field(
-        192, ge=16, description="with a rig: side of the frames, a crop that moves over the source"
+        192, ge=16, description="with a rig: side of the crop that moves over the source"
     )
     clips: int = Field(4, ge=1, description="with a rig: largest number of clips of one source")
     frames: int = Field(8, ge=1, description="with a rig: frames of a clip")
@@ -116,8 +120,8 @@ class Recipe(Section):
     def record(self) -> dict[str, Any]:
         """Return the settings with an effect, as JSON.
 
-        Two recipes with equal records give equal clips. The record is stored with each clip
-        (made.json), and it is compared when a data set is continued.
+        Two recipes with equal records give equal clips. made.json stores the record with each clip.
+        If a data set is continued, the stored record is compared with the record of the recipe.
 
         If you add a setting, leave it out of the record while it has its default, as `instants` is
         left out here. The records of older data sets do not have the setting, and a data set can

@@ -26,8 +26,8 @@ def smooth_walk(
     planes: number of planes.
     periods: (shortest, longest) allowed period T_i, in planes. The logarithm of each period is
     drawn uniformly.
-    rng: generator. For each sine, it draws first the period and then the phase. Another order would
-    give other data sets.
+    rng: generator. For each sine, the period is drawn first and then the phase. A change of the
+    order would change the data sets.
     """
     log_shortest, log_longest = np.log(periods)
     t = np.arange(planes)

@@ -5,8 +5,8 @@
                    a source that are recorded, one for each clip
 
 A `Recipe` (recipe.py) has the settings of the made clips. A `Cut` (video_parts.py) is a part of a
-source: its first frame, the number of frames of the video in a frame of the clip, and the size to
-which frames are scaled.
+source. It has three numbers: the first frame of the part, how many frames of the video are averaged
+to a frame of the clip, and the shorter side of the scaled frames.
 
 The program runs `cuts_of` in several processes, so the arguments and the result can be pickled. If
 a source cannot be used, `cuts_of` returns the error and does not raise it, so that the program
@@ -79,8 +79,9 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
         roots = [(path, "")]
 
     # Folders of images and videos come first, then photographs, because clips are made and shown in
-    # this order. `also_read`: endings of files about which `clips_in` does not warn, because the
-    # second loop below reads these files.
+    # this order. `clips_in` warns of files that it cannot read as a clip. The second loop below
+    # reads the photographs, so `also_read` names their endings, and `clips_in` does not warn of
+    # them.
     sources = []
     photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:
@@ -110,7 +111,8 @@ def cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut] | DataError:
 
     A rig is a pair of simulated cameras. recipe: the settings of the made clips.
 
-    A DataError is returned and not raised, so that the program goes on with the other sources.
+    If the source cannot be used, a DataError is returned and not raised, so that the program goes
+    on with the other sources.
     """
     try:
         return _find_cuts_of(source, recipe)
@@ -124,8 +126,8 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     Raises DataError if there are none.
 
     The same source and recipe give the same parts on every machine, because `random_stream` gives
-    the same numbers everywhere. Another order of the draws would give other data sets, and would
-    need another VERSION (recipe.py).
+    the same numbers everywhere. A change of the order of the draws would change the data sets, and
+    would need a new VERSION (recipe.py).
     """
     # This changes OpenCV in the whole process. The program runs one process on each core, so more
     # threads would compete for the cores.
@@ -133,19 +135,20 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     frames = FrameSource(source.path)
     _refuse_small_frames(frames, source, recipe)
     if source.is_photo:
-        # A photograph has no parts. Each clip is another motion over the same photograph. So
-        # `first`, which is the first frame of a part of a video, is only the number of the clip.
-        # `average`, the number of frames of the video in a frame of the clip, is 1.
+        # A photograph has no parts, so each clip shows a different motion over the whole
+        # photograph. In the cut of a video, `first` is the first frame of the part. Here it is only
+        # the number of the clip. `average` is 1, because a frame of the clip uses one picture.
         return [Cut(first=i, average=1, side=recipe.side) for i in range(recipe.clips)]
 
-    # Never more than the side that the recipe asks for. E.g. with crop 256, the least side is
-    # 1.1 * 256 = 282, but if the recipe asks for the side 260, it is 260.
+    # The least side of the scaled frames is 1.1 times the crop, so that the crop can move. It is
+    # never larger than the side that the user wants. E.g. with crop 256 and side 288, the least
+    # side is 1.1 * 256 = 282. With side 260, it is 260.
     least_side = min(round(LEAST_SIDE_PER_CROP * recipe.crop), recipe.side)
     cuts = find_cuts(
         frames,
-        intervals=recipe.frames,
+        intervals=recipe.frames,  # one interval for each frame of the clip
         sides=(least_side, recipe.side),
-        frames_per_interval=recipe.average,
+        frames_per_interval=recipe.average,  # averaged to one frame of the clip
         rng=random_stream(f"cuts of {source.name}", recipe.seed),
     )
     _refuse_no_cut(cuts, source, recipe)

@@ -2,7 +2,7 @@
 
 Optical flow is reliable only for small motions. If the scene changes between two frames, no motion
 leads from one frame to the other. A "frame interval" is the time from one frame of the made clip to
-the next. An interval may have several frames of the video, which are averaged.
+the next. If an interval has several frames of the video, they are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
 because made data sets depend on them. If they must change, raise VERSION in data/making/recipe.py.
@@ -21,9 +21,9 @@ from data.clips.user_frames import FrameSource
 from data.making.frame_light import scale_down
 
 # A part of a video has this many frames in addition to the frames of its intervals: one before the
-# first interval and one after the last interval. The first interval begins between two frames, and
-# the last interval ends between two frames. To interpolate there, the frames on both sides are
-# needed.
+# first interval and one after the last interval. The reason: the first interval begins between two
+# frames, and the last interval ends between two frames. The light between two frames is
+# interpolated from both frames.
 FRAMES_BESIDE = 2
 
 
@@ -35,7 +35,7 @@ class Cut:
     """
 
     first: int  # number of the first frame of the part in the video
-    average: int  # number of frames of the video in one frame interval, which are averaged
+    average: int  # number of frames of the video that are averaged in one frame interval
     side: int  # shorter side in pixels to which the frames are scaled
 
     def frames(self, intervals: int) -> int:
@@ -43,10 +43,9 @@ class Cut:
         return self.average * intervals + FRAMES_BESIDE
 
 
-# Largest step (motion from one frame to the next) in pixels between two frames that are
-# interpolated. Optical flow is less reliable for larger motions. With a smaller value, fewer parts
-# of a video could be used. No measurement of other values is recorded.
-# test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
+# Largest step, i.e. motion from one frame to the next, in pixels. Optical flow is less reliable for
+# larger motions. With a smaller value, fewer parts of a video could be used. No measurement of
+# other values is recorded. test_no_part_has_a_motion_that_is_too_fast notices a much larger value.
 MOST_STEP = 8.0
 
 
@@ -60,14 +59,14 @@ def find_cuts(
     """Return the parts of a video that can be interpolated, without a change of the scene.
 
     The sharp frame of an interval is in the middle of the interval. E.g. with 3 intervals of 1
-    frame, a part that begins at frame 10 has 5 frames (FRAMES_BESIDE gives the reason for the other
-    two):
+    frame, a part that begins at frame 10 has 5 frames. The frames 10 and 14 are the two frames of
+    FRAMES_BESIDE:
 
         frame    10       11       12       13       14
                       |  sharp |  sharp |  sharp |
 
     The intervals last from the time 10.5 to 13.5. There are 4 steps from frame to frame. The next
-    part begins at frame 13: its first interval begins at 13.5, where the last interval of this part
+    part begins at frame 13: its first interval begins at 13.5, when the last interval of this part
     ends. test_parts_follow_one_another and the tests beside it notice wrong parts.
 
     intervals: number of frame intervals of a part.
@@ -75,17 +74,19 @@ def find_cuts(
     In smaller frames, a motion has fewer pixels, so more parts can be interpolated.
     frames_per_interval: number of frames of the video in an interval. None: the number is drawn for
     each part, from 1 to MOST_FRAMES_PER_INTERVAL = 4.
-    rng: the generator of this number.
+    rng: the generator that draws the number of frames in an interval.
     """
     least_side, most_side = sides
     # The least of three numbers: `most_side`, the height and the width. So small frames, whose
     # shorter side is below `most_side`, are not scaled up.
     side = min(most_side, *frames.size)
-    # In pixels of frames that are scaled to `side`. A change of the scene has the step inf.
+    # The step from each frame to the next, in pixels of frames that are scaled to `side`. It is inf
+    # at a change of the scene.
     steps = _steps(frames, side)
-    # The longest step that is allowed here: it becomes MOST_STEP if frames are scaled to
-    # `least_side`, because motion in pixels is proportional to the side. E.g. with the sides 288
-    # and 144, steps of up to 8 * 288 / 144 = 16 pixels are allowed.
+    # The longest allowed step between frames that are scaled to `side`. If the frames are scaled
+    # down to `least_side`, this step becomes MOST_STEP, because motion in pixels is proportional to
+    # the side. E.g. with the sides 288 and 144, steps of up to 8 * 288 / 144 = 16 pixels are
+    # allowed.
     most_step = MOST_STEP * side / least_side
     cuts = []
     first = 0
@@ -102,7 +103,7 @@ def find_cuts(
         # 13.
         steps_of_part = np.array(steps[first : first + number_of_steps])
 
-        # Indices of the steps that are too long. A change of the scene is among them, because its
+        # Indices of the steps that are too long. They include each change of the scene, because its
         # step is inf.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
@@ -153,10 +154,10 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
     return int(drawn)
 
 
-# A "step" is the motion from one frame of a video to the next: this percentile of the lengths of
-# the optical flow, in pixels. With 100, a few pixels with a wrong flow would decide the step. With
-# a smaller percentile, a fast object in a still scene would not count. No measurement of other
-# values is recorded.
+# A "step" is the motion from one frame of a video to the next, in pixels. The optical flow has a
+# length at each pixel, and the step is the 95th percentile of these lengths. With 100, a few pixels
+# with a wrong flow would decide the step. With a smaller percentile, a fast object in a still scene
+# would not count. No measurement of other values is recorded.
 STEP_PERCENTILE = 95
 # If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
 # changed. A smaller value would take fast motion for a change of the scene. No measurement of other
@@ -165,9 +166,10 @@ SCENE_CHANGE = 40.0
 
 
 def _steps(frames: FrameSource, side: int) -> list[float]:
-    """Return the step from each frame to the next, in pixels; inf at a change of the scene.
+    """Return the step from each frame to the next, in pixels. It is inf at a change of the scene.
 
-    side: shorter side to which the frames are scaled. STEP_PERCENTILE says what a step is.
+    side: shorter side to which the frames are scaled. A step is the 95th percentile of the motion
+    of the pixels (STEP_PERCENTILE).
     """
     # Only the length of the motion is needed here, so the fastest setting is enough.
     dis: Any = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)

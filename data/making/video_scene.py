@@ -31,9 +31,9 @@ def video_scene(
     """Yield the light (crop, crop, 3) float32 of each plane of a cut.
 
     The middle plane of each interval, planes // 2, becomes the sharp frame of the made clip. So the
-    light of this plane must not be interpolated, neither in time nor in space. Therefore its time
-    is exactly the time of a frame of the video, and the corner of the crop is on a whole pixel
-    (test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame).
+    light of this plane must not be interpolated, neither in time nor in space. Therefore the time
+    of this plane is exactly the time of a frame of the video, and the corner of the crop is on a
+    whole pixel (test_a_sharp_frame_of_a_rig_is_a_part_of_a_raw_frame).
 
     frames: frames of the video. cut: the part of the video.
     intervals: number of frame intervals. planes: number of planes in an interval.
@@ -54,9 +54,9 @@ def video_scene(
     )
 
     # Times are in frames of the cut. The first interval begins at 0.5 (`find_cuts`) and has n
-    # frames, so its middle is (n + 1) / 2. This is rounded down to the time of a frame: 1 for n = 1
-    # or 2, and 2 for n = 3 or 4. E.g. with 88 planes in an interval and n = 1, plane 44 has the
-    # time 1, and plane 132 has the time 2.
+    # frames, so its middle is (n + 1) / 2. The middle is rounded down to the time of a frame: 1 for
+    # n = 1 or 2, and 2 for n = 3 or 4. E.g. with 88 planes in an interval and n = 1, plane 44 has
+    # the time 1, and plane 132 has the time 2.
     frames_per_interval = cut.average  # n
     first_sharp_time = (frames_per_interval + 1) // 2
     first_sharp_plane = planes // 2
@@ -75,7 +75,8 @@ def _corners_of_crop(
     height, width: size of the scaled frames. crop: side of the crop in pixels.
     intervals: number of frame intervals. planes: number of planes in an interval.
     rng: generator of the motion. First for x and then for y, it draws an amplitude, a walk (a
-    smooth random motion) and the middle of the walk. Another order would give other data sets.
+    smooth random motion) and the middle of the walk. A change of the order would change the data
+    sets.
     """
     largest_corner = np.array((width, height)) - crop  # x and y
     number_of_planes = intervals * planes
@@ -98,6 +99,6 @@ def _corners_of_crop(
         to_whole_pixel = np.round(walk) - walk
         shift_at_sharp = to_whole_pixel[sharp_planes]
         walk += np.interp(range(number_of_planes), sharp_planes, shift_at_sharp)
-        # The shift, of up to half a pixel, may have led out of the range.
+        # The shift is up to half a pixel, so the corner may have left the range 0 ... `most`.
         corners[:, axis] = np.clip(walk, 0, most)
     return corners
