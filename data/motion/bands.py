@@ -185,6 +185,8 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     #     band_to_plane    spike pixel of the band -> spike pixel of the whole plane: a shift
     #     view.to_rgb      spike pixel of the whole plane -> pixel of the whole frame
     #     frame_to_band    pixel of the whole frame -> pixel of the band: a shift
+    #
+    # With another shift, test_a_spike_pixel_of_a_band_lies_where_it_lies_on_the_frame fails.
     band_to_plane = np.eye(3)
     band_to_plane[0, 2] = columns.start  # added to x
     band_to_plane[1, 2] = rows.start  # added to y

@@ -113,6 +113,9 @@ class Recording:
 
         E.g. of the planes 0 ... 119, with the exposure 30 ... 89, `with_planes(30, 120)` keeps 90
         planes, and the exposure becomes 0 ... 59.
+
+        If `sharp` is not shifted,
+        test_times_of_an_exposure_are_shifted_if_planes_before_it_are_removed fails.
         """
         return replace(
             self,
@@ -130,6 +133,9 @@ class Recording:
 
         is_good: (h, w) bool, whether each spike pixel can be trusted. If all pixels or none can be
         trusted, the recording is returned unchanged.
+
+        If untrusted pixels get no spikes,
+        test_a_pixel_that_is_not_trusted_repeats_its_nearest_neighbour fails.
         """
         if is_good.all() or not is_good.any():
             return self

@@ -58,7 +58,8 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
         # DIM_SPIKES = 5 was chosen on dim frames of the training videos and stills, by the PSNR of
         # the solution of the equations (joint/). Compared with the motion of DIS, the mean of both
         # motions gains 0.1 to 0.3 dB below 5 spikes in a pixel of median light. With 5 to 18 spikes
-        # it loses up to 0.1 dB.
+        # it loses up to 0.1 dB. With the limit 0,
+        # test_in_dim_light_both_is_the_mean_of_network_and_dis fails.
         if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)
         motion_of_network = by_network(recording, view, gain)

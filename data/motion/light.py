@@ -73,6 +73,9 @@ def spikes_at_full_light(recording: Recording, view: View) -> float:
     scene.
 
     recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
+
+    Without the division by the light,
+    test_a_dark_scene_and_a_bright_scene_have_the_same_spikes_at_full_light fails.
     """
     exposure = recording.stream[recording.begin : recording.end]
     spikes = float(exposure.mean()) * recording.length

@@ -155,6 +155,9 @@ def _rates_of_windows(
 
     times: planes after the sharp instant. share: length of a window, as a share of the exposure.
     is_noisy: whether there are few spikes, so that each window is read alone.
+
+    If all windows lie around the sharp instant, test_a_picture_shows_the_light_at_its_own_time
+    fails.
     """
     planes = share * recording.length
     windows = [recording.window(recording.sharp + time, planes) for time in times]

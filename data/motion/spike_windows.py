@@ -77,6 +77,8 @@ def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
     time of the edge counts as before it.
 
     stream: (T, h, w) in {0, 1}. edge: 0 to T.
+
+    Without this share, test_the_light_of_a_window_follows_from_the_intervals_in_it fails.
     """
     last = _time_of_last_spike(stream, edge)  # at most `edge`
     following = _time_of_next_spike(stream, edge)  # at least `edge` + 1, so never equal to `last`

@@ -148,6 +148,8 @@ class View:
 
         Returns (H,), in exposures: from -rolling / 2 (top) to rolling / 2 (bottom). E.g. with
         rolling 0.4 the top row is exposed 0.2 exposures earlier than the middle row.
+
+        Without `first_row`, test_a_row_of_a_band_is_exposed_when_it_is_in_the_frame fails.
         """
         height, _ = self.size
         row = self.first_row + np.arange(height)  # row of the whole frame, (H,)

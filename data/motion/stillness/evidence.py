@@ -124,7 +124,8 @@ def evidence(
     light_around = light_around_of(light)
     # Take out what pixels of equal light have in common, e.g. if the whole frame becomes brighter.
     change = without_change_of_equal_light(change, by_light)
-    # Take out what pixels near one another have in common, e.g. if a lamp lights a part.
+    # Take out what pixels near one another have in common, e.g. if a lamp lights a part
+    # (test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion).
     change = without_change_of_lamps(change, light, light_around)  # c_i
     product = products_with_neighbours(change, light, light_around)  # p_i
     square = product**2

@@ -130,7 +130,8 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     is_good: (h, w) bool, whether each spike pixel can be trusted.
     """
     if len(recording.stream) < PIECES:
-        return np.ones(view.size, np.float32)  # too short to tell, so the motion decides
+        # Too short to tell, so the motion decides (test_a_stream_of_few_planes_has_a_share).
+        return np.ones(view.size, np.float32)
     frame_light = view.means(integrated(recording.blurry, view.is_display))
     evidence_in_frame, evidence_around = most_evidence(recording.stream, frame_light, is_good)
     # A pixel counts as moving if both its surroundings and the whole frame say so:
@@ -166,6 +167,8 @@ def _trust_around(is_good: np.ndarray) -> np.ndarray:
 
     No motion is known there: beneath a title in the frames, or outside the picture of a lens that
     is too small for the spike sensor.
+
+    Without it, test_a_part_without_trusted_pixels_keeps_its_first_estimate fails.
     """
     trusted_around = blurred(is_good.astype(np.float32), TRUST_SIGMA)
     return _smooth_step(trusted_around, NO_TRUST, FULL_TRUST)
