@@ -29,7 +29,7 @@ from data.chosen_method import ChosenMethod, choose_method
 from data.formula_spikes import SET_BY_METHOD, refuse_channels, section_for
 from data.motion.joint_method import JointMethod
 from data.motion.joint_options import JointOptions
-from data.motion.learned_fusion import learned_motion
+from data.motion.learned_method import learned_motion
 from data.network_fit import check_clips
 from data.own_clips import (
     clip_of_spikes,
@@ -129,7 +129,17 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #                             first frame and its spikes. With calibration "auto", it also finds
 #                             where the spike pixels lie on the frames
 #
-# 4. `restore_clips` (models/restore/run_job.py) restores the 14 frames by the method. It writes
+# 4. `restore_clips` (models/restore/run_job.py) restores the 14 frames by the method. It calls
+#
+#     LearnedMotion.restorer    makes a `MotionRestorer` (data/motion/restorer.py)
+#       NetworkMethod.restorer  makes the `start` of the MotionRestorer: a `Restorer`
+#                               (models/restore/tiles/restorer.py)
+#     MotionRestorer.frames     yields the frames. For each frame it finds the motion and sets up
+#                               the equations of both cameras
+#       Restorer.frames         yields the first estimates z_0, by the network in tiles
+#       after_steps             takes the learned steps (data/motion/learned_method.py)
+#
+# It writes
 #
 #     out/run.json                      before the first frame: settings, and names of the results
 #     out/.work/clip/000000.png ...     each frame, as soon as it is restored. These files are

@@ -23,7 +23,7 @@ The modules in the order in which a frame meets them:
     all together
         restorer.py           restores the frames of a clip, for the two methods below
         joint_method.py       `--method joint` of main_test_vrt.py; options: joint_options.py
-        learned_method.py     weights with the fusion "motion"; made by learned_fusion.py
+        learned_method.py     weights with the fusion "motion"
     pictures of a motion
         drawing.py
 """

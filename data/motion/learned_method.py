@@ -7,6 +7,9 @@ Weights with the fusion "motion" (models/fusion/fusion_motion.py) have these ste
     find       what the weights say: optical flow, a network, or both (finder.py)
     improve    `after_steps`: the learned steps, which begin at z_0
 
+main_test_vrt.py calls `learned_motion`, which makes the `LearnedMotion` from the fusion of the
+network. The weights are read later, by `LearnedMotion.restorer`.
+
 The equations say what the blurry frame and the spikes must show if an estimate is right
 (data/motion/joint/). A network may have two sets of learned steps on them, for good light and for
 few spikes. The set is chosen for each frame, by the spikes of its pixel of median light. (If all
@@ -14,8 +17,11 @@ spike pixels are sorted by their light, this pixel is in the middle.) If even br
 hardly any spikes, a frame is not improved at all (LEAST_SPIKES, restorer.py).
 
 What must stay: the keys of `settings`, because an interrupted test continues only if its settings
-are equal. The limits FEW_SPIKES and LEAST_AREA may be changed without a new training, because they
-only say when each set of trained steps is used.
+are equal. `learned_motion` reads no weights, because it is called before the process knows whether
+it restores anything.
+
+Free to change, without a new training: the limits FEW_SPIKES and LEAST_AREA, because they only say
+when each set of trained steps is used.
 
 Tests: tests/stories/test_motion_weights.py
 """
@@ -28,7 +34,7 @@ import torch
 from torch import Tensor
 
 from data.motion import drawing
-from data.motion.finder import Finder, FinderName
+from data.motion.finder import Finder, FinderName, finder_of
 from data.motion.joint.equations import Equations, Solver
 from data.motion.restorer import AreaInputs, MotionRestorer
 from utils.contract import Method
@@ -126,3 +132,30 @@ class LearnedMotion:
             device=device,
             least_area=LEAST_AREA,
         )
+
+
+# ---- Making the method from a network --------------------------------------------------------
+
+
+def learned_motion(start: Method, fusion: Any, build: Callable[[], Any]) -> LearnedMotion:
+    """Return the method that improves the frames of `start` by the learned steps of a fusion.
+
+    fusion: the fusion "motion", perhaps without memory (device "meta"): only its settings are read.
+    build: function that returns the same fusion with its weights, on the CPU.
+    """
+
+    def parts(device: torch.device) -> LearnedParts:
+        """Return the learned parts of the fusion on a device. Reads the weights anew."""
+        net = build().to(device).eval()
+        find = finder_of(net.motion_by, net.motion_net, device)
+        # Some weights have a second set of steps for dim light, where spikes are few. Other weights
+        # use the same steps in any light.
+        few_steps = net.few_steps if net.few_steps else net.steps
+        return LearnedParts(net.steps, few_steps, find)
+
+    # The settings of the equations. `proposal_steps`: number of steps of conjugate gradients after
+    # each linearisation. The solution is called the proposal: a learned step may go towards it.
+    solver = Solver(
+        groups=fusion.groups, linearisations=fusion.linearisations, steps=fusion.proposal_steps
+    )
+    return LearnedMotion(start, parts, solver, fusion.motion_by)

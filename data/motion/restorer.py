@@ -3,7 +3,8 @@
 Two methods use it: JointMethod (joint_method.py) and LearnedMotion (learned_method.py). They differ
 in what makes the first estimate, what finds the motion, and what improves the estimate:
 
-    start        makes the first estimate z_0, by a formula or a network
+    start        makes the first estimate z_0, by a formula (a `Reconstruction`,
+                 data/reconstruct.py) or a network (a `Restorer`, models/restore/tiles/restorer.py)
     find         finds the motion within the exposure (flow.py; for weights, finder.py chooses)
     bands_of     cuts a large frame into bands of rows, which are solved one by one (bands.py)
     Equations    sets up the equations of both cameras along this motion (joint/)
