@@ -45,6 +45,8 @@ class Piece:
 class Exposure:
     """The planes that are read for one frame: `own`, of its exposure, and context around them.
 
+    `exposures_of` (data/cameras/frame_planes.py) makes the exposures when the clips are listed.
+
     E.g. the exposure has the planes 40 ... 79 of a file, and 8 planes of context are read before
     and after it. The sharp frame is at plane 60 of the file:
 
@@ -123,7 +125,10 @@ class Clip:
 
     @cached_property
     def grid(self) -> Any:
-        """Return how spike planes lie on the lq frames: a `ScaledGrid` or a `CalibratedGrid`."""
+        """Return how spike planes lie on the lq frames: a `ScaledGrid` or a `CalibratedGrid`.
+
+        `DatSpikes.grid` (data/cameras/spike_source.py) makes the grid.
+        """
         return self.spikes.grid(self.size)
 
     @property

@@ -3,7 +3,9 @@
 A plane is one read-out of the spike camera. Channels are what a network sees of the planes.
 `read_channels` does this for each frame of a sample, within the crop of the sample:
 
-    1. Read the planes, with the io backend of the data set (e.g. data/clips/disk_files.py).
+    1. Read the planes, with the io backend of the data set. From files on disk: `stream` in
+       data/clips/disk_files.py, then data/clips/file_content.py, and in data/spike/ formats.py,
+       packed_file.py, spike_file.py and packing.py.
     2. If the sample has a simulated camera (`CameraPerturb` in data/augment.py), change the planes.
     3. Find the rate, the spikes per plane at full light: from the options, or by measured_rate.py.
     4. Turn the planes into channels: `DatSpikes.represent`, which calls data/spike/represent.py.
@@ -53,6 +55,7 @@ def read_channels(
     # The order must stay: planes, simulated camera, rate, channels, pixels of the frame.
     # `clip.grid` is `spikes.grid(clip.size)`, computed once for the clip.
     window = clip.grid.window(aug)  # window.crop: the spike pixels that the crop needs
+    # `exposures_of` (frame_planes.py) made the exposures when the clips were listed.
     exposure = clip.exposures[frame]
     with spike_errors_as_data_errors():
         pieces = [files.stream(clip, piece, window.crop) for piece in exposure.pieces]

@@ -32,7 +32,7 @@ Modules that read frames and spikes:
 
     io_backend.py       the choice: disk_files.py with shared_images.py, or clip_cache.py
     cache_builder.py    builds a clip cache; cache_format.py has the form of its files
-    file_content.py     reads the bytes of a file
+    file_content.py     reads the bytes of a file; a failed read is not tried again
     pictures.py         decodes pictures; picture_losses.py says what is lost
 
 Modules for the clips of a user, and for the clips of a test:

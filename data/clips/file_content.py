@@ -2,6 +2,9 @@
 
 The path tells which: "/data/train/clip_a/blur/0.png", or "/data/train.lmdb::clip_a/0".
 
+A failed read is not tried again. `read_bytes` raises a DataError. In a training, `_Batches`
+(data/loader.py) passes the error on to the main process, and the run ends.
+
 What must stay: `read_bytes` returns the bytes of the file or raises DataError, for any path
 (tests/parts/data/test_any_bytes.py tries damaged files). Free to change: how the bytes are read.
 

@@ -3,7 +3,11 @@
 A test set is a dataset with a method `readers()`, which returns one reader for each clip. Tests and
 validations use only the readers, and never the dataset. `Reader` is the base of all readers: a test
 set of another kind has readers derived from it (docs/extending.md). `DatasetClip` reads a clip of a
-`TestClips`, the test sets of this project.
+`TestClips`, the test sets of this project:
+
+    DatasetClip.frame             one frame with its spikes
+      TestClips.read_frames       consecutive frames (data/clip_dataset.py)
+        ClipDataset.read          files, crops and channels (data/clip_reading.py)
 
 What must stay:
 

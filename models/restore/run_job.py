@@ -61,7 +61,9 @@ def restore_clips(job: Job) -> None:
         _refuse_slowmotion_of_one_instant(job)
         # `restorer` is the object that restores frames. E.g. the method of a network builds the
         # network with its weights (`NetworkMethod.restorer` in network_method.py). It returns a
-        # `Restorer` (tiles/restorer.py), which has the network, the tiles and the dtype.
+        # `Restorer` (tiles/restorer.py), which has the network, the tiles and the dtype. With
+        # weights/motion.pth the method is a `LearnedMotion` (data/motion/learned_method.py). It
+        # returns a `MotionRestorer`, which improves the frames of such a `Restorer`.
         restorer = job.method.restorer(device)
         # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
         more_scores: MoreScores | None = None

@@ -6,8 +6,9 @@ Find out which rank this is.
 
     identity.py          number of this rank, and its device
     state.py             `RUN`, what this process knows
-    platforms.py         reads how this process was launched
-    launchers.py         MPI and cloud platforms, by launcher_table.py and launcher_cells.py
+    platforms.py         reads how this process was launched; chooses the port of a SLURM job
+    launchers.py         MPI and cloud platforms, by launcher_table.py and launcher_cells.py;
+                         chooses address and port of rank 0
     node_launch.py       one process for a whole node
     launch_variables.py  reads launch variables; host_list.py reads node lists
     gpu.py               chooses and checks GPUs

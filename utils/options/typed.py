@@ -6,7 +6,8 @@ part are keys of the section, too. E.g. `depths` is a parameter of the network v
     "netG": {"net_type": "vrt", "depths": [8, 8, ...]}
 
 `read_options` first checks these sections, each with the registry of its kind of part, and then the
-whole file. The caller passes in the registries, because utils/ may not import models/ and data/.
+whole file. `read_section` (section.py) checks the keys of a section, and makes the error for an
+unknown key. The caller passes in the registries, because utils/ may not import models/ and data/.
 
 KAIR is the program in which VRT was published. Its option files can be read: keys that only KAIR
 has are dropped with one warning.

@@ -25,7 +25,8 @@ Log and warn.
 
     experiment.py          log lines, numbers, pictures, checkpoints
     measured.py            numbers of each rank, for the log
-    timing.py              measures time; speed.py judges it
+    timing.py              measures the time of data, compute and forward (backward has no time of
+                           its own); speed.py judges the times
     health.py              warns of slow or useless runs, and of a disk that gets full
     start_lines.py         the first lines of the log; overview.py makes the table at its head
     progress.py            how far an action is: a bar (progress_bar.py), or lines

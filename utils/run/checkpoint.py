@@ -15,6 +15,14 @@ is a complete file. Only its sidecar may be missing, if the process dies between
 (`_put_in_place`). `load` compares the file with its sidecar. If the file is damaged, `load` reads
 the former version.
 
+`Experiment.save` (experiment.py) calls `save`. `find_checkpoint` (resume.py) calls `load_version`.
+One round trip of a checkpoint, from call to call:
+
+    to the disk    Run.save, Experiment.save, ModelState.training_state, `save`
+    from disk      find_checkpoint, `load_version`, load_plain, refuse_wrong_types
+    into the run   restore_progress (the position), ModelState.init_train (weights and moments)
+    into the data  TrainLoader.start(epoch, batch)
+
 What must stay:
 
     the names of the files, because runs of earlier versions are resumed

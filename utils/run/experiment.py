@@ -2,7 +2,8 @@
 
 `utils.run.run.Run` has one `Experiment`, and calls its methods after a step, an epoch or a
 validation. An `Experiment` logs a line, gives numbers and pictures to the writers, e.g. TensorBoard
-(utils/run/writers.py), and saves checkpoints.
+(utils/run/writers.py), and saves checkpoints. checkpoint.py writes the file, and `training_state`
+(models/model_state.py) returns the model's part of a checkpoint.
 
 The name of a number is called its tag, e.g. `train/loss`, `val/psnr`, or `ranks/data_s/3` (seconds
 per step that rank 3 waits for data).
