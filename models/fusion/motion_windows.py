@@ -4,8 +4,10 @@ The spikes come in 15 windows: eleven divide the exposure, two longer windows li
 after it. Each window has a picture. A pixel moves along a curve, which has six coefficients:
 
     q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        x and y, in spike pixels
+    tau                                             time after the sharp instant, in halves of an
+                                                    exposure
 
-`displacements` gives q at some times, and `move_back` shifts the pictures of all windows along it.
+`displacements` gives q at some times, and `move_back` shifts the pictures of all windows along q.
 
 Shapes: B exposures, h x w pixels.
 

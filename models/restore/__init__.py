@@ -3,7 +3,8 @@
 Read the command line.
 
     request.py           the command line as a `TestRequest`
-    flags.py             all flags; refused_flags.py refuses some together
+    flags.py             all flags
+    refused_flags.py     refuses flags that exclude each other
     find_weights.py      finds the weights
     own_spikes.py        how a user's own spikes are read
     network_method.py    the network, and the tiles it gets
@@ -17,13 +18,16 @@ Restore.
 
 Score, and write results.
 
-    output_folder.py     takes the folder; earlier_results.py compares run.json
+    output_folder.py     takes the folder
+    earlier_results.py   compares the settings with an earlier test in the folder
     outputs.py           names of all files of a test
     finished_clip.py     writes strips, videos and scores of a clip
-    clip_scores.py       scores frames; lpips.py is one distance
+    clip_scores.py       scores frames
+    lpips.py             LPIPS, one of the scores
     clip_videos.py       videos of a clip
     scores.py            averages, and the table
-    report.py            results of all clips; psnr_plot.py draws a curve
+    report.py            results of all clips
+    psnr_plot.py         draws the PSNR of each frame
 
 Validate during a training.
 

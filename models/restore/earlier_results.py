@@ -49,7 +49,7 @@ def _is_run_json(content: Any) -> bool:
     files = content.get("files", {})  # older versions did not write this key
     if not all(isinstance(table, dict) for table in (settings, inputs, files)):
         return False
-    # These must be lists of texts: what was saved, e.g. ["frames"], and the files of each clip.
+    # The kinds of saved files, e.g. ["frames"], and the files of each clip must be lists of texts.
     kinds_of_files = settings.get("save", [])
     lists_of_names = [kinds_of_files, *files.values()]
     for names in lists_of_names:

@@ -81,11 +81,11 @@ def finish_clip(
         **notes,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
-    # Remove the files that only the scoring needed. They stay until the JSON is written, because a
-    # test that is interrupted before needs them again. Some of them may not exist, e.g. the file of
-    # a frame that was not restored.
+    # Remove the files that only the scoring needed. They stay until the JSON is written. If
+    # main_test_vrt.py is interrupted before, its next run needs them again. Some of the files may
+    # not exist, e.g. the file of a frame that was not restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
-    if "frames" not in outputs.save:
+    if "frames" not in outputs.save:  # the user did not ask for the frames
         temporary += outputs.frame_files(clip.name, clip.stems)
     remove_files(outputs.folder, temporary)
 
@@ -127,7 +127,10 @@ class _Pictures:
     def __init__(
         self, clip: ClipReader, indices: Sequence[int], outputs: Outputs, stack: ExitStack
     ) -> None:
-        """Open the videos. Leaving `stack` closes them. indices: the restored frames."""
+        """Open the videos. Leaving `stack` closes them.
+
+        indices: indices of the restored frames in the clip.
+        """
         self.clip = clip
         self.outputs = outputs
         # {kind: open video}, for each of "video", "comparison", "slowmotion" in outputs.save.

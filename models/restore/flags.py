@@ -209,7 +209,8 @@ def _add_flags_of_results(add: Callable[..., Any]) -> None:
     )
 
 
-# Flags that take a list of any length: all flags above with nargs="+". Add a new one here, too.
+# Flags that take a list of any length: all flags above with nargs="+". Add a new flag with a list
+# here, too.
 FLAGS_WITH_LISTS = ("--save", "--lpips")
 
 

@@ -2,9 +2,9 @@
 
 Source: Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018.
 
-Both images go through AlexNet, and are compared after each of five ReLUs. There the restored image
-has the features f and the sharp image the features g, normalised to length 1 at each pixel. With a
-learned weight w for each channel:
+Both images go through AlexNet, and are compared after each of five ReLUs. After a ReLU, the
+restored image has the features f and the sharp image the features g, normalised to length 1 at each
+pixel. With a learned weight w for each channel:
 
     distance of a pixel  d = sum over the channels of  w * (f - g)^2
     LPIPS                  = sum over the ReLUs of the mean of d over the pixels

@@ -69,7 +69,7 @@ class NetworkMethod:
         # cases this saves no time:
         #
         #     a tile is the whole clip    each rank would compute the whole clip
-        #     flip_seq is true            the same: each frame needs the clip and the reversed clip
+        #     flip_seq is true            each rank would compute the clip and the reversed clip
         #     center_frame_only is true   the clip has only one frame to restore
         is_tile_whole_clip = tiling.num_frame_testing == WHOLE
         needs_whole_clip = is_tile_whole_clip or tiling.flip_seq
@@ -133,7 +133,7 @@ def network_for_test_set(
     section: the section datasets.test.
     """
     tile_options = val.plain()  # a dict with the keys of the section `val`
-    # Only some kinds of datasets have the keys `pad_sequence` and `sigma`, hence `getattr`.
+    # `getattr`, because only some kinds of datasets have the keys `pad_sequence` and `sigma`.
     # `pad_sequence` means the same as the key `pad_seq` of `val`: repeat the last frame. One of the
     # two keys is enough.
     if getattr(section, "pad_sequence", False):
@@ -210,8 +210,8 @@ def _tiling(
         changes = changes | {"blend": flags.blend}
     # A network that interpolates gets the frames around each gap, one gap after the other. E.g. of
     # the clip 0 1 2 3 4, it gets 0 1 2 3 for the gap after frame 1, then 1 2 3 4 for the gap after
-    # frame 2. All this is one sequence, 0 1 2 3 1 2 3 4. --flip-seq would reverse this sequence in
-    # place of the clip, and --pad-seq would repeat its last frame.
+    # frame 2. These frames are one sequence, 0 1 2 3 1 2 3 4. --flip-seq would reverse the sequence
+    # and not the clip, and --pad-seq would repeat the last frame of the sequence.
     if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError(
             what="these weights interpolate new frames",

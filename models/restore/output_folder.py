@@ -4,8 +4,7 @@ A folder of the same test is continued, and a folder with files of a user is ref
 
 run_job.py calls `claim_folder` on rank 0, before any rank restores a frame. The arguments are an
 `Outputs`, which says where each file of the test will lie, and the settings of the test.
-`claim_folder` writes
-run.json, by which a later test knows the folder.
+`claim_folder` writes run.json. A later test knows the folder by this file.
 
 What must stay:
 
@@ -148,7 +147,7 @@ def _refuse_occupied(
 ) -> None:
     """Raise DataError if a file of this test would replace another file.
 
-    It refuses two results of one name, links, and files that no earlier test wrote.
+    The function refuses two results of one name, links, and files that no earlier test wrote.
 
     owners: owner, e.g. "clip street" -> its files.
     written: the files that earlier tests wrote.

@@ -127,8 +127,8 @@ class Outputs:
         """Return the paths of kind "exact" of these frames, one per frame.
 
         With the option metric.values "clamped" or "float", frames are scored with values that are
-        not rounded. The scoring reads these values from the files. With "uint8" it needs no such
-        file, so the result is [].
+        not rounded. The scoring reads these values from the files. With "uint8" the scoring needs
+        no such file, so the result is [].
         """
         if self.metric.values == "uint8":
             return []

@@ -3,8 +3,8 @@
 `spikes_for_network` begins with the section `spike` of a weights file, because spikes must be read
 as in the training. The result is this section with the user's changes, e.g. "spike.rate=0.4"
 (request.py). main_test_vrt.py and scripts/show_motion.py hand the section to the reader of the
-clips (data/clips/clip_reader.py). For a formula, which has no weights, both call only
-`changed_spikes`.
+clips (data/clips/clip_reader.py). A formula has no weights, so for a formula both programs call
+only `changed_spikes`.
 
 The user may not change the keys `representation` and `gamma`, because the network was trained with
 channels of this kind (`kind_differences` in models/select_network.py compares these keys).

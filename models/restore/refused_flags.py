@@ -11,7 +11,7 @@ The command line has one of these forms. The docstring of main_test_vrt.py has e
                                                      may begin with a network: --weights FILE
 
 request.py calls `refuse_contradictions` with the values that argparse has read. If there are
-several errors, the user sees the first one in the order of its lines.
+several errors, the user sees only the error that this function finds first.
 
 What must stay: each refusal, because a flag without effect would mislead the user. Free to change:
 the texts.
@@ -29,8 +29,8 @@ from utils.output_folder import refuse_overlap
 
 # Flags of a network and its tiles, without dashes. They are refused with a formula (--method),
 # which has no network. A new flag of `_add_flags_of_tiles` (flags.py) belongs here, unless formulas
-# use it, as they use center_frame_only. `sigma`, the noise level for a denoiser, is also in
-# FLAGS_OF_CLIPS, because datasets.test has its own option `sigma`.
+# use the flag. (Formulas use center_frame_only.) `sigma`, the noise level for a denoiser, is also
+# in FLAGS_OF_CLIPS, because datasets.test has its own option `sigma`.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",

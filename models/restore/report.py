@@ -71,7 +71,7 @@ def write_report(job: Job) -> None:
     lines = "\n".join(f"{key}: {value}" for key, value in protocol.items())
     write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
 
-    # report.html: the same with pictures and videos.
+    # report.html: the same results, with pictures and videos.
     page = _page_of(job, entries, results)
     write_whole(folder / "report.html", page.encode())
 

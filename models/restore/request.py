@@ -11,8 +11,8 @@ that argparse returns: this file, refused_flags.py and utils/options/foreign_fla
 There are two forms of a command line:
 
     --input, or --spike with a --method    restores the user's own clips
-    --opt                                  restores the clips datasets.test of an option file;
-                                           own_files is None
+    --opt                                  restores the clips datasets.test of an option file.
+                                           Then own_files is None
 
 What must stay: the field of a missing flag is None. The program then looks for the value elsewhere,
 in this order: the option file, the weights file, the dataset.json next to the spike files
@@ -77,9 +77,9 @@ class TileFlags:
 class NetworkFlags:
     """Which network restores, and how it is applied: for network_method.py and own_spikes.py."""
 
-    # A file of weights, or the name of released weights such as "vrt/006". Always given for a
-    # user's own clips that a network restores. If it is None, a test set takes the weights of its
-    # run.
+    # A file of weights, or the name of released weights such as "vrt/006". The field is never None
+    # if a network restores a user's own clips. If it is None for a test set, the weights of its run
+    # are taken.
     weights: str | None
     tiles: TileFlags
     # "float32", "bfloat16" or "float16".
@@ -109,7 +109,7 @@ class OwnFiles:
 class ResultFlags:
     """What is written, and where: for an `Outputs` (outputs.py) and a `Job` (job.py)."""
 
-    # The folder of the results. Always given for a user's own clips.
+    # The folder of the results. The field is never None for a user's own clips.
     output: str | None
     # What is saved, e.g. ("frames", "comparison"). () if --save is not given. Then the kind of the
     # input decides, e.g. a video for a video.
@@ -287,7 +287,7 @@ def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
 def _sections_of_method(
     args: Namespace, overrides: Sequence[str]
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the sections `formula` and `joint` of a `TestRequest`, which lists the four cases.
+    """Return the sections `formula` and `joint`. `TestRequest` has a table of the four cases.
 
     overrides: "method.key=value".
     """

@@ -9,7 +9,7 @@ where it stopped.
       claim_folder_of   takes the output folder (output_folder.py)
       shared_plan       says which rank restores which frames (work_plan.py)
       restore_share     restores the frames of this rank, and writes each frame (outputs.py)
-      finish            scores a clip of which all frames are there (finished_clip.py)
+      finish            scores a clip whose frames are all restored (finished_clip.py)
 
 A rank is one process of the test. "Collective" in a docstring means that the ranks wait for each
 other in this function, so every rank must call it at the same point of the program. A block
@@ -193,15 +193,15 @@ def _restore_piece(
     bar: the progress bar. The restorer calls `bar.update`.
     restored_before: number of frames that this rank has restored before this piece.
 
-    Returns the same number after this piece.
+    Returns the number of frames that this rank has restored after this piece.
     """
     clip = job.clips[work.clip_index]
     restored_count = restored_before
     watchdog.phase(f"restore: {clip.name}", restored_count)
     # A generator: each round of the loop below restores one more frame (C, H, W).
     restored_frames = restorer.frames(clip, work.frames, bar.update)
-    # The frame of the clip that the report shows. Some methods (`ShowsPictures`) also have pictures
-    # of how they restored it, e.g. of the motion that they found.
+    # The frame of the clip that the report shows. Some methods (`ShowsPictures`) also make pictures
+    # that show how this frame was restored, e.g. the motion that the method found.
     index_in_report = example_of(job.frames_of(clip))
     for index, frame in zip(work.frames, restored_frames, strict=True):
         # Write the pictures before the frame. If the frame came first and the test ended between
@@ -221,7 +221,7 @@ def finish(
     more_scores: MoreScores | None,
     mean_pace: float | None,
 ) -> None:
-    """Score a clip of which all frames are restored, and write its videos and strips.
+    """Score a clip whose frames are all restored, and write its videos and strips.
 
     A strip is a picture that shows a restored frame beside its input.
 

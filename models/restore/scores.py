@@ -119,12 +119,16 @@ def collect(
 
 
 def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -> dict[str, Any]:
-    """Return the averages of one kind, e.g. of "restored": an entry of "averages" (`collect`).
+    """Return the averages of one kind. `collect` puts them into "averages", e.g. as "restored".
 
     The keys must stay, because users' scripts read them in metrics.json.
 
-    rows: the clips that have this kind. E.g. for "restored", each row has
-        {"restored": {"psnr": 30.1}, "per_frame": {"restored": {"psnr": [30.2, 30.0]}}, ...}.
+    rows: the clips that have this kind. E.g. for "restored", each row is
+
+            {"restored": {"psnr": 30.1},                            mean of the clip
+             "per_frame": {"restored": {"psnr": [30.2, 30.0]}},     value of each frame
+             ...}
+
     expected: number of clips that there should be.
     mean: "clips" or "frames", the mean whose key is the name of the metric.
     """
@@ -141,8 +145,11 @@ def _averages(rows: list[dict[str, Any]], kind: str, expected: int, mean: str) -
             "clips": sum(row[kind][metric] for row in rows) / len(rows),
             "frames": sum(values_of_frames) / frame_count,
         }
-        # E.g. with mean "clips": averages["psnr"] is the mean over clips, and
-        # averages["psnr_frame_mean"] is the mean over all frames.
+        # OTHER_MEANS has the key of the second mean:
+        #
+        #     mean        averages["psnr"]    second mean
+        #     "clips"     over clips          averages["psnr_frame_mean"], over frames
+        #     "frames"    over frames         averages["psnr_clip_mean"], over clips
         other = OTHER_MEANS[mean]
         averages[metric] = mean_over[mean]
         averages[other.key.format(metric=metric)] = mean_over[other.over]

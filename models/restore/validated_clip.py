@@ -60,7 +60,8 @@ class ClipValidator:
         nonfinite_count = 0
         scores: Scores = {}
         panels = {}
-        # One at a time: the colours of all K instants of a frame, (3 K, H, W).
+        # A generator: each round of the loop gets the colours of the K instants of a frame,
+        # (3 K, H, W).
         restored_frames = restorer.frames(cache, indices, tick)
         for index, instants in zip(indices, restored_frames, strict=True):
             watchdog.go_on()  # tells the watchdog that this rank still works

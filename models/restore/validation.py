@@ -124,7 +124,7 @@ def _validate_clips_of_rank(
     clips: Sequence[ClipReader],
     shown_indices: Sequence[int],
 ) -> _RankResults | None:
-    """Restore and score the clips of this rank. Every rank must call this, because it votes.
+    """Restore and score the clips of this rank. Every rank must call this, because all ranks vote.
 
     The rounds of 5 clips on 2 ranks:
 

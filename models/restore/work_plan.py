@@ -30,8 +30,8 @@ class Work:
 
     # Index in Job.clips.
     clip_index: int
-    # Indices of the frames to restore. Empty if all frames are restored, and only the scores of the
-    # clip are missing.
+    # Indices of the frames to restore. Finished frames between missing frames are among them, and
+    # are restored again. Empty if only the scores of the clip are missing.
     frames: range
     # Whether these are all frames of the clip that are still to be restored. If not, the clip was
     # cut, and the other frames are in another `Work`, perhaps of another rank.
@@ -68,8 +68,8 @@ def plan_work(job: Job) -> list[Work]:
     if finished_count:
         logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
 
-    # The largest number of pieces of a clip, so that each rank has work: e.g. 4 for 2 unfinished
-    # clips on 8 ranks. 1 if the method cannot cut a clip.
+    # A clip is cut into at most this many pieces, so that each rank has work. E.g. 2 unfinished
+    # clips on 8 ranks: 4 pieces each. If the method cannot cut a clip, the number is 1.
     most_pieces = 1
     if unfinished and job.method.can_cut:
         most_pieces = math.ceil(utils_dist.get_world_size() / len(unfinished))

@@ -9,9 +9,9 @@ kinds of clips with gaps:
 In both kinds the given frames are numbered 0, 1, 2, ..., and gap g lies between the given frames g
 and g + 1. `given_frames` has the index of each given frame in the clip.
 
-Both wrap a clip that a data set or data/clips/clip_reader.py has opened, in main_test_vrt.py or
-main_train_vrt.py. restorer.py restores both kinds, from the frames that `frames_around_gaps`
-selects.
+Both classes wrap a clip that a data set or data/clips/clip_reader.py has opened, in
+main_test_vrt.py or main_train_vrt.py. restorer.py restores both kinds, from the frames that
+`frames_around_gaps` selects.
 
 What must stay: which frames are left out and scored, because published scores of Vimeo-90K belong
 to them (tests/stories/test_kair_files.py).
@@ -104,11 +104,11 @@ def _insert_middles(times: Sequence[Fraction]) -> list[Fraction]:
 
 
 class LeftOutFrames:
-    """A clip to score an interpolation: every second frame is given, the others are left out.
+    """A clip to score an interpolation: every second frame is left out, all others are given.
 
-    The network makes a new frame in each gap, which is compared with the left-out frame. It takes
-    `length` given frames for a gap, half of them before the gap. So only the gaps with enough given
-    frames on both sides are scored.
+    The network makes a new frame in each gap, and the new frame is compared with the left-out
+    frame. The network takes `length` given frames for a gap, half of them before the gap. So only
+    the gaps with enough given frames on both sides are scored.
 
     E.g. a clip of Vimeo-90K, im1 ... im7, and length 4, as published:
 

@@ -1,14 +1,14 @@
 """Plan how a clip is cut into tiles: their length, their side, and where they start.
 
 The memory that a network needs grows with the clip. So a clip is cut into overlapping tiles, e.g.
-of 12 frames of 256 x 256 pixels: first into runs of whole frames (tiles in time), and each of these
-into rectangles (tiles in space). Along each of the three axes, `tile_starts` says where the tiles
-start.
+of 12 frames of 256 x 256 pixels. First the clip is cut into runs of whole frames, the tiles in
+time. Then each run is cut into rectangles, the tiles in space. Along each of the three axes,
+`tile_starts` says where the tiles start.
 
-The sizes come from the options `val` and the flags of the command line, which network_method.py and
-validation.py pass to `Tiling.of`. The result is a `Tiling`, which the other files of this folder
-read.
-If the memory is full, restorer.py replaces the `Tiling` by the result of `smaller_tiling`.
+The sizes come from the options `val` and the flags of the command line. network_method.py and
+validation.py pass them to `Tiling.of`. The result is a `Tiling`, which the other files of this
+folder read. If the memory is full, restorer.py replaces the `Tiling` by the result of
+`smaller_tiling`.
 
 What must stay: `tile_starts` (test_published_tiling_is_reproduced), and the names of the fields of
 `Tiling`, which are option keys. Free to change: the tiles that `smaller_tiling` proposes.
@@ -34,8 +34,8 @@ class Tiling:
     """How a clip is cut into tiles and blended again.
 
     There are two sets of defaults. A call from Python (docs/python.md) gets the defaults below,
-    i.e. one tile for the whole clip. The programs call `of`, which takes the values of `ValOptions`
-    (utils/options/val_options.py), so they get its defaults. Only `blend` and `may_halve` are no
+    i.e. one tile for the whole clip. The programs call `of` with the section `val`, so they get the
+    defaults of `ValOptions` (utils/options/val_options.py). Only `blend` and `may_halve` are no
     options of `ValOptions`.
     """
 

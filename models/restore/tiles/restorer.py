@@ -12,8 +12,8 @@ decoded once. The cache reads the frames from a reader of the clip, usually a `D
 (data/clips/readers.py).
 
 E.g. a clip of 14 frames, and tiles of 12 frames x 256 px: stream_clip restores the frames 0 ... 11,
-then 2 ... 13. The frames 2 ... 11 are weighted means of both. restore_space cuts the frames into
-squares of 256 x 256 pixels.
+then 2 ... 13. The frames 2 ... 11 are weighted means of both results. restore_space cuts the frames
+into squares of 256 x 256 pixels.
 
 network_method.py (in a test) and validation.py (in a training) make a `Restorer` of a network and a
 `Tiling` (plan.py). `Restorer.frames` takes a reader of a clip, and yields restored frames on the
