@@ -38,6 +38,7 @@ class RgbCamera:
     # The curve from light to display values. First v = light ** (1 / gamma). Then an S-shaped curve
     # turns v into the display value:
     #     v + contrast * (v^2 * (3 - 2 * v) - v)
+    # E.g. with contrast 0.1, 0.25 becomes 0.241, 0.5 stays 0.5, and 0.75 becomes 0.759.
     gamma: float = DISPLAY_GAMMA
     contrast: float = 0.0
     # Standard deviations in linear light: of the shot noise at full light, and of the read noise.

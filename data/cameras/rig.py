@@ -141,6 +141,10 @@ class Rig(RgbCamera):
 
         The parallax is left out, because it differs between the layers of the scene.
 
+        E.g. without flaws, spike planes of 72 x 96 and frames of 288 x 384: a spike pixel has 4 RGB
+        pixels along a side, and x is mapped to 4 x + 1.5. So spike pixel 0 lies in the middle of
+        the RGB pixels 0 ... 3.
+
         spike_size, rgb_size: (height, width) of a spike plane and of a frame.
         """
         spike_height, spike_width = spike_size

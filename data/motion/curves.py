@@ -42,6 +42,9 @@ def curves_of(
 
         q(tau) = c_1 tau + c_2 tau^2 + c_3 tau^3        tau = time / longest time
 
+    E.g. the times -40, -20, 0, 24, 48 are tau = -0.83, -0.42, 0, 0.5, 1. The coefficients are in
+    RGB pixels.
+
     Its coefficients have the least sum over the times
 
         sum_k w_k |q(tau_k) - shift_k|^2                w_k = 1 / error_k^2
@@ -50,7 +53,7 @@ def curves_of(
     shifts: (K, H, W, 2), x and y in RGB pixels, from the sharp instant to each time.
     errors: (K, H, W), expected errors of the shifts in pixels. The error of the sharp instant is
     not used.
-    with_shake: whether the shake of the camera is added.
+    with_shake: whether the shake of the camera is added (`_add_shake`).
     """
     tau = (np.array(times) / np.abs(times).max()).astype(np.float32)  # (K,), -1 to 1
     coefficients = _coefficients_of(tau, shifts, errors)

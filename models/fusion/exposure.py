@@ -155,6 +155,8 @@ class ExposureFusion(ImageFusion):
         # line, so for any ratio
         #
         #     estimate = frame + colour_changes * (ratio - 1)
+        #
+        # E.g. a colour of 0.4 that changes by 0.3 if luma doubles: at the ratio 1.2 it is 0.46.
         frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
         changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
         ratios = spike[:, : self.estimates].unsqueeze(2)  # (N, estimates, 1, H, W)

@@ -132,6 +132,8 @@ def _gain_and_dark(estimate: Estimate) -> tuple[float, float]:
 
     gain = cov(light, rate) / var(light)
     dark = mean(rate) - gain mean(light)
+
+    E.g. two pixels with the light 0.2 and 0.6 and the rates 0.11 and 0.31: gain 0.5, dark 0.01.
     """
     # All pixels of all pairs, in one row.
     pairs = estimate.pairs

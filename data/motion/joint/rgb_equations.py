@@ -8,7 +8,9 @@ One equation per pixel and colour:
     b          light of the blurry frame, (3, H, W)
     sigma_b    expected error of a blurry pixel, in display values
     slope      dx / dz at the blurry pixel: it turns an error of a display value into an error of
-               light
+               light. E.g. z = 0.5 has the slope 0.96. So with sigma_b = 0.01 the error in light is
+               0.0096, and w_b is 104
+    s_g, u_g   share of group g (some planes) in the exposure, and its motion in pixels (groups.py)
 
 cameras.py computes the left side B x. This module makes the right side b and the weights w_b.
 

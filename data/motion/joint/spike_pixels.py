@@ -146,6 +146,9 @@ def _entries_of_D(positions: Tensor, view: View) -> MatrixEntries:
 
         entry = (weight of the RGB pixel in the point) / (number of points in a spike pixel)
 
+    E.g. a spike pixel has two points, on the RGB pixels 4 and 5. Its row of D has the entry 1/2 in
+    the columns 4 and 5: the mean of these pixels.
+
     Points of a spike pixel may share an RGB pixel. Then several entries have the same place in the
     matrix: they are added.
 

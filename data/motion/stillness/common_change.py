@@ -85,6 +85,9 @@ def without_change_of_lamps(
 
         change = brighter_by * light        brighter_by = (change around) / (light around)
 
+    E.g. two pixels have the light 0.2 and 0.4 and the change 0.02 and 0.04. Then brighter_by is
+    0.03 / 0.3 = 0.1, and both changes become 0.
+
     change: (h, w). light: (h, w), spikes per plane. light_around: (h, w), from `light_around_of`.
     """
     brighter_by = blurred(change, LIGHT_SIGMA) / light_around
