@@ -126,6 +126,8 @@ def _check_widths(design: Design) -> None:
         has_mutual = i < 7 and design.mutual_depth(i) > 0  # stage 8 has no mutual attention
         if has_mutual:
             _need(dim % 4 == 0, key, dim, "a multiple of 4, for mutual attention")
+    # The stages 5, 6, 7 begin by unfolding each pixel into a patch of 2x2 pixels, with a quarter of
+    # the channels. So the stages before them, whose indices are 3, 4, 5, need a multiple of 4.
     for i in (3, 4, 5):
         expected = "a multiple of 4: the next stage unfolds 2x2 patches"
         _need(dims[i] % 4 == 0, f"embed_dims[{i}]", dims[i], expected)

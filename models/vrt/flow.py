@@ -141,7 +141,7 @@ def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
     backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).
 
     Returns (B, N, 9C, H, W): the frame (C channels), the next frame (4C) and the frame before (4C).
-    A neighbour outside the clip is zero.
+    The released weights rely on this order. A neighbour outside the clip is zero.
     """
     b, n, c, height, width = frames.shape
     # Both directions are one batch: the next frames first, then the frames before. A backward flow

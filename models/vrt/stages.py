@@ -176,6 +176,7 @@ class RefineLayer(nn.Module):
         self.linear = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run the layer: x (B, N, H, W, C) -> the same shape."""
         return x + self.linear(self.residual_group(x))
 
 
@@ -225,6 +226,7 @@ class FoldPatches(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the patches as channels. H and W must be even."""
         b, n, h, w, c = x.shape
         x = x.view(b, n, h // 2, 2, w // 2, 2, c)  # (b, n, h/2, row, w/2, column, c)
         x = x.permute(0, 1, 2, 4, 5, 3, 6)  # (b, n, h/2, w/2, column, row, c)
@@ -235,7 +237,8 @@ class UnfoldPatches(nn.Module):
     """The inverse of FoldPatches: (B, N, H, W, 4C) -> (B, N, 2H, 2W, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        b, n, h, w, c = x.shape
+        """Return the channels as patches. The number of channels must be a multiple of 4."""
+        b, n, h, w, c = x.shape  # here c is 4C
         x = x.view(b, n, h, w, 2, 2, c // 4)  # (b, n, h, w, column, row, c/4)
         x = x.permute(0, 1, 2, 5, 3, 4, 6)  # (b, n, h, row, w, column, c/4)
         return x.reshape(b, n, 2 * h, 2 * w, c // 4)

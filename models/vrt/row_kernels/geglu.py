@@ -50,7 +50,9 @@ def _geglu_forward(
 ):
     """Write y = gelu(a) * b for one tile, with gelu(a) = a / 2 * (1 + erf(a / sqrt(2))).
 
-    Each program computes one tile.
+    Each program computes one tile. E.g. H = 192, 100 rows, ROWS = 16: 7 programs. Program 1
+    computes the rows 16 ... 31. Program 6 has the rows 96 ... 111, of which 100 ... 111 do not
+    exist: they are neither read nor written.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
     channel = tl.arange(0, PADDED)  # (PADDED,)
@@ -104,6 +106,8 @@ def _geglu_backward(
         row = start + tl.arange(0, ROWS)
         is_inside = (row < row_count)[:, None] & is_channel[None, :]
         # The same positions as in forward. grad_z has the order of z, and grad has the order of y.
+        # Padding and rows beyond the last one are loaded as 0, so their da and db are 0, and add
+        # nothing to the sums.
         index_a = row[:, None].to(tl.int64) * (2 * HIDDEN) + channel[None, :]
         index_b = index_a + HIDDEN
         index_y = row[:, None].to(tl.int64) * HIDDEN + channel[None, :]

@@ -62,7 +62,9 @@ def _norm_forward(
 ):
     """Write y = u * weight + bias for one tile, where u are the normalized rows.
 
-    Each program computes one tile.
+    Each program computes one tile. E.g. 96 channels, 100 rows, ROWS = 32: 4 programs. Program 1
+    computes the rows 32 ... 63. Program 3 has the rows 96 ... 127, of which 100 ... 127 do not
+    exist: they are neither read nor written.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
     channel = tl.arange(0, PADDED)  # (PADDED,)
@@ -128,6 +130,8 @@ def _norm_backward(
     rows_to_next_tile = tl.num_programs(0) * ROWS
     for start in range(first_row, row_count, rows_to_next_tile):
         row = start + tl.arange(0, ROWS)
+        # (ROWS, PADDED): false for padding and for rows beyond the last one. There grad_y is loaded
+        # as 0, so they add nothing to the sums.
         is_inside = (row < row_count)[:, None] & is_channel[None, :]
         index = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
         values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)
