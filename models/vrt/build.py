@@ -53,14 +53,16 @@ def build_stage_8(design: Design, drop_rates: list[list[float]]) -> nn.ModuleLis
     # stage8.0.2.
     to_width = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
     layers = nn.ModuleList([to_width])
-    single_frame = (1, *design.window[1:])  # a window within one frame, for indep_reconsts
+    _, window_height, window_width = design.window
     for entry in range(7, len(design.depths)):
-        is_single_frame = entry in design.indep_reconsts
+        window = design.window
+        if entry in design.indep_reconsts:
+            window = (1, window_height, window_width)  # a window within one frame
         layer = RefineLayer(
             dim=dims[entry],
             depth=design.depths[entry],
             heads=design.num_heads[entry],
-            window=single_frame if is_single_frame else design.window,
+            window=window,
             drop_path=drop_rates[entry],
             **design.block_options(entry),
         )

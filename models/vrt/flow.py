@@ -146,9 +146,9 @@ def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
     b, n, c, height, width = frames.shape
     # Both directions are one batch: the next frames first, then the frames before. A backward flow
     # warps the next frame.
-    next_ones = frames[:, 1:]  # the neighbours of the frames 0 ... N - 2
-    ones_before = frames[:, :-1]  # the neighbours of the frames 1 ... N - 1
-    neighbours = torch.stack((next_ones, ones_before)).flatten(0, 2)  # (2 B (N - 1), C, H, W)
+    later = frames[:, 1:]  # the next frames of the frames 0 ... N - 2
+    earlier = frames[:, :-1]  # the frames before the frames 1 ... N - 1
+    neighbours = torch.stack((later, earlier)).flatten(0, 2)  # (2 B (N - 1), C, H, W)
     flows = torch.stack((backward, forward)).flatten(0, 2)  # (2 B (N - 1), 2, H, W)
     warped = nearest4(neighbours, flows).view(2, b, n - 1, 4 * c, height, width)
     zeros = warped.new_zeros(b, 1, 4 * c, height, width)

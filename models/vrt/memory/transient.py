@@ -10,6 +10,7 @@ compares the estimates with a count of all tensors: for an alignment they are 2 
 from torch import Tensor
 
 from models.vrt.block import Block
+from models.vrt.chunk import Chunk
 from models.vrt.chunk_sizes import has_kernel
 from models.vrt.deform_align import DeformAlign
 from models.vrt.deform_conv import TAPS
@@ -28,7 +29,7 @@ def block_transient(block: Block, x: Tensor) -> int:
     if in_cpu_form(x) or block.runs_plain(x):
         return 0
     x = x.to(compute_dtype(x))
-    largest_chunk = max(block.plan(x), key=lambda chunk: len(chunk.rows))
+    largest_chunk = max(block.plan(x), key=_positions_of_chunk)
     # Backward holds the gradients of the block's output and input.
     numbers_of_gradients = 2 * x.numel()
     # For each token of a chunk, backward holds 13 numbers per channel, as counted with
@@ -41,6 +42,11 @@ def block_transient(block: Block, x: Tensor) -> int:
         numbers_per_token += block.attn.heads * largest_chunk.positions_per_window
     numbers_of_chunk = len(largest_chunk.rows) * numbers_per_token
     return x.element_size() * (numbers_of_gradients + numbers_of_chunk)
+
+
+def _positions_of_chunk(chunk: Chunk) -> int:
+    """Return the number of positions of a chunk of windows, padding included."""
+    return len(chunk.rows)
 
 
 def alignment_transient(align: DeformAlign, target: Tensor) -> int:
