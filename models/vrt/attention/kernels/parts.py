@@ -20,8 +20,10 @@ Names in capitals are constants that Triton compiles into a kernel (`tl.constexp
                 frames, and its queries come from the other frame of the pair
 
 A row is what a tensor holds of one token: the channels of all heads. Rows are numbered through all
-windows, so token 5 of window 2 is row 2 * TOKENS + 5. There are no rows of padding, because TOKENS
-is a multiple of the sides of a tile (tiles.py).
+windows, so token 5 of window 2 is row 2 * TOKENS + 5. A tile has no rows beyond its window, because
+TOKENS is a multiple of the sides of a tile (tiles.py). At the border of a clip, a window may have
+positions without a token. They are rows like all others here: their keys and values count, as in
+the published network, and the block leaves out their outputs (block.py).
 
 What must stay:
 
@@ -47,7 +49,8 @@ jit: Any = triton.jit
 # The kernels compute e^x as 2^(x log2(e)), because exp2 is faster than exp. So all logits here are
 # already multiplied by log2(e). A kernel can read a global constant only if it is a tl.constexpr.
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Added to the logit of two tokens that must not attend to each other: -100, times log2(e).
+# Added to the logit of two tokens that must not attend to each other: -100, times log2(e). So
+# their weight gets the factor e^-100, about 4e-44.
 # models.vrt.windows.MASKED is the same number without log2(e). Change both together.
 MASKED = tl.constexpr(-100.0 * 1.4426950408889634)
 
@@ -87,7 +90,7 @@ def _group_of_program(HEADS: tl.constexpr, TILES: tl.constexpr):
 def _windows_of_group(group, group_size, window_count):
     """Return the first window of a group, and the window after its last window.
 
-    E.g. 10 windows in groups of 4: group 0 is 0 ... 3, group 2 is 8 ... 9, so it returns (8, 10).
+    E.g. 10 windows in groups of 4: (0, 4) for group 0, and (8, 10) for group 2.
 
     group_size: number of successive windows in a group. The last group may have fewer windows.
     """
