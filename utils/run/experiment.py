@@ -1,9 +1,15 @@
 """Write what a run leaves in its folder: log lines, numbers, pictures and checkpoints.
 
-`utils.run.run.Run` has one `Experiment`, and calls its methods after a step, an epoch or a
-validation. An `Experiment` logs a line, gives numbers and pictures to the writers, e.g. TensorBoard
-(utils/run/writers.py), and saves checkpoints. checkpoint.py writes the file, and `training_state`
-(models/model_state.py) returns the model's part of a checkpoint.
+`utils.run.run.Run` has one `Experiment`, and calls its methods:
+
+    log_training      at a log line, e.g. "Epoch: 1, Iter: 100, Loss: 0.0234, ..."
+    log_epoch         at the end of an epoch
+    log_validation    after a validation
+    save              when a checkpoint is due. checkpoint.py writes the file, and `training_state`
+                      (models/model_state.py) returns the model's part of a checkpoint
+
+`log_training` and `log_validation` also give numbers and pictures to the writers, e.g. TensorBoard
+(utils/run/writers.py).
 
 The name of a number is called its tag, e.g. `train/loss`, `val/psnr`, or `ranks/data_s/3` (seconds
 per step that rank 3 waits for data).
@@ -95,7 +101,7 @@ class Experiment:
         loss = f"{values['loss']:.4f}" if grad_norms else "none (all steps skipped)"
         lr = values["lr"]
         self.last_values = f"loss {loss}, lr {lr:.1e}"
-        # Speed and remaining time are not known at the first line.
+        # At the first line, speed and remaining time may not be known yet.
         speed_and_time = ""
         speed = values.get("it_per_s")
         if speed:

@@ -160,7 +160,10 @@ def _no_history(what: str, path: Path) -> DataError:
 
 
 def folder_of(run: Path) -> Path:
-    """Return the folder of a run that is given as its folder or as one of its two files."""
+    """Return the folder of a run.
+
+    run: the folder itself, or one of the two files of the history in it.
+    """
     return run.parent if run.suffix in (".json", ".jsonl") else run
 
 

@@ -107,7 +107,17 @@ def left_to_do(
     """Return what comes next in a run. "nothing" means that the run is finished.
 
     A run is finished if its last step is done and validated. A run asks this function at its start
-    and after each step, so a resumed run decides by the same rules. Each rule below has a case in
+    and after each step, so a resumed run decides by the same rules. E.g. with total_iter 25 and
+    test_every 10:
+
+        step   validated (last validated step)   result
+        0      0                                 "steps"
+        10     0                                 "validation"
+        10     10                                "steps"
+        25     20                                "validation"
+        25     25                                "nothing"
+
+    A validation that signals have ended twice is left out. Each rule has a case in
     test_when_a_run_is_finished.
 
     total_iter: number of steps of the run.
