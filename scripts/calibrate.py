@@ -10,15 +10,15 @@ moments.
 The first form finds the position, i.e. how the cameras lie to one another. Capture flat or distant
 scenes with much texture. The cameras and the scene must be at rest, or the planes must be exactly
 the planes of the frame's exposure. The second form takes the position from a file, and finds two
-things: by how many planes the exposure began later than --planes says, and the share of these
-planes in which the frame was exposed. The scene has to move. Each form writes the file for
-`spike.calibration`, and an overlay image beside it to look at. No file is overwritten. More:
-docs/data_format.md, section "Making a calibration file".
+numbers: by how many planes the middle of the exposure is later than the middle of --planes, and the
+fraction of these planes during which the frame was exposed. The scene has to move. Each form writes
+the file for `spike.calibration`, and an overlay image beside it to look at. No file is overwritten.
+More: docs/data_format.md, section "Making a calibration file".
 
 How the position is found: features of both images (SIFT, RANSAC) give a rough position, for any
 turn, scale and mirroring. The fit of `spike.calibration` "auto" (data/cameras/registration) makes
 the position exact. Then single parts of the plane are matched on their own, to measure the error
-that is left. The second form uses the same fit, but does not change the matrix. All places are
+that is left. The second form uses the same fit, but does not change the matrix. All points are
 (x, y) with pixel centres at whole numbers, as in data/cameras/calibration.py.
 """
 
@@ -154,7 +154,11 @@ def with_position(
         correlation, patches, residual_px, residual_p90_px
                            the fields of `Quality` (scripts/parts/calibrate/camera_position.py)
 
-    Raises DataError if the images do not show the same, or give too little to judge by.
+    geometry: height, width and storage of the planes.
+    views: for each pair, the frame and the spikes of its exposure.
+    command: the command line, e.g. with the model and the paths of the pairs.
+
+    Raises DataError if the images do not show the same scene, or show too little to judge by.
 
     Test: test_the_file_says_how_well_the_pictures_fit
     """
@@ -197,9 +201,10 @@ def with_time(
 ) -> Calibration:
     """Return the calibration of --geometry, completed with the time offset and the exposure share.
 
-    Raises DataError if the views do not show the time offset.
-
     earlier: the calibration of --geometry.
+    geometry, views, command: as in `with_position`.
+
+    Raises DataError if the views do not show the time offset.
 
     Test: test_the_time_offset_is_found_if_the_scene_moves
     """

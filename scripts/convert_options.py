@@ -156,7 +156,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file"
     )
-    # This way of parsing also takes key=value between the options.
+    # `parse_intermixed_args` also takes key=value between the options.
     return parser.parse_intermixed_args(arguments)
 
 
@@ -181,8 +181,8 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     for split in SPLITS:
         convert_spikes(conversion, split, command.spike_size)
         convert_frames(conversion, split)
-    # The next two need the section `spike` of the training, which `convert_spikes` has made:
-    # `convert_test_split` may copy it, and `convert_network` asks whether it exists.
+    # The next two functions need the section `spike` of the training, which `convert_spikes` has
+    # made. `convert_test_split` may copy the section, and `convert_network` asks whether it exists.
     convert_test_split(conversion)
     convert_network(conversion)
     # The order of the next two calls does not matter.

@@ -193,7 +193,7 @@ def restore(data: Path, output: Path) -> int:
     # A video of 8 frames at 5 frames per second takes 1.6 s, long enough to compare. A second demo
     # replaces the results of the first.
     arguments += ["--save", "comparison", "--fps", "5", "--overwrite"]
-    # Changes of the option file. The task is the title of the report.
+    # The next arguments change the option file. The task is the title of the report.
     arguments.append("task=demo")
     arguments += data_roots("test", data)
     return main_test_vrt.main(arguments)

@@ -33,7 +33,7 @@ fi
 
 # ---- Variables of the ranks ----
 
-# With 1, an error of NCCL ends the rank. The second variable is the old name.
+# With 1, an error of NCCL ends the rank. The second variable is the old name of the first one.
 export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}"
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"

@@ -32,8 +32,8 @@ if [[ -z $per_node || ${1:-} =~ ^[0-9]+$ ]]; then
     shift || true # there is nothing to shift if no argument is given
 fi
 
-# The folder of the project, as an absolute path. `here` is the same folder as it is put in front of
-# the names of programs: it is empty if the caller is in the folder of the project.
+# `project` is the folder of the project, as an absolute path. `here` is put in front of the names of
+# programs. `here` is empty if the caller is in the folder of the project, else it is `project`.
 project=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/
 here=$project
 if [[ . -ef $project ]]; then here=''; fi
@@ -105,7 +105,7 @@ fi
 
 # ---- The start of several processes ----
 
-given_wait_policy=${OMP_WAIT_POLICY:-} # of the user, before environment.sh sets the variable
+given_wait_policy=${OMP_WAIT_POLICY:-} # the user's value, before environment.sh sets the variable
 # shellcheck source=scripts/environment.sh
 source "${here}scripts/environment.sh"
 if [[ -n $per_node ]]; then

@@ -140,10 +140,10 @@ def make_sample(root: Path, plan: SetPlan = SAMPLE, seed: int = 0, instants: int
     """
     root = root.resolve()  # if root is a link to another disk, the link stays
     if root.is_file() or _has_content(root):
-        # May the folder be replaced? DataError if it holds changed files, or no set of this
-        # program.
+        # Raise DataError if the folder may not be replaced, because it holds changed files, or no
+        # set of this program.
         info = info_of_unchanged_set(root, plan, seed)
-        # Must it be replaced? Not if it has the version and the instants that are asked for.
+        # A set with the wanted version and instants need not be replaced.
         if is_up_to_date(info, plan, instants):
             return False
         print(

@@ -13,8 +13,8 @@ same weights and spike options. If the input has several clips, the first clip i
 #
 #     read_command    the command line
 #     request_of      the same flags as main_test_vrt.py understands them
-#     read_weights    the weights, and the fusion of their network: the part that joins frames and
-#                     spikes, which says how motion is found
+#     read_weights    the weights, and the fusion of their network, i.e. the part that joins frames
+#                     and spikes. The fusion says how motion is found
 #     first_clip      the frames, and the spikes as main_test_vrt.py reads them with these weights
 #     section_of      for each frame: its motion as pictures
 #     page            everything as one HTML file, by utils/templates/sample.html

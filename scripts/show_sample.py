@@ -46,7 +46,9 @@ from utils.output_folder import refuse_existing
 #     sample_read.py       reads the sample
 #     sample_page.py       the records that the template of the page reads
 #     sample_facts.py      the table: how the sample was drawn
-#     sample_sections.py   the pictures; sample_edges.py, sample_motion.py
+#     sample_sections.py   the pictures
+#     sample_edges.py      edges of the spikes over a frame, one of the pictures
+#     sample_motion.py     the pictures of --motion
 #
 # What must stay: the page is made from utils/templates/sample.html
 # (test_the_page_is_whole_in_a_browser). The sample is the one that training gets

@@ -3,7 +3,7 @@
 
 info FILE       say which height and width the file most likely has. The length of the file allows
                 some sizes. They are listed with the smoothest image first. The list says what
-                speaks against each size. Then follow the bit order and the firing rates.
+                speaks against each size. The bit order and the firing rates come after the list.
                 With --picture (a frame of the same time) only sizes of the frame's shape are
                 tried. The frame also shows the rate, the light that the spikes integrate, and the
                 order of the rows
@@ -64,7 +64,8 @@ from utils.video.container import WRITABLE_SUFFIXES
 # that do the work, and prints what was done. The parts are in scripts/parts/spike_tool/:
 #
 #     spike_geometry.py     height, width and storage of the planes of a file
-#     spike_ranking.py      which geometry a file most likely has; spike_sizes.py lists sizes
+#     spike_sizes.py        sizes that the length of a file allows
+#     spike_ranking.py      which geometry a file most likely has
 #     spike_info.py         what `info` prints
 #     spike_rendering.py    grey images of planes
 #     spike_views.py        pictures and videos of these images

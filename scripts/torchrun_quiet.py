@@ -10,7 +10,7 @@ usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=8 --max-restarts=3 \\
         main_train_vrt.py --opt FILE
 
-The arguments are those of torchrun, which `torchrun --help` lists. What differs from torchrun:
+The arguments are torchrun's arguments, see `torchrun --help`. Four things differ from torchrun:
 
     exit code     torchrun turns every exit code of a rank into 1, and prints a traceback after the
                   message of the run. This program ends with the code of the rank that failed first.
@@ -209,7 +209,8 @@ def run_ranks(args: Namespace) -> int:
             # No rank wrote a code: a rank was killed before it could write, or a signal ended the
             # launcher.
             if isinstance(e, SignalException):
-                # As a shell does: a program that a signal has ended has the code 128 + its number.
+                # A shell gives a program that a signal has ended the code 128 + number of the
+                # signal. So do the same.
                 return 128 + e.sigval
             print(e, file=sys.stderr)
             return 1

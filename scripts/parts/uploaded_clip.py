@@ -44,16 +44,16 @@ from utils.errors import DataError, OptionError
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_test_vrt.py"
 NETWORK = "network"  # the method on the page for which main_test_vrt.py gets no --method
-# Name on the page -> value of --weights, e.g. "motion" -> "weights/motion.pth". First the files in
-# weights/, so a new file there appears on the page. Then the released networks that deblur and need
-# no spikes.
+# Name on the page -> value of --weights, e.g. "motion" -> "weights/motion.pth". The files in
+# weights/ come first, so a new file in weights/ appears on the page. The released networks that
+# deblur and need no spikes follow.
 WEIGHTS = {
     path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
 }
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
 # What a stranger may ask of the machine. With larger limits, a visitor could use more disk, memory
 # and time. The limits were chosen by judgement, and not measured.
-MOST_BYTES_OF_FILE = 256 * 2**20  # app.py hands it to gradio, which refuses a larger file
+MOST_BYTES_OF_FILE = 256 * 2**20  # app.py passes the number to gradio, which refuses larger files
 MOST_BYTES = 512 * 2**20  # bytes of all files together
 MOST_FRAMES = 120
 MOST_PIXELS = 1920 * 1088  # pixels of a frame; codecs round 1080 rows up to 1088
@@ -127,7 +127,7 @@ def start_work(
     The page gives the values of its fields in the order of these arguments, so the order must stay.
     A new field of the page needs its limit here, because strangers fill it in.
 
-    folder: where the files of this restoration go; nothing is there yet.
+    folder: folder for the files of this restoration. It has no files yet.
     frames, spikes, sharp: paths of uploaded files, None without any. Only frames are needed.
     method: NETWORK, or a value of --method.
     weights: a key of WEIGHTS.

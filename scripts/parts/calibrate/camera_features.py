@@ -29,9 +29,9 @@ from scripts.parts.calibrate.camera_pairs import images_of, mirror_views
 #
 # Width in pixels to which wider frames are reduced, because the spike image has few pixels.
 FEATURE_WIDTH = 1200
-# Largest distance between a feature and the point where the matrix puts it, as a share of the
-# longer side of the frame: e.g. 10 pixels of 1280. It must allow for perspective, which an affine
-# matrix cannot express. With a larger distance, wrong matches would count, too.
+# Largest distance between a feature and the point where the matrix puts it, divided by the longer
+# side of the frame: e.g. 10 pixels of 1280. The distance must allow for perspective, because an
+# affine matrix cannot express it. With a larger distance, wrong matches would count, too.
 FEATURE_TOLERANCE = 0.008
 # Lowe's ratio test: a match counts if the distance to the nearest descriptor is below this fraction
 # of the distance to the second nearest. With 1, features that resemble many others would count, and

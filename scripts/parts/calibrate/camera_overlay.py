@@ -32,14 +32,14 @@ def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     spikes = _on_frame(rates, frame, grid)
 
     upper = np.stack((frame, spikes, frame), axis=2)  # red and blue make magenta
-    # Squares as on a chessboard. Each pixel lies in a row and in a column of squares, both (H, W).
+    # Make squares as on a chessboard. Each pixel lies in a row and in a column of squares, (H, W).
     square_row, square_column = np.mgrid[:height, :width] // TILE
     is_frame = (square_row + square_column) % 2 == 0
     squares = np.where(is_frame, frame, spikes)  # (H, W)
     lower = np.repeat(squares[..., None], 3, axis=2)  # (H, W, 3), grey
     image = np.concatenate((upper, lower))  # (2 H, W, 3) in [0, 1]
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
-    # A yellow line of one pixel around the region that the spike camera sees. OpenCV takes the
+    # Draw a yellow line of one pixel around the region that the spike camera sees. OpenCV takes the
     # corners as (column, row).
     region = grid.region
     upper_left = (region.left, region.top)

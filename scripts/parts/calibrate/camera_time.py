@@ -1,7 +1,7 @@
 """Find when frames were exposed: the time offset, and the share of the planes.
 
-    find_time   both, as a `FitResult`, if the cameras' positions are known and the scene moves
-    share_of    the share that is written to the calibration file
+    find_time   finds offset and share, if the cameras' positions are known and the scene moves
+    share_of    returns the share that is written to the calibration file
 
 The flag --planes gives the planes first ... first + count - 1. The true exposure of a frame may lie
 at another time and be shorter. Its middle is the plane m, and it has the share s of the count
@@ -98,8 +98,8 @@ def share_of(result: FitResult) -> float | None:
     if error > SURE_WITHIN_SHARE:
         return None
     # The share must differ from 1 by at least 0.04, and by at least 3 standard errors. E.g. with
-    # the error 0.02, by at least 0.06. These are the limits of `FitResult.is_applied`, which
-    # applies them for `spike.calibration` "auto".
+    # the error 0.02, by at least 0.06. `FitResult.is_applied` has the same limits, for
+    # `spike.calibration` "auto".
     least_difference = max(LEAST_CHANGE_SHARE, LEAST_CHANGE_IN_ERRORS * error)
     difference_from_1 = 1 - result.share
     if difference_from_1 < least_difference:

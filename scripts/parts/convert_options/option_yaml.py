@@ -16,12 +16,12 @@ from typing import Any
 from utils.errors import OptionError
 from utils.options.key_lines import DEEPEST
 
-# Most bytes of a YAML file, chosen by hand. PyYAML reads about 50 kB per second, so the program
-# would seem to hang with a larger file. The option files of S-VRT have less than a tenth of this
-# size.
+# Largest size of a YAML file, in bytes. The number was chosen by hand. PyYAML reads about 50 kB per
+# second, so the program would seem to hang with a larger file. The option files of S-VRT have less
+# than a tenth of this size.
 MOST_YAML_BYTES = 2**16
-# Most values of a YAML file, chosen by hand. Option files have some hundreds. A few lines with
-# aliases can stand for billions of values, which would fill the memory.
+# Largest number of values in a YAML file, chosen by hand. Option files have some hundreds of
+# values. A few lines with aliases can stand for billions of values, which would fill the memory.
 MOST_YAML_VALUES = 20_000
 
 
@@ -50,6 +50,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         if isinstance(values, dict):
             return values
         what = "the option file holds no object"
+    # PyYAML raises ValueError e.g. for the date 2024-13-45. It raises ArithmeticError for a number
+    # in base 60, e.g. 1:59:30.5, with so many digits that it is too large for a float.
     except (OSError, ValueError, ArithmeticError, RecursionError, yaml.YAMLError) as e:
         what = f"cannot read the option file{_reason(e)}"
         mark = getattr(e, "problem_mark", None)  # where PyYAML stopped
@@ -78,7 +80,8 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
         raise UnfitYamlError(f"it has more than {MOST_YAML_BYTES} bytes")
     text = content.decode("utf-8-sig")  # "-sig": without the byte order mark
     loader = _loader_class(yaml)(text)
-    root = loader.get_single_node()  # the tree of the file, in which no value is made yet; or None
+    # The tree of nodes, before any value is made. None for an empty file.
+    root = loader.get_single_node()
     _refuse_repetition(root)
     # Make the values only after the check. For each line such as `<<: *base`, PyYAML copies all
     # values of `base`. A file with very many such lines would fill the memory.
@@ -86,9 +89,9 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
 
 
 def _loader_class(yaml: Any) -> Any:
-    """Return a class that reads plain values as PyYAML does, and 4e-4 as a number.
+    """Return a class that reads values as PyYAML does, except that 4e-4 is a number, too.
 
-    YAML 1.1 reads 4.0e-4 as a number, and 4e-4 as text.
+    PyYAML reads 4.0e-4 as a number, but 4e-4 as text.
     """
 
     # `add_implicit_resolver` changes the class on which it is called. So call it on a new class,
@@ -104,10 +107,11 @@ def _loader_class(yaml: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the end of the sentence "cannot read the option file": ": " and the reason, or "".
+    """Return what follows "cannot read the option file" in the message.
 
-    An error of PyYAML gives no reason, because its text may quote a secret. In its place, the
-    message has the line at which PyYAML stopped.
+    E.g. ": too many brackets within one another". The result is "" for an error of PyYAML, because
+    its text may quote a secret. Instead of a reason, the message then has the line at which PyYAML
+    stopped.
     """
     if isinstance(error, OSError):
         return f": {error.strerror}"

@@ -106,7 +106,7 @@ def check_blocking_wait() -> Iterator[Finding]:
 
 
 def check_devices() -> Iterator[Finding]:
-    """Yield the GPUs of this host. Yield a warning if torch does not use them or InfiniBand."""
+    """Yield the GPUs of this host. Yield a warning if the GPUs or InfiniBand are not used."""
     kind = devices.kind()  # "cuda", "cpu", ...
     names = [devices.name(torch.device(kind, index)) for index in range(devices.count())]
 

@@ -165,8 +165,7 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return a random texture: (n, n, 3) display values in [0.04, 0.98].
 
     The texture is coloured 1/f noise with painted shapes. The edges of the shapes are as wide as
-    one spike pixel.
-    lab/benchmark.py uses this function, too.
+    one spike pixel. lab/benchmark.py uses this function, too.
 
     n: side of the texture, in pixels.
     """

@@ -3,7 +3,8 @@
 What must stay, and which test notices:
 
     one error names all wrong clips     test_all_wrong_clips_are_named_at_once
-    it has --leave-out CLIP for each    test_the_error_gives_flags_to_leave_out_the_wrong_clips
+    the error has --leave-out CLIP for  test_the_error_gives_flags_to_leave_out_the_wrong_clips
+    each wrong clip
 
 Free to add: a check that compares several clips, beside `errors_of_size`. A check of a single clip
 belongs to data/making/clip_plan.py.

@@ -2,7 +2,7 @@
 
     run_in_parallel    returns the results in the order of the calls
 
-scripts/prepare_gopro_spike.py cuts, checks and makes clips with it.
+scripts/prepare_gopro_spike.py cuts, checks and makes clips with `run_in_parallel`.
 
 What must stay:
 

@@ -4,7 +4,7 @@
     planes_to_play, write_video    play: which planes, and a video of them
     panels                         images side by side, under their names
 
-spike_rendering.py makes the images. Here they are only arranged and written. A plane is one readout
+spike_rendering.py makes the images. This file only arranges and writes them. A plane is one readout
 of the spike camera: a bit for each pixel, 1 if the pixel fired.
 
 What must stay: each image is made only when it is written, so a video of many planes needs the
