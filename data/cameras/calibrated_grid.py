@@ -90,6 +90,8 @@ class CalibratedGrid:
 
         `scale_of` would not do here: it gives the mean of both directions, at spike pixel (0, 0).
         n must suit the direction with more spike pixels.
+
+        If n is always 1, test_spikes_finer_than_the_frame_are_averaged_over_its_pixels fails.
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)

@@ -148,6 +148,8 @@ class CalibratedWindow:
         If the spike camera sees no pixel of the crop, the means are over the whole crop.
 
         stream: spikes (T, h, w) of `crop`. image: (H, W, 3), the crop of the frame.
+
+        If the means are over all pixels, test_brightness_is_compared_where_both_cameras_look fails.
         """
         is_seen = self.covered  # (H, W)
         if not is_seen.any():

@@ -114,7 +114,7 @@ class Calibration(Section):
             1                -                                  -
         """
         values = self.plain()
-        del values["made"]  # has no effect
+        del values["made"]  # has no effect (test_keys_without_an_effect_do_not_change_the_digest)
         del values["tick_hz"]  # is used only to compare two clocks
         values["exposure_share"] = self.share_to_read
         if self.share_to_read == 1 and self.exposure_share != 1:
@@ -155,6 +155,9 @@ def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
 
     mirror: "none", "columns", "rows" or "both". size: (height, width) of the image.
     For example, "columns" moves x to width - 1 - x.
+
+    If an image is moved by a pixel,
+    test_the_matrix_of_a_mirrored_calibration_begins_at_the_other_side fails.
     """
     height, width = size
     matrix = np.eye(3)

@@ -112,6 +112,8 @@ class RgbCamera:
         E.g. 8 planes and the exposure 0.5: each row is exposed for 4 planes. Without rolling, the
         planes 2 ... 5 have the weight 1/4 in each row. With rolling 0.5, the last row is exposed 2
         planes later than the first one: the first row in the planes 1 ... 4, the last in 3 ... 6.
+
+        Without the delay of the rows, test_the_exposure_rolls_down_the_rows fails.
         """
         length = self.exposure * planes  # length of the exposure, in planes
         # The position of each row: -0.5 at the top, 0.5 at the bottom. `max` prevents a division by

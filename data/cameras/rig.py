@@ -146,6 +146,8 @@ class Rig(RgbCamera):
         the RGB pixels 0 ... 3.
 
         spike_size, rgb_size: (height, width) of a spike plane and of a frame.
+
+        Without the shift, test_the_calibration_moves_the_middle_of_a_plane_by_the_shift fails.
         """
         spike_height, spike_width = spike_size
         rgb_height, rgb_width = rgb_size
@@ -243,7 +245,7 @@ class Rig(RgbCamera):
         #     jitter = sqrt(1 / rate) * noise_of_a_plane
         #
         # E.g. with rate 0.25 and jitter 0.02, a spike takes 4 planes, and the noise of a plane is
-        # 0.02 / sqrt(4) = 0.01.
+        # 0.02 / sqrt(4) = 0.01. test_rig.py does not notice another noise.
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)  # in thresholds
         height, width = spike_size
         sensor = IntegrateAndFire(

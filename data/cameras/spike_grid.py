@@ -41,7 +41,7 @@ Grid = ScaledGrid | CalibratedGrid
 logger = logging.getLogger(__name__)
 
 # If the spike camera sees less than this fraction of a frame, the clip is refused. The reason: the
-# rest of the frame shows only repeated edge pixels of the spike plane.
+# rest of the frame shows only repeated edge pixels of the spike plane. Chosen by hand.
 LEAST_COVERAGE = 0.5
 
 

@@ -116,6 +116,9 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     The views are read one by one, because all of them together would not fit into the memory.
     Result p is yielded only after view p was read: `Rig.record` makes the frame of an interval from
     the lights that were read until its last plane.
+
+    If earlier and later views change places,
+    test_a_light_is_in_the_planes_that_the_time_offset_says fails.
     """
     # Result p is a mean of two neighbouring views, with the numbers
     #

@@ -26,6 +26,7 @@ from utils.contract import FramePicture
 
 # This share of the displacements of a picture, the longest ones, has the full colour. If only the
 # longest displacement had the full colour, one wrong displacement could make all others pale.
+# Chosen by hand.
 SHARE_ABOVE_FULL_COLOUR = 0.05
 # A displacement shorter than this number of pixels never has the full colour. So a picture of short
 # displacements is pale.

@@ -238,7 +238,7 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 #     side of a square in pixels                     16, PATCH         8
 #     from the begin of a square to the next one     4, STRIDE         3
 #
-# Small squares find small things that move on their own, but follow the noise.
+# Small squares find small things that move on their own, but follow the noise. Chosen by hand.
 PATCH = 16
 STRIDE = 4
 # Largest number of steps in which DIS moves a square towards the place that fits best. The preset
@@ -259,7 +259,7 @@ def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
 
 
 # A quick DIS has squares that are farther apart, and fewer refinement steps on each scale (MEDIUM
-# has 5). No test notices other values.
+# has 5). No test notices other values. `_make_quick_dis` says what they gain and cost.
 QUICK_STRIDE_MORE = 1  # pixels that are added to the stride
 QUICK_REFINEMENT = 2  # refinement steps on each scale
 

@@ -33,9 +33,11 @@ from data.cameras.calibration import scale_of, share_to_read
 
 # Least fraction of the variance of the spikes' details that the frames must explain. For frames of
 # another scene, the fraction is about 0. Details are what a band-pass filter keeps of an image
-# (details.py).
+# (details.py). Chosen by hand.
 LEAST_EXPLAINED = 0.25
-FOUND_WITHIN_PX = 0.5  # largest error of the matrix, in RGB pixels
+# Largest error of the matrix, in RGB pixels. Chosen by hand: it is about three times the error of a
+# sure matrix (SURE_WITHIN_PX).
+FOUND_WITHIN_PX = 0.5
 
 # A value is sure if its error is at most its limit. docs/benchmarks/calibration.md quotes the three
 # limits.

@@ -18,8 +18,8 @@ No trained weights depend on the guard, because learned steps do not use it. So 
 change. No test shows whether another value is better: measure it
 (docs/benchmarks/quality_details.md, "Its constants").
 
-Tests: tests/parts/data/joint/test_guard.py. With a wrong formula,
-test_the_guard_saves_a_good_start_from_a_wrong_motion fails.
+Tests: tests/parts/data/joint/test_guard.py. If z is always taken,
+test_the_guard_saves_a_good_start_from_a_wrong_motion fails. All pass with another exponent than 2.
 """
 
 from typing import NamedTuple

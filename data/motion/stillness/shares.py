@@ -152,7 +152,8 @@ def share_by_change(recording: Recording, view: View, is_good: np.ndarray) -> np
     return cv2.remap(share, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
 
 
-# Sigma in spike pixels of the surroundings in which pixels must be trusted.
+# Sigma in spike pixels of the surroundings in which pixels must be trusted. Chosen by hand: with a
+# larger sigma, more pixels beside a part without trust would keep their first estimate.
 TRUST_SIGMA = 2.0
 # The trust is 0 if less than NO_TRUST of the pixels around can be trusted, and 1 if more than
 # FULL_TRUST can be trusted. With lower limits, frames with a title lose PSNR beneath the title.
