@@ -1,4 +1,4 @@
-"""Return what a test expects to be there, or end the test with a message of what is missing.
+"""Return what a test expects, or end the test with a message that says what is missing.
 
 After such a call, the type checker knows the type of the result. E.g. it knows that the result of
 `not_none` is not None, and that the result of `module_of` has the given class.

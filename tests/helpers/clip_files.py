@@ -66,7 +66,10 @@ def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
 
 
 def write_video(path: Path, count: int = 6, fps: float = 12.5, **size: int) -> None:
-    """Write a video of `count` pictures. size: height and width."""
+    """Write a video of `count` pictures.
+
+    size: height and width of the pictures, as `picture` takes them.
+    """
     with VideoWriter(path, fps) as video:
         for seed in range(count):
             video.write(picture(seed=seed, **size))
@@ -91,7 +94,7 @@ def write_dat(path: Path, spikes: np.ndarray) -> None:
 def small_files(limit: int) -> Generator[None]:
     """Let no file of this process grow beyond `limit` bytes, as on a full disk."""
     # If a file grows beyond its limit, Linux sends the signal SIGXFSZ, which would end the process.
-    # Because the signal is ignored here, the write fails with an error instead.
+    # If the process ignores this signal, the write raises an OSError, as on a full disk.
     former_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     former_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     _, hard_limit = former_limits
@@ -134,10 +137,13 @@ def write_clip(
 
     frames: number of frames.
     h, w: size of the spike planes; frames are twice as large.
-    scale: sharp frames are this many times larger than blurry frames.
+    scale: number by which sharp frames are larger than blurry frames, along each axis.
     first: number of the first frame, in names of files and in green values.
-    regrouped: whether blurry and sharp frames are in separate folders, as in a data set that was
-    regrouped for training.
+    regrouped: whether blurry and sharp frames are in separate folders:
+
+        False    GOPRO_Large/train/<name>/blur and GOPRO_Large/train/<name>/sharp
+        True     GOPRO_Large/train_GT_blurred/<name> and GOPRO_Large/train_GT/<name>
+
     planes: number of spike planes of a frame.
     seed: chooses the levels, see `levels`. Clips with the same seed have the same levels.
     instants: number of sharp instants of each frame. Their green values are 1, 2, 3, ...
@@ -156,19 +162,23 @@ def write_clip(
         level = levels(seed, frame, h, w)
         number = first + frame
         stem = f"{number:06d}"
-        # Each spike pixel becomes a block of pixels.
+        # np.kron makes a block of equal pixels of each spike pixel: (h, w) -> (2 h, 2 w).
         blurry = np.kron(LQ_RED_OF_LEVEL * level, np.ones((2, 2)))
         sharp = np.kron(GT_RED_OF_LEVEL * level, np.ones((2 * scale, 2 * scale)))
         write_png(lq_folder / f"{stem}.png", blurry, green=number)
         write_png(gt_folder / f"{stem}.png", sharp)
         for k in range(instants):
             write_png(instants_folder / f"{stem}_{k}.png", sharp, green=k + 1)
-        spikes = np.arange(planes)[:, None, None] < level  # a pixel fires in the first planes only
+        # (planes, h, w): e.g. a pixel of level 3 fires in planes 0, 1 and 2.
+        spikes = np.arange(planes)[:, None, None] < level
         write_dat(spike_folder / f"{stem}.dat", spikes.astype(np.uint8))
 
 
 def write_info(root: Path, **values: Any) -> None:
-    """Write dataset.json of the spikes. values: keys to change; None leaves a key out."""
+    """Write dataset.json of the spikes.
+
+    values: keys to change. With the value None, a key is left out.
+    """
     about: dict[str, Any] = {
         "format": 1,
         "h": 8,
@@ -206,7 +216,8 @@ def data_section(
 ) -> dict[str, Any]:
     """Return a section `datasets.<split>` for the clips of `write_clip`, with spikes.
 
-    regrouped: as in `write_clip`. changes: keys to change; None leaves a key out.
+    regrouped: as in `write_clip`.
+    changes: keys to change. With the value None, a key is left out.
     """
     rgb = root / "GOPRO_Large"
     if regrouped:
@@ -232,7 +243,7 @@ def data_section(
 def resolve_section(values: dict[str, Any]) -> Any:
     """Check a section, and return it with all its defaults.
 
-    Errors call the section datasets.train, even if it is a section of a test.
+    Errors name the section datasets.train, even if it is the section of a test split.
     """
     return DATASETS.resolve(values, "datasets.train")
 

@@ -1,10 +1,14 @@
 """The autocast rules of CUDA, for tensors of any device.
 
 On a CPU, torch's own autocast has other rules. With `CudaAutocast`, a test on a CPU gets the dtypes
-that a GPU would have. torch has two lists of functions, AT_FORALL_LOWER_PRECISION_FP and
-AT_FORALL_FP32 in aten/src/ATen/autocast_mode.h (torch 2.8 to 2.15). LOWER and FLOAT32 have the
-functions of these lists that a network of this project calls. If a network calls another function
-of the lists, add it here.
+that a GPU would have. torch has two lists of functions in aten/src/ATen/autocast_mode.h (torch 2.8
+to 2.15). This module has the functions of these lists that a network of this project calls:
+
+    torch's list                     here      such a function computes in
+    AT_FORALL_LOWER_PRECISION_FP     LOWER     bfloat16 or float16
+    AT_FORALL_FP32                   FLOAT32   float32
+
+If a network calls another function of torch's lists, add it here.
 
     with CudaAutocast("cpu"), torch.autocast("cpu", torch.bfloat16):
         y = net(x)
@@ -50,7 +54,7 @@ FLOAT32 = {
 
 
 class CudaAutocast(TorchFunctionMode):
-    """Give functions their arguments in the dtypes of CUDA's rules.
+    """Gives functions their arguments in the dtypes of CUDA's rules, within a `with` block.
 
     The rules act while torch.autocast(device_type) is on. torch calls `__torch_function__` in place
     of each function.
@@ -66,9 +70,9 @@ class CudaAutocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, with its tensors in the dtype of its rule if it has one."""
         kwargs = kwargs or {}
-        # While torch runs this method, it switches the mode off, and so the rules do not act in the
+        # While torch runs this method, it switches the mode off, so the rules do not act in the
         # functions that `func` calls. But Tensor.backward computes checkpointed branches again, and
-        # they need the rules. So `self.backward` switches the mode on again.
+        # these branches need the rules. So `self.backward` switches the mode on again.
         if func is Tensor.backward:
             return self.backward(args[0])
         has_rule = func in LOWER or func in FLOAT32

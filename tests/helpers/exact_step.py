@@ -3,9 +3,9 @@
     python -m tests.helpers.exact_step      writes tests/data/exact_step.npz anew (a minute)
 
 A step of the published equations in float64 takes 36 s on a CPU. The tests on a GPU have only
-minutes, so they do not compute the step, but read its results from a file. A result is the output
-of the network, or the gradient of a parameter. For each result, the file has its largest absolute
-value, its Euclidean norm, and its values at up to `SAMPLES` positions.
+minutes, so they read the results of the step from a file. A result is the output of the network, or
+the gradient of a parameter. For each result, the file has its largest absolute value, its Euclidean
+norm, and its values at up to `SAMPLES` positions.
 
 The network of this step is small. With the numbers of channels of network 006, even a step in
 float32 is off by 9e-3 in single gradients. The reason is a sampled position that float32 rounds to
@@ -43,11 +43,11 @@ SIDE = 64  # pixels
 
 @dataclass(frozen=True)
 class Exact:
-    """What is stored of a tensor. values: (k,) at the positions of `take_samples`."""
+    """What the file stores of a tensor."""
 
-    largest: float
-    norm: float
-    values: Tensor
+    largest: float  # largest absolute value
+    norm: float  # Euclidean norm
+    values: Tensor  # (k,), the values at the positions of `take_samples`
 
 
 # ---- The step ----
@@ -82,10 +82,10 @@ def results_of_step(
 
     The results are in float64 on the CPU.
 
-    dtype: precision of autocast. None computes in the precision of the parameters and without TF32,
-        in which a GPU rounds the factors of products to 10 bits. With float16 the loss is
-        multiplied by 2^10, so that small gradients do not become zero. The gradients are divided by
-        2^10.
+    dtype: precision of autocast. None computes in the precision of the parameters, and without
+        TF32, in which a GPU rounds the factors of products to 10 bits. With float16 the loss is
+        multiplied by 2^10, so that small gradients do not become zero, and then the gradients are
+        divided by 2^10.
     """
     scale = 1.0
     if dtype is torch.float16:
@@ -111,7 +111,10 @@ def results_of_step(
 
 
 def take_samples(tensor: Tensor) -> Tensor:
-    """Return up to `SAMPLES` values (k,) of a tensor, evenly spread over its elements."""
+    """Return up to `SAMPLES` values (k,) of a tensor, evenly spread over its elements.
+
+    The stored values are at these positions, so another choice needs a new file.
+    """
     flat = tensor.reshape(-1)
     positions = torch.linspace(0, len(flat) - 1, min(len(flat), SAMPLES), dtype=torch.float64)
     return flat[positions.long()]
@@ -121,6 +124,9 @@ def stored_step() -> dict[str, Exact]:
     """Return the exact results. Fails if this torch draws other parameters."""
     with np.load(FILE) as file:
         names = [str(name) for name in file["names"]]
+        # The values of all results are stored one after another. Cut them at the ends of the
+        # results, e.g. lengths 256, 96 and 256 -> ends 256, 352 and 608. The last end is the end of
+        # the array, where nothing is cut.
         ends = np.cumsum(file["lengths"])
         values = np.split(file["values"], ends[:-1])
         largest = file["largest"]

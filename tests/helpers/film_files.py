@@ -28,7 +28,10 @@ FPS = 25
 
 
 def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fraction]) -> None:
-    """Write a lossless film of RGB frames (H, W, 3), each shown from its own start."""
+    """Write a lossless film of RGB frames (H, W, 3).
+
+    starts: the time, in seconds, from which each frame is shown. A multiple of 1 / CLOCK.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     tick = Fraction(1, CLOCK)
     with av.open(str(path), "w") as out:
@@ -55,10 +58,11 @@ def noise_film(
     options: dict[str, str] | None = None,
     container: dict[str, str] | None = None,
 ) -> None:
-    """Write a film of `count` frames of noise. rate: frames per second.
+    """Write a film of `count` frames of noise.
 
-    options: options of the codec, e.g. {"g": "6"}. None: a key frame each 6 frames.
-    container: options of the file format, e.g. {"movflags": "+faststart"}. None: no options.
+    rate: frames per second.
+    options: options of the codec, e.g. {"g": "6"}. With None, every sixth frame is a key frame.
+    container: options of the file format, e.g. {"movflags": "+faststart"}, or None for none.
     """
     if options is None:
         # bf 0: no frame refers to a later frame. g 6: every sixth frame is a key frame, which can
@@ -87,14 +91,15 @@ def write_film_with_lost_packets(
 ) -> None:
     """Write a film of `count` frames without the data of frames `first` to `last`.
 
-    The file is an MPEG transport stream: packets of 188 bytes. Each packet has the number of its
-    stream, and says whether a frame begins in it. The bytes 1 and 2 of a packet have these bits:
+    The file is an MPEG transport stream, which consists of packets of 188 bytes. Each packet has
+    the number of its stream, and says whether a frame begins in it. The bytes 1 and 2 of a packet
+    have these bits:
 
-        E B P N NNNN NNNN NNNN    E error, P priority
-          B                       a frame begins in this packet     mask 0x4000
-              N NNNN NNNN NNNN    number of the stream              mask 0x1FFF
+        EBPN NNNN NNNN NNNN    E error, P priority
+         B                     1 if a frame begins in this packet     mask 0x4000
+           N NNNN NNNN NNNN    number of the stream                   mask 0x1FFF
 
-    first, last: indices of the first and the last lost frame. At least one frame follows.
+    first, last: indices of the first and the last lost frame. At least one frame must follow.
     """
     noise_film(path, count, codec)
     data = path.read_bytes()
@@ -133,8 +138,8 @@ def write_turned_film(path: Path, image: np.ndarray, matrix: Sequence[int]) -> N
     matrix: (a, b, c, d) of the display matrix, e.g. (0, 1, -1, 0) for a quarter turn.
     """
     write_film(path, [image], [Fraction(0)])
-    # The matrix is stored as 9 integers of 32 bits, row after row. Each integer stands for a
-    # fraction. In the first two columns 1 is stored as 2^16, and in the last column as 2^30.
+    # The matrix is stored as 9 integers of 32 bits, row after row. An integer stands for a number
+    # with a fraction: in the first two columns 2^16 stands for 1, in the last column 2^30.
     one = 2**16
     one_in_last_column = 2**30
     a, b, c, d = matrix
@@ -227,7 +232,10 @@ def write_film_of_two_sizes(path: Path, first: np.ndarray, second: np.ndarray) -
 
 
 def starts_of(lengths: Sequence[Fraction]) -> list[Fraction]:
-    """Return the starts of frames that follow one another. lengths: how long each frame lasts."""
+    """Return the starts of frames that follow one another, e.g. 0, 2, 5 for lengths 2, 3, 1.
+
+    lengths: how long each frame lasts.
+    """
     starts = []
     time = Fraction(0)
     for length in lengths:

@@ -14,10 +14,13 @@ CONTENT = b"somebody's only copy"
 
 
 def snapshot(root: Path) -> dict[str, str]:
-    """Return {path: what it is} of all files, folders and links below a folder.
+    """Return path -> text, for all files, folders and links below a folder.
 
-    The text about a file has its mode, its time of change, and a digest of its content. The text
-    about a link says to which path it leads.
+    What the text of each says:
+
+        a link       "link to <path>"
+        a folder     "folder"
+        a file       its mode, its time of change, and a digest of its content
     """
     found = {}
     for folder, folders, files in os.walk(root):
@@ -36,9 +39,13 @@ def snapshot(root: Path) -> dict[str, str]:
 def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Generator) -> None:
     """Put foreign files into a folder, some of them under the names of a program's files.
 
-    Up to three of `names` are taken for foreign files. Each of these names becomes a file, a file
-    that may only be read, or a link to a file outside. Or its folder becomes a link to a folder
-    outside.
+    Up to three of `names` are taken for foreign files. What each of these names becomes is drawn at
+    random:
+
+        0    a file
+        1    a file that may only be read
+        2    a link to a file outside
+        3    its folder becomes a link to a folder outside
 
     outside: a folder to which the links lead, e.g. a user's album. This function makes it.
     names: files that a program writes below `folder`.
@@ -63,8 +70,7 @@ def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Gener
         # outside by an earlier round.
         if not path.resolve().is_relative_to(folder.resolve()) or os.path.lexists(path):
             continue
-        kind = int(rng.integers(4))
-        # With kind 3, the folder of this name becomes a link to a folder outside.
+        kind = int(rng.integers(4))  # as in the table above
         if kind == 3 and path.parent != folder and not os.path.lexists(path.parent):
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             path.parent.symlink_to(outside / "album 0")

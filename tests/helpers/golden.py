@@ -111,7 +111,7 @@ def gradients(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass
 class NetVector:
-    """The vector of a whole network."""
+    """The vector of a whole network: stored weights and input, and a part of the stored results."""
 
     # The entry "network" has the arguments of the constructor.
     config: dict[str, Any]

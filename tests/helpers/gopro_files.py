@@ -14,17 +14,19 @@ SIZE = 32
 
 
 def moving_frames(count, seed=0, step=0.5):
-    """Return frames (count, 32, 32, 3) uint8 of smooth clouds.
+    """Return frames (count, 32, 32, 3) uint8 of smooth clouds that move to the right.
 
-    count: number of frames. seed: which clouds. step: pixels by which the clouds move to the right
-    per frame.
+    count: number of frames. At most 40 / step, because the clouds end there.
+    seed: chooses the clouds.
+    step: pixels by which the clouds move per frame.
     """
     noise = np.random.default_rng(seed).random((SIZE, 96, 3)).astype(np.float32)
     clouds = cv2.GaussianBlur(noise, (0, 0), 3)
     clouds = (clouds - clouds.min()) / np.ptp(clouds)
     x, y = np.meshgrid(np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32))
     # The clouds have 96 columns. The view begins at column 40 and moves to the left, so the clouds
-    # move to the right. It reaches column 0 after 40 / step frames, e.g. 80 with a step of 0.5.
+    # move to the right. The view reaches column 0 after 40 / step frames, e.g. 80 with a step of
+    # 0.5.
     frames = [cv2.remap(clouds, x + 40 - step * i, y, cv2.INTER_LINEAR) for i in range(count)]
     return np.rint(255 * np.stack(frames)).astype(np.uint8)
 
@@ -39,8 +41,15 @@ def write_folder(path, frames):
 def write_tree(root, clips=4, frames=60):
     """Write raw clips. Returns the number of all frames.
 
-    Clip 0 has `frames` frames, and each further clip has 6 frames more than the clip before. Clip 1
-    is a test clip, and the other clips are for training. clips: number of clips.
+    E.g. with frames = 60:
+
+        clip 0    60 frames    train
+        clip 1    66 frames    test
+        clip 2    72 frames    train
+        ...
+
+    clips: number of clips.
+    frames: number of frames of clip 0.
     """
     total = 0
     for number in range(clips):

@@ -27,8 +27,10 @@ CALLS_OF_ATTENTION: collections.Counter[str] = collections.Counter()
 def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     """Choose the kernel of scaled_dot_product_attention as torch does on a GPU.
 
-    q, k, v: (n, heads, T, hd). Returns "cudnn", "flash", "efficient" or "math". The GPU has compute
-    capability 8.0 or more.
+    Returns the first kernel that may be used: "cudnn", "flash", "efficient", or else "math". The
+    GPU has compute capability 8.0 or more.
+
+    q, k, v: (n, heads, T, hd): n windows of T tokens, with hd channels for each head.
 
     The rules are from aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order,
     can_use_*_attention, minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient,
@@ -81,8 +83,9 @@ def attention_of_a_gpu(
     This function stands in for torch's scaled_dot_product_attention, which would choose a kernel
     for the device of this machine.
 
-    q, k, v: (windows, heads, tokens, channels of a head). attn_mask: is added to the logits (tokens
-    of q, tokens of k); None adds nothing. scale: factor of the logits; None for 1 / sqrt(channels).
+    q, k, v: (windows, heads, tokens, channels of a head).
+    attn_mask: what is added to the logits (tokens of q, tokens of k), or None to add nothing.
+    scale: factor of the logits. None means 1 / sqrt(channels of a head).
     """
     # On a GPU, autocast would give the kernels inputs of 16 bits. Do the same here.
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:

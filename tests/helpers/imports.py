@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def modules_below(root: Path, folders: set[str]) -> dict[str, Path]:
-    """Return {dotted name: file} of the modules in `root` itself and in these folders of it."""
+    """Return dotted name -> file, for the modules in `root` itself and in these folders of it."""
     files = list(root.glob("*.py"))
     for folder in folders:
         files += (root / folder).rglob("*.py")
@@ -58,7 +58,8 @@ def _names_of_import_from(
     """
     base = []
     if node.level:
-        # One dot is the package itself, and each additional dot goes up by one package.
+        # One dot is the package itself, and each additional dot goes up by one package. E.g. in the
+        # package a.b, "from .c" (level 1) keeps [a, b], and "from ..c" (level 2) keeps [a].
         base = package[: len(package) + 1 - node.level]
     if node.module:
         base = [*base, node.module]
@@ -79,15 +80,19 @@ def _parents(name: str) -> list[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules of one circle of imports, e.g. [a, b, a]; [] if there is no circle.
+    """Return the modules of one circle of imports, e.g. [a, b, a], or [] if there is no circle.
 
-    graph: {module: modules that it imports}.
+    graph: module -> modules that it imports.
     """
     without_circle: set[str] = set()
 
     def visit(name: str, trail: list[str]) -> list[str]:
-        """Follow the imports of a module. trail: the modules that led to it."""
+        """Follow the imports of a module. Returns a circle that it leads to, or [].
+
+        trail: the modules that led to it.
+        """
         if name in trail:
+            # E.g. a imports b, b imports c, and c imports b: the circle is [b, c, b].
             return [*trail[trail.index(name) :], name]
         if name in without_circle:
             return []

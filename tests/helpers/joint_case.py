@@ -52,7 +52,7 @@ class Case:
     """The middle frame of a clip, with its equations along one motion.
 
     folder: a folder of `Scene.write`.
-    motion: the motion of the equations. None: it is measured from the spikes.
+    motion: the motion of the equations, or None to measure the motion from the spikes.
     spike: keys of the section `spike` in place of the usual keys.
     """
 

@@ -40,7 +40,8 @@ class CallResult(NamedTuple):
 def call_limited(function: str, *arguments: object) -> CallResult:
     """Call a function of the project. Fails if it takes too much memory or time.
 
-    function: its dotted name, e.g. "utils.image.imread_rgb". arguments: become texts.
+    function: its dotted name, e.g. "utils.image.imread_rgb".
+    arguments: its arguments. They go through a command line, so the function gets texts.
     """
     module, _, name = function.rpartition(".")
     # The call may take PATIENCE * MOST_SECONDS = 10 s. The remaining 14 s are for the imports.
@@ -56,7 +57,8 @@ def call_limited(function: str, *arguments: object) -> CallResult:
 def assert_refused(function: str, *arguments: object, by: str, saying: str) -> CallResult:
     """Call a function, and check that it raises an error with all four parts.
 
-    by: name of the error's class, e.g. "DataError". saying: a part of its text.
+    by: name of the error's class, e.g. "DataError".
+    saying: a part of its text.
     """
     ended = call_limited(function, *arguments)
     assert ended.error == by, ended
