@@ -160,7 +160,8 @@ def round_figures(figures: dict[str, Any]) -> dict[str, Any]:
 def network(options: dict[str, Any], batch: int) -> tuple[nn.Module, Tensor]:
     """Return the network on the GPU, and a batch of clips for it. Call it within FAKE.
 
-    options: arguments of VRT in addition to NETWORK, see CASES. batch: number of clips.
+    options: arguments of VRT in addition to NETWORK, see CASES.
+    batch: number of clips.
     """
     # The constructor of VRT computes with numbers, and a fake tensor has no numbers. So the
     # constructor runs on the CPU with real tensors, outside of the fake mode.
@@ -192,8 +193,10 @@ def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[win
     the CPU, and the result is moved to the GPU. The results are cached, as `window_chunks` caches
     its results, because all blocks of a stage ask for the same chunks.
 
-    size: tokens of a clip (D, H, W). window: size of a window. shift: number of tokens by which the
-    windows are shifted, for each axis. device: the fake GPU, which has no effect here.
+    size: tokens of a clip (D, H, W).
+    window: tokens of a window along the same axes.
+    shift: number of tokens by which the windows are shifted, for each axis.
+    device: the fake GPU, which has no effect here.
     batch: number of clips.
     most: largest number of windows in a chunk. The default, 2**40, is more than any clip has.
     """
@@ -223,7 +226,8 @@ def moved_to_gpu(value: Any) -> Any:
 def count(options: dict[str, Any], batch: int, kept_only: bool) -> dict[str, Any]:
     """Return the figures of a case, named in the docstring of this module.
 
-    options: arguments of VRT in addition to NETWORK, see CASES. batch: number of clips.
+    options: arguments of VRT in addition to NETWORK, see CASES.
+    batch: number of clips.
     kept_only: whether to leave out the backward pass. Then only kept_gb and attention are returned.
     """
     CALLS_OF_ATTENTION.clear()
@@ -321,7 +325,8 @@ def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
     The estimate is `alignment_transient`. Neither number has the tensors that the forward pass
     saves.
 
-    shape: an element of ALIGNED. amp: whether the network computes in bfloat16.
+    shape: an element of ALIGNED.
+    amp: whether the network computes in bfloat16.
     """
     frames, channels, side, groups, neighbour_count = shape
     image_dtype = torch.bfloat16 if amp else torch.float32

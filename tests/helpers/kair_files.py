@@ -46,7 +46,10 @@ def write_file(path: Path, options: dict[str, Any]) -> Path:
 
 
 def _object(tree: dict[str, Any], indent: int) -> str:
-    """Return an object of an option file as text. indent: spaces before its keys."""
+    """Return an object of an option file as text.
+
+    indent: number of spaces before its keys.
+    """
     lines = ["{"]
     for number, (key, value) in enumerate(tree.items()):
         comma = ", " if number else ""
@@ -95,8 +98,8 @@ def shrink_options(options: dict[str, Any]) -> dict[str, Any]:
         "val.size_patch_overlapping": 0,
         "logging.use_tensorboard": False,
     }
-    # The number of groups must divide pa_frames / 2 * embed_dims, which is pa_frames * 4 here
-    # (models/vrt/check_arguments.py). So pa_frames itself is a possible number.
+    # The number of groups must divide pa_frames / 2 * embed_dims (models/vrt/check_arguments.py).
+    # Here embed_dims is 8, so this is 4 * pa_frames, which pa_frames itself divides.
     if pa_frames:
         changes["netG.deformable_groups"] = pa_frames
     return options | changes
@@ -110,9 +113,11 @@ def picture(
 ) -> bytes:
     """Return an encoded picture of smooth shapes, which move to the right by 2 pixels per frame.
 
-    seed: which shapes; the pictures of a clip have the same seed. frame: number of the frame.
-    extension: format of the file, e.g. "png". contrast: half the range of the values, which lie
-    around 128. So with 100 they lie from 28 to 228.
+    seed: chooses the shapes. The pictures of a clip have the same seed.
+    frame: number of the frame.
+    extension: format of the file, e.g. "png".
+    contrast: half the range of the values, which lie around 128. E.g. with 100 the values lie from
+        28 to 228.
     """
     y, x = np.mgrid[:height, :width] / 16
     x = x - frame / 8  # 2 pixels per frame, because a pixel is 1 / 16
@@ -134,8 +139,11 @@ def clip_pictures(
 ) -> dict[str, bytes]:
     """Return the pictures of clips by their path, e.g. "001/00000000.png".
 
-    clips, stems: names of the clips and of the frames of each. size: height and width.
-    extension: format of the files, e.g. "png". contrast: half the range of the values, 0 to 127.
+    clips: names of the clips. The number of a clip is its seed.
+    stems: names of the frames of each clip.
+    size: height and width.
+    extension: format of the files, e.g. "png".
+    contrast: half the range of the values, 0 to 127.
     """
     pictures = {}
     for seed, clip in enumerate(clips):
@@ -166,7 +174,8 @@ def _write_lmdb(root: Path, files: dict[str, bytes]) -> None:
         for name, content in files.items():
             key, _, _ = name.rpartition(".")
             transaction.put(key.encode(), content)
-    # Readers take only the names from these lines, so the size may be wrong.
+    # Readers take only the names from these lines. So the size, here always (64,64,3), may be
+    # wrong.
     lines = [f"{name} (64,64,3) 1\n" for name in files]
     (root / "meta_info.txt").write_text("".join(lines))
 
@@ -183,8 +192,9 @@ def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
 def _write_split(folder: Path, options: dict[str, Any], split: str, count: int, side: int) -> None:
     """Write the clips of a split, and its meta file if it has one.
 
-    split: "train" or "test". side: height of the sharp frames; their width is side + 16.
-    count: frames of a clip. Clips of Vimeo always have seven: im1 to im7.
+    split: "train" or "test".
+    count: number of frames of a clip. Clips of Vimeo always have seven: im1 to im7.
+    side: height of the sharp frames. Their width is side + 16.
     """
     key = f"datasets.{split}."
     is_vimeo = "Vimeo" in options[f"{key}dataset_type"]

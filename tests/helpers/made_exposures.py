@@ -16,7 +16,11 @@ PLANES = 40
 
 
 def dark_exposure(size: tuple[int, int], plane: tuple[int, int]) -> Recording:
-    """Return an exposure of 40 planes without light. size: (H, W). plane: (h, w)."""
+    """Return an exposure of 40 planes without light.
+
+    size: height and width of the frame, (H, W).
+    plane: height and width of a spike plane, (h, w).
+    """
     return Recording(
         blurry=np.zeros((*size, 3), np.float32),
         stream=np.zeros((PLANES, *plane), np.uint8),
@@ -27,7 +31,7 @@ def dark_exposure(size: tuple[int, int], plane: tuple[int, int]) -> Recording:
 
 
 def exposure_with(spikes: int) -> Recording:
-    """Return an exposure of 40 planes in which each pixel has this number of spikes."""
+    """Return an exposure of 40 planes in which each pixel has this number of spikes, 0 to 40."""
     recording = dark_exposure(size=(16, 16), plane=(8, 8))
-    recording.stream[:spikes] = 1
+    recording.stream[:spikes] = 1  # every pixel fires in each of the first planes
     return recording

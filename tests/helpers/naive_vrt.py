@@ -50,7 +50,10 @@ def partition(x: Tensor, window: tuple[int, ...]) -> Tensor:
 
 
 def unpartition(x: Tensor, window: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    """Put windows (windows, T, C) together again. size: (B, D, H, W) of the result."""
+    """Put windows (windows, T, C) together again. This undoes `partition`.
+
+    size: (B, D, H, W) of the result.
+    """
     b, d, h, w = size
     wd, wh, ww = window
     x = x.view(b, d // wd, h // wh, w // ww, wd, wh, ww, -1)
@@ -67,11 +70,12 @@ def shift_mask(size, window, shift, dtype: torch.dtype, device: torch.device) ->
     For a pair of such tokens the mask has -100, as in the published network. With this value the
     softmax gives the pair a weight of nearly 0. For any other pair the mask has 0.
 
-    size: (D, H, W) of the features. shift: number of positions by which the features are rolled,
-    for each axis.
-
     The masks are cached, because the published code also caches them. Otherwise a comparison of
     speed would not be fair.
+
+    size: (D, H, W) of the features.
+    window: frames, height and width of a window.
+    shift: number of positions by which the features are rolled, for each axis.
     """
     # Number the regions whose tokens may attend to each other. Along an axis with a shift there are
     # three regions: all windows but the last, and two parts of the last window, which come from the
@@ -118,7 +122,9 @@ class GatedMlp(nn.Module):
 class Attention(nn.Module):
     """Self-attention of a window. If `mutual`, its two frames also attend to each other.
 
-    dim: channels. window: frames, height and width of a window. heads: number of heads.
+    dim: number of channels.
+    window: frames, height and width of a window.
+    heads: number of heads. Each head has dim / heads channels.
     """
 
     relative_position_index: Tensor
@@ -207,9 +213,10 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention in windows and a gated MLP, each added to its input.
 
-    window: frames, height and width of a window. shift: number of positions by which the windows
-    are shifted, for each axis. mutual: see `Attention`. mlp_ratio: number of hidden channels of the
-    MLP, divided by dim.
+    window: frames, height and width of a window.
+    shift: number of positions by which the windows are shifted, for each axis.
+    mutual: whether the two frames of a window also attend to each other.
+    mlp_ratio: number of hidden channels of the MLP, divided by dim.
     """
 
     def __init__(
@@ -245,7 +252,7 @@ class Block(nn.Module):
         # (-10) % 4 = 2 positions. F.pad takes the last axis first.
         y = self.norm1(x)
         pd, ph, pw = ((-s) % w for s, w in zip(size, window, strict=True))
-        y = F.pad(y, (0, 0, 0, pw, 0, ph, 0, pd))
+        y = F.pad(y, (0, 0, 0, pw, 0, ph, 0, pd))  # before and after: C, W, H, D
         padded = y.shape[1:4]
 
         mask = None
@@ -267,8 +274,10 @@ class Block(nn.Module):
 class Group(nn.Module):
     """Blocks on features (B, C, D, H, W). Every second block is shifted by half a window.
 
-    depth: number of blocks. window: frames, height and width of a window. mutual: whether the
-    blocks also have mutual attention, between the two frames of a window.
+    depth: number of blocks.
+    window: frames, height and width of a window.
+    mutual: whether the blocks also have mutual attention, between the two frames of a window.
+    mlp_ratio: number of hidden channels of an MLP, divided by dim.
     """
 
     def __init__(
@@ -306,8 +315,12 @@ class Deform(nn.Module):
     """A deformable convolution that brings k neighbouring frames onto a frame, the target.
 
     A convolution of 3 x 3 takes 9 samples for each pixel. Here each sample is taken where the flow
-    leads, plus a learned offset of at most `magnitude` pixels. groups: number of groups of
-    channels. All channels of a group have the same offsets.
+    leads, plus a learned offset.
+
+    dim: number of channels.
+    groups: number of groups of channels. All channels of a group have the same offsets.
+    k: number of neighbouring frames.
+    magnitude: largest offset along an axis, in pixels.
     """
 
     def __init__(self, dim: int, groups: int, k: int, magnitude: float) -> None:

@@ -1,4 +1,4 @@
-"""Imitates a system that does not show its processes in /proc, as macOS.
+"""Imitates a system that does not show its processes in /proc, such as macOS.
 
 A command that begins with PREFIX runs in a mount namespace, in which it sees other files than the
 rest of the machine. In place of /proc, it sees a folder that has only cpuinfo. This file must stay,
@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# A script that covers /proc with an empty file system, puts cpuinfo back, and runs the command.
+# A script that covers /proc with an empty file system, puts cpuinfo back, and runs the command,
+# which are the arguments of the script ("$@").
 HIDE = """
 info=$(mktemp) && cp /proc/cpuinfo "$info" && mount -t tmpfs none /proc &&
 mv "$info" /proc/cpuinfo && exec "$@"

@@ -2,10 +2,10 @@
 
     TRITON_INTERPRET=1 python -m tests.helpers.sampling_errors
 
-It prints one line of JSON: the name of a case -> a result -> its error, e.g.
+It prints one line of JSON: for each case, the error of each result, e.g.
 {"one source, float32": {"out": 2e-7, "x": 3e-7, ...}, ...}. The results are the output of the
-convolution and the gradients of its inputs. tests/parts/house/test_triton_sampling.py starts this
-program and compares the errors with limits.
+convolution ("out") and the gradients of its inputs ("x", ...).
+tests/parts/house/test_triton_sampling.py starts this program and compares the errors with limits.
 
 The offsets reach beyond the image on all sides. Each offset lies halfway between two multiples of
 1/64 pixel. So no sample lies exactly on a pixel, where the derivative of a sample jumps.

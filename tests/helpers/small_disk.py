@@ -10,10 +10,12 @@ import pytest
 
 @contextmanager
 def disk(folder: Path, size: str, files: int = 1000) -> Generator[Path]:
-    """Give `folder` as a file system of its own, which is removed afterwards.
+    """Make `folder` a file system of its own within the block. Yields the folder.
 
-    size: how much it holds, e.g. "5m" or "16k". files: how many files and folders it holds. Skips
-    the test if it cannot be mounted.
+    Skips the test if the file system cannot be mounted.
+
+    size: number of bytes that it holds, e.g. "5m" or "16k".
+    files: number of files and folders that it holds.
     """
     folder.mkdir(parents=True)
     # The folder itself takes one inode (an entry in the table of files), so add 1.

@@ -18,5 +18,8 @@ SMALL: dict[str, Any] = {
 
 
 def small_vrt(**changes: Any) -> VRT:
-    """Return a small network. changes: arguments of VRT in place of the arguments in SMALL."""
+    """Return a small network.
+
+    changes: arguments of VRT in place of the arguments in SMALL.
+    """
     return VRT(**(SMALL | changes))

@@ -36,15 +36,20 @@ def restore_dat(name: str, path: Path) -> bytes:
 def bytes_of_sps100(spikes: np.ndarray) -> bytes:
     """Return planes (T, 1000, 1000) in the format that the published reader of the camera expects.
 
-    A line of 1000 pixels is read out by two channels, 500 pixels each. Each half-line ends with a
-    word of 12 bits: the number of the line in the lower bits, and flags from bit 10 on.
+    Two channels read out a line of 1000 pixels, 500 pixels each. So a plane is a row of 2000
+    half-lines, each with a word of 12 bits at its end:
+
+        half-line    number in bits 0 to 9      flags
+        first        500                        bit 10
+        others       number of the line         bit 10
+        last         500                        bits 10 and 11
+
+    spikes: (T, 1000, 1000).
     """
     numbers = 1 + np.arange(1000) % 499  # of the lines: 1 ... 499, 1 ... 499, 1, 2
-    words = np.repeat(numbers, 2) | 1 << 10  # (2000,), for the two half-lines of each line; flag 10
-    # The first and the last half-line of a plane have the number 500. The last half-line has both
-    # flags, bits 10 and 11.
+    words = np.repeat(numbers, 2) | 1 << 10  # (2000,): two half-lines of each line, with bit 10
     words[0] = 500
-    words[-1] = 500 | 3 << 10
+    words[-1] = 500 | 3 << 10  # 3 << 10: bits 10 and 11
 
     bits_of_words = words[:, None] >> np.arange(12) & 1  # (2000, 12)
     bits_of_words = np.broadcast_to(bits_of_words, (len(spikes), 2000, 12))

@@ -57,9 +57,10 @@ def make_reader(lq, spike=None, spike_reversed=None):
 def restore_clip(net, lq, spike=None, spike_reversed=None, **tiling):
     """Restore a clip in tiles. Returns frames (B, T, C', scale H, scale W).
 
-    With center_frame_only, the result has only the middle frame. C' is the number of channels that
-    the network returns.
+    C' is the number of channels that the network returns. With center_frame_only, the result has
+    only the middle frame.
 
+    net: the network that restores a tile.
     lq: frames (B, T, C, H, W). spike: spike channels (B, T, S, H, W), or None without spikes.
     spike_reversed: the spike channels for frames that are played backwards.
     tiling: fields of Tiling and of InputSpec, e.g. flip_seq=True.

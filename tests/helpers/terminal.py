@@ -17,11 +17,14 @@ SIZE = (50, 200)
 # Longest time, in seconds, to read the last output after the end of the script. Without this limit,
 # a process that the script has started in another session could keep the terminal open forever.
 LAST_S = 10.0
-# The parts of what a script writes. A part is a control sequence, e.g. "\x1b[2A" (two rows up), a
-# carriage return, a line end, or a text.
+# Matches one part of what a script writes:
 #
-# Only a control sequence has groups: "\x1b[2A" has "2" and "A", and "\x1b[A" has "" and "A". The
-# groups of all other parts are None.
+#     part        what it is                    group 1   group 2
+#     "\x1b[2A"   control sequence: 2 rows up   "2"       "A"
+#     "\x1b[K"    control sequence              ""        "K"
+#     "\r"        to the beginning of the row   None      None
+#     "\n"        line end                      None      None
+#     "epoch 3"   text                          None      None
 ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
 
 
@@ -36,7 +39,10 @@ def run_in_terminal(
 
     The script can also read from the terminal. `screen` tells from the bytes what a person sees.
 
-    env: additional variables; an empty value removes a variable. size: rows and columns.
+    env: additional variables of the environment. An empty value removes a variable.
+    limit_s: longest time of the script on an idle machine. A busy machine gets PATIENCE times as
+        long.
+    size: rows and columns of the terminal.
     """
     # The two ends of the terminal: this process reads what the script writes.
     ours, theirs = pty.openpty()

@@ -27,9 +27,11 @@ LOADER = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
 def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
     """Write clips and an option file into `folder`. Returns the path of the option file.
 
-    Two training clips have 4 frames each; three test clips have 2, 3 and 4 frames.
-    instants: number of sharp instants of each frame. changes: whole sections, which replace the
-    sections of the option file below, e.g. netG={"net_type": "odd"}.
+    The two training clips have 4 frames each. The three test clips have 2, 3 and 4 frames.
+
+    instants: number of sharp instants of each frame.
+    changes: whole sections, which replace the sections of the option file below, e.g.
+        netG={"net_type": "odd"}.
     """
     # Arguments of `write_clip` that are equal for all clips. h and w are the size of the spike
     # planes. Frames are twice as large: 32 x 32.
@@ -69,7 +71,10 @@ def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
 
 
 def network_section(**changes: Any) -> dict[str, Any]:
-    """Return a section `netG` of a tiny VRT with spikes. changes: keys to change."""
+    """Return a section `netG` of a tiny VRT with spikes.
+
+    changes: keys to change.
+    """
     values = {
         "net_type": "vrt",
         "upscale": 1,
@@ -105,7 +110,7 @@ def write_odd_options(folder: Path, **changes: Any) -> Path:
 def train(
     options: Path, *overrides: str, ranks: int = 1, limit_s: float = 120, **launch: Any
 ) -> RankResult:
-    """Run main_train_vrt.py on these ranks until it ends, in whatever way.
+    """Run main_train_vrt.py on these ranks until it ends, with success or with an error.
 
     overrides: options as on the command line, e.g. "train.total_iter=2".
     launch: arguments of `run_ranks`.
@@ -167,7 +172,10 @@ def state_of(options: Path, task: str = "run") -> dict[str, Any]:
 
 
 def equal_checkpoints(a: Any, b: Any) -> bool:
-    """Return whether two checkpoints are equal in each bit."""
+    """Return whether two checkpoints are equal in each bit.
+
+    Calls itself for the parts of dicts, lists and tuples, so `a` and `b` may also be parts.
+    """
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):

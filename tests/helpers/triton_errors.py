@@ -2,16 +2,19 @@
 
     python -m tests.helpers.triton_errors [cuda | long]
 
-It prints one line of JSON: the name of a case -> the error of the output, then the error of each
+It prints one line of JSON: for each case, the error of the output and then the error of each
 gradient, e.g. {"layer norm 96 torch.float16": [2e-4, 3e-4, ...], ...}.
 tests/parts/models/test_triton.py starts this program and compares the errors with limits. It also
 counts the cases, so a new case in SHAPES changes the count there.
 
-Without "cuda", the kernels run in Triton's interpreter on the CPU, for which TRITON_INTERPRET=1
-must be set. There the sizes are small, because the interpreter is slow. The dtype is float16,
-because the interpreter truncates products of bfloat16. The interpreter takes most of its time for
-long windows (LONG). So the program runs only the long windows with "long", and all other cases
-without it.
+    argument    device    cases
+    cuda        GPU       all
+    long        CPU       attention in long windows (LONG), which take most of the time
+    none        CPU       all other cases
+
+On the CPU the kernels run in Triton's interpreter, for which TRITON_INTERPRET=1 must be set. There
+the sizes are small, because the interpreter is slow. The dtype is float16, because the interpreter
+truncates products of bfloat16.
 
 On both devices torch.empty gives tensors of NaN. So if a kernel leaves an output unwritten, the
 error is NaN.
@@ -118,10 +121,12 @@ def main(cases: str) -> None:
 
 
 def attention_errors(shape: Shape, dtype: torch.dtype, seed: int, device: str) -> list[float]:
-    """Return the errors of the output and of the gradients of qkv and bias.
+    """Return the errors of the output, of the gradient of qkv, and of the gradient of the bias.
 
-    A window of mutual attention has no bias, so it has no error of a gradient of the bias.
-    seed: seed of the inputs. device: "cpu" or "cuda".
+    Mutual attention has no bias. Its result has only the first two errors.
+
+    seed: seed of the inputs.
+    device: "cpu" or "cuda".
     """
     t, channels, mutual, is_masked = shape
     generator = torch.Generator().manual_seed(seed)
@@ -200,9 +205,12 @@ def _errors(
 ) -> list[float]:
     """Return the relative error of the output and of each gradient.
 
-    kernel: the function under test. exact: the same function by plain operations, which runs on the
-    inputs in float64. grad: the gradient of the output. An error is the Frobenius norm of the
-    difference, divided by the norm of the exact result.
+    An error is the Frobenius norm of the difference, divided by the norm of the exact result.
+
+    kernel: the function under test.
+    exact: the same function by plain operations. It runs on the inputs in float64.
+    inputs: the arguments of both functions.
+    grad: the gradient of the output.
     """
 
     def results(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -221,7 +229,10 @@ def _errors(
 
 
 def _spans(window: tuple[int, int, int], is_masked: bool, device: str) -> tuple[Span, ...]:
-    """Return the spans of a clip of 2 x 3 windows. window: frames, height, width."""
+    """Return the spans of a clip of 2 x 3 windows. A span is a range of windows with one mask.
+
+    window: frames, height and width of a window.
+    """
     frames, height, width = window
     shift = (frames // 2, 4, 4) if is_masked else (0, 0, 0)
     size = (frames, 2 * height, 3 * width)

@@ -91,12 +91,14 @@ def record(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Record a new scene. Returns the RGB frame (H, W) uint8 and spikes (T, h, w).
 
-    to_rgb: the matrix from spike pixels to RGB pixels. rgb, spike: the sizes of the two pictures.
+    to_rgb: the matrix from spike pixels to RGB pixels.
+    rgb, spike: the sizes of the two pictures, (height, width).
     motion: the shift of the scene (x, y) during the exposure, in RGB pixels.
-    planes: the spike planes during the exposure.
-    around: the spike planes before the exposure, and again after it; so T is planes + 2 around.
-    noise: standard deviation of the frame's noise in display values. If it is not 0, the spikes
-    have shot noise and fixed patterns.
+    planes: number of spike planes during the exposure.
+    around: number of spike planes before the exposure, and again after it. So T is planes + 2
+        around.
+    noise: standard deviation of the frame's noise, in display values. If it is not 0, the spikes
+        have shot noise and fixed patterns, too.
     rate: spikes per plane at full light.
     """
     # The scene is larger than the frame, so that motion and matrix do not lead out of it.
@@ -182,8 +184,9 @@ def write_pair(
 ) -> list:
     """Record a scene into <name>.dat and <name>.png. Returns the flags --pair DAT FRAME.
 
-    truth: the matrix from spike pixels, mirrored back, to RGB pixels. mirror: how the spike camera
-    mirrors its picture, as in the file of a calibration. scene: arguments of `record`.
+    truth: the matrix from spike pixels, mirrored back, to RGB pixels.
+    mirror: how the spike camera mirrors its picture, as in the file of a calibration.
+    scene: arguments of `record`.
     """
     size = scene["spike"]
     frame, spikes = record(rng, truth @ mirroring(mirror, size), **scene)

@@ -23,7 +23,8 @@ def save_weights(options, path, *overrides):
     In a new network the last convolution is 0, so the network would not change its input. Here this
     convolution gets random weights, too.
 
-    options: the option file. path: the file of the weights.
+    options: the option file.
+    path: the file of the weights.
     overrides: options as on the command line, e.g. "netG.fusion=none".
     """
     opt = load_options(str(options), overrides, parts=main_test_vrt.PARTS)
@@ -82,7 +83,9 @@ def read_metrics(folder):
 def refusal_message(capfd, *arguments):
     """Run main_test_vrt.py, which refuses the arguments. Returns its output and its exit code.
 
-    The output must have one error and no traceback. capfd: the fixture of pytest with this name.
+    Fails if the output has not exactly one error, or has a traceback.
+
+    capfd: the fixture of pytest with this name.
     """
     with pytest.raises(SystemExit) as error:
         main_test_vrt.main([str(argument) for argument in arguments])
