@@ -94,6 +94,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         # frame 4 is not. There may be more frames to add, because starts are rounded.
         while True:
             first, count = self.planes_of(frames, offset)  # the planes of the next frame
+            # An exposure may end with the last plane of the file
+            # (test_a_file_holds_each_frame_whose_exposure_ends_in_it).
             if first + count > planes:
                 return frames
             frames += 1
@@ -103,6 +105,8 @@ def nearest_plane(time: float) -> int:
     """Return the nearest whole number. Half a plane is rounded up: 2.5 -> 3, -2.5 -> -2.
 
     round() would take the even number: 2.5 -> 2, but 3.5 -> 4.
+
+    With round(), test_half_a_plane_is_rounded_up fails.
     """
     return math.floor(time + 0.5)
 

@@ -145,7 +145,8 @@ class FrameTimes:
         last_start = self.starts[-1]
         lengths = [stop - start for start, stop in zip(self.starts, self.ends, strict=True)]
         longest = max(lengths)
-        # One length is for the last frame itself, and one for errors of the clocks.
+        # One length is for the last frame itself, and one for errors of the clocks
+        # (test_clocks_may_not_differ_by_more_than_a_frame).
         latest_end = last_start + 2 * longest
         if last_start < end <= latest_end:
             end_of_last_frame = min(end, last_start + longest)
@@ -187,7 +188,8 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     steps = steps_between(starts)
     # But if the times are numbers of frames, a difference of a tick is a missing frame. E.g. the
     # numbers 0, 1 and 3 have the tick 1, the period 3 / 2 = 1.5, and the distances 1 and 2. So at
-    # most half a period is allowed, here 0.75, and 2 - 1 is more than that.
+    # most half a period is allowed, here 0.75, and 2 - 1 is more than that
+    # (test_only_rounding_to_a_tick_counts_as_one_distance).
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
         return False
@@ -250,7 +252,8 @@ def times_of_film(
 
     gap_starts.sort()
     ends = _ends_in_film(starts, gap_starts)
-    # The clip may begin or end with missing frames.
+    # The clip may begin or end with missing frames. If it began with its first frame that exists,
+    # test_the_lost_beginning_of_a_film_takes_its_planes_with_it would fail.
     begin = min([starts[0], *gap_starts])
     end = max([ends[-1], *gap_ends])
     return FrameTimes(

@@ -52,6 +52,8 @@ def measured_rate(
         values = cv2.LUT(image, DISPLAY_TO_LIGHT)
         full_light = 1.0
     firing_rate, mean_bgr = window.brightness(stream, values)
-    luma_bgr = LUMA[::-1]  # LUMA is for R, G, B
+    # LUMA is for R, G, B, and the image has B, G, R. In the other order,
+    # test_the_measured_rate_knows_how_bright_each_color_is fails.
+    luma_bgr = LUMA[::-1]
     brightness = float(mean_bgr @ luma_bgr) / full_light
     return max(firing_rate, LEAST_FIRING_RATE) / max(brightness, LEAST_BRIGHTNESS)

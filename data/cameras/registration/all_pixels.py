@@ -7,10 +7,11 @@ a round is
 
     step = -(H + P)^-1 (g + P p)                                  (k,)
 
-    H (k, k)    sums of products of two derivatives of the residuals (equations.py)
-    g (k,)      sums of products of a residual and its derivative (equations.py)
-    P (k, k)    the weights of the priors, a diagonal matrix
-    p (k,)      present value minus nominal value of each unknown that has a prior
+    H (k, k)    weighted sums over the pixels: (derivative of the residual by one unknown) *
+                (derivative by another unknown), see equations.py
+    g (k,)      weighted sums over the pixels: residual * (its derivative by an unknown)
+    P (k, k)    the weights of the priors, a diagonal matrix. The code keeps only its diagonal, (k,)
+    p (k,)      present value minus nominal value of an unknown, 0 if it has no prior
 
 E.g. one unknown with H = 4 and g = -8: without a prior, the step is 8 / 4 = 2. With the prior P = 4
 and p = 1, it is -(-8 + 4 * 1) / (4 + 4) = 0.5.
