@@ -33,9 +33,9 @@ def examples(count: int) -> settings:
     )
 
 
-# The characters of texts. These are all characters but the halves of surrogate pairs, which have no
-# form in UTF-8. By default, st.text has the same characters. But then st.text encodes each of a
-# million characters to find them, which takes a second of a core in each worker of pytest.
+# The characters of texts: all characters except the halves of surrogate pairs ("Cs"), which have no
+# form in UTF-8. st.text has the same characters by default. But to find them, it encodes a million
+# characters, which takes a second of a core in each worker of pytest. So name them here.
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 # Values of a damaged byte. The limits of signed and unsigned bytes come more often than other
 # values, because programs make most mistakes at limits.
@@ -50,8 +50,12 @@ def damaged_copies(draw: st.DrawFn, content: bytes) -> bytes:
     The numbers were chosen by hand.
     """
     last = len(content) - 1
+
+    def from_end(distance: int) -> int:
+        return last - distance
+
     near_begin = st.integers(0, min(last, 300))
-    near_end = near_begin.map(lambda distance: last - distance)
+    near_end = near_begin.map(from_end)
     anywhere = st.integers(0, last)
     places = st.one_of(near_begin, near_end, anywhere)
     changes = st.lists(st.tuples(places, VALUES), min_size=1, max_size=12)

@@ -1,8 +1,10 @@
 """Views of a simulated scene for the tests of a fit (data/cameras/registration).
 
-A fit finds how the spike camera lies beside the RGB camera, in space and in time. The picture of
-`moving_view` swings, so a fit can find the times of the exposure. The picture of `pan` moves at one
-speed, so a camera that is moved and a time offset look the same. Both cameras see the same places.
+A fit finds how the spike camera lies beside the RGB camera, in space and in time. Both cameras see
+the same places.
+
+    moving_view    the picture swings, so a fit can find the times of the exposure
+    pan            the picture moves at one speed, so a time offset looks like a shift of a camera
 """
 
 import cv2
@@ -31,8 +33,8 @@ def moving_view() -> View:
     """
     picture = texture(np.random.default_rng(1), (2 * SIDE, 2 * SIDE))
     plane = np.arange(PLANES + 2 * AROUND)
-    # The middle of the view: it swings with a period of 60 planes along x, and of 42 planes along
-    # y.
+    # The middle of the view swings with a period of 60 planes along x, and of 42 planes along y.
+    # The numbers were chosen by hand.
     x_of_planes = SIDE + 8 * np.sin(2 * np.pi * plane / 60)
     y_of_planes = SIDE + 8 * np.cos(2 * np.pi * plane / 42)
     lights = []
@@ -58,8 +60,10 @@ def pan(
 ) -> list[View]:
     """Return the views of two aligned cameras that pan over a picture at one speed.
 
-    picture: the light of the scene, (2 SIDE, 2 SIDE). speed: x and y in RGB pixels per plane.
-    share: the share of the planes during which a frame is exposed.
+    picture: the light of the scene, (2 SIDE, 2 SIDE).
+    speed: x and y, in RGB pixels per plane.
+    frames: number of frames, and so of views.
+    share: the share of the planes during which a frame is exposed, in the middle of its planes.
     """
     x_speed, y_speed = speed
     planes = PLANES * frames
@@ -79,8 +83,11 @@ def pan(
         end = begin + PLANES
         unexposed = round(PLANES * (1 - share) / 2)  # planes at each end: 5 if the share is 0.75
         frame = frame_of(lights[begin + unexposed : end - unexposed])
+        # The first view has no planes before its exposure, and the last has none after it, because
+        # a slice ends at the end of the stream.
         before = min(AROUND, begin)
-        views.append(View(frame, spikes[begin - before : end + AROUND], before, count=PLANES))
+        stream = spikes[begin - before : end + AROUND]
+        views.append(View(frame, stream, before, count=PLANES))
     return views
 
 

@@ -76,11 +76,10 @@ def save(state: dict[str, Any], path: Path, keep: int = 1, has_sidecar: bool = T
     the disk. Without a sidecar, `save` does not wait for the folder. Then `path` may still be the
     former file, or be missing, after a power failure.
 
-    keep: number of former versions to keep.
-        1 or more: the present file at `path` becomes the newest former version,
-        <name>_previous.pth.
-        0: the present file is replaced, and the former versions stay as they are. This is for a
-        state that was saved before, and now gets the result of its validation (`Experiment.save`).
+    keep: number of former versions to keep. With 1 or more, the present file at `path` becomes the
+        newest former version, <name>_previous.pth. With 0, the new file replaces the present file,
+        and the former versions stay as they are. `Experiment.save` needs 0 if it saves a step again
+        after its validation.
     has_sidecar: False for bare weights, because no run resumes from them. Such a file has no former
         versions, and `keep` has no effect.
 
@@ -280,8 +279,13 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-# The names that `_temporary_name` gives, e.g. ".netG.pth.sha256.<32 digits>.tmp". The temporary
-# names of earlier versions have a process id in place of the 32 digits.
+# The names that `_temporary_name` gives. A file with such a name may be removed, so the pattern
+# must match no other name:
+#
+#     .netG.pth.<32 hexadecimal digits>.tmp           a file
+#     .netG.pth.sha256.<32 hexadecimal digits>.tmp    its sidecar
+#     .netG.pth.4711.tmp                              of an earlier version, with a process id
+#     netG.pth                                        no match
 TEMPORARY = re.compile(r"\..+\.pth(\.sha256)?\.([0-9a-f]{32}|\d{1,10})\.tmp")
 
 
@@ -379,12 +383,13 @@ def existing_versions(path: Path) -> list[Path]:
 
     A version in this list may be damaged, because only `load` compares it with its sidecar.
     """
-    # Sorted by length and then by name: X_previous.pth, X_previous2.pth, ..., X_previous10.pth. If
-    # they were sorted only by name, X_previous10 would come before X_previous2.
-    former = sorted(
-        path.parent.glob(f"{path.stem}_previous*{path.suffix}"),
-        key=lambda version: (len(version.name), version.name),
-    )
+
+    # The shorter name comes first: X_previous.pth, X_previous2.pth, ..., X_previous10.pth. If they
+    # were sorted only by name, X_previous10 would come before X_previous2.
+    def length_and_name(version: Path) -> tuple[int, str]:
+        return len(version.name), version.name
+
+    former = sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=length_and_name)
     # lexists is also true for a link to a file that is gone. `load` then warns that the file cannot
     # be read.
     if os.path.lexists(path):

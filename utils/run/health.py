@@ -8,9 +8,10 @@ A run calls `Health` at four moments. Each warning comes once per start of a run
     judge_validation    at a validation    the network overfits
     judge_save          at a save          the disk has no room for the next saves
 
-Documents and tests quote the texts of the warnings, so change them everywhere at once.
-Free to change: each threshold, if it warns of healthy runs. tests/parts/utils/test_health.py then
-shows which warnings change. A new warning is a new method `_check_...`.
+What must stay: the texts of the warnings, because documents and tests quote them. A changed text
+must be changed there, too. Free to change: each threshold, if it warns of healthy runs.
+tests/parts/utils/test_health.py then shows which warnings change. A new warning is a new method
+`_check_...`.
 """
 
 import logging
@@ -130,10 +131,10 @@ class Health:
         """
         if not utils_dist.is_main_process():
             return
-        # If all steps of the line were skipped, there are no norms and no loss. In the next lines
-        # `rank` is a `Measured`, and not a number.
+        # If all steps of the line were skipped, there are no norms and no loss.
         if grad_norms:
-            self.losses.append(statistics.fmean(rank.values["loss"] for rank in ranks))
+            losses_of_ranks = [measured.values["loss"] for measured in ranks]
+            self.losses.append(statistics.fmean(losses_of_ranks))
         self._check_norms(grad_norms)
         self._check_memory(ranks)
         self.speed.judge(ranks)
@@ -232,11 +233,10 @@ class Health:
         newest = self.validations[-validation_count:]
         psnrs = [validation.psnr for validation in newest]
         losses = [validation.loss for validation in newest]
-        # If the training loss has risen or stayed, this is not overfitting.
-        has_loss_stayed = losses[-1] >= losses[0]
-        if not _always_falls(psnrs) or has_loss_stayed:
+        if not _always_falls(psnrs) or psnrs[0] - psnrs[-1] < LEAST_FALL_DB:
             return
-        if psnrs[0] - psnrs[-1] < LEAST_FALL_DB:
+        # If the training loss has risen or stayed equal, this is not overfitting.
+        if losses[-1] >= losses[0]:
             return
         psnrs_text = " > ".join(f"{psnr:.2f}" for psnr in psnrs)  # e.g. "31.20 > 31.15 > ..."
         self._warn(

@@ -231,5 +231,9 @@ def newest_options(folder: Path) -> Path | None:
 
     folder: the folder `options` of a run, which has a file of each start.
     """
+
+    def time_of_change(path: Path) -> float:
+        return path.stat().st_mtime
+
     # Each start writes its file once, so the newest file is the file that was changed last.
-    return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
+    return max(folder.glob("*.json"), key=time_of_change, default=None)
