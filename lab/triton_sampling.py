@@ -75,7 +75,14 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
 
 
 class _DeformConv(torch.autograd.Function):
-    """Sample the columns, then multiply them by the weights.
+    """Sample the columns A, then multiply them by the weights B: the output is A B^T.
+
+    There is one product for each of the k groups of the weights. A, B and D, the gradient of the
+    output, have the group as their first axis, because torch.bmm needs it there:
+
+        A    (k, pixels, K)       the columns
+        B    (k, c'/k, K)         the weights
+        D    (k, pixels, c'/k)    the gradient of the output
 
     The letters of the shapes (the comment above `deform_conv` has more):
 
@@ -102,18 +109,16 @@ class _DeformConv(torch.autograd.Function):
         columns = _columns_like(grouped)  # (n * h * w, G, 9, C), still without values
         _launch(sample, grouped, offset, mask, columns)  # fills `columns`
 
-        weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
-        k = len(weights)
-        # `bmm` computes one matrix product for each of the k groups of the weights. The G * 9 * C
-        # entries of a column are k parts of K entries, one part for each of these groups. E.g. for
-        # G = 8, C = 8, k = 2, with pixels = n * h * w:
+        B = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
+        k = len(B)
+        # The G * 9 * C entries of a column are k parts of K entries, one part for each group of the
+        # weights. E.g. for G = 8, C = 8, k = 2:
         #
-        #     columns   (pixels, 8, 9, 8)                  4 groups for sampling, then 4 more
-        #     by_pixel  (pixels, 2, 288)                   the same numbers in the same order
-        #     bmm       (2, pixels, 288) x (2, 288, 32)    -> (2, pixels, 32)
-        by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
-        by_group = by_pixel.transpose(0, 1)  # (k, pixels, K)
-        out = torch.bmm(by_group, weights.transpose(1, 2))  # (k, pixels, c'/k)
+        #     columns            (pixels, 8, 9, 8)    4 groups for sampling, then 4 more
+        #     columns.view(...)  (pixels, 2, 288)     the same numbers in the same order
+        #     A B^T              (2, pixels, 288) x (2, 288, 32) -> (2, pixels, 32)
+        A = columns.view(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, K)
+        out = torch.bmm(A, B.transpose(1, 2))  # (k, pixels, c'/k)
         out = out.transpose(0, 1).reshape(n, h, w, -1) + bias.to(x.dtype)  # (n, h, w, c')
         # To save memory, the columns are not saved: the backward pass samples them again.
         ctx.save_for_backward(grouped, offset, mask, weight)
@@ -124,37 +129,32 @@ class _DeformConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of all arguments of forward. grad: (n, c', h, w).
 
-        For each of the k groups, the output is A @ B^T, with the columns A (pixels, K) and the
-        weights B (c'/k, K). D (pixels, c'/k) is the gradient of the output. Then
+        The output is A B^T, with the columns A and the weights B, and D is its gradient. So
 
-            gradient of A    D @ B
-            gradient of B    D^T @ A
+            gradient of A    D B
+            gradient of B    D^T A
         """
         grouped, offset, mask, weight = ctx.saved_tensors
         n, groups, h, w, channels = grouped.shape  # (n, G, h, w, C)
-        weights = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
-        k = len(weights)
+        B = _weights_of_columns(weight, grouped)  # (k, c'/k, K)
+        k = len(B)
         grad = grad.permute(0, 2, 3, 1).to(grouped.dtype)  # (n, h, w, c')
-        # D for each group of the weights. bmm needs the group as the first axis. E.g. 64 output
-        # channels and k = 2: (n, h, w, 64) -> (pixels, 2, 32) -> (2, pixels, 32).
-        by_group = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
+        # E.g. 64 output channels and k = 2: (n, h, w, 64) -> (pixels, 2, 32) -> (2, pixels, 32).
+        D = grad.reshape(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, c'/k)
         grad_bias = grad.float().sum((0, 1, 2))  # (c',)
 
         # The columns have 9 times as many numbers as x. So one buffer serves twice, to save memory:
         #
-        #     before the kernel runs    the buffer holds the gradient of the columns, D @ B
+        #     before the kernel runs    the buffer holds the gradient of the columns, D B
         #     after it                  the buffer holds the columns, A
         #
-        # The kernel reads each gradient, and writes the entry of the column in its place. The
-        # buffer has two shapes, with the same numbers in the same order:
+        # The kernel reads each gradient, and writes the entry of the column in its place.
         #
-        #     columns     (pixels, G, 9, C)    for the kernel
-        #     by_pixel    (pixels, k, K)       for the matrix products, e.g. K = 4 * 9 * 8
+        # `columns` and `buffer` are the same memory: (pixels, G, 9, C) for the kernel, and
+        # (k, pixels, K) for the matrix products.
         columns = _columns_like(grouped)  # (n * h * w, G, 9, C)
-        by_pixel = columns.view(n * h * w, k, -1)  # (pixels, k, K)
-        grad_columns = torch.bmm(by_group, weights)  # (k, pixels, K)
-        by_pixel.copy_(grad_columns.transpose(0, 1))  # the buffer now holds the gradient
-        del grad_columns  # frees its memory before the kernel runs
+        buffer = columns.view(n * h * w, k, -1).transpose(0, 1)  # (k, pixels, K)
+        buffer.copy_(torch.bmm(D, B))  # without a name, bmm's result is freed before the kernel
         grad_x = torch.zeros_like(grouped, dtype=torch.float32)  # 0, because the kernel adds to it
         grad_offset = torch.empty_like(offset)
         grad_mask = torch.empty_like(mask, dtype=torch.float32)
@@ -162,9 +162,9 @@ class _DeformConv(torch.autograd.Function):
         # and writes grad_offset and grad_mask.
         _launch(sample_backward, grouped, offset, mask, columns, grad_x, grad_offset, grad_mask)
 
-        # Now the buffer holds the columns A. D^T @ A for each group of the weights:
-        # (k, c'/k, pixels) x (k, pixels, K) -> (k, c'/k, K).
-        grad_weights = torch.bmm(by_group.transpose(1, 2), by_pixel.transpose(0, 1))  # (k, c'/k, K)
+        # D^T A: (k, c'/k, pixels) x (k, pixels, K) -> (k, c'/k, K).
+        A = buffer  # now it holds the columns
+        grad_weights = torch.bmm(D.transpose(1, 2), A)  # (k, c'/k, K)
         grad_x = grad_x.permute(0, 1, 4, 2, 3)  # (n, G, C, h, w)
         grad_x = grad_x.reshape(n, groups * channels, h, w)
         # In the order of the arguments of `forward`. `_as_weight` turns (k, c'/k, K) into the shape
