@@ -12,8 +12,8 @@ from torch import Tensor
 
 from models.vrt.forms import attention_has_kernel, has_kernels, in_cpu_form
 
-# Tokens of a chunk on a CPU. Its widest intermediate tensor should fit the last-level cache, e.g.
-# 2048 tokens x 360 channels x 4 bytes = 3 MB.
+# Tokens of a chunk on a CPU. The widest intermediate tensor of a chunk should fit the last-level
+# cache, e.g. q, k and v of 120 channels each: 2048 tokens x 360 channels x 4 bytes = 3 MB.
 CPU_TOKENS = 2048
 # Tokens of a chunk on a GPU without our kernels, 131,072. The number was chosen by hand. E.g. with
 # 360 channels of 2 bytes, each intermediate tensor of a chunk takes 94 MB.

@@ -325,6 +325,7 @@ def _make_chunk(
     if not has_padding:
         rows = numbers.to(device)
         return Chunk(rows=rows, results=rows, spans=spans)
+    # E.g. numbers 6 -1 0 1: rows 6 0 0 1, results 6 0 1, padding F T F F, kept 0 2 3.
     kept = (numbers >= 0).nonzero().flatten()  # the positions that hold a token
     return Chunk(
         rows=numbers.clamp(min=0).to(device),
