@@ -80,7 +80,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--opt", required=True, help="option file")
     parser.add_argument("--split", choices=("train", "test"), default="train")
     parser.add_argument(
-        "--out", required=True, help="folder of the cache; replaced when the new one is complete"
+        "--out",
+        required=True,
+        help="folder of the cache. An older cache is replaced when the new cache is complete",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     return parser.parse_args(arguments)

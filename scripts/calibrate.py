@@ -242,8 +242,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     text = (
-        "file of spikes, and an image of the same time; of a folder or a video the mean image is "
-        "taken; may be repeated"
+        "a file of spikes, and an image of the same time. For a folder or a video, the mean of its "
+        "images is taken. The flag may be repeated"
     )
     add(
         "--pair",
@@ -267,7 +267,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--light",
         choices=("linear", "display"),
         default="linear",
-        help="what the spike camera integrates (default: %(default)s)",
+        help="what the spike camera integrates: linear light, or the display values of an image "
+        "(default: %(default)s)",
     )
     add(
         "--model",
@@ -279,15 +280,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--mirror",
         choices=("auto", "none", "columns", "rows", "both"),
         default="auto",
-        help="how the spike image is mirrored; auto: tried as it is and mirrored (default: "
-        "%(default)s)",
+        help="how the spike image is mirrored. auto tries the image as it is, and mirrored, and "
+        "takes what fits better (default: %(default)s)",
     )
     add(
         "--geometry",
         type=Path,
         metavar="FILE",
-        help="calibration to take matrix and mirror from, and the size of a plane if nothing else "
-        "says it",
+        help="a calibration. Its matrix and its mirror are taken. Its size of a plane is taken if "
+        "nothing else says the size",
     )
     add(
         "--search-planes",
@@ -295,7 +296,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="with --geometry: search offsets from -N to N planes",
     )
-    add("--tick-hz", type=plane_rate, help="planes per second; written to the file")
+    add("--tick-hz", type=plane_rate, help="planes per second, which the new file will say")
     add("--out", type=Path, required=True, help="new file of the calibration, JSON")
     add("--overlay", type=Path, help="new image; default: the name of --out with _overlay.png")
     command = parser.parse_args(arguments)

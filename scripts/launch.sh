@@ -32,8 +32,8 @@ if [[ -z $per_node || ${1:-} =~ ^[0-9]+$ ]]; then
     shift || true # there is nothing to shift if no argument is given
 fi
 
-# `project` is the folder of the project, as an absolute path. `here` is put in front of the names of
-# programs. `here` is empty if the caller is in the folder of the project, else it is `project`.
+# `project` is the folder of the project, as an absolute path. `here` is put in front of the names
+# of programs. `here` is empty if the caller is in the folder of the project, else it is `project`.
 project=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/
 here=$project
 if [[ . -ef $project ]]; then here=''; fi

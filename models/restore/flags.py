@@ -107,17 +107,19 @@ def _add_flags_of_network(add: Callable[..., Any]) -> None:
 
 def _add_flags_of_clips(add: Callable[..., Any]) -> None:
     """Add the flags that name a user's clips, and the folder of the results."""
-    add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
+    add("--input", metavar="PATH", help="a video, a folder of frames, or a folder of several clips")
     add(
         "--output",
         metavar="DIR",
         help="folder of the results. Default if --opt is given: experiments/<task>/test",
     )
     add(
-        "--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame"
+        "--spike",
+        metavar="PATH",
+        help="a spike file of the whole clip, or a folder with a spike file for each frame",
     )
     add("--spike-size", nargs=2, type=plane_side, metavar=("H", "W"), help="size of a spike plane")
-    add("--gt", metavar="PATH", help="sharp frames or video, to score against")
+    add("--gt", metavar="PATH", help="sharp frames or a sharp video, to score the results")
 
 
 def _add_flags_of_tiles(add: Callable[..., Any]) -> None:

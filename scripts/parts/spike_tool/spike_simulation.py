@@ -59,7 +59,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=seed,
         default=0,
-        help="of the random numbers of the sensor (default: %(default)s)",
+        help="seed of the random numbers of the sensor (default: %(default)s)",
     )
     # The sensor, simulate.IntegrateAndFire.
     parser.add_argument(
