@@ -88,9 +88,9 @@ def agreed_geometry(
     data/spike/geometry.py explains them).
     Raises OptionError for wrong sizes.
     """
-    # The size of the planes in a calibration file counts only if neither an option nor dataset.json
-    # gives a size. If one of them gives another size than the calibration file, `CalibratedGrid`
-    # refuses the calibration later.
+    # If an option or dataset.json gives the size of the planes, this size is taken. Else the size
+    # in the calibration file is taken. If the taken size differs from the calibration file,
+    # `CalibratedGrid` refuses the calibration later.
     calibrated_height = calibrated_width = None
     if calibration_of_file:
         calibrated_height, calibrated_width = calibration_of_file.calibration.spike_size

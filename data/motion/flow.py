@@ -150,8 +150,8 @@ def _second_search(
     a search there (from the mean picture to the picture of the time), and for every second time
     also a search back (from this picture to the mean picture).
 
-    exact_dis, quick_dis: the optical flow that searches. The quick one serves in the search back,
-    and at times without a search back also in the search there.
+    exact_dis, quick_dis: the optical flow that searches. All searches back use the quick one. A
+    search there uses the exact one if its time has a search back, else the quick one.
     pictures: K pictures (H, W) uint8, in the order of `times`.
     curves: (K, H, W, 2), shifts from the sharp instant to each time, where the search begins.
     Returns the shifts (K, H, W, 2) and the errors (K, H, W), both 0 at the sharp instant.

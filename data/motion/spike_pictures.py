@@ -137,8 +137,8 @@ LIGHT_SIGMA = 1.5
 def _most_spikes(short_rates: np.ndarray, planes: int) -> np.ndarray:
     """Return how many spikes an exposure would have in each pixel at its brightest light, (h, w).
 
-    The light around a pixel is measured in each of the K pictures, and the brightest light counts
-    for the whole exposure. E.g. if a star comes by, the pixel has the shortest window in all
+    The light around a pixel is measured in each of the K pictures. The brightest of these lights is
+    taken for the whole exposure. E.g. if a star comes by, the pixel has the shortest window in all
     pictures.
 
     short_rates: (K, h, w), spikes per plane around each time.

@@ -187,7 +187,7 @@ class MotionSteps(nn.Module):
             outputs = self.net(turn.apply(at_full_size), turn.apply(at_half_size))
             outputs = turn.turn_back(outputs)  # (6, H, W)
 
-            # c has 3 channels. A gate has 1 channel, so it counts for all colours.
+            # c has 3 channels. A gate has 1 channel, so it multiplies all colours alike.
             c, a_b, a_s, a_p = outputs.split((3, 1, 1, 1))
             z = z + CHANGE_SCALE * c + a_b * pulls.g_b + a_s * pulls.g_s + a_p * to_proposal
             frames.append(z)

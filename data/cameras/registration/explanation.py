@@ -112,9 +112,9 @@ def shared_noise(explanation: Explanation, sigma: float, stride: int) -> float:
     """Return the variance of a residual, times the number of compared pixels that share its noise.
 
     A round sums over pixels as if the noise of each pixel were independent. But after the blur,
-    neighbours share their noise. E.g. if 20 pixels share it, 1000 pixels tell only as much as 50
-    independent pixels. The sums are right again if each pixel is given 20 times its noise. So
-    priors and variances of shifts are computed with this larger noise.
+    neighbours share their noise. E.g. if 20 pixels share it, a mean over 1000 pixels is only as
+    exact as a mean over 50 independent pixels. The sums are right again if each pixel is given 20
+    times its noise. So priors and variances of shifts are computed with this larger noise.
 
     sigma: sigma of the blur, in spike pixels. stride: distance of the compared pixels.
     """

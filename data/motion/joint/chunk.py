@@ -69,7 +69,8 @@ class Chunk:
         # Put the samples of all groups below each other, (groups h, w), to call `grid_sample` once.
         self._positions_on_means = grid_positions(positions_on_means.flatten(0, 1), means.size)
         samples = sort_samples(positions_on_means, means.size)
-        # V adds nothing up: each sample is an output of its own, with its number as index.
+        # V does not add samples up. So each sample is an output, whose index is the number of the
+        # sample.
         numbers = samples.order.int()  # the number of each sorted sample
         self._V_adjoint = AdjointOfSums(samples, output_count=len(numbers), output_of=numbers)
 

@@ -53,9 +53,9 @@ class Solver:
     steps: number of steps of conjugate gradients after each linearisation.
     noise: least sigma_b, the expected error of a blurry pixel in display values. A noisy frame has
     a larger sigma_b (rgb_equations.py).
-    guard: ratio of the squared errors of z and z_0 at which both count alike when they are blended.
-    E.g. with 2.5, z counts more than z_0 as long as its squared error is less than 2.5 times the
-    squared error of z_0. With 0, z is not blended.
+    guard: ratio of the squared errors of z and z_0 at which both have the weight 1/2 when they are
+    blended. E.g. with 2.5, z has more weight than z_0 if the squared error of z is less than 2.5
+    times the squared error of z_0. With 0, z is not blended.
     """
 
     groups: int = 20

@@ -51,7 +51,7 @@ PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
 # Share of the pixels that keep this distance. The other pixels, the fastest fifth, may move farther
 # from one group to the next. A larger value would need more groups, and so more time.
 DECIDING_SHARE = 0.8
-# Least number of groups. (If `Solver.groups` is smaller, it counts.) If four fifths of the pixels
+# Least number of groups. (If `Solver.groups` is smaller, it is taken.) If four fifths of the pixels
 # stand still, a single group would be enough for them, but the other fifth may move. The value is a
 # judgement.
 LEAST_GROUPS = 6

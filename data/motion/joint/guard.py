@@ -8,8 +8,8 @@ any motion.
     weight of z = 1 / (1 + (a / (guard a_0))^2)
 
     a, a_0    squared errors of z and z_0 against these spikes, means over 7 x 7 spike pixels
-    guard     the ratio a / a_0 at which both frames count alike, an option of `--method joint`,
-              2.5 by default
+    guard     the ratio a / a_0 at which both frames have the weight 1/2: an option of `--method
+              joint`, 2.5 by default
 
 E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
 where both fit alike (a = a_0).
@@ -60,7 +60,7 @@ def guard_solution(
 
     z, z_0: the solution and the first estimate, (3, H, W).
     gain: (h, w), spikes per plane of each spike pixel at full light.
-    guard: the ratio a / a_0 at which both count alike. 0: z is returned.
+    guard: the ratio a / a_0 at which both frames have the weight 1/2. 0: z is returned.
     """
     if guard == 0:  # the formula would divide by 0 (test_a_guard_of_0_gives_the_solution_as_it_is)
         return Blend(z, weight_of_z=torch.ones_like(z[0]))

@@ -82,7 +82,7 @@ class NearestSpikes(NamedTuple):
 
 
 def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
-    """Return the nearest spikes to each edge. Of two equally near spikes, the earlier one counts.
+    """Return the nearest spikes to each edge. Of two equally near spikes, the earlier is taken.
 
     Two spikes are compared for an edge: the last spike up to the edge, and the next spike after the
     edge. The result is the nearer one. If one of them is missing, the result is the other one. E.g.
@@ -179,7 +179,7 @@ def _spikes_before_edges(stream: np.ndarray, edges: list[int], no_first: int) ->
         14      8 to 13                9 to 14                  9, 9, 1
 
     Planes are counted from 0, and a spike of plane p has the time p + 1. The first piece has one
-    plane, whose spikes have the time edges[0]. They are the earliest spikes that count.
+    plane, whose spikes have the time edges[0]. Earlier spikes are ignored.
 
     stream: see `spike_intervals`.
     no_first: the value of `first_spikes` for a pixel without a spike in the piece.

@@ -38,7 +38,7 @@ from data.motion.joint.values import light_of, luma, slope_of, tensor_of
 # loses 0.4 dB.
 NOISE_FACTOR = 7.0
 # `noise_of` takes fine texture for noise, up to 0.011 on the photographs of the training. So only
-# noise above a slightly larger value counts.
+# noise above a slightly larger value makes sigma_b larger.
 USUAL_NOISE = 0.013
 
 

@@ -103,7 +103,7 @@ class System:
         weight w / sqrt(2).
 
         r_b: (3, H, W). r_s: (M, h, w). Returns weights of the same shapes. The three colours of a
-        pixel are weakened alike, by the mean of their squares, because one motion moves all three.
+        pixel get one factor, from the mean of their squares, because one motion moves all three.
         """
         # (w r / c)^2 of each equation. It is 1 where the residual is c times its expected error.
         squares_b = ((self.rgb.weights * r_b) ** 2).mean(0, keepdim=True) / CAUCHY**2  # (1, H, W)
