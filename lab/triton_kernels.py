@@ -21,9 +21,9 @@ sample s between its corners. fx and fy, in [0, 1], say where the sample lies be
     lower = v_10 + fx * (v_11 - v_10)       v_10 v_11   the corners below
     s     = upper + fy * (lower - upper)
 
-The results must stay; you may change how they are computed. The test
-tests/parts/house/test_triton_sampling.py compares them with float64. It needs no
-GPU, because Triton's interpreter runs the kernels on a CPU.
+What must stay: the results. tests/parts/house/test_triton_sampling.py compares them with float64.
+The test needs no GPU, because Triton's interpreter runs the kernels on a CPU. Free to change: how
+the results are computed.
 """
 
 from typing import Any
@@ -263,7 +263,18 @@ def sample(
     G: tl.constexpr, C: tl.constexpr, PAD: tl.constexpr,  # groups, channels of a group, C padded
     ROWS: tl.constexpr,  # output pixels of a program
 ):  # fmt: skip
-    """Write the columns of ROWS output pixels of one group."""
+    """Write the columns of ROWS output pixels of one group.
+
+        entry = m * s       m: the factor of a tap (`mask`)       s: the sample
+
+    E.g. 1000 pixels, 16 groups of C = 6 channels, PAD = 8 and ROWS = 128: 8 x 16 programs.
+
+        program (3, 5)    the pixels 384 ...  511 of group 5, the channels 30 ... 35 of x
+        program (7, 5)    the pixels 896 ... 1023 of group 5. 1000 ... 1023 do not exist
+
+    The missing pixels and the channels C ... PAD - 1 are padding: they are neither read nor
+    written.
+    """
     # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
     HW = H * W
     pixel, is_pixel, image, pixel_of_image, row, across = _pixels_of_program(pixels, HW, W, ROWS)
@@ -314,8 +325,10 @@ def sample_backward(
         of dx          m * sum(g * ds/dx),  ds/dx = (1 - fy) * (v_01 - v_00) + fy * (v_11 - v_10)
         of a corner    m * g * weight of the corner, e.g. (1 - fy) * (1 - fx) for v_00
 
-    Each program writes its own entries of columns, grad_offset and grad_mask. Several programs add
-    to the same entries of grad_x, so these additions are atomic.
+    The programs are as in `sample`. Each program writes its own entries of columns, grad_offset and
+    grad_mask. Several programs add to the same entries of grad_x, so these additions are atomic.
+    Padding is loaded as 0, so it adds nothing to a sum.
+
     test_sampling_and_its_gradients_are_near_float64 checks all gradients.
     """
     # What this program computes: ROWS output pixels, where they are (all (ROWS,)), and the group.
