@@ -145,10 +145,10 @@ def _second_search(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search the shifts from the mean picture to each picture, and their expected errors.
 
-    The mean picture is the mean of all pictures, moved back to the sharp instant. It has less noise
-    than the picture of the sharp instant, from which the first search began. For each time there is
-    a search there (from the mean picture to the picture of the time), and for every second time
-    also a search back (from this picture to the mean picture).
+    The mean picture is the mean of all pictures, moved back to the sharp instant. The mean picture
+    has less noise than the picture of the sharp instant, from which the first search began. For
+    each time there is a search there (from the mean picture to the picture of the time), and for
+    every second time also a search back (from this picture to the mean picture).
 
     exact_dis, quick_dis: the optical flow that searches. All searches back use the quick one. A
     search there uses the exact one if its time has a search back, else the quick one.

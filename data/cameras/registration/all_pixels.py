@@ -27,7 +27,7 @@ If the stream has too few planes before or after the exposure, the times are lef
 and the coefficients are the unknowns 4 ... 8.
 
 The step of the coefficients is computed, but not used: each round finds the coefficients anew
-(`explain`). They are unknowns here, because the other steps depend on how they would change.
+(`explain`). The coefficients are unknowns here, because the other steps depend on their change.
 
 What must stay: the order of the unknowns (derivatives.py), and the values of the priors.
 
@@ -118,8 +118,8 @@ def _set_time_errors(
         estimate.error_by_offset = middle.shift_per_plane * offset_error
     else:
         # The middle was kept, so the error of the offset is the standard deviation of its prior.
-        # It adds nothing to the error of the matrix. The matrix was found with this offset, so the
-        # two together match the clip even if the offset is wrong.
+        # This error adds nothing to the error of the matrix. The matrix was found with this offset,
+        # so both together match the clip even if the offset is wrong.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
     if not tells_length(equations):

@@ -180,7 +180,7 @@ def _without_rounds(estimate: Estimate) -> Estimate:
 # `run_rounds` stops early if a round changes less than these two limits. The limits are far below
 # the errors that count as sure (SURE_WITHIN_... in result.py). With larger limits, the rounds would
 # stop before the values are exact. With smaller limits, more rounds would run and change nothing.
-# Both were chosen by hand.
+# Both limits were chosen by hand.
 
 # Limit of the first four changes of the matrix (right, down, larger, turned). Each moves the edge
 # of the plane by some pixels. E.g. by 0.002, 0, 0.001 and 0: the largest, 0.002, is below the

@@ -103,7 +103,7 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
     weighted sum of L_j, in place of L_j.
 
     `without_change_of_equal_light` mixes the noise of pixels, too, but these pixels are seldom
-    neighbours. So it has no term here.
+    neighbours. So that function has no term here.
 
     change, light, light_around: (h, w) each.
     """

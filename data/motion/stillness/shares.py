@@ -105,8 +105,8 @@ def _reach(motion: Motion, spikes: float) -> np.ndarray:
 def _parabolas(motion: Motion) -> np.ndarray:
     """Return shifts (K, H, W, 2) along the parabola that fits the shifts of each pixel best.
 
-    The parabola is a t + b t^2, so it is 0 at the sharp instant. It hardly follows the noise of the
-    single times, but it follows a motion that turns back.
+    The parabola is a t + b t^2, so it is 0 at the sharp instant (t = 0). A parabola hardly follows
+    the noise of single times, but it follows a motion that turns back.
     """
     t = motion.times / np.abs(motion.times).max()  # (K,), -1 to 1
     to_values = np.stack((t, t**2), axis=1)  # (K, 2): a and b -> values of the parabola at t
