@@ -4,22 +4,23 @@
 
 Each of PROGRAMS runs in both checkouts in turn, as a process of its own, and prints figures:
 
-network: CPU seconds of a training step and of a restoration with network 006 (the deblurring
-    network for GoPro), in float32 and bfloat16; peak memory of the step in GB. `gradients` is the
-    sum of the absolute values of all gradients. It is no cost: if its ratio is not 1, the two
+network: CPU seconds of a training step and of a restoration, in float32 and bfloat16, and the peak
+    memory of the step in GB. The network is 006, the deblurring network for GoPro. `gradients` is
+    the sum of the absolute values of all gradients. It is no cost: if its ratio is not 1, the two
     checkouts compute different numbers.
 samples: CPU seconds of reading eight training samples.
 start: CPU seconds of a training of one step, with its imports.
 
-For each figure, the program prints the least value of all rounds in each checkout, and the ratio
-this / other. A ratio below 1 says that this checkout is faster, or needs less memory:
+For each figure, the program prints the least value of all rounds in each checkout, and the ratio of
+the two values, this / other. A ratio below 1 says that this checkout is faster, or needs less
+memory:
 
     step s: other 26.81, this 24.55, ratio 0.9157
 
-samples and start need the data of `make sample` in trainsets/sample.
+The programs samples and start need the data of `make sample` in trainsets/sample.
 
-What must stay: a program of PROGRAMS uses only names that both checkouts have. Otherwise it fails
-in an older checkout. Everything else is free to change. No test runs this file.
+What must stay: a program of PROGRAMS uses only names that both checkouts have. Otherwise the
+program fails in an older checkout. Free to change: everything else. No test runs this file.
 """
 
 import argparse
@@ -147,7 +148,7 @@ def compare(name: str, other_checkout: Path, rounds: int) -> None:
     rounds: number of runs in each checkout. The least value of each figure counts, because other
         work on the machine can only make a run slower.
     """
-    # The checkouts take turns, so that both have the same load on a shared machine.
+    # The checkouts take turns, so that other programs on the machine slow both of them equally.
     rounds_of_other = []
     rounds_of_this = []
     for _ in range(rounds):
@@ -168,7 +169,7 @@ def figures_of(name: str, checkout: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", program, *training_arguments(folder)]
         done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
-    last_line = done.stdout.splitlines()[-1]  # a training prints its log before it
+    last_line = done.stdout.splitlines()[-1]  # the lines before are the log of a training
     return json.loads(last_line)
 
 
@@ -177,8 +178,8 @@ def training_arguments(folder: str) -> list[str]:
 
     Both checkouts read the same files, trainsets/sample in the folder where this program is
     started. The simulated camera draws the threshold of each sample from threshold_range. The range
-    has only one value here, so that both checkouts do the same work, even if they draw their random
-    numbers in another order.
+    has only one value here. So both checkouts do the same work, even if they draw their random
+    numbers in different orders.
 
     folder: where the training writes its files.
     """
@@ -189,7 +190,7 @@ def training_arguments(folder: str) -> list[str]:
         "train.total_iter=1",
         "datasets.train.camera.threshold_range=[0.7,0.7]",
     ]
-    # Absolute, because the program runs in the folder of a checkout.
+    # The path is absolute, because the program runs in the folder of a checkout.
     data = Path("trainsets/sample").resolve()
     folder_of_kind = {"gt": "GOPRO_Large", "lq": "GOPRO_Large", "spike": "GOPRO_Large_spike_seq"}
     for kind, name in folder_of_kind.items():

@@ -9,14 +9,14 @@
 
 net: restoring one clip.
 train: one training step.
-data: reading training samples of clips of GoPro size (1280 x 720) in two ways: from picture and
-    spike files, and from the clip cache, which has the same clips as raw arrays.
+data: reading training samples of clips of GoPro size (1280 x 720), from picture and spike files,
+    and from the clip cache. The cache has the same clips as raw arrays.
 start: the first and the second start of a training on a large data set.
 
 --json FILE also writes the numbers to a new file. docs/benchmarks has the results.
 
-Each command is in a module of lab/speed/: net and train in network.py, data in samples.py, start in
-starts.py.
+The modules of lab/speed/ have the commands: network.py has net and train, samples.py has data, and
+starts.py has start.
 
 What must stay: the keys of the numbers, because the files in docs/benchmarks have them. Free to
 change: sizes, repeats and the form of the tables.
@@ -66,7 +66,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     json_help = "write the numbers to this new file"
 
     add = commands.add_parser("start").add_argument
-    add("--clips", type=int, default=500, help="clips of 8 frames, of three files each")
+    add("--clips", type=int, default=500, help="number of clips of 8 frames, default 500")
     add("--folder", type=Path, help="where the set is made, and removed (default: a temporary one)")
     add("--json", type=Path, help=json_help)
 
@@ -85,12 +85,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         add(
             "--config",
             default="006",
-            help=f"{', '.join(NAMED)}, or an option file; its own checkpointing stays",
+            help=f"network: {', '.join(NAMED)}, or an option file, whose checkpointing is kept",
         )
         add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         add("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: no autocast")
         add("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
-        add("--batch", type=int, default=1, help="clips at once, default 1")
+        add("--batch", type=int, default=1, help="number of clips at once, default 1")
         add("--threads", type=int, help="CPU threads (default: all)")
         add("--checkpoint", action="store_true", help="activation checkpointing of every block")
         add(

@@ -2,17 +2,18 @@
 
     python -m lab.calibration_trials
 
-Each pair of cameras (a rig, data/cameras/rig.py) records a made scene. Then
-data/cameras/registration finds the calibration from the frames and spikes of this clip: the matrix
-from spike pixels to RGB pixels, and the middle and the length of the exposure.
-docs/benchmarks/calibration.md has the figures. The program prints a line of JSON for each trial:
+Each pair of cameras (a rig, data/cameras/rig.py) records a simulated scene. Then
+data/cameras/registration finds the calibration from the frames and spikes of this clip. The
+calibration is the matrix from spike pixels to RGB pixels, and the middle and the length of the
+exposure. docs/benchmarks/calibration.md has the figures. The program prints a line of JSON for each
+trial:
 
     {"number": 0, "px": 0.05, "planes": -0.2, "share": 0.01, "sure": [true, true, true],
      "bits": "5f0a...", "rig": ...}
 
 number: number of the trial, which is the seed of its rig and its scene.
-px: error of the matrix. The distance between the place where the found matrix puts a spike pixel,
-    and the place where the true matrix puts it: the mean over all spike pixels, in RGB pixels.
+px: error of the matrix. The found matrix and the true matrix put a spike pixel at two places. `px`
+    is the distance between these places, the mean over all spike pixels, in RGB pixels.
 planes: error of the time of the middle of the exposure, in spike planes.
 share: error of the exposure time, as a fraction of the frame interval.
 sure: whether the registration is sure of the matrix, of the middle, and of the exposure time.
@@ -50,8 +51,8 @@ FRAMES = 8  # number of frames of a clip
 SIDE = 160  # side of a frame, in pixels
 RGB = (SIDE, SIDE)  # height and width of a frame
 SPIKE = (SIDE // 2, SIDE // 2)  # height and width of a spike plane
-# Number of planes before and after the interval of a frame that the registration also gets. It
-# needs them because the clocks of the cameras differ, so a part of the exposure may be outside of
+# The registration gets the planes of the interval of a frame, and this number of planes before and
+# after the interval. The clocks of the cameras differ, so a part of the exposure may be outside of
 # the interval.
 AROUND = 40
 
@@ -120,7 +121,7 @@ def digest_of(found: FitResult) -> str:
 
 
 def record_views(rig: Rig, rng: np.random.Generator) -> list[View]:
-    """Record a made scene. Returns a `View` for each frame.
+    """Record a simulated scene. Returns a `View` for each frame.
 
     A view has the blurry frame, the planes of its interval, and AROUND planes on each side. E.g.
     for intervals of 88 planes and AROUND = 40:
@@ -145,7 +146,9 @@ def record_views(rig: Rig, rng: np.random.Generator) -> list[View]:
 
 
 def mean_distance(found: np.ndarray, true: np.ndarray) -> float:
-    """Return how far apart two matrices map a spike pixel: the mean over all, in RGB pixels.
+    """Return the mean distance between the places to which two matrices map a spike pixel.
+
+    The distance is in RGB pixels, and the mean is over all spike pixels.
 
     found, true: (2, 3) or (3, 3). The last row of a (3, 3) matrix is not used.
     """

@@ -8,14 +8,14 @@ once, and sums the gradients of several passes:
 
     8 clips = GPUs x clips at once x passes        e.g. 4 GPUs x 1 clip x 2 passes
 
-The memory of a step is computed from the memory of the activations of one clip, "A = 4.47 GB" in
-docs/memory.md. The result is a little too large, which is safe: for 8 clips it is 39.7 GB, and an
-H200 needed 34.3 GB (docs/gpu.md).
+The memory of a step is computed from A, the memory of the activations of one clip ("A = 4.47 GB" in
+docs/memory.md). The result is a little too large, so it is safe. E.g. it is 39.7 GB for 8 clips,
+and an H200 needed 34.3 GB (docs/gpu.md).
 
 A recipe keeps a large reserve: a step takes at most half of the usable memory of a card
 (STEP_SHARE). The reserve costs little, because it only leads to more passes of fewer clips. Without
-the reserve, the memory might not suffice. Then netG.checkpoint would compute blocks again in the
-backward pass to save memory, which costs more time.
+the reserve, a step might need more memory than the card has. Then netG.checkpoint would have to
+save memory: it computes blocks again in the backward pass, and this costs more time.
 
 Free to change: the constants below, together with the tables of docs/gpu.md and docs/zh/gpu.md and
 the files in options/gpu. tests/parts/models/test_fake_gpu.py notices if a table or a file differs
@@ -39,8 +39,9 @@ CARDS = (24, 40, 80, 141)  # memory of a card in GB, in the order of the table
 # Both shares are chosen by hand.
 USABLE_SHARE = 0.9  # share of a card's memory that a step can use; CUDA itself needs the rest
 STEP_SHARE = 0.5  # share of the usable memory that a step takes at most
-PARAMETERS = 20e6  # network 006 with its fusion has 18.3 million; a little more, to be safe
-CROP = 192  # pixels along a side of a training clip; docs/memory.md says the memory of this size
+# Number of parameters. Network 006 with its fusion has 18.3 million. 20 million is safe.
+PARAMETERS = 20e6
+CROP = 192  # pixels along a side of a training clip. docs/memory.md has A for this size
 
 
 # ---- Memory and recipes ----------------------------------------------------------------------

@@ -7,10 +7,10 @@
 --noise: repetitions of the first run with another train.manual_seed.
 
 The program writes OUT.json with the figures, and OUT.png with the curves. The exit code is 1 if the
-second run differs from the first run by more than all the repetitions differ from the first run.
+second run differs more from the first run than each repetition does.
 
 All curves are smoothed by a running mean. The smoothed curve of the first run is the reference. The
-figure `rms` says how much another curve differs from it:
+figure `rms` says how much another curve differs from the reference:
 
     rms = root mean square, over all steps, of (curve - reference) / |reference|
 
@@ -97,7 +97,7 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     smooth: number of log entries in a running mean.
 
     Returns the N steps, and the smoothed curves (runs, N). Each value is the mean of the last
-    `smooth` entries, so the first `smooth` - 1 common steps have no value, and are left out. E.g.
+    `smooth` entries. So the first `smooth` - 1 common steps have no value, and are left out. E.g.
     smooth = 3 and the common steps 10, 20, 30, 40 give values at the steps 30 and 40.
 
     Raises DataError if the runs have fewer common steps than `smooth`.
@@ -110,8 +110,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
     for history in histories[1:]:
         common = common & set(history)
     steps = sorted(common)
-    # With 3 values and 5 weights, np.convolve would take the 3 values as the weights of a mean over
-    # the 5 weights. Such results would not be means of values. So require as many values.
+    # If there are fewer values than weights, np.convolve exchanges the two. Its results would not
+    # be running means. So require at least as many values as weights.
     if len(steps) < smooth:
         raise DataError(
             what=f"{len(steps)} common steps, fewer than the {smooth} entries of a running mean",
@@ -132,7 +132,7 @@ def difference(curve: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     """Return how much a curve differs from a reference, as a fraction of the reference.
 
     rms: root mean square of the difference over all steps.
-    largest: absolute difference at the step where it is largest.
+    largest: largest absolute difference of all steps.
     last: absolute difference at the last step.
 
     curve, reference: (N,), the values at N steps.

@@ -11,7 +11,7 @@ The program needs Chromium and its driver, and the packages of requirements-test
     sample_strip.webp        a frame that a validation has written
     tensorboard.webp         TensorBoard's page of a run
 
-All files but demo.webp are enlarged 2 or 3 times, so that they are sharp on screens with small
+All pictures except demo.webp are enlarged by 2 or 3, so that they are sharp on screens with small
 pixels.
 
 No test runs this file, and nothing else uses it. After a change, look at the pictures.
@@ -105,7 +105,7 @@ def make_demo_animation(path: Path) -> None:
         append_images=[*forwards, *backwards],
         duration=200,  # milliseconds of a picture
         loop=0,  # repeat forever
-        quality=60,  # up to 100, which makes the largest file; chosen by hand
+        quality=60,  # 0 to 100, where 100 makes the largest file. Chosen by hand
         method=6,  # takes the most time, and makes the smallest file
     )
 
@@ -171,11 +171,11 @@ def save_tensorboard(run: Path, picture: Path) -> None:
                 text = body.text.replace("\n", "")  # the page breaks long names into lines
                 return all(tag in text for tag in SCALARS)
 
-            # At most 300 s: TensorBoard reads the files of the run first.
+            # Wait at most 300 s, because TensorBoard reads the files of the run first.
             WebDriverWait(browser, 300).until(has_all_names)
             # The button "Settings" closes the side bar.
             browser.find_element("xpath", "//button[contains(., 'Settings')]").click()
-            time.sleep(3)  # until the curves are drawn; nothing on the page says when they are
+            time.sleep(3)  # until the curves are drawn. The page does not say when this is done
             browser.save_screenshot(str(picture))
     finally:
         process.terminate()

@@ -3,15 +3,17 @@
 
     python lab/grey_limit.py CLIP ...      each a folder with blur/ and sharp/
 
-A spike camera sees the scene in grey, at half the resolution of the frames. This program puts a
-perfect grey camera in its place: it makes the grey picture from the sharp frame. The colours are
-restored as the fusion "exposure" does. The program prints the mean gain of PSNR over the blurry
-frames in dB, for two ways to enlarge the grey picture (docs/benchmarks/quality_networks.md):
+A spike camera sees the scene in grey, at half the resolution of the frames. This program replaces
+the spike camera by a perfect grey camera: it computes the grey picture from the sharp frame. The
+colours are restored as the fusion "exposure" restores them. The program prints the mean gain of
+PSNR over the blurry frames in dB, for two ways to enlarge the grey picture
+(docs/benchmarks/quality_networks.md):
 
     bilinear +7.55
     bicubic +8.21
 
-How a frame is restored. All values are display values, like the values of the frames:
+A frame is restored with the last formula. All values are display values, like the values of the
+frames:
 
     sharp_grey   what the grey camera sees of the sharp frame, at half its size
     blurry_grey  what the grey camera sees of the blurry frame, at half its size
@@ -23,7 +25,7 @@ E.g. the sharp grey is 0.6 and the blurry grey 0.4, so ratio - 1 is 0.5. A colou
 0.3 rises by 0.3 * 0.5 = 0.15.
 
 Nothing else uses this file, and no test runs it. docs/benchmarks/quality_networks.md repeats the
-two figures. So run the program after a change, and correct the page if they differ.
+two figures. So run the program after a change, and correct the page if the figures differ.
 """
 
 import sys
@@ -65,15 +67,15 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
     blurry, sharp: (H, W, 3) uint8. interpolation: a value of INTERPOLATIONS.
     """
     sharp_grey = half_size_grey(sharp)
-    # At least 1e-3, so that a black pixel does not divide by 0. The smallest display value above
-    # black is 1 / 255 = 0.004, so the limit changes only pixels that are nearly black.
+    # The values are at least 1e-3, so that a black pixel does not divide by 0. The smallest display
+    # value above black is 1 / 255 = 0.004, so the limit changes only pixels that are nearly black.
     blurry_grey = half_size_grey(blurry).clip(1e-3)
     grey_ratio = sharp_grey / blurry_grey
     height, width = blurry.shape[:2]
     ratio = cv2.resize(grey_ratio, (width, height), interpolation=interpolation)
 
-    # `changes`, see the top of this file: (H, W, 3). The number of spike channels has no effect,
-    # because `colour_changes` reads no spikes.
+    # Compute `changes` (the head of this file explains it): (H, W, 3). The number of spike channels
+    # has no effect, because `colour_changes` reads no spikes.
     values = blurry / np.float32(255)
     frame = torch.from_numpy(values).permute(2, 0, 1)[None]  # (1, 3, H, W)
     fusion = ExposureFusion(spike_channels=2)

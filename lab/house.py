@@ -64,7 +64,7 @@ def tracked_files() -> list[Path]:
     """Return the Python files and shell scripts that git tracks or would add."""
     command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
     output = subprocess.check_output([*command, "*.py", "*.sh"], text=True)
-    names = dict.fromkeys(output.splitlines())  # a file in a conflict is listed several times
+    names = dict.fromkeys(output.splitlines())  # git lists a file in a conflict several times
     paths = [ROOT / name for name in names]
     return [path for path in paths if path.is_file()]  # a deleted file may still be tracked
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measure by how much a restoration along the motion is better than the shipped operator.
+"""Measure how much a restoration along the motion is better than the shipped operator.
 
     python lab/joint_gain.py --videos VIDEOS [--part report] [--conditions ideal rig]
     python lab/joint_gain.py --videos VIDEOS --ways motion [--part photos]
 
 A "way" is how main_test_vrt.py restores the clips. There are three ways:
 
-    operator               by weights/operator.pth, a network. It does not use the motion
-    joint from operator    by `--method joint`, which solves equations along the motion
-    motion                 by weights/motion.pth, which adds learned steps to these equations
+    operator               uses weights/operator.pth, a network that does not use the motion
+    joint from operator    uses `--method joint`, which solves equations along the motion. The
+                           solver begins at the frame of the operator
+    motion                 uses weights/motion.pth, which adds learned steps to the equations
 
 All ways restore the same clips, and --part says what the clips show:
 
@@ -21,19 +22,22 @@ All ways restore the same clips, and --part says what the clips show:
 
 A condition says how the clips are recorded. Most conditions are rigs, i.e. pairs of simulated
 cameras (data/cameras/rig.py), e.g. `ideal`. Two conditions break an assumption of `--method joint`:
-in `means` a blurry frame is the mean of display values instead of light, and in `curve` another
-curve leads from light to display values. No way gets the true calibration: spike.calibration=auto
-finds the position of the spike camera and the times of the exposures.
+
+    means    a blurry frame is the mean of display values. `--method joint` assumes a mean of light
+    curve    a display value is an S-shaped curve of the light. `--method joint` assumes a power
+
+No way gets the true calibration: spike.calibration=auto finds the position of the spike camera and
+the times of the exposures.
 
 The program writes the scores of each condition to <out>/<way>_<part>_<condition>.json, e.g.
 motion_report_rig.json, and prints a table. <way> is the first word of the last way. The order of
 the ways is the order of WAYS, not the order in the command line. docs/benchmarks/quality.md has the
 figures.
 
-What must stay: the names of the written files, and what a clip is made from. Clips and frames that
-are already in <out> are used again. So after a change of the clips, old and new clips would be
-compared. lab/true_motion.py uses PARTS and the two functions that make clips. Free to change: the
-table. Free to add: a way, a part or a condition.
+What must stay: the names of the written files, and how a clip is made. Clips and frames that are
+already in <out> are used again. So if new clips were made in another way, old and new clips would
+be compared. lab/true_motion.py uses PARTS and the two functions that make clips. Free to change:
+the table. Free to add: a way, a part or a condition.
 Test: tests/parts/house/test_joint_gain.py tests only the table, and which ways are refused.
 """
 
@@ -57,9 +61,9 @@ from lab.tools import ROOT, environment
 from scripts.make_sample_data import RGB, SPIKES
 from utils.results import markdown_table, read_json
 
-# Way -> its flags of main_test_vrt.py. A way is a column of the table, in this order. The table
-# shows how much better the last way is than BASE. The names are in the written files, so they must
-# stay.
+# Way -> its flags of main_test_vrt.py. Each way is a column of the table, in this order. The table
+# shows how much better the last way is than BASE. The names of the ways are in the written files,
+# so they must stay.
 OPERATOR_WEIGHTS = str(ROOT / "weights/operator.pth")
 BASE = "operator"
 WAYS = {
@@ -68,8 +72,7 @@ WAYS = {
     "motion": ("--weights", str(ROOT / "weights/motion.pth")),
 }
 # Ways that need no weights. With --formulas, they are the first columns of the table. "joint"
-# begins with the frames of the way "exposure". "joint from operator" above begins with the frames
-# of the operator.
+# begins with the frames of "exposure", and "joint from operator" with the frames of the operator.
 FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")}
 
 
@@ -91,10 +94,10 @@ PARTS = {
     "seven_others": Part(VIDEOS["choose"] + VIDEOS["report"], clips=2, frames=4, average=7),
     "photos": Part((), clips=2, frames=3),
 }
-# Condition -> value of --rig of scripts/prepare_gopro_spike.py. Every other condition has the name
-# of a rig, so its name is the value. --method joint assumes that a blurry frame is the mean of
-# light, and that light = (display value)^2.2. Each of these conditions breaks one assumption, with
-# fields of `RgbCamera` (data/cameras/rgb_camera.py):
+# Condition -> value of --rig of scripts/prepare_gopro_spike.py. For every other condition, the
+# value is the name of the condition itself. --method joint assumes that a blurry frame is the mean
+# of light, and that light = (display value)^2.2. Each of these conditions breaks one assumption,
+# with fields of `RgbCamera` (data/cameras/rgb_camera.py):
 #
 #     means   sum_gamma=2.2: a blurry frame is the mean of light^(1 / 2.2), i.e. of display values
 #     curve   gamma=1.8 and contrast=0.3: a display value is an S-shaped curve of light^(1 / 1.8)
@@ -107,7 +110,7 @@ class Scores:
 
     psnr: float  # PSNR of the restored frames, dB
     blurry: float  # PSNR of the input frames, dB
-    moving: float  # PSNR of the restored frames, dB, at pixels where blurry and sharp frame differ
+    moving: float  # PSNR of the moving pixels of the restored frames, dB (`moving_psnr`)
     s_per_frame: float | None  # seconds; None if an earlier call restored the clip
 
 
@@ -125,8 +128,8 @@ def main(argv: Sequence[str]) -> int:
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/joint_gain").resolve()
-    # Always restore with BASE, the operator, because the table compares the last way with BASE.
-    # `ways` has the order of WAYS, not the order of the command line.
+    # Always restore with BASE, because the table compares the last way with BASE. `ways` has the
+    # order of WAYS, not the order of the command line.
     names = {BASE, *args.ways}
     ways = {way: flags for way, flags in WAYS.items() if way in names}
     if args.formulas:
@@ -144,7 +147,7 @@ def main(argv: Sequence[str]) -> int:
             scores[way] = scores_of(clips, flags, results=results, out=out)
         scores_of_conditions[condition] = scores
 
-        # Write a file for each condition, so that a stop loses the scores of one condition at most.
+        # Write a file for each condition, so that a stop loses at most the scores of one condition.
         # E.g. the last way "joint from operator" and the folder report_rig of the clips give
         # joint_report_rig.json.
         first_word = last_way.split()[0]
@@ -161,14 +164,14 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
-    add("--part", choices=PARTS, default="report", help="default %(default)s")
+    add("--part", choices=PARTS, default="report", help="what the clips show, default %(default)s")
     conditions = ", ".join((*CONDITIONS, *FALSE_FRAMES))
     add(
         "--conditions",
         nargs="+",
         default=CONDITIONS,
         metavar="NAME",
-        help=f"{conditions}; default the first {len(CONDITIONS)}",
+        help=f"some of {conditions}; default the first {len(CONDITIONS)}",
     )
     compared_ways = list(WAYS)[1:]  # all but BASE, which is always restored
     add(
@@ -177,7 +180,7 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
         choices=compared_ways,
         default=compared_ways,
         metavar="NAME",
-        help="default %(default)s",
+        help="which ways are compared with the operator, default %(default)s",
     )
     add(
         "--formulas",
@@ -229,7 +232,7 @@ def make_clips_of_condition(out: Path, part: str, condition: str, sources: Path)
 
     sources: folder of `link_sources_of_part`.
     """
-    # FALSE_FRAMES has the rigs of two conditions. All others have the name of their rig.
+    # FALSE_FRAMES has the rigs of two conditions. All other conditions are names of rigs.
     rig = FALSE_FRAMES.get(condition, condition)
     what_to_make = PARTS[part]
     return make_clips(
@@ -329,7 +332,7 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
     row["moving pixels"] = f"{statistics.fmean(gains_of_moving):+.2f}"
 
     # The clip that gains least. `min` compares the pairs (gain, name) by the gain. If several clips
-    # gain equally, it takes the first name in the alphabet.
+    # gain equally, `min` takes the first name in the alphabet.
     gains = [(psnr_of_measured[clip] - psnr_of_base[clip], clip) for clip in measured]
     least_gain, worst_clip = min(gains)
     row["worst clip"] = f"{least_gain:+.2f} ({worst_clip})"

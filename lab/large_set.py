@@ -14,8 +14,9 @@ picture and a spike file:
     options.json                                                 the option file of the training
     experiments/                                                 what the training writes
 
-No test runs this file, so run `lab/benchmark.py start --clips 100` after a change. Everything may
-change, but figures can only be compared if the sets and the measurements are the same.
+No test runs this file, so run `lab/benchmark.py start --clips 100` after a change. Free to change:
+all of it. But figures of two versions can only be compared if the sets and the measurements are the
+same.
 """
 
 import json
@@ -130,7 +131,7 @@ def _options(folder: Path) -> dict[str, Any]:
     train = {
         "total_iter": 4,
         "G_lossfn_type": "charbonnier",
-        "G_optimizer_lr": 1e-3,  # any rate will do, because the weights are not used
+        "G_optimizer_lr": 1e-3,  # any rate serves, because the weights are not used
         "G_scheduler_periods": 100,  # longer than the run
         "checkpoint_print": 1,
         "checkpoint_test": 1000,  # no validation: there is no test set
@@ -148,8 +149,8 @@ def _options(folder: Path) -> dict[str, Any]:
 
 # ---- Starts ----------------------------------------------------------------------------------
 
-# System calls that are counted: those that ask for the state of a file, open a file, or list a
-# folder. The C library decides which of the calls of a kind is used.
+# Kind -> its system calls. They ask for the state of a file, open a file, or list a folder. The C
+# library decides which call of a kind it uses.
 CALLS = {
     "states": {"stat", "lstat", "fstat", "newfstatat", "statx"},
     "opens": {"open", "openat"},
@@ -158,16 +159,16 @@ CALLS = {
 # Microseconds by which a call is slowed, as on a network file system. Chosen by hand.
 LATENCY_US = 500
 
-# A training on the set is measured twice. The first training ends after step 4, where it writes a
-# checkpoint. The second training is the same command with total_iter=6, so it resumes after step 4.
-# `_command` passes total_iter, which replaces the total_iter of `_options`.
+# A training on the set is measured twice. The first training ends after step 4, and writes a
+# checkpoint. The second training has total_iter=6, so it resumes after step 4. `_command` passes
+# total_iter, which replaces the total_iter of `_options`.
 STEPS_OF_START = {"first": 4, "again": 6}
 
 
 def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]:
     """Make a set of `clips` clips, measure a first and a second start on it, and remove it.
 
-    folder: where the set is made; None for the folder of temporary files.
+    folder: where the set is made. None: the folder of temporary files.
 
     Returns {"first": costs of the first start, "again": costs of the second}. The costs are the
     results of three functions:
@@ -183,7 +184,8 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
         options = make_set(Path(temporary), clips)
         # Each function makes its own two starts, because strace would make a measured start slower.
         for measure in (measure_start, count_calls, measure_slow_start):
-            # Remove the run of the function before. Otherwise the first start would resume it.
+            # Remove the run that the previous function has made. Otherwise the first start would
+            # resume this run.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
             for name, steps in STEPS_OF_START.items():
                 costs_of_starts[name].update(measure(options, steps))
@@ -200,7 +202,7 @@ def measure_start(options: Path, steps: int, repository: Path = ROOT) -> dict[st
     """
     began = time.perf_counter()
     process = subprocess.Popen(_command(options, steps), cwd=repository, env=_environment())
-    # Popen.wait does not give the memory and the CPU seconds of the process, and wait4 does.
+    # Popen.wait does not return the memory and the CPU seconds of the process, but wait4 does.
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     assert status == 0, f"the training ended with status {status}"
@@ -215,7 +217,7 @@ def measure_start(options: Path, steps: int, repository: Path = ROOT) -> dict[st
 def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
     """Train until step `steps`, and count the system calls.
 
-    Returns the number of calls of each kind in CALLS; {} if strace is not installed.
+    Returns the number of calls of each kind in CALLS. Returns {} if strace is not installed.
 
     options: the option file.
     repository: folder of the main_train_vrt.py that runs.
@@ -245,9 +247,9 @@ def count_calls(options: Path, steps: int, repository: Path = ROOT) -> dict[str,
 def measure_slow_start(options: Path, steps: int, repository: Path = ROOT) -> dict[str, float]:
     """Train until step `steps` while each call in CALLS takes LATENCY_US longer.
 
-    This includes the calls that Python makes to import modules.
+    The calls with which Python imports modules are slowed, too.
 
-    Returns slow_seconds (wall time); {} if strace is not installed.
+    Returns slow_seconds (wall time). Returns {} if strace is not installed.
 
     options: the option file.
     repository: folder of the main_train_vrt.py that runs.
@@ -268,7 +270,8 @@ def measure_slow_start(options: Path, steps: int, repository: Path = ROOT) -> di
 def _names_of_calls() -> str:
     """Return the names of all calls in CALLS as strace takes them: "?stat,?lstat,...".
 
-    Some processors lack some of the calls. A call with a question mark is ignored if it is lacking.
+    Some processors lack some of the calls. With the question mark, strace ignores a call that the
+    processor lacks.
     """
     names = []
     for names_of_kind in CALLS.values():
@@ -285,6 +288,7 @@ def _command(options: Path, steps: int) -> list[str]:
 def _environment() -> Mapping[str, str]:
     """Return the environment variables of a training.
 
-    The training has one thread, so that figures of machines with more or fewer cores compare.
+    The training has one thread, so that figures of machines with different numbers of cores can be
+    compared.
     """
     return {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -3,8 +3,8 @@
     python lab/make_options_doc.py
 
 These documents are made from the option models (`Options` in utils/options/models.py and its
-sections) and from the registered parts. A part is a network, a dataset or another class that an
-option file names. The section that names a part has the part's parameters as keys
+sections) and from the registered parts. A part is a class that an option file names, e.g. a network
+or a dataset. The section that names a part has the parameters of the part as keys
 (utils/options/registry.py).
 
 docs/zh/options.json has the translations. Its keys are the English texts: each paragraph of a
@@ -15,8 +15,8 @@ complete and check the keys, and show their meaning.
 
 lab/options_doc/ has a module for the pages, page.py, and a module for the schema, schema.py.
 
-What must stay: the schema accepts every option file of this project, and the pages keep their
-headings, because other pages link to them. Free to change: the form of the pages.
+What must stay: the schema accepts every option file of this project. The pages keep their headings,
+because other pages link to the headings. Free to change: the form of the pages.
 
 Tests: tests/parts/utils/test_option_files.py fails if one of the three files is not what this
 program writes now. So run this program after a change, and look at `git diff`. Tests of the schema,

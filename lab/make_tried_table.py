@@ -4,8 +4,8 @@ usage: python lab/make_tried_table.py [--check]
 
 The section describes the test files in FOLDERS. The first sentence of a test file says the
 situation, and the name of each test says what happens then. E.g. a file tests/stories/test_a.py
-begins with "Wrong options.", and has one test, `test_a_wrong_key_is_refused`. It gives a row of the
-table, and a list below the table. The page shows the lists only after a click:
+begins with "Wrong options.", and has one test, `test_a_wrong_key_is_refused`. This file gives a row
+of the table, and a list below the table. The page shows the lists only after a click:
 
     | Wrong options | 1 | [test_a](../tests/stories/test_a.py) |
 
@@ -13,7 +13,8 @@ table, and a list below the table. The page shows the lists only after a click:
 
     * a wrong key is refused
 
-With `--check` the program writes nothing, and exits with 1 if the page has another section.
+With `--check` the program writes nothing. It exits with 1 if the section of the page differs from
+the section that it would write.
 
 No other program uses this file. Run it after a test in FOLDERS got another name.
 """
@@ -40,12 +41,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page is old")
+    help_of_check = "write nothing; exit with 1 if the page is old"
+    parser.add_argument("--check", action="store_true", help=help_of_check)
     arguments = parser.parse_args(argv)
 
-    # Replace what is between the two marks: the page is before + BEGIN + section + END + after. It
-    # must have both: without END, everything after BEGIN would be lost, and without BEGIN the
-    # section would be added at the end of the page.
+    # The page is before + BEGIN + section + END + after. Replace the section. The page must have
+    # both marks: without END, the text after BEGIN would be lost, and without BEGIN the section
+    # would be added at the end of the page.
     old_page = PAGE.read_text(encoding="utf-8")
     before, _, rest = old_page.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -78,7 +80,7 @@ def read_test_files() -> list[TestFile]:
 
 
 def read_test_file(file: Path) -> TestFile:
-    """Return what a test file says. The file is only read: importing it would run its code."""
+    """Return what a test file says. The file is not imported, because this would run its code."""
     module = ast.parse(file.read_text(encoding="utf-8"))
     docstring = ast.get_docstring(module) or ""
     # A sentence ends with a full stop that is followed by a space, or at the end of the text. The

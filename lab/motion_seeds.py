@@ -5,18 +5,21 @@
     python lab/motion_seeds.py --videos VIDEOS --parts few --clips report_rig report_dim
 
 How much do the gains over the operator depend on the seed? How much is left without the motion and
-its equations? lab/train_motion.py explains the operator, the learned steps, their two parts ("good"
-light and "few" spikes), and the control, which sees neither the motion nor its equations.
+its equations? The head of lab/train_motion.py explains these words:
 
-The program works in this order. lab/motion_runs/ has the parts:
+    operator         the network of weights/operator.pth, which restores a first estimate
+    learned steps    improve the first estimate. They have two parts, "good" and "few"
+    control          learned steps that see neither the motion nor its equations
+
+The program calls the functions of lab/motion_runs/ in this order:
 
     train_all    for each run and each part: new steps -> <out>/steps/<run>_<part>.pt
     scores_of    all runs restore the same clips of lab/joint_gain.py -> <out>/seeds_<...>.json
     table_of     the gains over the operator, a row for each set of clips
 
 A run is a kind of steps ("equations" or "plain"), a seed, and a number of updates. One more plain
-run has twice as many updates, so it has more CPU time than a run with the equations. The shipped
-weights are restored beside the runs: their scores must equal the scores of lab/joint_gain.py.
+run has twice as many updates, so that it takes more CPU time than a run with the equations. The
+shipped weights restore the same clips. Their scores must equal the scores of lab/joint_gain.py.
 
 Steps and scores that are already in <out> are not made again. Delete <out>/samples and <out>/steps
 after a change of the training.
@@ -45,10 +48,10 @@ from lab.motion_runs.training import SETS_OF_PART, train_all, write_motion_net
 from lab.tools import ROOT, environment
 from utils.results import read_json
 
-# Name of a set of clips -> what it shows, and its condition. What it shows is a value of --part of
-# lab/joint_gain.py. (--parts of this program, "good" or "few", is something else.) Under the
-# conditions "rig" and "dim" all frames have few spikes. Under "ideal" and "other" nearly all frames
-# have many.
+# Name of a set of clips -> (sources, condition). The sources are a value of the flag --part of
+# lab/joint_gain.py: two groups of videos, or the photographs. The condition is the pair of
+# simulated cameras. Under the conditions "rig" and "dim" all frames have few spikes. Under "ideal"
+# and "other" nearly all frames have many spikes.
 CLIPS = {
     "report_ideal": ("report", "ideal"),
     "report_other": ("report", "other"),
@@ -84,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     for name in args.clips:
         file = out / f"seeds_{name}.json"
         if not file.exists():
-            # The test clips are below test/, because sets of the training have the same names.
+            # The test clips are in <out>/test, because sets of training clips have the same names.
             folder = clips_of(out / "test", args.videos, name)
             write_scores(file, name, trained_runs, scores_of(folder, trained_runs))
         scores_of_sets[name] = read_json(file)["psnr"]
@@ -101,10 +104,10 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
     add("--updates", type=int, default=800, help="updates of each part, default %(default)s")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds, default 0 1 2")
     help_of_parts = (
-        "which steps are trained; clips with frames that need the other part are left out; "
-        "default good"
+        "which parts of the steps are trained. A clip is left out if a frame needs a part that is "
+        "not trained. Default good"
     )
     add("--parts", nargs="+", choices=SETS_OF_PART, default=["good"], help=help_of_parts)
     help_of_clips = "sets of clips for the comparison; default: the sets in good light"

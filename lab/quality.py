@@ -10,9 +10,9 @@ that needs no training. The suite says what the methods are trained and tested o
     sample   the made scenes of `make sample`. This suite only tests that the program runs
     real     eleven videos. Seven of them are for training, together with photographs and the made
              scenes. Two (--part choose) are for choosing between methods, and two (--part report,
-             the default) for the reported results. Test clips of each test video are made once for
-             each condition. A condition is the name of the rig that records them, i.e. of a pair of
-             simulated cameras (data/cameras/rig_values.py).
+             the default) for the reported results. The clips of a test video are made once for each
+             condition. A condition is a rig, i.e. a pair of simulated cameras, e.g. "dim"
+             (data/cameras/rig_values.py)
 
 The program works in this order. The modules are in lab/quality_suite/:
 
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
         for file in args.opt:
             methods.append(read_method(file, data, steps))
     # Methods are compared after the same number of steps. A method with more pixels per step would
-    # be trained on more data than the others.
+    # be trained on more data than the other methods.
     refuse_unequal_pixels_per_step(methods)
 
     # The seeds are the outer loop: seed 0 of all methods is finished before seed 1 of any method.

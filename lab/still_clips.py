@@ -3,21 +3,22 @@
 
     python lab/still_clips.py [--out FOLDER]
 
-motion.pth is the network of operator.pth, followed by learned steps. The steps move light along the
-motion that the spikes show. If nothing moves, noise may look like a motion, and the steps would
-make the frame worse. data/motion/stillness/ prevents this, and this program measures how well. It
-makes clips of three photographs, in three lights, with four kinds of motion. It restores each clip
-with motion.pth and with operator.pth, and prints the gain of motion.pth over operator.pth in dB.
+motion.pth has the network of operator.pth, and learned steps after it. The steps move light along
+the motion that the spikes show. If nothing moves, noise may look like a motion, and the steps would
+make the frame worse. data/motion/stillness/ should prevent this, and this program measures how well
+it does. The program makes clips of three photographs, in three lights, with four kinds of motion.
+It restores each clip with motion.pth and with operator.pth, and prints the gain of motion.pth over
+operator.pth in dB.
 
     photographs   crops of 160 x 128 pixels (width x height) of pictures in scikit-image
     cameras       have no flaws. A spike pixel covers 2 x 2 RGB pixels. The spike camera is read 60
                   times in an exposure. Each reading gives a plane of spikes
-    noise         only in the spikes: each spike pixel begins with a random charge
+    noise         comes only from the spike pixels. Each of them begins with a random charge
 
-Clips and results that are in <out> are not made again. Delete <out> to measure again. The gain of
-each clip is in <out>/still_clips.json.
+Clips and results that exist in <out> are not made again. To measure again, delete <out>. The gain
+of each clip is in <out>/still_clips.json.
 
-What must stay: how the clip of a photograph, a light and a motion is made, because figures of two
+What must stay: how a clip is made of a photograph, a light and a motion, because figures of two
 versions are compared. Free to add: photographs, lights and motions.
 
 Tests: tests/parts/house/test_still_clips.py notices if a still clip is blurry, a moving clip is
@@ -49,7 +50,7 @@ from lab.tools import ROOT, environment
 from utils.image import imread_rgb, imwrite_rgb
 from utils.results import markdown_table, read_json
 
-# The sizes below are chosen by hand. Other sizes give other clips, and so other figures.
+# The sizes below are chosen by hand. With other sizes, clips and figures differ.
 HEIGHT = 128  # height of a frame, in pixels
 WIDTH = 160  # width of a frame, in pixels
 CORNER = (100, 100)  # x and y in the photograph, at time 0, of the upper left pixel of the frame
@@ -57,8 +58,8 @@ PLANES = 60  # number of planes in an exposure
 SHARP_PLANE = 30  # the sharp frame is the middle plane of an exposure
 FRAMES = 2  # number of frames of a clip
 BINS = 2  # a spike pixel covers BINS x BINS RGB pixels
-# Seed of the random charges with which the spike pixels begin. All clips use this seed, so they all
-# begin with the same charges. Another seed gives other spikes, and so other figures.
+# Seed of the random charges with which the spike pixels begin. All clips use this seed, so all
+# clips begin with the same charges. With another seed, spikes and figures differ.
 SEED = 3
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png")
@@ -158,9 +159,12 @@ def in_motion(picture: np.ndarray, pixels: float) -> Scene:
         """Return the picture as the frame shows it at a time in planes, (HEIGHT, WIDTH, 3)."""
         to_left = pixels * time / PLANES
         upwards = to_left / 2
-        # This matrix maps a pixel (x, y, 1) of the picture to its pixel of the frame. At time 0,
-        # the pixel (left, top) of the picture is pixel (0, 0) of the frame, so both are subtracted.
-        # The motion is subtracted, too: x grows to the right, and the picture moves to the left.
+        # This matrix maps a pixel (x, y, 1) of the picture to its pixel of the frame:
+        #
+        #     x of the frame = x - left - to_left
+        #     y of the frame = y - top - upwards
+        #
+        # So at time 0, the pixel (left, top) of the picture is the pixel (0, 0) of the frame.
         left, top = CORNER
         to_frame = np.array([[1, 0, -left - to_left], [0, 1, -top - upwards]], np.float32)
         return cv2.warpAffine(picture, to_frame, (WIDTH, HEIGHT), borderMode=cv2.BORDER_REFLECT)
@@ -175,7 +179,7 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
 
     other: the picture that the disc shows.
     """
-    # Without motion, a scene shows the same part of its picture at any time, so time 0 will do.
+    # Without motion, a scene shows the same part of its picture at any time. Take time 0.
     still_picture = in_motion(picture, pixels=0)
     still_other = in_motion(other, pixels=0)
     background = still_picture(0)  # (HEIGHT, WIDTH, 3)
@@ -194,7 +198,8 @@ def with_disc(picture: np.ndarray, other: np.ndarray) -> Scene:
         # goes through the middle of the pixel.
         depth_in_disc = DISC_RADIUS - distance  # 0 on the edge
         share = np.clip(depth_in_disc + 0.5, 0, 1)[..., None].astype(np.float32)
-        # The texture moves with the disc, by whole pixels. A fraction would need interpolation.
+        # The texture moves with the disc, but by whole pixels, because a fraction would need
+        # interpolation.
         shifted = np.roll(texture, round(shift), axis=1)
         return background * (1 - share) + shifted * share
 
@@ -223,7 +228,7 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
             path = folder / "rgb" / clip / kind / f"{frame:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             imwrite_rgb(path, to_uint8(to_display(light)))
-        # The spike camera sees grey light, each pixel the mean of BINS x BINS RGB pixels.
+        # The spike camera sees grey light. A spike pixel sees the mean of BINS x BINS RGB pixels.
         grey_lights = (bin_pixels(to_grey(light), BINS) for light in lights)
         stream = camera.run(grey_lights)
         path = folder / "spike" / clip / f"{frame:03d}.dat"
@@ -237,7 +242,7 @@ def write_clip(folder: Path, clip: str, scene: Scene, rate: float) -> None:
 def psnr_of(folder: Path, name: str) -> dict[str, float]:
     """Restore all clips in one light. Return {clip: PSNR in dB}.
 
-    The results go to <folder>/<name>. If they are there already, they are used again.
+    The results go to <folder>/<name>. Results that exist are used again.
 
     folder: the folder in which `make_clips` has made the clips.
     name: a key of WEIGHTS.

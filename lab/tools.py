@@ -10,9 +10,9 @@ figures such as
 
 `measure_in_turn` calls `measure_once` for one run, and `measure_once` calls `seconds`.
 
-What must stay: the keys of the figures, because files in docs/benchmarks have them, and the
-networks of NAMED, because figures of two versions are compared. Free to change: how a time is
-measured, if all compared functions are measured in the same way. Test:
+What must stay: the keys of the figures, because files in docs/benchmarks have these keys. The
+networks of NAMED must stay, too, because figures of two versions are compared. Free to change: how
+a time is measured, if all compared functions are measured in the same way. Test:
 tests/parts/house/test_lab.py
 """
 
@@ -30,8 +30,7 @@ import torch
 from utils.system import peak_process_gb
 
 ROOT = Path(__file__).resolve().parent.parent
-# Bytes of an MB. The figures in docs/benchmarks say MB and mean 2**20 bytes, which other programs
-# call MiB.
+# Bytes of an MB. In docs/benchmarks an MB has 2**20 bytes. Other programs call this a MiB.
 MB = 2**20
 
 # ---- Networks --------------------------------------------------------------------------------
@@ -137,10 +136,10 @@ def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, floa
         allocated_mb    peak memory of the tensors on the GPU, in MB; only on a GPU
     """
     # Python may still hold memory that an earlier run has freed. Give this memory back to the
-    # system. Otherwise it would count in the peak of this run.
+    # system. Otherwise this memory would count in the peak of this run.
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    # In Linux, writing 5 to this file sets the peak memory of the process to its present memory.
+    # If 5 is written to this file, Linux sets the peak memory of the process to its present memory.
     Path("/proc/self/clear_refs").write_text("5")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -165,12 +164,16 @@ def measure_in_turn(
     repeats: number of measured calls of each function.
     warmup: number of calls of each function before the measured calls. Their figures are not used.
 
-    The figures of a function are the median and the least wall time (median_s, min_s), the median
-    of the CPU seconds (median_cpu_s), the number of measured calls (runs), and the largest peak
-    memory of a call (process_mb, allocated_mb).
+    The figures of a function are
 
-    The functions take turns (a, b, a, b, ...), so that all have the same load on a shared machine.
-    On a busy machine compare the CPU seconds: they do not count the time of other programs.
+        median_s, min_s             median and least wall time
+        median_cpu_s                median of the CPU seconds
+        runs                        number of measured calls
+        process_mb, allocated_mb    largest peak memory of a call (`measure_once`)
+
+    The functions take turns (a, b, a, b, ...), so that other programs on the machine slow all
+    functions equally. On a busy machine compare the CPU seconds, because they do not contain the
+    time of other programs.
     """
     measured_rounds = []  # of each round: name -> figures of the call
     for round_index in range(warmup + repeats):
@@ -205,8 +208,8 @@ def _summary(calls: list[dict[str, float]]) -> dict[str, float]:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return how many FLOP/s this device reaches in a large matrix product: the best of 8 runs."""
-    # The product is so large that it takes some milliseconds. Then the time to start the kernel
-    # does not count.
+    # The product takes some milliseconds. The time to start the kernel is much shorter, so it
+    # hardly changes the result.
     size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)

@@ -8,7 +8,8 @@ The network of weights/motion.pth is the fusion "motion" (models/fusion/fusion_m
 restores a frame in this order:
 
     1  the operator (weights/operator.pth, a network) makes z_0, a first estimate of the sharp frame
-    2  the motion within the exposure gives equations. A frame that solves them is the proposal
+    2  the motion within the exposure gives equations of the frame (data/motion/joint/equations.py).
+       A frame that solves the equations is the proposal
     3  the learned steps (MotionSteps, three passes of a small network) improve z_0 with the
        proposal and the equations
 
@@ -28,8 +29,9 @@ An update is a step of the optimizer, and --steps is the number of updates. The 
 learned steps improve on the operator.
 
 What must stay: the order of the random draws, because with another order a seed gives other
-weights; and the keys of the written weights, because models/fusion/fusion_motion.py reads them.
-Free to change, for the next training: the values at the head of each module of lab/motion_steps/.
+weights. The keys of the written weights must stay, too, because models/fusion/fusion_motion.py
+reads them. Free to change, for the next training: the values at the head of each module of
+lab/motion_steps/.
 
 Tests: tests/parts/house/test_train_motion.py trains for 12 updates on one sample. No test makes the
 clips and samples.
@@ -62,10 +64,10 @@ from models.portable import read_saved
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the samples, train the learned steps, and write their weights.
+    """Make the samples, train the learned steps, and write their weights. Returns 0, the exit code.
 
-    Returns the exit code 0. The clips of the samples are made by scripts/prepare_gopro_spike.py. If
-    this script fails, the whole program ends.
+    scripts/prepare_gopro_spike.py makes the clips of the samples. If it fails, this program ends,
+    too.
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()
@@ -74,23 +76,26 @@ def main(argv: Sequence[str]) -> int:
     cv2.setNumThreads(1)
     torch.manual_seed(args.seed)  # for the initial weights of the steps
 
-    # Build the operator with the fusion "motion". Its learned steps are new, or those of --begin.
+    # Build the operator with the fusion "motion". The learned steps are new, or the steps of
+    # --begin.
     operator = read_saved(OPERATOR_WEIGHTS)
     description, net = motion_network(operator, args.network)
     if args.begin:
         begin_at(net, args.begin)
-    trained = steps_of(net, args.part)  # the steps for "few" spikes, or for "good" light
+    trained = steps_of(net, args.part)  # --part: "few" spikes or "good" light
 
     samples = training_samples(out, args.videos, operator, net)
     samples = samples_of_part(samples, args.part)
     if args.plain:
-        hide_motion(samples)  # changes the samples in place
+        # Train the control: its steps see neither the motion nor its equations. Changes `samples`.
+        hide_motion(samples)
     sample_count = sum(len(samples_of_set) for samples_of_set in samples.values())
     parameter_count = sum(parameter.numel() for parameter in trained.parameters())
     print(f"{sample_count} samples, {parameter_count:,} parameters", flush=True)
 
-    # The file gets the average of the weights over many updates. `net` must keep the newest
-    # weights, because the training goes on with them. So the average is put into a second network.
+    # The written file gets the average of the weights over many updates. `net` must keep the newest
+    # weights, because the training continues with the newest weights. So the average is put into a
+    # second network.
     _, net_of_file = motion_network(operator, args.network)
 
     def save(averaged: Mapping[str, Tensor], updates: int) -> None:
@@ -98,7 +103,8 @@ def main(argv: Sequence[str]) -> int:
 
         updates: number of updates so far.
         """
-        # First copy all weights, also those that are not trained. Then replace the trained ones.
+        # First copy all weights, because the file also has weights that are not trained. Then
+        # replace the trained weights by their average.
         net_of_file.load_state_dict(net.state_dict())
         steps_of(net_of_file, args.part).load_state_dict(averaged)
         write_weights(out / "motion.pth", description, net_of_file, updates)
@@ -106,8 +112,9 @@ def main(argv: Sequence[str]) -> int:
     train(
         trained,
         samples,
-        # `train` also draws wrong motions, so that the steps learn when not to trust the motion.
-        # The solver solves the equations along these motions.
+        # `train` also draws wrong motions, because the steps must learn when not to trust the
+        # motion. For each wrong motion, the solver computes the proposal: the frame that solves the
+        # equations along this motion.
         solver=SOLVER,
         updates=args.steps,
         seed=args.seed,
@@ -129,19 +136,19 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="seed of all random numbers, default %(default)s")
     add("--network", type=Path, required=True, help="weights file of lab/train_motion_net.py")
     help_of_part = (
-        'which learned steps are trained: the steps for exposures with "few" spikes, or the steps '
-        'for "good" light; default %(default)s'
+        'which learned steps are trained: "few" trains the steps for exposures with few spikes, '
+        'and "good" trains the steps for exposures with more spikes; default %(default)s'
     )
     add("--part", choices=("few", "good"), default="few", help=help_of_part)
     help_of_begin = (
-        'weights file with the fusion "motion"; the training begins with its learned steps '
-        "(default: new steps, which change nothing)"
+        'weights file with the fusion "motion". The training begins with the learned steps of this '
+        "file. By default it begins with new steps, which change nothing"
     )
     add("--begin", type=Path, help=help_of_begin)
     add("--rate", type=float, default=RATE, help="largest learning rate, default %(default)s")
     help_of_worse_weight = (
-        f"weight in the loss of the squares of {SQUARE_SIDE} x {SQUARE_SIDE} pixels in which the "
-        "frame became worse, default %(default)s"
+        f"The loss also counts the squares of {SQUARE_SIDE} x {SQUARE_SIDE} pixels in which the "
+        "frame became worse. This is their weight, default %(default)s"
     )
     add("--worse-weight", type=float, default=WORSE_WEIGHT, help=help_of_worse_weight)
     add("--plain", action="store_true", help="hide the motion and its equations, as a control")

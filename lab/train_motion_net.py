@@ -3,10 +3,11 @@
 
     python lab/train_motion_net.py --videos VIDEOS --out FILE [--minutes 45] [--seed 0]
 
-The network learns from made scenes (`Scene`), because their motion is known exactly. A scene has a
-background, and up to five things in front of it, each with its own motion. Two simulated spike
-cameras see each scene, each in another light. A step of the training makes its data in this order,
-with the modules textures, scenes, samples, batches and loss of lab/motion_net/:
+The network learns from drawn scenes (`Scene`), because their motion is known exactly. A scene has a
+background, and up to five things in front of the background. Each thing has its own motion. Each
+scene is recorded twice, by two simulated spike cameras in different light. A step of the training
+makes its data in this order, with the modules textures, scenes, samples, batches and loss of
+lab/motion_net/:
 
     all_textures -> random_scene -> record_sample (spikes, blurry frame) -> Sample
     8 samples -> batch_of -> turn_at_random -> MotionNet -> loss_of
@@ -15,8 +16,8 @@ The program uses one thread of a CPU. It writes the weights to FILE every 30 sec
 and prints the mean error of the motion. lab/train_motion.py reads FILE, and trains the other parts
 of weights/motion.pth with this network.
 
-What must stay: the order of the random draws. All random numbers come from one generator, so a new
-draw changes all scenes after it. Then an earlier training cannot be repeated. No test notices this.
+What must stay: the order of the random draws. All random numbers come from one generator. So a new
+draw changes all later scenes, and an earlier training cannot be repeated. No test notices this.
 Free to change, for the next training: the values in lab/motion_net/training.py and
 lab/motion_net/loss.py. lab/vrt_curve.py uses functions of lab/motion_net/, too.
 

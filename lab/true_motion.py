@@ -4,9 +4,9 @@
     python lab/true_motion.py [--conditions ideal dim] [--out FOLDER]
 
 The clips are the part "photos" of lab/joint_gain.py: photographs that move as layers in front of
-one another. Their motion is drawn from a seed, and no optical flow is used. So the scene of a clip
-can be painted again, and then the true motion of each pixel is known
-(`data.making.photo_scene.PhotoScene.shifts`). The program restores each frame three times:
+one another. Their motion is drawn from a seed. So the scene of a clip can be painted again, and the
+scene knows the true motion of each pixel (`data.making.photo_scene.PhotoScene.shifts`). No optical
+flow is used. The program restores each frame three times:
 
     operator    by weights/operator.pth, without any motion
     found       by weights/motion.pth, which begins at the frame of "operator" and improves it in
@@ -20,14 +20,15 @@ weights. It is no exact limit, for two reasons:
     gain more.
 
     The true motion does not explain each pixel. A thing that is visible at the sharp instant may be
-    covered by another thing at another time. Then its motion leads to a pixel of the other thing.
+    covered by another thing at another time. Then the true motion of the first thing leads to a
+    pixel of the second thing.
 
 The program writes <out>/true_motion.json and prints a table. Clips that already exist are used
 again.
 
 What must stay: `scene_of` must paint the same scene as data/making/prepare.py did when the clip was
-made. test_a_seed_gives_its_scene notices if data/making/photo_scene.py gives another scene.
-Free to change: the motions that are compared, and the table.
+made. test_a_seed_gives_its_scene notices if data/making/photo_scene.py gives another scene for the
+same seed. Free to change: the motions that are compared, and the table.
 
 Tests: tests/parts/house/test_true_motion.py tests the choice of the frame and the table, and
 tests/parts/scripts/test_prepare_gopro_spike.py the true motion of a scene. No test runs `main`.
@@ -92,13 +93,14 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, help="results folder (default experiments/true_motion)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/true_motion").resolve()
-    # One thread, so that the sums have one order. Other orders round differently.
+    # Use one thread, so that numbers are always added in the same order. Another order rounds
+    # differently.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 
-    # A folder with links to the photographs, from which the clips are made. The first argument is
-    # the folder of the videos. Any folder serves here, because "photos" reads no videos: the
-    # photographs are in Python packages.
+    # A folder with links to the photographs. The clips are made from the photographs, which are in
+    # Python packages. The first argument is the folder of the videos. "photos" reads no videos, so
+    # any folder can be given.
     sources = link_sources_of_part(out, out / "sources", "photos")
     scores_of_conditions: dict[str, Scores] = {}
     for condition in args.conditions:
@@ -141,8 +143,8 @@ class TrueMotion:
         times = np.array(sorted(instants))
         shifts = np.stack([self.shifts_at(sharp_plane, time) for time in times.tolist()])
         # A finder also gives the expected error of each shift. The true shifts have no error, but
-        # the weights were not trained on errors of 0. So give them the least errors that
-        # `data.motion.flow.expected_error` gives.
+        # the weights were not trained on errors of 0. So give each shift the least error that
+        # `data.motion.flow.expected_error` can give.
         lengths = np.linalg.norm(shifts, axis=-1)
         errors = LEAST_ERROR + ERROR_BY_LENGTH * lengths
         return Motion(times, shifts, errors.astype(np.float32))
@@ -150,8 +152,9 @@ class TrueMotion:
     def frame_of(self, recording: Recording) -> int:
         """Return the number of the frame of a recording.
 
-        A finder is not told the number of the frame, and not each frame of a clip is restored. So
-        the frame is found by its picture: the blurry frame with the least difference.
+        `MotionRestorer` does not tell a finder the number of the frame, and does not restore each
+        frame of a clip. So the frame is found by its picture: it is the blurry frame with the least
+        difference.
         """
         differences = [float(np.abs(recording.blurry - frame).mean()) for frame in self.blurry]
         return int(np.argmin(differences))
@@ -166,8 +169,8 @@ class TrueMotion:
         time: in planes after the sharp plane.
         """
         # The planes before and after the time. If the time is before the first or after the last
-        # plane of the clip, take the two planes at this end. Then the share is below 0 or above 1,
-        # so the motion is continued at the same speed.
+        # plane of the clip, take the two planes at this end. Then `share_of_after` is below 0 or
+        # above 1, so the motion continues at the same speed.
         last_plane = self.scene.number_of_planes - 1
         plane_of_time = sharp_plane + time
         before = int(np.clip(np.floor(plane_of_time), 0, last_plane - 1))
@@ -182,7 +185,7 @@ def scene_of(clip: Path) -> PhotoScene:
     """Return the scene of a clip, painted again from the seed in made.json.
 
     The arguments of `PhotoScene` and the name of the random stream must be the same as in
-    `data.making.prepare.make_clip`, which made the clip. Otherwise this is another scene.
+    `data.making.prepare.make_clip`, which made the clip. Otherwise the result is a different scene.
 
     clip: folder of the clip, e.g. .../coffee_01.
     """
@@ -215,7 +218,7 @@ def scores_of(folder: Path) -> Scores:
         along_found = restore_along(find_motion, reader, operator)
         true_motion = true_motion_of(reader, clip=folder / RGB / "train" / reader.name)
         along_true = restore_along(true_motion, reader, operator)
-        # Both calls restore the clip by the operator, too, with equal results.
+        # Both calls also restore the clip by the operator, with equal results. Take one of them.
         scores[OPERATOR_METHOD][reader.name] = along_found[OPERATOR_METHOD]
         scores[FOUND_MOTION][reader.name] = along_found[SHIPPED_METHOD]
         scores[TRUE_MOTION][reader.name] = along_true[SHIPPED_METHOD]

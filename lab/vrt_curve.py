@@ -18,11 +18,11 @@ They restore a frame in three steps:
     behind   after step 1, on the frames of the operator, as VRT is used in the option files
 
 For each form two networks are trained: one with attention over frames, and a control without it.
-They have about the same number of parameters, and see the same training data in the same order.
-They are tested on videos on which no network is trained.
+Both networks have about the same number of parameters, and see the same training data in the same
+order. The tests show videos on which no network is trained.
 
-Both networks are tested after each time of --minutes. These are the points of the curve. A time is
-the CPU time of one thread, so other programs on the machine do not count. The scores are written to
+Each time of --minutes is a point of the curve: both networks are tested after this time. It is the
+CPU time of one thread, so other programs on the machine do not change it. The scores are written to
 FOLDER/vrt_curve_FORM.json (see `measure`).
 
 If the program is stopped, repeat the command: it resumes from the state of the training in FOLDER,
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--videos", type=Path, required=True, help="folder of the videos of lab/quality.py")
     add("--out", type=Path, required=True, help="folder of the data, the weights and the scores")
-    add("--form", choices=FORMS, required=True, help="where the attention stands, see above")
+    add("--form", choices=FORMS, required=True, help="where attention over frames is added")
     add(
         "--minutes",
         type=float,
@@ -90,7 +90,8 @@ def main(argv: Sequence[str]) -> int:
     )
     add("--seed", type=int, default=0, help="seed of all random numbers, default %(default)s")
     args = parser.parse_args(argv)
-    # With one thread, sums have one order, and the CPU time contains no overhead of threads.
+    # With one thread, numbers are always added in the same order, and the CPU time contains no
+    # overhead of threads.
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -122,11 +123,12 @@ def measure(form: Form, out: Path, minutes: Sequence[float], seed: int) -> None:
         "seed": seed,
         "parameters": {},
         "points": points,
-        # Some forms add keys with the scores of other methods, to compare with.
+        # The scores of methods that are not trained here. Some forms have none.
         **form.references(),
     }
-    # An arm is one of the two networks. ARMS has first ATTENTION, then CONTROL. `differences` needs
-    # the scores of both arms, so call `differences` after the control is tested.
+    # An arm is one of the two networks. ARMS is (ATTENTION, CONTROL), so the control is tested
+    # last. `differences` needs the scores of both arms, so it is called after the control is
+    # tested.
     for arm in ARMS:
         training = Training(form, arm, seed, out / f"{form.name}_{arm}_seed{seed}.pt")
         content["parameters"][arm] = training.parameter_count

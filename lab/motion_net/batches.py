@@ -1,7 +1,7 @@
 """Make batches of samples: tensors, mirrored and transposed at random.
 
-What must stay: the order of the three draws of `turn_at_random`, and that the directions of the
-shifts are turned with the pictures. No test notices a wrong sign.
+What must stay: the order of the three draws of `turn_at_random`. The directions of the shifts must
+be turned with the pictures. No test notices a wrong sign.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,14 @@ class Batch(NamedTuple):
     pictures: Tensor
     # (B, 3, h, w): brightness around each pixel, mean brightness, and contrast of the blurry frame.
     scenes: Tensor
-    # (B, 11, 2, h, w): x and y, in each of the eleven windows of the exposure. The loss does not
-    # need the four windows outside of the exposure.
+    # (B, 11, 2, h, w): x and y of the true shifts from the sharp instant, in spike pixels, for each
+    # of the eleven windows of the exposure. The loss does not need the four windows outside of the
+    # exposure.
     shifts: Tensor
 
 
 def batch_of(samples: Sequence[Sample]) -> Batch:
-    """Join samples to a batch of float32."""
+    """Join samples to a batch, as float32 tensors."""
     pictures = np.stack([sample.pictures for sample in samples])
     scenes = np.stack([sample.scene for sample in samples])
     shifts = np.stack([sample.shifts for sample in samples])  # (B, 15, h, w, 2)
@@ -41,7 +42,7 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
 
 
 def turn_at_random(batch: Batch, rng: np.random.Generator) -> Batch:
-    """Mirror and transpose a batch at random, with the directions of its shifts.
+    """Mirror and transpose a batch at random. The directions of its shifts change in the same way.
 
     E.g. after mirroring from left to right, x of each shift has the opposite sign. No test notices
     a wrong sign. The order of the three draws is part of the training.

@@ -28,8 +28,9 @@ STEP = 2  # two planes in a row see the same light, which halves the time for dr
 # exposure, so the first instant is -39 - 44.5 = -83.5.
 _FIRST_PLANES = np.arange(-BEFORE, PLANES + BEFORE, STEP)  # -40, -38, ..., 126
 INSTANTS = _FIRST_PLANES + STEP / 2 - SHARP
-# The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. EDGES are
-# in elevenths of an exposure from its middle. E.g. the middle of the window from -0.5 to 0.5:
+# The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. The unit
+# of EDGES is an eleventh of the exposure, counted from the middle of the exposure. E.g. the middle
+# of the window from -0.5 to 0.5:
 #
 #     from the middle of the exposure      0 elevenths
 #     from the start of the exposure       44 planes
@@ -39,6 +40,6 @@ _MIDDLES_IN_ELEVENTHS = (_EDGES[:-1] + _EDGES[1:]) / 2
 _MIDDLES_FROM_START = _MIDDLES_IN_ELEVENTHS * USUAL_PLANES + HALF  # in planes
 MIDDLES = _MIDDLES_FROM_START - SHARP
 SIDE = 64  # height and width of a scene, in spike pixels
-# A layer is larger than the scene by this number of pixels on each side. So a part of its picture
-# is outside of the scene, and this part can move into the scene.
+# The picture of a layer is larger than the scene by this number of pixels on each side. So a part
+# of the picture is outside of the scene, and can move into the scene.
 MARGIN = 32

@@ -1,7 +1,7 @@
 """Move a layer, which is a flat picture, along an exact curve.
 
-What must stay: the picture and the shifts of a layer follow the same equation, which is in the
-docstring of `Layer`.
+What must stay: the picture and the shifts of a layer follow the same equation. The docstring of
+`Layer` has the equation.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class Layer:
     is the number of INSTANTS.
 
     Both `picture_at` and `shifts` follow this equation. Change them together, because the network
-    learns that the shifts explain the pictures. No test compares them. When only `shifts` had the
-    wrong sign of y, a training found no motion.
+    learns that the shifts explain the pictures. No test compares them. In a trial, y of `shifts`
+    alone got the wrong sign, and the training found no motion.
     """
 
     light: np.ndarray  # (n, n) what it shows, linear light in [0, 1]
     cover: np.ndarray  # (n, n) 1 where it hides what is behind it, 0 where it does not
-    center: np.ndarray  # (2,) x and y about which it turns, in pixels of the scene
+    center: np.ndarray  # (2,) x and y of the point about which it turns, in pixels of the scene
     trajectory: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] * tau + turn[1] * tau^2
     zoom: np.ndarray  # (2,) logarithm of its size: zoom[0] * tau + zoom[1] * tau^2
@@ -62,8 +62,8 @@ class Layer:
         offset = offset + MARGIN
         p_of_p_prime = np.column_stack((A_inverse, offset))  # (2, 3)
 
-        # Beyond its picture, the background continues as its mirror image. Around the picture of a
-        # thing there is nothing.
+        # Beyond the edge of its picture, the background continues as a mirror image. Around the
+        # picture of a thing, light and cover are 0.
         is_background = self.cover.all()
         moved = cv2.warpAffine(
             np.stack([self.light * self.cover, self.cover], axis=2),  # (n, n, 2)

@@ -3,9 +3,9 @@
 The network finds the motion at four levels, from coarse to fine. A pixel of a level has a side of
 8, 4, 2 or 1 spike pixels.
 
-The shipped network was trained with these values. No measurement of other values is recorded. Free
-to change, for the next training: all of it. No test looks at its values: after a change, train for
-two minutes, as the head of lab/train_motion_net.py says.
+The shipped network was trained with the values below. No measurement of other values is recorded.
+Free to change, for the next training: the whole file. No test looks at the values of the loss:
+after a change, train for two minutes, as the head of lab/train_motion_net.py says.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from models.fusion.motion_net import Curves
 from models.fusion.motion_windows import displacements
 
 LEVEL_WEIGHTS = (0.4, 0.4, 0.6, 1.0)  # weights of the levels in the loss, the coarsest first
-# An error of this size, in spike pixels, makes the first term of the loss 1/2. A larger value gives
-# more weight to the second term, the expected error.
+# If an error has this size, in spike pixels, the first term of the loss is 1/2 (see `loss_of`). A
+# larger USUAL_ERROR gives more weight to the second term, about the expected error.
 USUAL_ERROR = 1.5
 # Limits of s, the logarithm of the expected error, in the loss: errors of 0.007 to 55 pixels.
 # Without limits, exp(-s) could become very large at first.
@@ -38,7 +38,7 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
     loss of a level is the mean over its pixels, times its number in LEVEL_WEIGHTS. The losses of
     all levels are added.
 
-    found: the curves of each level, the coarsest first. It may lack the finest levels.
+    found: the curves of each level, the coarsest first. The finest levels may be missing.
     shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
     total = torch.zeros(())
@@ -60,7 +60,7 @@ def errors_of_level(curves: Curves, shifts: Tensor, tau: Tensor) -> Tensor:
     curves: the curves of the level.
     shifts: the true shifts (B, 11, 2, h, w) at the times tau (11,).
     """
-    # A pixel of this level has the mean of the true shifts of its spike pixels.
+    # A pixel of this level has the mean of the true shifts of its spike pixels, `truth`.
     batch, times, axes = shifts.shape[:3]
     size = shifts.shape[-1] // curves.size  # pixels of the level on a side
     truth = F.avg_pool2d(shifts.flatten(1, 2), curves.size)  # (B, 11 x 2, size, size)

@@ -1,8 +1,8 @@
 """Make samples: what the network sees of a scene, through random cameras in random light.
 
 What must stay: the order of the draws, because with another order the same seed gives other
-samples. The pictures come from `data.motion.network_inputs.pictures_of`, which makes them for the
-clips of users as well. Free to change, for the next training: the ranges.
+samples. `data.motion.network_inputs.pictures_of` must make the pictures, because it makes the
+pictures for the clips of users as well. Free to change, for the next training: the ranges.
 """
 
 from collections.abc import Sequence
@@ -49,15 +49,15 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     Everything that a user does not know is drawn: light, lens, noise, exposure, the shift between
     the cameras, and the curve from light to display values.
 
-    rate: `Sensor.rate` of the spike camera. None: it is drawn. lab/vrt_curve.py gives it, to
-        compare networks in one light.
+    rate: `Sensor.rate` of the spike camera. None: it is drawn. lab/vrt_curve.py gives a rate,
+        because it compares networks in one light.
     """
     light, stream = record_stream(rng, scene, rate)
     blurry = blurry_frame(rng, light)
 
-    # The edges of the windows of the network, in planes of the stream. EDGES has them in elevenths
-    # of the exposure, from its middle. An eleventh has USUAL_PLANES = 8 planes. E.g. the exposure
-    # begins at the edge -5.5, which is plane 108 - 5.5 * 8 = 64.
+    # The edges of the windows of the network, in planes of the stream. EDGES has the same edges in
+    # elevenths of the exposure, counted from its middle. An eleventh has USUAL_PLANES = 8 planes.
+    # E.g. the exposure begins at the edge -5.5, which is plane 108 - 5.5 * 8 = 64.
     middle_plane = WARM_UP + BEFORE + HALF  # 24 + 40 + 44 = 108: the middle of the exposure
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)
@@ -70,7 +70,8 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     elif rng.random() < 0.2:
         windows.are_recorded[INSIDE.stop :] = False
 
-    # Display values of the frame. The network does not get gamma, because users do not know it.
+    # Turn the light of the frame into display values. The network does not get gamma, because users
+    # do not know gamma.
     gamma = rng.uniform(2, 2.4)
     shown = np.power(np.clip(blurry, 0, 1), 1 / gamma)
     pictures, about_scene = pictures_of(windows, shown, INSIDE, USUAL_PLANES)
@@ -86,8 +87,8 @@ def record_stream(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Record a scene by a random spike camera in random light.
 
-    Returns the light (N, SIDE, SIDE), which the RGB camera sees as well, and the spikes
-    (T, SIDE, SIDE).
+    Returns the light (N, SIDE, SIDE), and the spikes (T, SIDE, SIDE). The RGB camera sees the same
+    light.
 
     rate: `Sensor.rate` of the camera. None: it is drawn.
     """
@@ -121,8 +122,8 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
 
     The frame is the mean light over the exposed part of the planes, plus noise.
     """
-    # A third of the frames are exposed for all planes, a third for 80 %, and a third for 50 to
-    # 100 %.
+    # The RGB camera is exposed for a share of the planes: all planes in a third of the frames, 80 %
+    # in a third, and 50 to 100 % in a third.
     random_share = rng.uniform(0.5, 1)
     share = rng.choice([1.0, 0.8, random_share])
     # INSTANTS are in planes after the sharp instant. Change them to planes after the middle of the

@@ -1,14 +1,15 @@
 """Draw random scenes whose motion is known exactly.
 
-A scene is a background and some things in front of it, as layers (layers.py). The camera moves all
-of them, and each thing adds its own motion. The sharp instant is nearly the middle of the exposure.
-Motions are functions of tau, the time after the sharp instant in halves of an exposure
-(instants.py). N is the number of INSTANTS, the times at which a scene is drawn.
+A scene is a background and some things in front of the background. Each of them is a layer
+(layers.py). The motion of the camera moves all layers, and each thing adds its own motion. The
+sharp instant is nearly the middle of the exposure. Motions are functions of tau, the time after the
+sharp instant in halves of an exposure (instants.py). N is the number of INSTANTS, the times at
+which a scene is drawn.
 
-What must stay: the order of the draws, and that each draw is made. Otherwise the same seed gives
-other scenes than in the shipped training. No test notices. Free to change, for the next training:
-the ranges of the draws. They were chosen by hand, to contain what users film. No measurement of
-other ranges is recorded.
+What must stay: each draw, and the order of the draws. Otherwise the same seed gives other scenes
+than in the shipped training. No test notices. Free to change, for the next training: the ranges of
+the draws. The ranges were chosen by hand, so that they contain the motions that users film. No
+measurement of other ranges is recorded.
 """
 
 from collections.abc import Sequence
@@ -59,8 +60,8 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     # 1 + 0.5 * 5 = 3.5 times as far.
     parallax = rng.uniform(0, 0.5)
 
-    # From the back to the front: each layer covers what is behind it, in the light and in the
-    # shifts. The background has depth 0.
+    # Draw from the back to the front, because each layer covers the layers behind it, in the light
+    # and in the shifts. The background has depth 0.
     light = np.zeros((len(INSTANTS), SIDE, SIDE), np.float32)
     shifts = np.zeros((WINDOWS, SIDE, SIDE, 2), np.float32)
     for depth in range(number_of_things + 1):
@@ -77,7 +78,7 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
 def draw_over(light: np.ndarray, layer: Layer) -> None:
     """Draw a layer over the layers behind it. Changes `light`, (N, SIDE, SIDE).
 
-    Where the layer covers a share of a pixel, the rest of the pixel shows what is behind it.
+    If the layer covers a share of a pixel, the rest of the pixel shows the layers behind.
     """
     for instant_index in range(len(INSTANTS)):
         covered_light, cover = layer.picture_at(instant_index)
@@ -100,8 +101,8 @@ def random_background(
     rng: np.random.Generator, textures: Sequence[np.ndarray], camera: CameraMotion
 ) -> Layer:
     """Draw the background, which covers the whole scene. It moves as the camera does."""
-    # The background has no shear: its shear is drawn, and set to 0 below (0 * drawn_shear). Without
-    # this draw, all later draws would give other numbers than in the shipped training.
+    # The background has no shear. A shear is drawn, and multiplied by 0 below. Without this draw,
+    # all later draws would give other numbers than in the shipped training.
     drawn_shear = rng.normal(0, 0.03, size=2)
     light = random_surface(rng, textures)
     return Layer(
@@ -120,8 +121,8 @@ def random_thing(
 ) -> Layer:
     """Draw a thing in front of the background, with its own motion, surface and outline.
 
-    camera: the motion of the camera, with the trajectory at the depth of the thing. Near things
-        are shifted more than far things (parallax).
+    camera: the motion of the camera, with the trajectory at the depth of the thing. If the camera
+        moves, near things are shifted more than far things (parallax).
     """
     center = rng.uniform(0, SIDE, size=2)
     # Each thing is shifted with the camera. 80 % of the things are also shifted by themselves, by
@@ -204,7 +205,7 @@ def random_trajectory(rng: np.random.Generator, length: float) -> np.ndarray:
 def random_waves(rng: np.random.Generator) -> np.ndarray:
     """Draw a sum of waves and of a constant speed, (N, 2): x and y at INSTANTS.
 
-    The unit of the result has no meaning, because `random_trajectory` scales it.
+    The result has no unit, because `random_trajectory` scales the result.
     """
     # Add three waves. Their periods are 1.5 to 9 exposures, so that the speed changes only slowly
     # within an exposure. x and y have different waves, so each draw is (2,). The weights of the
@@ -216,8 +217,8 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
     waves = np.zeros((len(INSTANTS), 2))
     log_shortest = np.log(1.5 * PLANES)
     log_longest = np.log(9 * PLANES)
-    for weight in (0.5, 0.3, 0.2):  # a first wave, and two weaker waves
-        # Log-uniform as in `log_uniform`, but a pair, for x and y. In planes.
+    for weight in (0.5, 0.3, 0.2):  # one strong wave and two weaker waves
+        # The period in planes, log-uniform as in `log_uniform`, but a pair: for x and for y.
         period = np.exp(rng.uniform(log_shortest, log_longest, size=2))
         phase = rng.uniform(0, 1, size=2)  # in periods
         wave = np.sin(2 * np.pi * (planes / period + phase))  # (N, 2)
@@ -232,7 +233,7 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
 def log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
     """Draw a number between two limits. Its logarithm is uniformly distributed.
 
-    E.g. between the limits 0.1 and 10, a number below 1 is as likely as a number above 1.
+    E.g. between 0.1 and 10, a number below 1 is as likely as a number above 1.
     """
     return np.exp(rng.uniform(np.log(least), np.log(most)))
 
@@ -272,7 +273,7 @@ def random_surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> 
     n = SIDE + 2 * MARGIN. Size, place, mirroring, contrast and sharpness are random.
     """
     value = random_square(rng, textures)  # display values
-    # Half of the surfaces are mirrored, three in ten are negatives.
+    # Half of the surfaces are mirrored. Three in ten are turned into negatives.
     if rng.random() < 0.5:
         value = value[:, ::-1]
     if rng.random() < 0.3:
@@ -291,8 +292,8 @@ def random_surface(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> 
 def random_square(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> np.ndarray:
     """Cut a square out of a texture, and scale it to (n, n) float32, display values in [0, 1].
 
-    n = SIDE + 2 * MARGIN. The side of the square is 0.5 to 1.6 n, so the texture is enlarged or
-    reduced. A smaller texture limits the side.
+    n = SIDE + 2 * MARGIN. The side of the square is 0.5 n to 1.6 n, so the square is enlarged or
+    reduced. The square cannot be larger than the texture.
     """
     n = SIDE + 2 * MARGIN
     texture = textures[int(rng.integers(len(textures)))]

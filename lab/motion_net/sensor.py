@@ -1,7 +1,7 @@
 """Simulate the spike camera, which turns light into spikes.
 
-data/spike/simulate.py has a similar sensor, for the clips of users. This one is faster, because its
-noise is uniform instead of normal.
+data/spike/simulate.py has a similar sensor, for the clips of users. The sensor of this file is
+faster, because its noise is uniform instead of normal.
 
 What must stay: the order of the draws and of the multiplications. Otherwise the same seed gives
 other spikes than in the shipped training.
@@ -25,7 +25,7 @@ class Sensor:
     """A spike camera. Charges are counted in thresholds: a pixel fires at a charge of about 1."""
 
     rate: float  # charge that a white pixel collects in a plane
-    is_display: bool  # whether it integrates display values instead of light
+    is_display: bool  # whether the camera integrates display values instead of light
     jitter: float  # the noise of a charge c has the standard deviation jitter * sqrt(c)
     pattern: float  # relative standard deviation of the thresholds between pixels
     dark: float  # mean charge in a plane without any light
@@ -35,9 +35,9 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
     """Record light (N, h, w) by a spike camera. Returns its planes (T, h, w) bool.
 
     A pixel collects charge in each plane. If the charge reaches the threshold, the pixel fires in
-    this plane, and the threshold is taken off the charge. Before and after the instants of `light`
-    nothing moves for WARM_UP planes. So T = 24 + 2 N + 24, because each instant has STEP = 2
-    planes.
+    this plane, and the threshold is subtracted from the charge. Each instant of `light` gives STEP
+    = 2 planes. Before the first instant and after the last instant, nothing moves for WARM_UP = 24
+    planes. So T = 24 + 2 N + 24.
     """
     size = light.shape[1:]
     # For each instant: the charge that each pixel collects in a plane, (N, h, w).
@@ -60,8 +60,8 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
         uniform = rng.random(size, dtype=np.float32) - np.float32(0.5)
         charge += noise[instant_index] * uniform * np.float32(12**0.5)
         has_fired = charge >= threshold
-        # Take the threshold off, or a multiple of it: fmod leaves the remainder of a division.
-        # `where` restricts this to the pixels that have fired.
+        # Subtract the threshold, or a multiple of the threshold: fmod gives the remainder of charge
+        # / threshold. `where` restricts this to the pixels that have fired.
         np.fmod(charge, threshold, out=charge, where=has_fired)
         planes.append(has_fired)
 
@@ -76,8 +76,8 @@ def instant_of_plane(plane: int, instants: int) -> int:
     """Return the index of the instant that a plane sees.
 
     STEP = 2 planes see the same instant, e.g. the planes 0 and 1 see the instant 0. The WARM_UP
-    planes before them, which have negative numbers, see the instant 0 as well, and the WARM_UP
-    planes at the end see the last instant.
+    planes before the scene have negative numbers. They see the instant 0, too. The WARM_UP planes
+    after the scene see the last instant.
 
     instants: number of instants of the scene.
     """
@@ -87,8 +87,10 @@ def instant_of_plane(plane: int, instants: int) -> int:
 def collected_charge(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np.ndarray:
     """Return the charge (N, h, w) that each pixel collects in a plane, without noise.
 
-    It is rate * light + dark charge. For a camera that integrates display values, the light is
-    replaced by its display value.
+    The formula depends on the camera:
+
+        charge = rate * light + dark charge              if the camera integrates light
+        charge = rate * display value + dark charge      if it integrates display values
     """
     integrated = light
     if sensor.is_display:
@@ -105,13 +107,14 @@ def noise_of_plane(light: np.ndarray, charge_of_plane: np.ndarray, sensor: Senso
         c = charge of a plane, with the dark charge    if the camera integrates display values
         c = rate * light, without the dark charge      if it integrates light
 
-    So in the second case a black pixel has no noise. The shipped network was trained so, and no
-    measurement of the difference is recorded.
+    So in the second case a black pixel has no noise. The shipped network was trained with these
+    formulas, and no measurement of other formulas is recorded.
 
     charge_of_plane: (N, h, w), with the dark charge.
     """
-    # In both cases c = rate * `relative`. The division and the multiplication by the rate do not
-    # cancel, because of rounding, and the shipped training had these rounded numbers.
+    # In both cases c = rate * `relative`. For display values, the rate is divided out here and
+    # multiplied again below. This changes the last bits, and the shipped training had these rounded
+    # numbers.
     if sensor.is_display:
         relative = charge_of_plane / sensor.rate
     else:

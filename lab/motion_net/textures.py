@@ -3,10 +3,10 @@
 All textures are equally likely, so the numbers below decide how often a scene shows a frame, a
 photograph or a drawing.
 
-What must stay: the order of the textures, because scenes draw a texture by its index, and the order
-of the draws in `drawing` and `cloudy_sky`. No video or photograph on which something is tested may
-become a texture: `photo_files` refuses such photographs. Free to change, for the next training: the
-numbers.
+What must stay: the order of the textures, because scenes draw a texture by its index. The order of
+the draws in `drawing` and `cloudy_sky` must stay, too. No video or photograph on which something is
+tested may become a texture: `photo_files` refuses such photographs. Free to change, for the next
+training: the numbers.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ import numpy as np
 from lab.quality_suite.sources import PHOTOS, VIDEOS, video_files
 
 FRAMES_OF_VIDEO = 30  # textures from each video
-# How often each photograph is in the list. All entries are equally likely, so without copies one
-# photograph would be drawn 30 times less often than one video.
+# How often each photograph is in the list. All entries are equally likely, and a video has 30
+# entries. So without copies a photograph would be drawn 30 times less often than a video.
 PHOTO_COPIES = 4
 DRAWINGS = 60  # number of drawings in the list
 # Pictures are scaled down to these sides in pixels. A surface is a square of a picture, with a side
@@ -63,7 +63,7 @@ def all_textures(videos: Path) -> list[np.ndarray]:
 def photo_files(names: Iterable[str]) -> list[Path]:
     """Return the paths of photographs in the installed package scikit-image.
 
-    lab/train_motion.py calls it as well.
+    lab/motion_steps/sets.py calls this function as well.
 
     names: file names, e.g. "coins.png". A photograph on which lab/joint_gain.py tests is refused.
     """
@@ -105,8 +105,8 @@ def shrink(picture: np.ndarray, side: int) -> np.ndarray:
 def drawing(rng: np.random.Generator) -> np.ndarray:
     """Draw discs, lines and letters on a cloudy sky. Returns (224, 224) uint8.
 
-    The order of the draws is part of the training, and each draw must stay. E.g. for a disc, the
-    end of a line is drawn, too, although a disc has no use for it.
+    The order of the draws is part of the training, and each draw must stay. E.g. the end of a line
+    is drawn for a disc, too, although a disc does not need it.
     """
     n = DRAWING_SIDE
     picture = cloudy_sky(rng)

@@ -4,9 +4,9 @@ The network finds the motion at four levels, from coarse to fine. At the finest 
 spike pixel. The shipped network was trained with the values below. No measurement of other values
 is recorded.
 
-What must stay: the order of the draws of `Pool`. Free to change, for the next training: the values.
-No test runs `train`: after a change, train for two minutes, as the head of lab/train_motion_net.py
-says.
+What must stay: the order of the draws of `Pool`, because with another order the same seed gives
+another training. Free to change, for the next training: the values. No test runs `train`: after a
+change, train for two minutes, as the head of lab/train_motion_net.py says.
 """
 
 import time
@@ -30,7 +30,7 @@ NEW_EVERY = 3  # steps from one new scene to the next
 POOL = 1600  # samples that are kept in memory
 FIRST_POOL = 40  # samples that are drawn before the first step
 RATE = 1.2e-3  # largest learning rate
-LAST_RATE = 1e-5  # added to the learning rate in all steps, so that it does not end at 0
+LAST_RATE = 1e-5  # added to the learning rate in all steps, so that the rate does not end at 0
 WARM_STEPS = 100  # steps in which the learning rate rises to RATE
 # The finest level takes half of the time of a step. So this level is left out in the first 45 % of
 # the training. This loses little, because the finest level only corrects what the coarser levels
@@ -40,7 +40,7 @@ LARGEST_GRADIENT = 1.0  # larger gradients are scaled down to this norm
 # Decay of the exponential moving average of the weights (`update_average`). With 0.995 about the
 # last 200 steps count.
 MOST_OLD = 0.995
-PRINT_EVERY = 30  # seconds from one printed line to the next; then the weights are written, too
+PRINT_EVERY = 30  # seconds between two printed lines. With each line, the weights are written
 
 
 class Pool:
@@ -59,7 +59,7 @@ class Pool:
             self.samples += samples_of(rng, textures)
 
     def batch(self, step: int) -> Batch:
-        """Return the batch of a step. Every third step has two new samples, all others have none.
+        """Return the batch of a step. Every third step has two new samples. Other steps have none.
 
         The other samples of the batch come from the pool.
         """
@@ -75,8 +75,9 @@ class Pool:
 def train(textures: Sequence[np.ndarray], out: Path, seconds: float, seed: int) -> None:
     """Train for some time, and write the averaged weights.
 
-    Learning rate and finest level follow the time and not the number of steps. So two trainings
-    with the same seed differ on machines of different speed.
+    The learning rate depends on the elapsed time, and not on the number of steps. The same is true
+    for the step from which the finest level is trained. So two trainings with the same seed differ
+    on machines of different speed.
 
     out: the file.
     seconds: time of the training.
@@ -153,9 +154,12 @@ def train_step(
 
 
 def learning_rate(step: int, elapsed_share: float) -> float:
-    """Return the learning rate: a rise over the first steps, and a cosine over the time.
+    """Return the learning rate. It rises over the first steps, and falls as a cosine over the time.
 
-    It rises to nearly RATE + LAST_RATE, and falls to LAST_RATE at the end.
+        rate = RATE * warm_up * cosine + LAST_RATE
+
+        warm_up    from 1 / WARM_STEPS to 1 in the first WARM_STEPS steps
+        cosine     from 1 to 0 over the time of the training
 
     step: number of steps so far.
     elapsed_share: share of the time of the training, 0 to 1.

@@ -1,7 +1,7 @@
 """Restore clips by all methods at once, and score them.
 
 A method is the operator (weights/operator.pth), the shipped weights (weights/motion.pth), or the
-learned steps of a run: small passes that improve the frame of the operator.
+learned steps of a run. The learned steps are small passes that improve the frame of the operator.
 
 What must stay: a frame is restored as main_test_vrt.py restores it
 (test_a_method_scores_as_the_test_program_with_its_weights), and the control does not see the motion
@@ -56,15 +56,14 @@ class FirstEstimates:
 
 
 class AllMethods:
-    """Restores a frame by all methods at once. It is the function `improve` of `MotionRestorer`.
+    """Restores a frame by all methods at once. `MotionRestorer` calls it as `improve`.
 
     A method is the operator, the shipped weights, or the steps of a run. `names` has their order.
     """
 
     def __init__(self, shipped: MotionFusion, trained_runs: Sequence[TrainedRun]) -> None:
-        # The learned steps have two parts: "good" for much light, "few" for few spikes. Here part
-        # -> the shipped steps of this part. Weights without steps for few spikes use the same steps
-        # in all light.
+        # The learned steps have two parts: "good" for much light, and "few" for few spikes. Weights
+        # without steps for few spikes use the same steps in all light.
         few_steps = shipped.steps if shipped.few_steps is None else shipped.few_steps
         self.shipped = {"good": shipped.steps, "few": few_steps}
         self.trained_runs = trained_runs
@@ -72,14 +71,15 @@ class AllMethods:
         self.names = [OPERATOR_METHOD, SHIPPED_METHOD]
         for trained_run in trained_runs:
             self.names.append(trained_run.run.name)
-        # Number of frames so far that need a part which was not trained, e.g. dark frames, which
-        # need the part "few", with --parts good. `scores_of` leaves out the clip of such a frame.
+        # Number of frames so far that need a part which was not trained. E.g. dark frames need the
+        # part "few", but --parts good trains only the part "good". `scores_of` leaves out the clip
+        # of such a frame.
         self.frames_without_steps = 0
 
     def __call__(self, z_0: Tensor, inputs: AreaInputs) -> Tensor:
         """Return the frame as each method restores it, (methods, 3, H, W).
 
-        In each of these frames, `MotionRestorer` keeps the pixels of z_0 where nothing moves.
+        Where nothing moves, `MotionRestorer` keeps the pixels of z_0 in each of these frames.
 
         z_0: the first estimate, which is the frame of the operator, (3, H, W).
         inputs: the spikes and the equations of the frame.
@@ -91,13 +91,15 @@ class AllMethods:
 
         equations = inputs.equations
         proposal = equations.proposal(z_0)  # a frame that solves the equations along the motion
-        # The control (PLAIN) gets these two instead. Without a motion, the proposal is z_0 itself.
+        # The control (PLAIN) gets hidden equations and a hidden proposal instead. Without a motion,
+        # the proposal is z_0 itself.
         hidden_equations = HiddenEquations(equations)
         hidden_proposal = hidden_equations.proposal(z_0)
 
         # `all_steps` returns the frame after each learned step. The last one is the restored frame.
         frames_of_shipped = self.shipped[part].all_steps(z_0, proposal, equations)
-        # The frames in the order of self.names, by which `clip_scores` finds the method of a frame.
+        # The frames are in the order of self.names, because `clip_scores` finds the method of a
+        # frame by its place.
         restored = [z_0, frames_of_shipped[-1]]
         for trained_run in self.trained_runs:
             steps = trained_run.steps.get(part)
@@ -174,8 +176,8 @@ def clip_scores(
 
     restored = restorer.frames(reader, range(frame_count), ignore_progress)
     for index, frames in enumerate(restored):
-        # `frames` is (methods, 3, H, W). But a frame that keeps its first estimate is equal by all
-        # methods, so the restorer gives it once, (3, H, W).
+        # `frames` is (methods, 3, H, W). If a frame keeps its first estimate, it is equal by all
+        # methods. Then the restorer gives it once, (3, H, W).
         all_frames = frames.expand(len(methods.names), *frames.shape[-3:])
         sharp = tensor_to_uint8(reader.frame(index)["gt"])
         for name, frame in zip(methods.names, all_frames, strict=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from models.fusion.fusion_motion import MotionSteps
 
-# The kinds of steps. The words are in the names of files and in the columns of the table.
+# The kinds of runs. The words are in the names of files and in the columns of the table.
 EQUATIONS = "equations"  # the steps see the motion and its equations
 PLAIN = "plain"  # the control: the steps see neither the motion nor its equations
 
@@ -43,8 +43,8 @@ class TrainedRun:
 def runs_of(seeds: Sequence[int], updates: int) -> list[Run]:
     """Return all runs: both kinds with each seed, and one more PLAIN run.
 
-    The last run has the first seed and twice as many updates. So it has more CPU time than a run
-    with the equations (lab/motion_seeds.py).
+    The additional run has the first seed and twice as many updates. So its training takes more CPU
+    time than a training with the equations (lab/motion_seeds.py).
     """
     runs = [Run(EQUATIONS, seed, updates) for seed in seeds]
     runs += [Run(PLAIN, seed, updates) for seed in seeds]

@@ -5,7 +5,7 @@ its spikes. The learned steps improve this frame. A gain is the PSNR of the impr
 PSNR of the operator's frame, in dB.
 
 There are two kinds of runs. In an EQUATIONS run the steps see the motion and its equations. A PLAIN
-run is the control: its steps see neither of them.
+run is the control: its steps see neither the motion nor its equations.
 
 Free to change: all of it.
 test_the_table_has_the_spread_over_the_seeds_and_the_worst_clip_of_any_seed reads a table.

@@ -9,8 +9,8 @@ Steps that are already in <out>/steps are not trained again. So delete <out>/sam
 after a change of the training. No test trains here. tests/parts/house/test_train_motion.py tests
 `train`.
 
-What must stay: all runs of a part get the same samples, and the CPU time of a training does not
-include the time for making the samples.
+What must stay: all runs of a part get the same samples. The CPU time of a training does not include
+the time for making the samples.
 """
 
 import time
@@ -38,10 +38,9 @@ from models.fusion.fusion_motion import MotionSteps
 from models.portable import read_saved
 
 # The sets of clips on which each part of the steps is trained, in the order of SETS in
-# lab/motion_steps/sets.py. A part is trained only on samples in its own light (SPIKES_OF_PART), and
-# most of these samples are in the sets of the part. The other sets are left out, because they have
-# few samples of the part, and making them takes longer than a training here. E.g. for the part
-# "good", seven_rig and photos_rig would add 15 samples to 359.
+# lab/motion_steps/sets.py. A part is trained only on samples in its own light (SPIKES_OF_PART).
+# Sets with few of these samples are left out, because making their clips takes longer than a
+# training here. E.g. for the part "good", seven_rig and photos_rig would add 15 samples to 359.
 SETS_OF_PART = {
     "good": (
         "seven_ideal",
@@ -72,8 +71,8 @@ def write_motion_net(out: Path) -> Path:
     file = out / "network.pt"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        # DIS is an optical flow of OpenCV. A fusion that finds the motion only by DIS has no
-        # network for it.
+        # DIS is an optical flow of OpenCV. A fusion that finds the motion by DIS alone has no
+        # `motion_net`.
         motion_net = network_of(SHIPPED_WEIGHTS).motion_net
         assert motion_net is not None, f"{SHIPPED_WEIGHTS} finds the motion only by DIS"
         torch.save(motion_net.state_dict(), file)
@@ -129,7 +128,7 @@ def train_run(
         """Keep a copy of the weights. `train` calls it every SAVE_EVERY updates and at the end."""
         last_weights.update({name: value.clone() for name, value in weights.items()})
 
-    # Take the process time, which does not count what other programs on the machine take.
+    # Take the process time, because it does not contain the time of other programs.
     begin = time.process_time()
     train(learned_steps, samples, solver=SOLVER, updates=run.updates, seed=run.seed, save=keep)
     return {"weights": last_weights, "cpu_s": time.process_time() - begin}
@@ -140,8 +139,8 @@ def samples_of_kinds(
 ) -> dict[str, dict[str, list[Sample]]]:
     """Return the samples of a part for both kinds of runs: {kind: {name of a set: its samples}}.
 
-    `hidden_sample` makes the equations of each sample. Otherwise the first training would make the
-    equations, and its CPU time would be longer than the time of the next trainings.
+    `hidden_sample` makes the equations of each sample now. Otherwise the first training would make
+    the equations, and would take more CPU time than the next trainings.
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     _, fusion = motion_network(operator, motion_net_file)

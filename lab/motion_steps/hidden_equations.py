@@ -1,8 +1,8 @@
 """Remove the motion from the equations of a frame, for the control experiment.
 
-How much is the motion worth? To measure this, the learned steps are trained twice: with the motion,
-and without it (the control, flag --plain of lab/train_motion.py). The control gets
-`HiddenEquations` in place of `Equations`.
+How many dB does the motion gain? To measure this, the learned steps are trained twice: with the
+motion, and without the motion. The second training is the control (flag --plain of
+lab/train_motion.py). The control gets `HiddenEquations` in place of `Equations`.
 
 The conv net of a learned step reads two results of `Equations`, which are channels for each pixel
 (data/motion/joint/network_channels.py lists them):

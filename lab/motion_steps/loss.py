@@ -1,10 +1,10 @@
 """The loss of the learned steps, and their gain over the first estimate.
 
 The learned steps are three small passes in which weights/motion.pth improves a frame. The first
-estimate is the frame before them, which weights/operator.pth has restored.
+estimate is the frame before these passes. weights/operator.pth has restored it.
 
 weights/README.md says how the shipped weights/motion.pth was trained: its last training had the
-values below, apart from --worse-weight. Free to change, for the next training: all of it.
+values below, apart from --worse-weight. Free to change, for the next training: the whole file.
 lab/joint_gain.py measures what a change gains, because no test does.
 """
 
@@ -19,19 +19,19 @@ from torch import Tensor
 # STEP_COUNT steps (lab/motion_steps/network.py). Otherwise the loop of `loss_of` raises ValueError.
 STEP_WEIGHTS = (0.15, 0.35, 1.0)
 # Side in pixels of the squares in which the frame is compared with the first estimate. In smaller
-# squares noise decides which frame is worse. Larger squares hide a small fault.
+# squares noise would decide which frame is worse. Larger squares would hide a small fault.
 SQUARE_SIDE = 12
 # Weight of squares that became worse than in the first estimate, default of --worse-weight. A
 # larger weight makes the network careful: it changes the frame less. In dim light a weight of 2
 # lost less on smooth photographs, and gained as much elsewhere. The last trainings for few spikes
 # had the weights 2 and 1.2. All other trainings had the default.
 WORSE_WEIGHT = 0.5
-# Added to mean squared errors in the loss, so that the logarithm of a perfect frame is finite. The
-# value is about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5. So the loss does not
-# reward errors that no picture of 8 bits shows.
+# This value is added to mean squared errors in the loss, so that the logarithm of a perfect frame
+# is finite. It is about one grey level of 8 bits, squared: (1 / 255)^2 = 1.5e-5. So the loss does
+# not reward errors that no picture of 8 bits shows.
 LOSS_FLOOR = 2e-5
-# Added to mean squared errors in the printed gain. The value is far below each real error, so the
-# gain in dB is practically exact.
+# This value is added to mean squared errors in the printed gain, so that the gain of a perfect
+# frame is finite. It is far below each real error, so the gain in dB is practically exact.
 GAIN_FLOOR = 1e-7
 
 
@@ -48,10 +48,10 @@ def loss_of(
         relative_k = log(mean(e_k) / mean(e_0))
         worse_k    = mean over squares of max(0, e_k - e_0) / mean(e_0)
 
-    The logarithm makes bright and dim samples count alike. `worse_k` punishes a square of the frame
-    that became worse, even if the frame became better in the mean
-    (test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better). LOSS_FLOOR is
-    added to the means.
+    Dim samples have larger errors. The logarithm makes bright and dim samples count alike.
+    `worse_k` punishes a square of the frame that became worse, even if the frame became better in
+    the mean (test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_better).
+    LOSS_FLOOR is added to the means.
 
     frames: the frame (3, H, W) after each learned step.
     z_0, sharp: first estimate and true frame, (3, H, W).

@@ -4,8 +4,8 @@ A sample has a frame, its spikes, its motion, and a proposal: a frame that solve
 along this motion. The learned steps of weights/motion.pth are trained on the samples.
 
 What must stay: clips and samples that are already in <out> are used as they are. So delete
-<out>/samples after a change of SOLVER, because the samples hold the proposals that it made. Free to
-change, for the next training: the values below.
+<out>/samples after a change of SOLVER, because the samples hold the proposals that SOLVER made.
+Free to change, for the next training: the values below.
 
 No test makes the clips of SETS or their samples, because they need the videos.
 test_each_part_is_trained_on_the_light_in_which_it_is_used tests `samples_of_part`.
@@ -37,23 +37,23 @@ from scripts.make_sample_data import RGB, SPIKES
 #     linearisations  rounds; each round sets up the equations again
 #     steps           steps of the conjugate gradients in each round
 #
-# It takes less time than the solver of a test, and its proposals are less exact. The learned steps
-# work with the better proposals of a test as well. Training with better proposals was tried twice,
-# from the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
+# This solver takes less time than the solver of a test, and its proposals are less exact. The
+# learned steps work with the better proposals of a test as well. Training with better proposals was
+# tried twice, from the shipped weights: it lost 0.1 to 0.25 dB on the clips coffee and walker.
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
-# The learned steps have two parts, for "few" spikes and for "good" light. This says which samples a
-# part is trained on: value of --part -> (from, below), which means from <= spikes < below. The
-# spikes of a sample are the spikes of a pixel of median light during the exposure
-# (`median_spikes`). A restoration uses the part "few" below 10 spikes
-# (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that both parts are trained on
-# samples with about 10 spikes.
+# The learned steps have two parts. The part "few" restores exposures with few spikes, and the part
+# "good" restores all others. SPIKES_OF_PART says on which samples a part is trained: value of
+# --part -> (from, below), which means from <= spikes < below. The number of spikes is
+# `median_spikes`: the spikes of a pixel of median light during the exposure. A restoration uses the
+# part "few" below 10 spikes (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that
+# both parts are trained on samples with about 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
 # Least number of samples of a set in the range of the part. A set with fewer samples is left out,
 # because sets are drawn by their weights, so each of its few samples would be drawn often.
 LEAST_SAMPLES = 6
 # The operator is the network of weights/operator.pth, which makes the first estimate of a frame.
-# These are keys of its section `spike` that describe the data of its training: spikes per plane,
-# planes of an exposure, and the like. `readers_of_set` removes them, because each clip of the sets
+# The keys below are keys of its section `spike`. They describe the data of the operator's training,
+# e.g. "rate" is the spikes per plane. `readers_of_set` removes the keys, because each set of clips
 # has its own values in its dataset.json.
 KEYS_OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
 
@@ -72,13 +72,13 @@ def training_samples(
     videos: folder of the videos.
     operator: the network that makes the first estimate of each frame.
     net: the fusion "motion", the module whose learned steps are trained on the samples. It says how
-        their motion is found: by an optical flow, by its own small network `net.motion_net`, or by
-        both (data/motion/finder.py).
+        the motion of the samples is found: by an optical flow, by its own small network
+        `net.motion_net`, or by both (data/motion/finder.py).
     names: the sets, in the order of SETS.
     """
     sources = make_sources(out, videos)
-    # A function that finds the motion within an exposure. On the CPU, as the whole training
-    # (lab/train_motion.py).
+    # A function that finds the motion within an exposure. It runs on the CPU, as the whole training
+    # does (lab/train_motion.py).
     find_motion = finder_of(net.motion_by, net.motion_net, CPU)
     samples = {}
     for name in names:
@@ -107,10 +107,10 @@ def samples_of(
 
     E.g. "seven_dim" has 2 clips of 4 frames from each of the 7 training videos, so 56 samples.
 
-    The clips are written to <out>/data, and the samples to <out>/samples. If the file of samples is
-    there, the samples are read from it. Delete the file after a change of what a sample is made of:
-    its first estimate, its motion or its proposal (the frame that solves the equations along the
-    motion). lab/vrt_curve.py calls this function as well.
+    The clips are written to <out>/data, and the samples to <out>/samples. If the file of the
+    samples exists, the samples are read from this file. Delete the file if a change of the program
+    would give other samples: another first estimate, another motion or another proposal (the frame
+    that solves the equations along the motion). lab/vrt_curve.py calls this function as well.
 
     name: the name of the set, e.g. "seven_dim", a key of SETS.
     clip_set: how the clips are made.
@@ -152,8 +152,8 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
     net: the operator, which makes the first estimates.
     find_motion: finds the motion within an exposure (data/motion/finder.py).
     """
-    # The context is the planes that are read around an exposure. None stands for the usual number:
-    # as many planes before and after the exposure as half an exposure has.
+    # The context is the planes that are read before and after an exposure. None stands for the
+    # usual number: half an exposure before it, and half an exposure after it.
     clip = RecordedClip(reader, context=None)
     # For each spike pixel, (h, w): its spikes per plane at full light, and whether it is trusted.
     gain, is_good = clip.gain()
@@ -193,13 +193,13 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
 def readers_of_set(
     folder: Path, calibration: str | None, operator: SavedNetwork
 ) -> list[DatasetClip]:
-    """Open the clips of a set. Their spikes are read in the form on which the operator was trained.
+    """Open the clips of a set. Spikes get the representation on which the operator was trained.
 
     calibration: value of the option spike.calibration.
     """
     assert operator.spike is not None  # the operator takes spikes
     spike = dict(operator.spike)
-    # Rate, planes of an exposure, and the like: the dataset.json of the set says them.
+    # The dataset.json of the set says these values, e.g. the rate and the planes of an exposure.
     for key in KEYS_OF_OPERATOR_DATA:
         spike.pop(key, None)
     spike["calibration"] = calibration

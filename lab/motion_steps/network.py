@@ -1,9 +1,9 @@
 """Build the network of weights/motion.pth, and read and write its weights.
 
-The network is the operator (weights/operator.pth, which makes a sharp frame of a blurry frame and
-its spikes) with the fusion "motion" in place of its own. A fusion is the first module of a network,
-which joins frames and spikes. This fusion restores a frame as the operator does, and improves it by
-learned steps (`MotionSteps`).
+The operator is the network of weights/operator.pth. It makes a sharp frame from a blurry frame and
+its spikes. A fusion is the first module of a network, which joins frames and spikes. The network of
+weights/motion.pth is the operator with another fusion, "motion". This fusion restores a frame as
+the operator does, and improves it by learned steps (`MotionSteps`).
 
 What must stay: the keys of the written weights, which models/fusion/fusion_motion.py reads
 (test_the_written_weights_keep_all_of_the_operator_but_its_fusion).
@@ -24,7 +24,8 @@ from models.select_network import NETWORKS
 
 OPERATOR_WEIGHTS = ROOT / "weights/operator.pth"  # the operator without learned steps
 SHIPPED_WEIGHTS = ROOT / "weights/motion.pth"  # the operator with the shipped learned steps
-# Number of learned steps. The third step gains 0.1 to 0.3 dB, and takes about 0.05 s per frame.
+# Number of learned steps. The third step gains 0.1 to 0.3 dB over two steps, and takes about 0.05 s
+# per frame.
 STEP_COUNT = 3
 
 
@@ -33,11 +34,11 @@ def motion_network(
 ) -> tuple[SavedNetwork, MotionFusion]:
     """Build the fusion "motion" with the weights of the operator, before any training.
 
-    Returns the description of the network, as a weights file has it, and the fusion. The initial
-    weights of the learned steps change nothing, so the fusion returns the operator's frame.
+    Returns the description of the network, as it stands in a weights file, and the fusion. The
+    initial weights of the learned steps change nothing, so the fusion returns the operator's frame.
 
-    network: weights file of a small network that finds the motion, together with DIS, the optical
-        flow of OpenCV. None: DIS finds the motion alone.
+    network: weights file of a small network. This network and DIS, the optical flow of OpenCV, find
+        the motion together. None: DIS finds the motion alone.
     """
     # The options of the operator's network, with another fusion.
     fusion = {
@@ -45,7 +46,7 @@ def motion_network(
         "type": "motion",
         "step_count": STEP_COUNT,
     }
-    # The option `motion_by` says what finds the motion: "both" are the small network and DIS.
+    # The option `motion_by` says what finds the motion. "both" means the small network and DIS.
     # Without the option, DIS finds it.
     if network:
         fusion["motion_by"] = "both"

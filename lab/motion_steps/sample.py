@@ -3,8 +3,8 @@
 What must stay: the names of the fields, because they are keys of the files in <out>/samples. Old
 files cannot be read after a field is renamed or removed. Free to add: a field with a default.
 
-To measure what the motion is worth, lab/train_motion.py can also train without it (--plain). This
-training is called the control, and `is_plain` marks its samples. Test:
+To measure how much the motion gains, lab/train_motion.py can also train without the motion
+(--plain). This training is called the control, and `is_plain` marks its samples. Test:
 test_the_control_sees_neither_the_motion_nor_its_equations.
 """
 
@@ -35,8 +35,8 @@ class Sample:
     motion: Motion  # the measured motion
     gain: np.ndarray  # (h, w) firing rate of each spike pixel at full light, in spikes per plane
     is_good: np.ndarray  # (h, w) whether the gain can be trusted
-    # (3, H, W) in [0, 1], the first estimate: the frame that the operator restores, the network of
-    # weights/operator.pth
+    # (3, H, W) in [0, 1], the first estimate. The operator, the network of weights/operator.pth,
+    # has restored it.
     z_0: Tensor
     proposal: Tensor  # (3, H, W), the solution of the equations along `motion`
     sharp: Tensor  # (3, H, W) in [0, 1], the true frame
@@ -55,13 +55,13 @@ class Sample:
             solver=solver,
             device=CPU,
         )
-        # HiddenEquations answers as `Equations` does, but shows nothing of the motion.
+        # HiddenEquations has the same methods as `Equations`, but shows nothing of the motion.
         return HiddenEquations(equations) if self.is_plain else equations
 
     def measured_equations(self, solver: Solver) -> JointEquations:
         """Return the equations along the measured motion.
 
-        They are made at the first call and kept, because making them takes time.
+        The equations are made at the first call and kept, because making them takes time.
         """
         if self.equations is None:
             self.equations = self.equations_along(self.motion, solver)

@@ -1,10 +1,10 @@
 """The sets of clips on which the learned steps are trained, and what they are made from.
 
 What must stay: the order of SETS, because `lab.motion_steps.training.draw` draws from the sets in
-this order. No set may come from the videos "choose" and "report" of lab/quality.py, or from the
-photographs on which lab/joint_gain.py tests: `photo_files` refuses such photographs. Free to
-change, for the next training: the sets. No test measures what a change gains; lab/joint_gain.py
-does.
+this order. No set may come from the videos "choose" and "report" of lab/quality.py. No set may come
+from the photographs on which lab/joint_gain.py tests, and `photo_files` refuses such photographs.
+Free to change, for the next training: the sets. lab/joint_gain.py measures what a change gains. No
+test does.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from lab.motion_net.textures import photo_files
 from lab.quality_suite.sources import VIDEOS, link_files, video_files
 from utils.image import imwrite_rgb
 
-# Four frames of each video become stills. The numbers say where they are: 1/2 is the middle of the
-# video.
+# Four frames of each video become stills. The numbers say where these frames are: 1/2 is the middle
+# of the video.
 STILL_POSITIONS = (1 / 6, 1 / 3, 1 / 2, 5 / 6)
-# Photographs of the package scikit-image, by name. lab/train_motion_net.py trains on these and on
-# five others.
+# Photographs of the package scikit-image, by name. lab/train_motion_net.py trains on these
+# photographs and on five more.
 PHOTOS = ("brick", "camera", "cell", "coins", "grass", "ihc", "moon", "motorcycle_left")
 
 
 @dataclass(frozen=True)
 class ClipSet:
-    """A set of clips of one source, made with one pair of cameras, and how often it is drawn.
+    """A set of clips: its source, its pair of cameras, and how often the training draws it.
 
     The fields rig, clips, frames, average and crop are flags of scripts/prepare_gopro_spike.py.
     """
@@ -54,9 +54,9 @@ class ClipSet:
 #     _means           the blurry frames are means of display values (sum_gamma). No camera makes
 #                      such frames.
 #
-# The sets show bright and dim light, and what a user may meet: other cameras, and a spike camera
-# that is not calibrated. The motion of "stills" and "photos" is exact, because `PhotoScene` moves
-# layers that cover each other, without optical flow.
+# The sets show bright and dim light, other cameras, and a spike camera that is not calibrated,
+# because users have all of these. The motion of "stills" and "photos" is exact, because
+# `PhotoScene` moves layers that cover each other, without optical flow.
 #
 # `lab.motion_steps.training.draw` draws from the sets in this order. With another order, a new set
 # or a new weight, the same seed draws other samples.
@@ -80,9 +80,9 @@ SETS = {
 def make_sources(out: Path, videos: Path) -> dict[str, Path]:
     """Collect what the clips are made from. Returns kind of source -> its folder.
 
-    "videos" has links to the videos, "stills" has frames of them as files, and "photos" has links
-    to photographs of scikit-image. E.g. with STILL_POSITIONS, a video of 90 frames gives the stills
-    of its frames 15, 30, 45 and 75.
+    "videos" has links to the videos, "stills" has frames of the videos as files, and "photos" has
+    links to photographs of scikit-image. E.g. with STILL_POSITIONS, a video of 90 frames gives the
+    stills of its frames 15, 30, 45 and 75.
     """
     folders = {kind: out / "sources" / kind for kind in ("videos", "stills", "photos")}
     video_paths = video_files(videos, VIDEOS["train"])

@@ -46,14 +46,14 @@ SAVE_EVERY = 500  # updates
 
 @dataclass(frozen=True)
 class Draw:
-    """What one update is trained on."""
+    """A sample, and what is drawn for one update on this sample."""
 
     name: str  # the set and the kind of the motion, e.g. "seven_dim wrong", for the printed gains
     sample: Sample
-    # What both cameras recorded, as equations of the frame along the measured or a wrong motion.
+    # The equations of the frame along the measured motion, or along a wrong motion.
     equations: JointEquations
     proposal: Tensor  # (3, H, W), the solution of `equations`
-    turn: Turn  # how the conv net sees the pictures
+    turn: Turn  # how the pictures are mirrored and transposed for the conv net
 
 
 def train(
@@ -114,7 +114,8 @@ def update_average(averaged: dict[str, Tensor], net: MotionSteps, done: int) -> 
         newest_share    1      1/2    1/3    ...    0.01    0.01    ...
 
     So the average of the first 100 updates is the plain mean of their weights. With 0.01 from the
-    beginning, the initial weights would count for long. No test looks at the values of the average.
+    beginning, the initial weights would still count after 100 updates. No test looks at the values
+    of the average.
 
     done: number of updates so far, the newest included.
     """
@@ -139,8 +140,9 @@ def update_weights(
 ) -> float:
     """Change the weights once. Returns the gain in dB: last frame against first estimate.
 
-    The network `net` makes several frames, one after the other. It begins with the first estimate
-    `sample.z_0`. Before this update, the last frame was better than `sample.z_0` by the gain.
+    The network `net` begins with the first estimate `sample.z_0`, and makes several frames, one
+    after the other. The gain is the PSNR of the last frame minus the PSNR of `sample.z_0`, with the
+    weights before this update.
 
     drawn: what the update is trained on. Its fields have comments in `Draw`.
     worse_weight: as in `train`.
@@ -161,7 +163,7 @@ def draw(
     sampler: random.Random,
     rng: np.random.Generator,
 ) -> Draw:
-    """Draw a sample, its motion, and how its pictures are turned for the conv net.
+    """Draw a sample, a motion, and how the pictures are turned for the conv net.
 
     The order of the draws is part of the training: with another order, the same seed gives other
     weights. No test notices.

@@ -1,13 +1,13 @@
-"""Wrong motion, from which the learned steps learn when not to trust the motion.
+"""Make wrong motions, from which the learned steps learn when not to trust the motion.
 
-The ranges below are a choice, and no other ranges were measured. The usual error of `finder_of` is
-0.65 pixels in bright light and up to 2.5 pixels in dim light (docs/benchmarks/quality_details.md).
-The ranges go from small errors to several times this error. Much smaller errors would hardly change
-the equations, so the steps could not learn to see them.
+The ranges below were chosen by hand, and no other ranges were measured. The usual error of
+`finder_of` is 0.65 pixels in bright light and up to 2.5 pixels in dim light
+(docs/benchmarks/quality_details.md). The ranges go from small errors to several times this error.
+Much smaller errors would hardly change the equations, so the steps could not learn to see them.
 
-What must stay: the expected error of each shift (test_a_wrong_motion_keeps_its_expected_error), and
-the order of the draws, because with another order the same seed gives other weights. No test
-notices another order. Free to change, for the next training: the ranges.
+What must stay: the expected error of each shift (test_a_wrong_motion_keeps_its_expected_error). The
+order of the draws must stay, too, because with another order the same seed gives other weights. No
+test notices another order. Free to change, for the next training: the ranges.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from data.motion.shifts import Motion
 # Factor of the whole motion: 0 is no motion, and 1.8 is 80 % too much.
 MOTION_FACTORS = (0, 1.8)
 # Smooth errors grow with the distance from the sharp instant, in both directions of time.
-SMOOTH_ERROR_PX = (0.5, 8)  # their standard deviation at the start and end of the exposure
+SMOOTH_ERROR_PX = (0.5, 8)  # standard deviation of the errors at the start and end of the exposure
 SMOOTH_SIGMA_PX = (6, 24)  # sigma of the Gaussian that smooths them
 # A region that moves differently.
 REGION_SIGMA_PX = 16  # sigma of the Gaussian that smooths the noise of which the region is made
@@ -43,8 +43,9 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
     """Return a motion that is wrong in one of the WAYS, which is drawn at random.
 
     The expected error of each shift (`Motion.errors`) stays as in `motion`
-    (test_a_wrong_motion_keeps_its_expected_error). So the learned steps cannot see from it that the
-    motion is wrong. They must see it from the spikes of the sharp instant.
+    (test_a_wrong_motion_keeps_its_expected_error). So the expected error does not tell the learned
+    steps that the motion is wrong. They must learn to see this from the spikes of the sharp
+    instant.
 
     motion: the measured motion.
     other: the motion of another frame.
@@ -104,7 +105,8 @@ def with_another_region_motion(
 def time_from_minus_1_to_1(motion: Motion) -> np.ndarray:
     """Return the times of a motion in [-1, 1], as (K, 1, 1, 1). The sharp instant is 0.
 
-    So a shift times these numbers is a motion with constant speed.
+    E.g. the times -40, 0, 20 give -1, 0, 0.5. If a shift is multiplied by these numbers, the result
+    is a motion with constant speed.
     """
     farthest = np.abs(motion.times).max()
     times = (motion.times / farthest).astype(np.float32)
@@ -118,8 +120,8 @@ def clouds(size: tuple[int, int], sigma: float, rng: np.random.Generator) -> np.
     sigma: width in pixels of the Gaussian that smooths the noise.
     """
     height, width = size
-    # The noise is drawn and smoothed at a quarter of the size and then enlarged, which is faster.
-    # With a sigma of 6 pixels or more, no detail is lost.
+    # The noise is drawn and smoothed at a quarter of the size and then enlarged, because this is
+    # faster. No detail is lost, because sigma is at least 6 pixels.
     noise = rng.standard_normal((height // 4, width // 4)).astype(np.float32)
     smooth = cv2.GaussianBlur(noise, (0, 0), sigma / 4)
     smooth = cv2.resize(smooth, (width, height))

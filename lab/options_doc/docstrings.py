@@ -1,12 +1,13 @@
 """Find where the docstring of a part explains its keys, e.g. "height, width: in pixels".
 
-The document of the options has this text for a key that has no description of its own.
+The document of the options shows this text for a key that has no description of its own.
 
-    key list        the names before a colon, e.g. "height, width: "
-    note            the text after the colon, up to the next key list
+    key list        the names before the colon, e.g. "height, width: "
+    note            the text after the colon, up to the next key list, e.g. "in pixels"
 
-What must stay: docstrings all over the project have this form, so another form here would leave
-keys unexplained. tests/parts/utils/test_option_files.py compares the written documents.
+What must stay: the form of a key list, because docstrings in the whole project have this form. With
+another form, the document would not explain their keys. tests/parts/utils/test_option_files.py
+compares the written documents.
 """
 
 import inspect
@@ -53,11 +54,11 @@ def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
     # and 47.
     ends_of_notes = [key_list.start() for key_list in key_lists[1:]] + [len(text)]
     notes: dict[str, str] = {}
-    # strict=False: in a text without keys, the only end is not used.
+    # strict=False: a text without keys has one end, and no key list.
     for key_list, end in zip(key_lists, ends_of_notes, strict=False):
         note = text[key_list.end() : end].strip(" ;")
         for key in key_list["words"].split(", "):
-            # A docstring may explain a key at two places. Both notes count.
+            # A docstring may explain a key at two places. Then join both notes.
             earlier_note = notes.get(key, "")
             notes[key] = f"{earlier_note} {note}".strip()
     return notes

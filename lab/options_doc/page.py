@@ -1,11 +1,11 @@
-"""The page docs/options.md, in English or translated.
+"""Make the page docs/options.md, in English or translated.
 
 The pages are filled from the template options.md.jinja beside this file. docs/zh/options.json has
 the translations: English text -> Chinese text, for each paragraph of a docstring and each
 description of a key.
 
-What must stay: the headings, to which other pages link. Free to change: the form of the page.
-A translation that is missing ends the program (test_a_key_without_translation_is_named).
+What must stay: the headings, because other pages link to them. If a translation is missing, the
+program must end (test_a_key_without_translation_is_named). Free to change: the form of the page.
 """
 
 import inspect
@@ -31,7 +31,8 @@ CHINESE = json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8")
 def make_page(translations: dict[str, str] | None = None) -> str:
     """Return the page docs/options.md, in English or translated.
 
-    Ends the program if a translation is missing, or is not used any more.
+    Ends the program if a translation is missing. It also ends the program if a translation belongs
+    to no text of the page.
 
     translations: English paragraph in one line -> its translation. None makes the English page.
     """
@@ -65,7 +66,8 @@ def make_page(translations: dict[str, str] | None = None) -> str:
 def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) -> str:
     """Return the text of the template with everything that it asks for.
 
-    translate: takes a text and where it stands, and returns the text for the page.
+    translate: takes a text and its place on the page, and returns the text in the language of the
+        page.
     """
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT / "lab/options_doc"),
@@ -98,10 +100,10 @@ def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) 
 
 
 def _refuse_missing_or_unused(translations: dict[str, str], texts: dict[str, str]) -> None:
-    """End the program if a text of the page has no translation, or a translation has no text.
+    """End the program if a text has no translation, or if a translation belongs to no text.
 
-    The words of the message must stay: test_a_key_without_translation_is_named and the test after
-    it compare them.
+    The words of the message must stay, because test_a_key_without_translation_is_named and the next
+    test in the same file compare the message.
 
     texts: each paragraph of the page -> where it is.
     """
@@ -125,11 +127,14 @@ def _is_section(kind: object) -> bool:
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
-    """Return the keys of all parts of a registry that have a description: (key, field).
+    """Return the keys with a description of all parts of a registry: (key, field).
 
-    E.g. three networks have the key `width`, with the descriptions "Width.", "Width in pixels." and
-    "Width in pixels.". The result has one row, "Width in pixels.": equal descriptions count once,
-    and a description is left out if a longer description of the same key begins with it.
+    Equal descriptions of a key give one row. A description is left out if a longer description of
+    the same key begins with it. E.g. three networks have the key `width`:
+
+        "Width."               left out, because "Width in pixels." begins with it
+        "Width in pixels."     a row
+        "Width in pixels."     no second row
     """
     rows: dict[tuple[str, str], FieldInfo] = {}  # (key, description) -> field
     for name in registry.names():

@@ -1,9 +1,9 @@
-"""The parts that an option file names, and the first line of the three documents.
+"""List the parts that an option file can name, and the first line of the three documents.
 
-A part is a class or a function that an option file chooses by its name, e.g. a network or a loss. A
-registry has all parts of one kind, by their names.
+A part is a class or a function. An option file chooses a part by its name, e.g. a network or a
+loss. A registry has all parts of one kind, e.g. all networks.
 
-Free to add: a registry, under the key of an option file that names a part of this registry.
+Free to add: a registry in PARTS. Its key is the key of an option file that names such a part.
 """
 
 import pydantic
@@ -17,7 +17,7 @@ from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
 
-# The first line of the three files. It says what to edit in place of these files.
+# The first line of the three documents. It says what to edit instead of the documents.
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."
 MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"  # e.g. "pydantic 2.11", not 2.11.7
 # Where an option file names a part -> the registry of such parts. The section "train" names a loss.

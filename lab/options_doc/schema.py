@@ -1,8 +1,8 @@
-"""The JSON Schema of option files, with which editors complete and check keys.
+"""Make the JSON Schema of option files. Editors complete and check keys with this schema.
 
-Most functions below take `shared`, the definitions of the schema: name -> schema. A schema that
-occurs at several places is written once, in `shared`, and each place refers to it.
-`shared_reference` adds a schema to `shared`, and the other functions pass `shared` on.
+Most functions below take `shared`, the definitions of the schema: name -> schema. If a schema
+occurs at several places, it is written once, in `shared`, and each place refers to the definition.
+`shared_reference` adds a schema to `shared`. The other functions only pass `shared` to it.
 
 What must stay: the schema accepts every option file of this project.
 tests/parts/utils/test_option_files.py reads the written file, e.g.
@@ -41,14 +41,15 @@ def _split_of(dataset: str) -> str:
 def make_schema() -> str:
     """Return the JSON Schema of option files, draft 7, one line for each key and definition.
 
-    Another version of pydantic may word the schema differently. No key is required, because a file
-    may inherit any key from its base. A program says which key is missing.
+    The schema requires no key, because a file may inherit any key from its base. If a key is
+    missing, the program that reads the file names the key. Another version of pydantic may write
+    the schema differently.
     """
     shared: Schema = {}  # gets the definitions from `keys_of` and `part_of`
     keys = keys_of(Options, shared)
 
-    # pydantic does not know which keys a registered part has. So replace its schemas of the
-    # sections that name such a part: a data set, a network (netG), a loss (train).
+    # pydantic does not know which keys a registered part has. So replace the schema of each section
+    # that names such a part: a data set (datasets), a network (netG), or a loss (train).
     for split in ("train", "test"):
         names = [name for name in DATASETS.names() if _split_of(name) == split]
         section = part_of(DATASETS, names, shared, f"datasets.{split}")
@@ -80,8 +81,8 @@ def in_lines(schema: Schema) -> str:
     """Return a schema as JSON with one line for each key and each definition.
 
     So a difference in git shows which key has changed. `json.dumps` can only indent all levels or
-    none, so the two outer levels are put together here. An entry that is an object, as "$defs" and
-    "properties" are, gets a line for each of its own entries. E.g.:
+    no level, so the two outer levels are put together here. Each entry of the schema gets a line.
+    If the entry is an object, e.g. "properties", each of its own entries gets a line. E.g.:
 
         "type": "object",
         "properties": {
@@ -214,7 +215,7 @@ def shared_reference(name: str, schema: Schema, shared: Schema) -> Schema:
 
 
 def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:
-    """Return the schema of each key of a model, and of this section's keys that only KAIR uses.
+    """Return the schema of each key of a model, and of the KAIR keys of this section.
 
     text: a docstring, which explains keys that have no description.
     where: dotted key of the section, e.g. "datasets.train".
@@ -226,10 +227,10 @@ def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "
     schemas = without_references(schema_of_model, definitions)["properties"]  # key -> schema
     keys: Schema = {}
     for key, field in model.model_fields.items():
-        if field.exclude:  # a field that the program sets itself, so no option
+        if field.exclude:  # no option: the program sets this field itself
             continue
         schema = schemas[key]
-        # A key that names a registered part, e.g. netG.fusion, has its registry in the metadata.
+        # If a key names a registered part, e.g. netG.fusion, its metadata has the registry.
         registries = [entry for entry in field.metadata if isinstance(entry, Registry)]
         if registries:
             schema |= schema_of_nested_part(registries[0], field, shared)
@@ -260,7 +261,7 @@ def without_references(schema: Any, definitions: Schema) -> Any:
 
     Three kinds of keys are left out. Titles repeat the keys. Patterns would mean something else,
     because regular expressions differ in JavaScript. Lists of required keys would be wrong, because
-    a file may inherit any key from its base.
+    a file may inherit required keys from its base.
     """
     if isinstance(schema, list):
         return [without_references(item, definitions) for item in schema]
@@ -273,8 +274,8 @@ def without_references(schema: Any, definitions: Schema) -> Any:
         schema = definitions[name] | others
     plain = {}
     for key, value in schema.items():
-        # An option may have the name "title", too. Then the value is the schema of the option, an
-        # object, and it stays.
+        # An option may have the name "title", too. Then the value is an object, the schema of the
+        # option, and the key stays.
         is_dropped = key in ("title", "pattern", "required") and not isinstance(value, dict)
         if not is_dropped:
             plain[key] = without_references(value, definitions)

@@ -1,8 +1,9 @@
-"""Read a method: an option file, as it is trained here.
+"""Read a method: an option file, with the data and the number of steps of the comparison.
 
-What must stay: what is digested (`digest_of_method`), because the names of finished results contain
-the digits. test_no_result_of_other_options_is_used notices an old result that is used again. Free
-to change: the options that are the same for all methods (`overrides_of`), for new results.
+What must stay: what `digest_of_method` digests, because the names of finished results contain the
+digits. test_no_result_of_other_options_is_used notices an old result that is used for other
+options. Free to change, for new results: the options that are the same for all methods
+(`overrides_of`).
 """
 
 import json
@@ -22,7 +23,7 @@ from utils.options.sources import Sources
 
 @dataclass(frozen=True)
 class Method:
-    """An option file of the benchmark, as it is trained here."""
+    """An option file of the benchmark, with the data and the number of steps of the comparison."""
 
     file: Path  # the option file
     steps: int  # optimizer steps
@@ -47,9 +48,9 @@ class Method:
 
 def read_method(file: Path, data: Data, steps: int) -> Method:
     """Return an option file as it is trained here: on the training sets, for a number of steps."""
-    # The file is read twice. The first time it is read as it is written, because the digest and the
-    # overrides depend on this. The second time it is read with the overrides and all defaults, as
-    # the training reads it.
+    # The file is read twice. `raw` has only the keys that are written in the file, because the
+    # digest and the overrides depend on these keys. `opt` also has the overrides and all defaults,
+    # as the training reads the file.
     sources = Sources(main_file=str(file))  # notes where each key comes from, for messages
     raw = read_with_base(file, sources)
     overrides = overrides_of(raw, data, steps)
@@ -67,7 +68,7 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
 def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, ...]:
     """Return the options that are the same for all methods: data, length, log.
 
-    They are words of the command line, e.g. "train.total_iter=500".
+    Each option is a word of the command line, e.g. "train.total_iter=500".
 
     raw: the option file as it is written.
     """
@@ -85,15 +86,15 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
         "train.total_iter": steps,
         "train.epochs": None,  # the steps end the training, not the epochs of the file
         "train.G_scheduler_periods": steps,
-        # Every 10 steps, or twice in a shorter run, e.g. every 3 of 6 steps. The time of a step is
-        # read from these lines of the log.
+        # The log gets a line every 10 steps. A run of fewer than 20 steps gets at least two lines,
+        # e.g. every 3 of 6 steps. The time of a step is read from these lines.
         "train.checkpoint_print": max(1, min(10, steps // 2)),
         "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }
-    # If a file freezes parameters in all of its steps (e.g. fix_iter 600 of total_iter 500), they
-    # are frozen in all steps here, too: up to step fix_iter, which is after the last step. A
-    # missing key and null both mean 0.
+    # Parameters are frozen up to step fix_iter. A file may freeze them in all of its steps, e.g.
+    # with fix_iter 600 and total_iter 500. Then freeze them in all steps here, too. A missing key
+    # and null both mean 0.
     train = raw.get("train") or {}
     frozen_steps = train.get("fix_iter") or 0
     all_steps = train.get("total_iter") or 0
@@ -128,8 +129,8 @@ def pixels_per_step(opt: Any) -> int:
 def digest_of_method(raw: Mapping[str, Any], data: Data, steps: int) -> str:
     """Return 8 hex digits that change with the options of a file, the steps and the data.
 
-    Names of the run and folders do not count. The names of committed results contain the digits, so
-    what is digested must stay as it is.
+    The names of runs and of folders do not change the digits. The names of committed results
+    contain the digits, so the digested options must stay as they are.
     """
     digested = {}  # the options that count
     for key, value in raw.items():

@@ -1,7 +1,8 @@
 """Score moving pixels: how well a method restores the part of a frame that is blurred.
 
 What must stay: the three numbers below, because the scores of finished runs were computed with
-them. They were chosen by hand. Test: test_the_score_of_moving_pixels_leaves_still_ones_out
+these numbers. The numbers were chosen by hand. Test:
+test_the_score_of_moving_pixels_leaves_still_ones_out
 """
 
 from pathlib import Path

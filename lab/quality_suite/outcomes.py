@@ -1,4 +1,4 @@
-"""The results of a method with all its seeds: means of scores, and how far they may be off.
+"""The results of a method with all its seeds: means of scores, and errors of these means.
 
 What must stay: differences are paired, clip by clip or seed by seed, because clips differ from each
 other far more than methods do. tests/parts/house/test_lab.py tests `difference` on numbers that are
@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# 97.5 % quantiles of Student's t with 1, 2, ..., 10 degrees of freedom. `t_quantile` computes the
-# quantiles of larger numbers of degrees.
+# 97.5 % quantiles of Student's t with 1, 2, ..., 10 degrees of freedom. For more than 10 degrees,
+# `t_quantile` computes the quantile.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 class Spread(NamedTuple):
-    """A mean, and how far it may be off. A cell of a table shows it as "30.12 ± 0.05"."""
+    """A mean and its margin of error. A cell of a table shows both as "30.12 ± 0.05"."""
 
     mean: float
     # For a mean over clips: half the width of its confidence interval, from `difference`. For a
@@ -42,8 +42,8 @@ class Outcome:
     ) -> dict[str, float]:
         """Return the mean of a metric over the seeds, for each clip: e.g. {"rig/street": 30.1}.
 
-        A clip without the metric is left out. E.g. grey frames have no "psnr", because this metric
-        compares colours. So a method that restores grey frames has the result {} for "psnr".
+        A clip without the metric is left out. E.g. grey frames have no "psnr", because "psnr"
+        compares colours. So for a method that restores grey frames the result is {}.
 
         condition: e.g. "rig".
         metric: e.g. "psnr".
@@ -51,6 +51,7 @@ class Outcome:
         seeds: the seeds that count, () for all.
         """
         chosen_seeds = seeds if seeds else list(self.runs)
+        # One entry for each run: name of a clip -> its scores.
         runs = self._clips_of_runs(condition, chosen_seeds)
         if not runs:
             return {}
@@ -106,8 +107,8 @@ class Outcome:
 def difference(scores: Mapping[Any, float], reference: Mapping[Any, float]) -> Spread | None:
     """Return the mean of scores - reference, and half the width of its 95 % confidence interval.
 
-    The mean is over the keys that both have. The interval comes from Student's t for paired
-    differences:
+    The mean is over the keys that `scores` and `reference` have in common. The interval comes from
+    Student's t for paired differences:
 
         half width = t(n - 1) * standard deviation of the n differences / sqrt(n)
 
@@ -118,7 +119,7 @@ def difference(scores: Mapping[Any, float], reference: Mapping[Any, float]) -> S
 
     scores, reference: clip or seed -> score.
     """
-    common = sorted(scores.keys() & reference.keys())
+    common = sorted(scores.keys() & reference.keys())  # as a list, because a set has no order
     differences = [scores[key] - reference[key] for key in common]
     n = len(differences)
     if n == 0:
@@ -132,8 +133,8 @@ def difference(scores: Mapping[Any, float], reference: Mapping[Any, float]) -> S
 def t_quantile(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's t with this number of degrees of freedom.
 
-    Above 10 degrees it is the expansion in 1/v of Cornish and Fisher, where v is the number of
-    degrees and z is the quantile of the normal distribution. Its error is below 2e-4 there:
+    Above 10 degrees, the result is the expansion of Cornish and Fisher, with an error below 2e-4. v
+    is the number of degrees, and z is the quantile of the normal distribution:
 
         t = z + (z^3 + z) / (4 v) + (5 z^5 + 16 z^3 + 3 z) / (96 v^2)
               + (3 z^7 + 19 z^5 + 17 z^3 - 15 z) / (384 v^3)

@@ -1,7 +1,7 @@
 """Run a program of the project in a process of its own.
 
-What must stay: the process ends if this one ends, so that a stopped comparison leaves no training
-behind. Free to change: where its output goes.
+What must stay: the started process ends if this process ends, so that a stopped comparison leaves
+no training behind. Free to change: where the output of the program goes.
 """
 
 import os
@@ -14,9 +14,10 @@ from utils.dist.process import die_with_parent
 
 
 def call(program: str, *arguments: str, out: Path, name: str) -> None:
-    """Run a program of the project, and wait. It is ended if this process ends.
+    """Run a program of the project, and wait. If this process ends, the program is ended, too.
 
-    What the program prints goes to <out>/logs/<name>.txt. If it fails, this program ends, too.
+    The output of the program goes to <out>/logs/<name>.txt. If the program fails, this process
+    ends.
     """
     log = out / "logs" / f"{name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +27,7 @@ def call(program: str, *arguments: str, out: Path, name: str) -> None:
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,
-            # Each line is in the log at once, so that one can follow the program.
+            # Python writes each line at once, so the log shows how far the program is.
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             preexec_fn=die_with_parent,
             check=False,

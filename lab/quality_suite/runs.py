@@ -1,11 +1,15 @@
-"""Train a method with a seed, and test it on all test clips. This is a run.
+"""Train a method with a seed, and test it on all test clips. Both together are a run.
 
-A method is an option file, as it is trained here (methods.py). A condition is the pair of simulated
-cameras of a test clip, e.g. "dim". A part is the group of test videos, e.g. "report" (sets.py).
+    method       an option file, with the data and the number of steps of the comparison
+    condition    the pair of simulated cameras of a test clip, e.g. "dim"
+    part         the group of test videos, e.g. "report" (sets.py)
 
-    train_and_test      main_train_vrt.py, then the tests -> results/<run>_<part>.json
-    scores_on_tests     main_test_vrt.py                  -> scores of the clips
-    finished_result     reads such a result again
+The functions:
+
+    train_and_test      calls main_train_vrt.py and scores_on_tests, and writes the result
+                        results/<run>_<part>.json
+    scores_on_tests     calls main_test_vrt.py, and returns the scores of the clips
+    finished_result     reads the result of an earlier run
 
 What must stay: the names and keys of the results, because some are part of the project (COMMITTED),
 and `finished_result` must find them. tests/parts/house/test_quality_command.py, a slow test, runs
@@ -47,8 +51,8 @@ def train_and_test(out: Path, data: Data, method: Method, seed: int) -> None:
         name=name,
     )
     run = out / "runs" / name
-    # Steps per second, of each line of the log. If this call has only tested a run that was
-    # finished before, the history of the run still has them.
+    # Steps per second, one number for each line of the log. They are read from the history in the
+    # folder of the run, so they exist even if an earlier call has trained the run.
     speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
     s_per_step = None
     if speeds:
@@ -65,9 +69,9 @@ def scores_on_tests(
 ) -> dict[str, Any]:
     """Restore all test clips with main_test_vrt.py, and return their scores.
 
-    Returns "<condition>/<clip>" -> its scores, the result of `scores_of_clip`.
+    Returns "<condition>/<clip>" -> the result of `scores_of_clip`.
 
-    name: name of the run, for the folder of the results and for the log.
+    name: name of the run. The folder of the results and the log have this name.
     option_file: option file that says how the clips are read.
     restorer: flags that say what restores the clips, e.g. "--weights", FILE.
     """
@@ -129,7 +133,7 @@ def write_result(out: Path, data: Data, name: str, result: dict[str, Any]) -> No
 
 
 def finished_result(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
-    """Return the result of a run. Returns None if it was not tested under all conditions.
+    """Return the result of a run. Returns None if the run was not tested under all conditions.
 
     A result in <out>/results is used before a result in COMMITTED. A condition is the pair of
     simulated cameras of test clips, e.g. "dim".
@@ -141,6 +145,6 @@ def finished_result(out: Path, data: Data, method: Method, seed: int) -> dict[st
             result = read_json(file)
             # Names of clips are "<condition>/<clip>".
             tested = {clip.partition("/")[0] for clip in result["clips"]}
-            has_all = tested >= data.tests.keys()  # it may have been tested under more conditions
+            has_all = tested >= data.tests.keys()  # >=: `tested` may have more conditions
             return result if has_all else None
     return None

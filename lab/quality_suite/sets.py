@@ -1,13 +1,13 @@
 """Make the sets of clips on which methods are trained and tested.
 
-There are two suites, i.e. collections of such sets. The suite `real` is made from videos and
-photographs. The suite `sample` has a single small set, which is called "made" and is the set of
-`make sample`. The set "made" is also one of the training sets of the suite `real`.
+A suite is a collection of sets. The suite `real` is made from videos and photographs. The suite
+`sample` has a single small set, "made", which `make sample` makes as well. The set "made" is also
+one of the training sets of the suite `real`.
 
     rig          a pair of simulated cameras, e.g. "dim" (data/cameras/rig_values.py)
     condition    the rig of a set of test clips
-    part         the videos of the test clips: "choose" (to choose a method) or "report" (for the
-                 published numbers). For the suite `sample` the part is "made"
+    part         the group of videos of the test clips: "choose" (to choose a method) or "report"
+                 (for the published numbers). For the suite `sample` the part is "made"
 
 A finished run holds the digest of its data, a short hash. If the digest changes, all finished runs
 are invalid.
@@ -15,13 +15,13 @@ are invalid.
     to change                        in the digest   what to do
     CLIPS, SAMPLE_WEIGHTS, FRAMES    yes             leave them: they must stay
     TRAINING_SETS                    no              give the changed set another name, also in
-                                                     CLIPS and SAMPLE_WEIGHTS, which changes the
-                                                     digest
+                                                     CLIPS and SAMPLE_WEIGHTS. The new name changes
+                                                     the digest
     CONDITIONS                       no              a new one may be added: it changes no training,
                                                      and each condition is tested on its own
 
 tests/parts/house/test_quality_command.py makes the suite `sample`. No test makes the clips of the
-suite `real`, because they need the videos.
+suite `real`, because no test has the videos.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ from scripts.make_sample_data import RGB, SPIKES
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}
 FRAMES = 8  # frames of a clip
 # Training set -> weight with which a sample is drawn from it. The weights add up to 12, so 4 of 12
-# samples are of "random". "made" is the set of `make sample`. The order of the sets must stay,
+# samples come from "random". "made" is the set of `make sample`. The order of the sets must stay,
 # because with another order the same random number would draw from another set.
 SAMPLE_WEIGHTS = {"random": 4, "photos": 2, "ideal": 3, "made": 3}
 
@@ -64,8 +64,9 @@ TRAINING_SETS = {
 #
 #     ideal   aligned cameras, and a nearly ideal sensor
 #     other   aligned cameras, and a sensor that integrates display values
-#     rig     two plausible cameras with small flaws. (The name is also the general word for a pair
-#             of cameras. It must stay, because results have it in names of clips: "rig/camel_00".)
+#     rig     two plausible cameras with small flaws. This name is also the general word for a pair
+#             of cameras. The name must stay, because results have it in names of clips, e.g.
+#             "rig/camel_00"
 #     dim     the cameras of "rig" in little light
 CONDITIONS = ("ideal", "other", "rig", "dim")
 
@@ -81,8 +82,9 @@ class Data:
     # The folder within a set that has the test clips: "test" for the suite `sample`, and "train"
     # for the suite `real`, where `make_clips` puts all clips of a set into "train".
     split: str
-    # A short hash, 8 hex digits, of what the sets are made from (`digest_of`). Paths of folders are
-    # not hashed, so that results hold on other machines. For the suite `sample`, the word "sample".
+    # A short hash of what the sets are made from, 8 hex digits (`digest_of`). Paths of folders are
+    # not hashed, so that results are valid on other machines, too. The suite `sample` has the word
+    # "sample" instead of a hash.
     digest: str
 
     @property
@@ -205,8 +207,8 @@ def dataroots_of(folder: Path, split: str) -> dict[str, str]:
 def digest_of(value: Any) -> str:
     """Return 8 hex digits that change with the value.
 
-    Names of committed results contain such digits, so the form of the JSON must stay. The order of
-    the keys of a dict does not count.
+    Names of committed results contain such digits, so the text of the JSON must stay. The order of
+    the keys of a dict does not change the digits.
     """
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,10 +1,10 @@
 """The videos and photographs from which the clips are made, and how they are divided.
 
-What must stay: VIDEOS and PHOTOS. They are part of the digest of the data, so another value makes
-all results of finished runs invalid, also the results in docs/benchmarks/quality. And nothing may
+What must stay: VIDEOS and PHOTOS, because they are part of the digest of the data. Another value
+makes all results of finished runs invalid, also the results in docs/benchmarks/quality. Nothing may
 be trained on the videos "choose" and "report".
 test_a_folder_without_the_videos_of_the_real_suite_is_refused reads the message about missing
-videos. Free to change: where a file is looked for.
+videos. Free to change: the folders in which a file is searched.
 """
 
 import sys
@@ -39,7 +39,7 @@ def link_sources(out: Path, videos_folder: Path | None) -> dict[str, Path]:
     The parts are "train", "choose" and "report", with videos, and "photos". Ends the program if a
     video is missing.
     """
-    # First look for the videos of all parts, so that one message names all that are missing.
+    # First look for the videos of all parts, so that one message names all missing videos.
     all_names: list[str] = []
     for names in VIDEOS.values():
         all_names += names
@@ -65,8 +65,8 @@ def photographs() -> list[Path]:
 def package_file(package: str, name: str) -> Path:
     """Return a file of an installed package by its name. Ends the program if it is missing.
 
-    The whole package is searched, because each package has its photographs in another folder. The
-    first file of this name is taken.
+    The whole package is searched, because each package has its photographs in a different folder.
+    The result is the first file with this name.
     """
     found = list(_folder_of(package).rglob(name))
     if not found:

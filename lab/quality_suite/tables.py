@@ -1,7 +1,8 @@
 """Make the tables of the report, as Markdown.
 
-Free to change: all of it. tests/parts/house/test_lab.py reads the tables of numbers that are small
-enough to check by hand. docs/benchmarks has copies of printed tables, which nothing compares.
+Free to change: all of it. tests/parts/house/test_lab.py compares tables of numbers that are small
+enough to check by hand. docs/benchmarks has copies of printed tables. No test compares these
+copies.
 """
 
 import statistics
@@ -10,9 +11,9 @@ from collections.abc import Sequence
 from lab.quality_suite.outcomes import Outcome, Spread, difference
 from utils.results import markdown_table as table
 
-# Two networks have the same size if the numbers of their parameters differ by at most this share. A
-# network of another size is marked in the table, because a larger network may restore better just
-# because it is larger.
+# Two networks have the same size if the numbers of their parameters differ by at most this share.
+# If the size of a network differs from the size of the base, the table marks the network. A larger
+# network may restore better just because it is larger.
 MOST_SIZE_DIFFERENCE = 0.05
 
 
@@ -26,7 +27,7 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     sections = [_table_of_methods(outcomes, base)]
     titles = {"psnr": "PSNR", "moving": "PSNR of moving pixels", "psnr_y": "PSNR-Y"}
     for metric, title in titles.items():
-        # The methods that have the metric. If all of them restore grey frames, none has "psnr".
+        # The methods that have the metric. E.g. a method that restores grey frames has no "psnr".
         with_metric = []
         for outcome in outcomes:
             if outcome.scores_of_clips(conditions[0], metric):
@@ -62,7 +63,7 @@ def _table_of_methods(outcomes: Sequence[Outcome], base: Outcome | None) -> str:
     """Return the first table: size, time, seeds, and clips that are worse than the blurry input."""
     rows = []
     for outcome in outcomes:
-        size = "-"  # of a formula
+        size = "-"  # a formula has no parameters
         if outcome.parameters:
             size = f"{outcome.parameters:,}"
             if base and not _have_same_size(outcome, base):
@@ -97,10 +98,10 @@ def _table_of_scores(outcomes: Sequence[Outcome], conditions: Sequence[str], met
 
     The margin of a cell (the number after ±) is the standard deviation over seeds.
 
-    outcomes: at least one; all have the metric.
+    outcomes: methods with the metric, at least one.
     """
-    # Any method gives the row of the blurry input, because all methods were tested on the same
-    # clips.
+    # Each method has the scores of the blurry input. Take any method, because all methods were
+    # tested on the same clips.
     any_outcome = outcomes[-1]
     blurry = []
     for condition in conditions:
@@ -153,7 +154,7 @@ def _table_against(base: Outcome, outcomes: Sequence[Outcome], conditions: Seque
 def _mean_and_deviation(values: Sequence[float]) -> Spread | None:
     """Return the mean of scores of seeds, with their standard deviation as the margin.
 
-    One value has no deviation. Returns None for no value.
+    One value has no deviation, so the margin is None. Without any value, the result is None.
     """
     if not values:
         return None
@@ -164,7 +165,7 @@ def _mean_and_deviation(values: Sequence[float]) -> Spread | None:
 def table_cell(spread: Spread | None, sign: str = "") -> str:
     """Return a cell of a table, e.g. Spread(1.234, 0.1), "+" -> "+1.23 ± 0.10". "-" for None.
 
-    spread: its margin may be over seeds or over clips, see `Spread`.
+    spread: `Spread` says what its margin is.
     sign: "+" writes a plus before a positive mean.
     """
     if spread is None:

@@ -41,7 +41,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(args.threads)
     is_training = args.command == "train"
 
-    # The networks, "ours" and perhaps "naive", and the clip that all of them get.
+    # Make the networks, "ours" and with --against also "naive", and one clip for both.
     options = network_options(args.config)
     has_naive = args.against == "naive"  # the only value of --against
     nets = networks(options, args.device, is_checkpointed=args.checkpoint, with_naive=has_naive)
@@ -49,7 +49,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         net.train(is_training)
     clip = _clip_of(options, args)
 
-    # The keys of the file --json. docs/benchmarks cites them, so they must stay.
+    # The keys of the file --json. docs/benchmarks has files with these keys, so the keys must stay.
     numbers: dict[str, Any] = {
         "config": args.config,
         "dtype": args.dtype,
@@ -62,9 +62,9 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
             clip.restore(nets["ours"]), clip.restore(nets["naive"])
         )
     jobs = {name: _job(net, clip, is_training) for name, net in nets.items()}
-    # The networks take turns, so that both have the same load. The result has the figures of each
-    # network, e.g. {"ours": {"median_s": 1.2, "min_s": 1.1, "process_mb": 800, ...}, "naive":
-    # {...}}.
+    # The networks take turns, so that other programs on the machine slow both of them equally. The
+    # result has the figures of each network, e.g. {"ours": {"median_s": 1.2, "min_s": 1.1,
+    # "process_mb": 800, ...}, "naive": {...}}.
     numbers["runs"] = measure_in_turn(jobs, clip.device, args.repeats, warmup)
 
     model_flops = flops(options, clip.size)
@@ -100,9 +100,11 @@ def _clip_of(options: dict[str, Any], args: argparse.Namespace) -> "Clip":
 
 
 def _ratio_to_naive(runs: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return our figures over the figures of the naive network. runs: name -> figures.
+    """Return each figure of our network, divided by the same figure of the naive network.
 
-    The keys are figures of `measure_in_turn` (lab/tools.py): seconds, and peak memory.
+    The figures are the median time, the shortest time and the peak memory.
+
+    runs: "ours" and "naive" -> figures of the network, as `measure_in_turn` returns them.
     """
     ratio = {}
     for key in ("median_s", "min_s", "process_mb"):
@@ -168,7 +170,7 @@ def networks(
 ) -> dict[str, nn.Module]:
     """Return our network as "ours". With `with_naive`, also return the naive network as "naive".
 
-    Both have the same weights.
+    Both networks have the same weights.
 
     options: arguments of VRT.
     device: where the networks are, e.g. "cpu".
@@ -178,14 +180,14 @@ def networks(
     """
     torch.manual_seed(0)
     # In training, stochastic depth drops branches at random. On a CPU a dropped branch is not
-    # computed, so the time would depend on chance. With the rate 0 all branches are computed.
+    # computed, so the time would depend on chance. With the rate 0 no branch is dropped.
     ours_options: dict[str, Any] = {**options, "drop_path_rate": 0.0}
     if is_checkpointed:
         ours_options |= CHECKPOINTED
     ours = VRT(**ours_options)
-    # The last layer begins with zero weights. With them, both networks would return the input
-    # frames, and a difference of their other layers could not be seen. So give it small random
-    # weights. No test notices if this line is missing.
+    # The last layer begins with zero weights. With zero weights, both networks would return the
+    # input frames, and differences in the other layers could not be seen. So give the last layer
+    # small random weights. No test notices if this line is missing.
     nn.init.normal_(ours.conv_last.weight, std=0.01)
 
     nets: dict[str, nn.Module] = {"ours": ours}
@@ -201,7 +203,7 @@ def networks(
 
 
 class Clip:
-    """A random clip as a network gets it, and what a network does with it."""
+    """A random clip. A network can restore this clip, or make a training step with it."""
 
     def __init__(
         self,
@@ -225,9 +227,9 @@ class Clip:
         self.device = torch.device(device)
         self.amp = DTYPES[dtype]  # dtype of autocast
 
-        # With a fusion the frames are RGB, and `in_chans` is the number of channels after the
-        # fusion. Without a fusion, `in_chans` is the number of channels of a frame, and None means
-        # 3.
+        # A fusion is the first module of a network, which joins frames and spikes. With a fusion
+        # the frames are RGB, and `in_chans` is the number of channels after the fusion. Without a
+        # fusion, `in_chans` is the number of channels of a frame, and None means 3.
         has_fusion = options.get("fusion", "none") != "none"
         frame_channels = 3
         if not has_fusion:

@@ -1,6 +1,6 @@
 """The command `data` measures how long a training sample takes, for each way to read it:
 
-    OpenCV decodes the PNGs    only decodes the PNG files of a sample, which is most of the work
+    OpenCV decodes the PNGs    only decodes the PNG files of a sample. This is most of the work
     png                        a sample from PNG files
     png + .dat                 from PNG files and spike files
     cache, RGB                 from the clip cache, without spikes
@@ -35,12 +35,12 @@ from lab.tools import measure_in_turn
 from scripts.parts.make_sample_data.sample_layers import texture
 from utils.results import markdown_table as table
 
-# Sizes as in GoPro with spikes.
+# The sizes of the GoPro clips with spikes.
 HEIGHT = 720
 WIDTH = 1280
 RATIO = 2  # RGB pixels along a side of a spike pixel
 PLANES = 88  # spike planes of a frame
-# The first way only decodes the files of a sample, to compare the other ways with it.
+# The first way only decodes the files of a sample. The other ways are compared with this way.
 DECODING = "OpenCV decodes the PNGs"
 
 
@@ -55,7 +55,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
 
     Returns {"samples": way -> milliseconds of a sample}.
     """
-    # One thread, as in a worker process of the loader. 0 means that OpenCV starts no threads.
+    # Use one thread, as a worker process of the loader does. 0 means that OpenCV starts no threads.
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
 
@@ -63,7 +63,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         root = Path(folder)
         for clip_index in range(args.clips):
             # Twice the frames of a sample, so that a sample may begin at different frames. The name
-            # is like one of GoPro: "_11_" says that 11 raw frames are averaged.
+            # has the form of a GoPro name: "_11_" says that 11 raw frames are averaged.
             name = f"GOPR{clip_index:04d}_11_00"
             make_clip(root, name, frames=2 * args.frames, seed=clip_index)
         datasets = make_datasets(root, args)
@@ -197,7 +197,8 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
     # The spike camera sees the texture in grey, at half the resolution.
     grey = to_grey(to_linear(picture / np.float32(255)))
     light = cv2.resize(grey, (WIDTH // RATIO, HEIGHT // RATIO))
-    sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)  # a spike per two planes, at most
+    # With the rate 0.5, a white pixel fires in every second plane.
+    sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)
 
     rgb = root / "GOPRO_Large/train" / name
     spikes = root / "GOPRO_Large_spike_seq/train" / name / "spike"
@@ -208,7 +209,7 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
         noise = rng.normal(0, 2.0, picture.shape).astype(np.float32)
         moved = np.roll(picture, 4 * frame, axis=1)
         noisy = np.clip(moved + noise, 0, 255).astype(np.uint8)
-        # Blur does not matter here. Both files have the same picture.
+        # Both files get the same picture, because blur does not change the time of reading.
         for kind in ("blur", "sharp"):
             cv2.imwrite(str(rgb / kind / f"{frame:06d}.png"), noisy)
         planes = sensor.run([light] * PLANES)

@@ -21,14 +21,18 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
         | first | 9.1 | 12.0  | 0.70 | 1.333         | 1.100        | 0.125        | 11.0       |
         | again | 6.2 | 8.0   | 0.65 | 0.180         | 0.010        | 0.002        | 0.5        |
 
-    (These numbers are examples, not measured.) The last four columns are there only if strace is
-    installed. "states a file" says how often a start asks for the state of a file, divided by the
-    number of files in the set. "s more at 0.5 ms a call" is measured with calls to the file system
-    that take 0.5 ms longer, as over a network. It is the time that such a start spends on the files
-    of the set.
+    These numbers are examples, not measured. The last four columns exist only if strace is
+    installed:
+
+        states a file              how often the start asks for the state of a file, divided by the
+                                   number of files in the set
+        opens a file               how often it opens a file, divided by the same number
+        lists a file               how often it lists a folder, divided by the same number
+        s more at 0.5 ms a call    the time that the start spends on the files of the set if each
+                                   call to the file system takes 0.5 ms longer, as over a network
     """
-    # A start on two clips costs little more than the imports of Python modules. So its calls are
-    # measured, to subtract the calls of the imports.
+    # A start on two clips costs little more than the imports of Python modules. So the calls of
+    # this start are subtracted below, as the calls of the imports.
     costs_of_two_clips = large_set.costs(2, args.folder)
     costs_of_starts = large_set.costs(args.clips, args.folder)
     for name, costs in costs_of_starts.items():  # "first", "again"
@@ -48,8 +52,9 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
 def _subtract_imports(costs: dict[str, float], costs_of_two_clips: dict[str, float]) -> None:
     """Subtract the costs of the imports from the calls and the slow seconds. Changes `costs`.
 
-    What is left belongs to the files of the set. The other costs, e.g. "seconds", stay as they are.
-    Without strace there are no calls and no slow seconds, so nothing is subtracted.
+    After this, only the calls for the files of the set are left. The other costs, e.g. "seconds",
+    stay as they are. Without strace there are no calls and no slow seconds, so nothing is
+    subtracted.
 
     costs: the costs of one start, as `large_set.costs` returns them.
     costs_of_two_clips: the costs of the same start on two clips, which are mostly imports.

@@ -16,25 +16,25 @@ from models.fusion.motion_net import LEVELS, SCENE_CHANNELS, MotionNet, conv_net
 from models.fusion.motion_windows import PICTURE_CHANNELS, WINDOWS
 from models.vrt.stages import BlockGroup
 
-# The levels with attention: the side of their pixels in spike pixels. At these coarsest levels dim
-# light is averaged most, and attention takes the least time.
+# Levels with attention, each named by the side of its pixels in spike pixels. At these coarsest
+# levels dim light is averaged most, and attention takes the least time.
 ATTENTION_LEVELS = (8, 4)
-# With more channels or heads, a training step takes longer, so there are fewer of them in the same
-# time. No measurement of other values is recorded.
+# With more channels or heads, a training step takes longer. So a training of the same time has
+# fewer steps. No measurement of other values is recorded.
 TOKEN_CHANNELS = 16
 HEADS = 2
-# A window of the attention: all pictures, and 2 x 2 pixels of the level. Windows of 4 x 4 pixels
-# took twice the time of a step.
+# A window of the attention has all pictures, and 2 x 2 pixels of the level. With windows of 4 x 4
+# pixels, a training step took twice as long.
 ATTENTION_WINDOW = (WINDOWS, 2, 2)
 # Channels that the attention adds to the inputs of the conv net. The number was chosen by hand.
 JOINED_CHANNELS = 24
-# Width of the conv nets with attention, in place of 48, so that both networks have about the same
-# number of parameters.
+# Width of the conv nets with attention. `MotionNet` has the width 48. The attention has parameters
+# of its own, so its conv nets must be narrower.
 NARROW_FEATURES = 42
 
 
 class AttentionMotionNet(MotionNet):
-    """`MotionNet` whose coarse levels also see features by attention over the pictures."""
+    """`MotionNet` with attention over the pictures at its two coarsest levels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class AttentionMotionNet(MotionNet):
         pictures: (B * 15, 2, h, w), in the resolution of the level.
         scene: (B, 3, h, w), in the resolution of the level.
         curve: (B, 6, h, w), the motion found so far.
-        log_error: (B, 1, h, w), the logarithm of its expected error.
+        log_error: (B, 1, h, w), the logarithm of the expected error of `curve`.
         size: side of a pixel of the level, in spike pixels.
         """
         inputs = super()._inputs(pictures, scene, curve, log_error, size)
@@ -74,9 +74,10 @@ class AttentionMotionNet(MotionNet):
 def net_with_attention(net: nn.Module, layers: int) -> nn.Module:
     """Return a new conv net in place of the conv net of a level: narrower, with more inputs.
 
-    The further inputs are the channels that the attention adds.
+    The added inputs are the JOINED_CHANNELS channels of the attention.
 
-    layers: number of layers of both nets.
+    net: the conv net of the level in `MotionNet`.
+    layers: number of layers of both conv nets.
     """
     convs = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
     inputs = convs[0].in_channels

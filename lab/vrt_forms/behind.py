@@ -2,7 +2,8 @@
 
 A form is one place where attention over frames may be added (lab/vrt_curve.py). The operator is the
 network of weights/operator.pth, which restores a blurry frame with the help of its spikes. The VRT
-has the options of options/vrt/000_train_vrt_real_rgbspike.json, where it follows the operator, too.
+has the options of options/vrt/000_train_vrt_real_rgbspike.json. In this option file the VRT follows
+the operator, too.
 
 What must stay: the networks of the form see the frames of the operator and no spikes, and have
 about the same number of parameters (test_both_networks_of_a_form_are_trained_for_the_same_time).
@@ -36,8 +37,8 @@ from utils.options.sources import Sources
 
 BEHIND_OPTIONS = ROOT / "options/vrt/000_train_vrt_real_rgbspike.json"
 BEHIND_SIDE = 32  # side of the crop of a training clip in pixels, as in the option file
-# The control: width and number of its convs, for about the number of parameters of the VRT.
-# test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
+# Width and number of the convs of the control. The numbers give it about as many parameters as the
+# VRT has. test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
 BEHIND_FEATURES = 96
 BEHIND_LAYERS = 12
 
@@ -69,7 +70,7 @@ class BehindForm(Form):
 
     @classmethod
     def make(cls, videos: Path, out: Path) -> "BehindForm":
-        """Make the clips in `out`, or read them if they are there."""
+        """Make the clips in `out`. Clips that exist are read."""
         return cls(training_clips(videos, out), test_clips(videos, out))
 
     def network(self, arm: str) -> nn.Module:
@@ -113,7 +114,7 @@ def random_crop(pictures: Pictures, rng: np.random.Generator) -> Pictures:
     left = int(rng.integers(width - BEHIND_SIDE + 1))
     rows = slice(top, top + BEHIND_SIDE)
     columns = slice(left, left + BEHIND_SIDE)
-    # Each of the three is true or false with equal probability.
+    # Each of the three values is true with probability 1/2.
     mirrored, upside_down, transposed = rng.integers(0, 2, size=3).astype(bool).tolist()
     turn = Turn(mirrored, upside_down, transposed)
     return Pictures(
@@ -134,7 +135,7 @@ class FrameNet(nn.Module):
         set_to_zero(self.tail)  # the first result is the input, as in VRT
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Return better frames. frames and result: (1, N, 3, H, W), as VRT has them."""
+        """Return better frames. frames and result: (1, N, 3, H, W), the shape of VRT."""
         x = F.pixel_unshuffle(frames[0], 2)
         x = self.body(F.leaky_relu(self.head(x), 0.1))
         return frames + F.pixel_shuffle(self.tail(x), 2)[None]

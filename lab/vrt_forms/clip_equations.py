@@ -1,7 +1,8 @@
 """The equations of all frames of a clip, as if the clip were one tall frame.
 
-The equations of a frame say that both cameras have recorded means of the sharp frame along its
-motion (data/motion/joint/equations.py).
+While a frame is exposed, the scene moves. Each camera records a mean of the sharp frame over this
+time. The equations of a frame say this for the RGB camera and for the spike camera
+(data/motion/joint/equations.py).
 
 What must stay: `ClipEquations` has the members of `utils.contract.JointEquations`, and
 `split_frames` undoes `stack_frames` (test_frames_below_one_another_come_apart).
@@ -21,7 +22,7 @@ class ClipEquations:
     The frames lie below one another: N frames of (3, H, W) are (3, N * H, W). So
     `MotionSteps.all_steps` restores a clip as it restores a frame. No equation connects two frames.
 
-    It has the members of `utils.contract.JointEquations`.
+    The class has the members of `utils.contract.JointEquations`.
     """
 
     def __init__(self, equations_of_frames: Sequence[JointEquations]) -> None:
@@ -29,7 +30,10 @@ class ClipEquations:
         self.blurry = stack_frames([each.blurry for each in equations_of_frames])
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return the solutions of the equations of all frames, (3, N * H, W)."""
+        """Return the solutions of the equations of all frames, (3, N * H, W).
+
+        z_0: the first estimates of all frames, (3, N * H, W). The solver begins at them.
+        """
         frames = split_frames(z_0, len(self.equations_of_frames))
         proposals = []
         for equations, frame in zip(self.equations_of_frames, frames, strict=True):
@@ -37,13 +41,23 @@ class ClipEquations:
         return stack_frames(proposals)
 
     def evidence(self) -> Tensor:
-        """Return how far to trust the equations at each pixel of all frames, (6, N * H, W)."""
+        """Return what is known of each pixel before any step, (6, N * H, W).
+
+        The six channels say how far the equations can be trusted, e.g. channel 1 is the length of
+        the motion. HIDDEN_EVIDENCE in lab/motion_steps/hidden_equations.py lists them.
+        """
         return stack_frames([each.evidence() for each in self.equations_of_frames])
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return how the equations would change all frames, and how far they are off.
+        """Return how the equations would change all frames, and their errors, (7, N * H, W).
 
-        The result is (7, N * H, W), the channels of `data.motion.joint.equations.Equations.pulls`.
+            0 to 2    change of red, green and blue by the equations of the blurry frame
+            3         change of the grey value by the equations of the spikes
+            4         error of the equations of the blurry frame at z
+            5         error of the equations of the spikes at z
+            6         by how much the spikes of the sharp instant are brighter than z
+
+        z: the present frames, (3, N * H, W).
         """
         frames = split_frames(z, len(self.equations_of_frames))
         pulls = []

@@ -1,12 +1,12 @@
 """The clips of the forms "prior" and "behind", and the score of a clip.
 
 A form is one place where attention over frames may be added (lab/vrt_curve.py). Both forms see
-clips of three or four frames. A frame is a sample of lab/train_motion.py. It has z_0, the frame as
-the network of weights/operator.pth (the operator) has restored it, and the equations along the
-motion.
+clips of three or four frames. A frame is a sample of lab/train_motion.py. The operator is the
+network of weights/operator.pth. The sample has z_0, which is the frame as the operator has restored
+it, and the equations along the motion.
 
-What must stay: the order of the sets, because `draw_clip` draws a set by its index, and that no
-test clip comes from a training video. No test makes these clips, because they need the videos.
+What must stay: the order of the sets, because `draw_clip` draws a set by its index. No test clip
+may come from a training video. No test makes these clips, because they need the videos.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ from models.portable import read_saved
 def _training_sets() -> dict[str, ClipSet]:
     """Return the sets of training clips: videos and photographs in each light.
 
-    E.g. "one_seven_dim" is the set "seven_dim" of SETS with one clip of each video. One clip is
-    enough for minutes of training, and the equations of all clips are kept in memory. The order of
-    the sets is part of the training, because `draw_clip` draws a set by its index.
+    E.g. "one_seven_dim" is the set "seven_dim" of SETS, with one clip of each video instead of two.
+    One clip is enough for minutes of training, and the equations of all clips are kept in memory.
+    The order of the sets is part of the training, because `draw_clip` draws a set by its index.
     """
     sets = {}
     for kind in ("seven", "photos"):
@@ -52,15 +52,15 @@ TEST_SETS = {
 # The frames of a test clip that are restored together: the middle four of eight. A training clip
 # has three or four frames.
 TEST_FRAMES = slice(2, 6)
-# Side in pixels of the square in the middle of a frame that is scored. At the border of a frame
-# attention and convs see less. VRT restores only this square, because the rest of the frame would
-# take most of the time.
+# Side in pixels of the square in the middle of a frame that is scored. Attention and convs see less
+# at the border of a frame, so the border is not scored. VRT restores only this square, because the
+# rest of the frame would take most of the time.
 SCORED_SIDE = 128
 Clip = list[Sample]  # successive frames
 
 
 class Pictures(NamedTuple):
-    """A clip without its spikes."""
+    """The frames of a clip, without its spikes."""
 
     z_0: Tensor  # (N, 3, H, W) the frames as the operator, weights/operator.pth, restores them
     sharp: Tensor  # (N, 3, H, W) the true frames
@@ -75,7 +75,7 @@ def pictures_of(clip: Clip) -> Pictures:
 
 
 def training_clips(videos: Path, out: Path) -> list[list[Clip]]:
-    """Return the clips of each of TRAINING_SETS. Makes them in `out` if they are not there.
+    """Return the clips of each of TRAINING_SETS. Clips that are not in `out` are made.
 
     videos: folder of the videos of lab/quality.py.
     """
@@ -87,7 +87,7 @@ def training_clips(videos: Path, out: Path) -> list[list[Clip]]:
 
 
 def test_clips(videos: Path, out: Path) -> dict[str, dict[str, Clip]]:
-    """Return light -> name of a clip -> its TEST_FRAMES. Makes the clips if they are not there."""
+    """Return light -> name of a clip -> its TEST_FRAMES. Clips that are missing are made."""
     source = out / "sources" / "choose"
     link_files(video_files(videos, VIDEOS["choose"]), source)
     clips: dict[str, dict[str, Clip]] = {}
@@ -104,7 +104,7 @@ def test_clips(videos: Path, out: Path) -> dict[str, dict[str, Clip]]:
 
 
 def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip]:
-    """Return the clips of a set. The shipped weights find their motion."""
+    """Return the clips of a set. The network of weights/motion.pth finds the motion."""
     operator = read_saved(OPERATOR_WEIGHTS)
     shipped = network_of(SHIPPED_WEIGHTS)
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
@@ -123,13 +123,15 @@ def draw_clip(clips: Sequence[Sequence[Any]], rng: np.random.Generator) -> Any:
 
 
 def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
-    """Return by how many dB a clip is better than the frames z_0, in the mean over its frames.
+    """Return the mean gain of the frames of a clip over the frames z_0, in dB.
 
-    z_0 are the frames before the network, as weights/operator.pth has restored them. The gain of a
-    frame is 10 log10(errors_0 / errors), with the mean squared errors of z_0 and of `restored`.
+        gain of a frame = 10 log10(mean squared error of z_0 / mean squared error of `restored`)
+
     Only the middle of a frame is scored.
 
-    restored, z_0, sharp: (N, 3, H, W).
+    restored: (N, 3, H, W), the frames after the network.
+    z_0: (N, 3, H, W), the frames before the network. weights/operator.pth has restored them.
+    sharp: (N, 3, H, W), the true frames.
     """
     # z_0 lies in [0, 1] already.
     restored = middle_square(restored).clamp(0, 1)
@@ -145,7 +147,7 @@ def middle_square(frames: Tensor) -> Tensor:
 
     A frame that is smaller is returned as a whole.
     """
-    # A smaller frame has a negative difference. As an index it would count from the other end.
+    # For a smaller frame the difference is negative. A negative index would count from the end.
     top = max(0, (frames.shape[-2] - SCORED_SIDE) // 2)
     left = max(0, (frames.shape[-1] - SCORED_SIDE) // 2)
     return frames[..., top : top + SCORED_SIDE, left : left + SCORED_SIDE]

@@ -1,6 +1,7 @@
 """The base class of all forms. A form is one place where attention over frames may be added.
 
-`Form` has the data, the two networks (with attention, and a control without) and their tests.
+A form has the data, two networks and their tests. The network "attention" has attention over
+frames. The network "control" has none, and has about the same number of parameters.
 
 What must stay: both networks of a form get the same data
 (test_both_networks_of_a_form_are_trained_for_the_same_time). Free to add: a form, which is a
@@ -24,16 +25,16 @@ ARMS = (ATTENTION, CONTROL)
 # How bright the scenes of the tests are, from dark to bright. Each name is an entry of NAMED in
 # data/cameras/rig_values.py. The entry has the brightness and the cameras of a simulated recording.
 LIGHTS = ("dim", "rig", "ideal")
-# Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. A score
-# is an error in pixels (form "motion": less is better) or a gain in dB (the others: more is
-# better).
+# Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. In the
+# form "motion" a score is an error in pixels, and less is better. In the forms "prior" and "behind"
+# it is a gain in dB, and more is better.
 Scores = dict[str, dict[str, float]]
 
 
 class Form(ABC):
     """The data, the networks, the loss and the tests of a value of --form.
 
-    Both networks of the form use one object, so both get the same data.
+    Both networks of a form use one `Form` object, so both get the same data.
 
     `Training` calls `network` and `loss`. lab/vrt_curve.py calls `make`, `references` and
     `scores_of_weights`, which calls `scores`. An argument `arm` is ATTENTION or CONTROL.
@@ -46,7 +47,7 @@ class Form(ABC):
     @classmethod
     @abstractmethod
     def make(cls, videos: Path, out: Path) -> "Form":
-        """Make the data, or read it.
+        """Make the data, or read data that an earlier call has made.
 
         videos: folder of the videos of lab/quality.py.
         out: folder in which clips are kept.
@@ -69,9 +70,10 @@ class Form(ABC):
         """Test a network. Returns the score of each scene or clip in each light."""
 
     def references(self) -> dict[str, Any]:
-        """Return scores to compare with, of methods that are not trained here: name -> scores.
+        """Return the scores of methods that are not trained here: name -> scores.
 
-        They go to the written file. By default there are none.
+        lab/vrt_curve.py writes these scores to its file, for comparison. A form without such
+        methods returns {}.
         """
         return {}
 

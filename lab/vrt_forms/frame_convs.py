@@ -1,7 +1,7 @@
 """Convs that see a single frame, for the controls of the forms "prior" and "behind".
 
-A control is the network without attention over frames, with which a form compares its attention
-(lab/vrt_curve.py).
+A control is a network without attention over frames. A form compares its network with attention
+with this control (lab/vrt_curve.py).
 
 What must stay: the control sees no other frame
 (test_attention_sees_the_other_frames_and_the_control_does_not).

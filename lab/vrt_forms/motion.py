@@ -4,9 +4,9 @@ A form is one place where attention over frames may be added (lab/vrt_curve.py).
 trained and tested on scenes with exact motion, which lab/motion_net/ draws. The control is
 `MotionNet` itself.
 
-What must stay: the order of the draws, because scenes come from a seed, and that the test scenes
-show videos on which nothing is trained. test_the_motion_is_found_by_both_networks trains both
-networks for a moment.
+What must stay: the order of the draws, because scenes come from a seed. The test scenes must show
+videos on which nothing is trained. test_the_motion_is_found_by_both_networks trains both networks
+for a moment.
 """
 
 from pathlib import Path
@@ -37,13 +37,14 @@ TRAINING_SCENES = 500
 TEST_SCENES = 40  # each is tested in each of LIGHTS
 TEST_SEED = 1000  # seed of the test scenes; --seed does not change it
 MOTION_BATCH = 8  # samples of a step, as BATCH in lab/motion_net/training.py
-# The finest level of `MotionNet` is left out in training and test. It takes half of the time of a
-# step, and only corrects what the coarser levels have found.
+# `MotionNet` finds the motion at four levels, from coarse to fine. The finest level is left out in
+# training and test, because it takes half of the time of a step. It only corrects what the coarser
+# levels have found.
 MOTION_LEVELS = len(LEVELS) - 1
 
 
 class MotionForm(Form):
-    """The network that finds the motion, on scenes with exact motion.
+    """The network that finds the motion within an exposure, on scenes with exact motion.
 
     The docstrings of `Form` (form.py) explain the methods.
     """
@@ -99,7 +100,7 @@ class MotionForm(Form):
         # `found` has the curves of each level: how each pixel moves during the exposure.
         # net.tau[INSIDE] has the times within the exposure at which the true shifts are known.
         found = net(batch.pictures, batch.scenes, MOTION_LEVELS)
-        # The second value is the mean error in pixels. `scores` computes it on the test scenes.
+        # The second value is the mean error of the batch in pixels. It is not needed here.
         loss, _ = loss_of(found, batch.shifts, net.tau[INSIDE])
         return loss
 
@@ -114,7 +115,7 @@ class MotionForm(Form):
         return scores
 
     def references(self) -> dict[str, Any]:
-        """Return the scores without any motion, and of the network in weights/motion.pth."""
+        """Return two results for comparison: with all shifts 0, and of weights/motion.pth."""
         errors_without_motion = {}
         for light, batches in self.tests.items():
             errors_without_motion[light] = {}
@@ -134,7 +135,7 @@ def mean_error(net: MotionNet, batch: Batch) -> float:
     """Return the mean error of the shifts of all spike pixels, in spike pixels."""
     curves_of_levels = net(batch.pictures, batch.scenes, MOTION_LEVELS)
     curves = curves_of_levels[-1]  # the finest level that is computed
-    # The level has larger pixels than the spike camera, so its curves are enlarged.
+    # A pixel of the level is larger than a spike pixel, so enlarge the picture of the curves.
     size = batch.shifts.shape[-2:]
     coefficients = F.interpolate(curves.coefficients, size, mode="bilinear", align_corners=False)
     found = displacements(coefficients, net.tau[INSIDE])  # (B, 11, 2, h, w)

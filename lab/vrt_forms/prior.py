@@ -4,12 +4,12 @@ A form is one place where attention over frames may be added (lab/vrt_curve.py).
 are small passes that improve a frame along its motion. Here they improve all frames of a clip
 together, with the help of a prior: a network that sees all frames (prior_net.py).
 
-A step sees the equations of a frame, which say that both cameras have recorded means of the sharp
-frame along its motion (data/motion/joint/equations.py). It also sees a proposal, a frame that
-solves these equations.
+A step sees the equations of a frame (data/motion/joint/equations.py). They say that each camera has
+recorded a mean of the sharp frame while it moved. A step also sees a proposal: a frame that solves
+the equations.
 
-What must stay: the order of the draws, and that the equations are made before the training, because
-making data does not count as training.
+What must stay: the order of the draws. The equations must be made before the training, because the
+time for making data must not count as training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,8 +37,8 @@ from lab.vrt_forms.prior_net import (
     StepsWithPrior,
 )
 
-# The solver that makes the proposals of the tests. Its defaults are the settings of the shipped
-# weights. lab/train_motion.py has a cheaper solver for training.
+# The solver that makes the proposals of the test clips. The defaults of `Solver` are the settings
+# of the shipped weights. lab/train_motion.py has a cheaper solver for training.
 TEST_SOLVER = Solver()
 
 
@@ -65,7 +65,7 @@ class PriorForm(Form):
         """
         self.clips = clips
         self.tests = tests
-        # Make all equations before the training, because making data does not count as training. A
+        # Make all equations now, because the time for making data must not count as training. A
         # sample keeps the equations of the first call.
         for clips_of_set in clips:
             for clip in clips_of_set:
@@ -80,7 +80,7 @@ class PriorForm(Form):
 
     @classmethod
     def make(cls, videos: Path, out: Path) -> "PriorForm":
-        """Make the clips in `out`, or read them if they are there, and make their equations."""
+        """Make or read the clips in `out`, and make their equations."""
         return cls(training_clips(videos, out), test_clips(videos, out))
 
     def network(self, arm: str) -> "StepsWithPrior":

@@ -6,8 +6,12 @@ step together, and a prior is added to what the conv net of the steps returns:
     conv net of the steps    sees one frame     shipped weights, which stay as they are
     prior                    sees all frames    trained
 
-Both return the same channels: a change of the colours (3 channels) and gates (GATES channels). The
-gates say how far a step follows the equations, and the proposal, a frame that solves the equations.
+Both return the same channels, and the sum of both is used:
+
+    0 to 2    a change of red, green and blue
+    3 to 5    GATES = 3 gates. A gate is a factor for each pixel of a change: the change by the
+              equations of the blurry frame, the change by the equations of the spikes, and the way
+              to the proposal, which is a frame that solves the equations
 
 What must stay: a new prior changes nothing (test_a_new_network_changes_nothing), and both networks
 of the form have about the same number of parameters
@@ -31,18 +35,20 @@ from models.fusion.fusion_motion import (
 )
 from models.vrt.stages import Stage
 
-# With a wider prior, a step takes longer, so the training makes fewer steps in the same time. No
+# With a wider prior, a step takes longer. So a training of the same time has fewer steps. No
 # measurement of other sizes is recorded.
 PRIOR_FEATURES = 32
 QUARTER = 4  # side of a pixel of the prior, in pixels of the frame
-# The attention: one stage of VRT, with two blocks of mutual attention (windows of two frames) and
-# two blocks of self attention. A window has 6 x 6 pixels of the prior, 24 x 24 of the frame.
+# The attention is one stage of VRT. It has two blocks of mutual attention, in windows of two
+# frames, and two blocks of self attention, in windows of four frames. A window has 6 x 6 pixels of
+# the prior, which are 24 x 24 pixels of the frame.
 PRIOR_DEPTH = 4
 PRIOR_MUTUAL_DEPTH = 2
 PRIOR_HEADS = 4
 PRIOR_WINDOW = (4, 6, 6)
-# Number of convs of the control in place of the attention, for about the same number of parameters.
-# test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
+# Number of convs that the control has in place of the attention. This number gives about the same
+# number of parameters. test_both_networks_of_a_form_are_trained_for_the_same_time allows a
+# difference of 5 %.
 PRIOR_LAYERS = 7
 
 
@@ -67,25 +73,25 @@ class FrameAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.permute(0, 2, 3, 1)[None]  # (1, N, h, w, C)
-        # The lists are flows, which a stage without alignment does not use.
+        # A stage with pa_frames=0 uses no optical flow, so both lists are empty.
         tokens = self.stage(tokens, flows_backward=[], flows_forward=[])
         return tokens[0].permute(0, 3, 1, 2)
 
 
 class Prior(nn.Module):
-    """Adds to the outputs of the conv net of the steps. At first it adds 0.
+    """Computes what is added to the outputs of the conv net of the steps. At first this is 0.
 
-    middle: sees all frames, (N, features, h, w) -> the same shape.
+    middle: the attention or the convs of the control, (N, features, h, w) -> the same shape.
     """
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
-        # At half size, 2 x 2 pixels of the full size are channels of one pixel. At the exit, 4 x 4
-        # pixels of the frame are channels of one pixel of the prior: 16 times the channels of the
-        # result, which are 3 of the change of the colours and GATES of the gates.
+        # At half size, 2 x 2 pixels of the full size are channels of one pixel.
         inputs = HALF**2 * CHANNELS_AT_FULL_SIZE + CHANNELS_AT_HALF_SIZE
         self.entry = nn.Conv2d(inputs, PRIOR_FEATURES, kernel_size=3, stride=2, padding=1)
         self.middle = middle
+        # At the exit, 4 x 4 pixels of the frame are channels of one pixel of the prior. So there
+        # are 16 * (3 + 3) channels: 3 for the change of the colours, and GATES = 3.
         outputs = QUARTER**2 * (3 + GATES)
         self.exit = nn.Conv2d(PRIOR_FEATURES, outputs, kernel_size=3, padding=1)
         set_to_zero(self.exit)
@@ -131,7 +137,7 @@ class StepsWithPrior(MotionSteps):
         self.is_dim = False  # whether the steps for few spikes restore the clip
 
     def net(self, at_full_size: Tensor, at_half_size: Tensor) -> Tensor:
-        """Return the change and the gates of all frames, (3 + GATES, N * H, W).
+        """Return the change of the colours and the gates of all frames, (3 + GATES, N * H, W).
 
         `MotionSteps.net` sees one frame at a time, and the prior sees all frames.
         """

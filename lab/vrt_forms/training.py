@@ -3,8 +3,9 @@
 A point is a CPU time at which lab/vrt_curve.py tests the network, e.g. after 8, 16 and 24 minutes.
 
 What must stay: the learning rate is constant after its rise, and the weights of a point are a
-moving average. So the weights at a point do not depend on how long the training goes on afterwards.
-A stopped training is resumed where it stopped (test_a_stopped_training_goes_on_where_it_was).
+moving average. So the weights at a point do not depend on the time that the training takes
+afterwards. A stopped training is resumed where it stopped
+(test_a_stopped_training_goes_on_where_it_was).
 """
 
 import sys
@@ -18,15 +19,15 @@ from torch import Tensor, nn
 
 from lab.vrt_forms.form import Form
 
-# Settings of the training, the same for both networks of a form. The values are usual for Adam,
-# and no comparison with other values is recorded.
+# Both networks of a form have these settings. The values are usual for Adam, and no comparison with
+# other values is recorded.
 
-# Decay of the exponential moving average of the weights. The average is about the mean of the last
-# 1 / (1 - 0.99) = 100 steps.
+# Decay of the exponential moving average of the weights. The average is about the mean over the
+# last 1 / (1 - 0.99) = 100 steps.
 MOST_OLD = 0.99
 WARM_STEPS = 50  # steps in which the learning rate rises to its value
 LARGEST_GRADIENT = 1.0  # norm to which larger gradients are scaled down
-SAVE_EVERY = 60  # CPU seconds from one save to the next, so a stop loses a minute at most
+SAVE_EVERY = 60  # CPU seconds from one save to the next. A stop loses at most a minute
 
 
 class Weights(NamedTuple):
@@ -122,7 +123,7 @@ class Training:
             "steps": self.steps,
             "seconds": self.seconds,
             "seconds_before": self.seconds_before,
-            # As plain tuples, so that the file can be read after `Weights` was renamed.
+            # The points are plain tuples, so that the file can be read after `Weights` is renamed.
             "points": {at: tuple(weights) for at, weights in self.points.items()},
         }
         # Write to another name first. If the program is stopped while it writes, the old file stays
