@@ -35,8 +35,9 @@ def write_film(path: Path, frames: Sequence[np.ndarray], starts: Sequence[Fracti
     path.parent.mkdir(parents=True, exist_ok=True)
     tick = Fraction(1, CLOCK)
     with av.open(str(path), "w") as out:
-        # crf 0: lossless. bf 0: no frame refers to a later frame. The encoder requires a rate, e.g.
-        # 60. But the rate has no effect, because each frame gets its own start (pts) below.
+        # "crf" 0 makes the film lossless. With "bf" 0 no frame refers to a later frame. The encoder
+        # requires a rate, e.g. 60. But the rate has no effect, because each frame gets its own
+        # start (pts) below.
         stream = out.add_stream("libx264rgb", rate=60, options={"crf": "0", "bf": "0"})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "rgb24"
@@ -65,8 +66,8 @@ def noise_film(
     container: options of the file format, e.g. {"movflags": "+faststart"}, or None for none.
     """
     if options is None:
-        # bf 0: no frame refers to a later frame. g 6: every sixth frame is a key frame, which can
-        # be decoded without other frames.
+        # With "bf" 0 no frame refers to a later frame. With "g" 6 every sixth frame is a key frame,
+        # which can be decoded without other frames.
         options = {"bf": "0", "g": "6"}
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=container or {}) as out:

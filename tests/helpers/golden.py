@@ -66,7 +66,7 @@ def cotangent(like: Tensor) -> Tensor:
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest value expected."""
+    """Return the largest difference, divided by the largest absolute value of `expected`."""
     assert got.shape == expected.shape, f"{tuple(got.shape)} != {tuple(expected.shape)}"
     largest = expected.abs().max().clamp_min(1e-30)  # all values may be 0
     return float((got.detach() - expected).abs().max() / largest)

@@ -84,5 +84,5 @@ class Case:
         return float(-10 * (error**2).mean().log10())
 
     def guarded(self, z: torch.Tensor, start: torch.Tensor, guard: float) -> Blend:
-        """Return the blend of a solution z and its start z_0."""
+        """Return the blend of a solution z and its start z_0 (data/motion/joint/guard.py)."""
         return guard_solution(z, start, self.recording, self.pixels, self.gain, guard=guard)

@@ -306,6 +306,9 @@ def _render_view(
 ) -> np.ndarray:
     """Return the view of a scene that is moved by `matrix`, with `size` (height, width).
 
+    border: what OpenCV takes outside of the scene. BORDER_REPLICATE repeats its edge, and
+        BORDER_CONSTANT gives 0.
+
     OpenCV rounds positions to 1/32 of a pixel, which is too coarse for the tests. So the view is
     rendered 4 times as large, and each 4 x 4 pixels are averaged.
     """

@@ -202,7 +202,10 @@ def is_view(func: Any) -> bool:
 
 
 def inputs_of(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors that an operation reads. An argument `out=` is only written."""
+    """Return the tensors that an operation reads, from its arguments.
+
+    An argument `out=` is left out, because the operation only writes it.
+    """
     written = {argument.name for argument in func._schema.arguments if argument.is_out}
     read = [value for key, value in kwargs.items() if key not in written]
     return tensors((args, read))

@@ -6,6 +6,9 @@ one core, because frames have 32 x 32 pixels, and the network has one block in m
 
 What must stay: the numbers of clips, frames and steps, because tests count them. A test that needs
 other options gives them as arguments.
+
+In the functions below, `options` is the path of an option file, and `task` is the name of a run,
+which is also the name of its folder in experiments/.
 """
 
 import json
@@ -113,7 +116,9 @@ def train(
     """Run main_train_vrt.py on these ranks until it ends, with success or with an error.
 
     overrides: options as on the command line, e.g. "train.total_iter=2".
-    launch: arguments of `run_ranks`.
+    ranks: number of ranks.
+    limit_s: longest time of the run, in seconds, on an idle machine.
+    launch: more arguments of `run_ranks` (tests/dist/launching.py).
     """
     return run_ranks(ranks, MAIN, "--opt", str(options), *overrides, limit_s=limit_s, **launch)
 

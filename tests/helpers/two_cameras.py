@@ -66,8 +66,8 @@ def similarity(
     """
     spike_center = ((spike[1] - 1) / 2, (spike[0] - 1) / 2)
     rgb_center = ((rgb[1] - 1) / 2, (rgb[0] - 1) / 2)
-    # For positive angles, OpenCV turns against the clock. Our angles turn with the clock, hence the
-    # minus.
+    # For positive angles, OpenCV turns against the clock, and our angles turn with the clock. So
+    # the sign changes.
     turn = cv2.getRotationMatrix2D(spike_center, -angle_deg, scale)
     matrix = np.vstack((turn, (0, 0, 1)))
     # The turn does not move the centre of the spike picture. The third column of the matrix is
@@ -110,7 +110,7 @@ def record(
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
     # For each plane, the matrix from an RGB pixel to the point of the scene that the pixel sees.
     # The first pixel of the frame lies `margin` pixels from the edges of the scene. If the scene
-    # moves to the right, a pixel sees a point farther to the left, hence the minus.
+    # moves to the right, a pixel sees a point farther to the left. So the shift is subtracted.
     shift_x, shift_y = motion
     to_scene = [_translation(margin - shift_x * t, margin - shift_y * t) for t in times]
     is_moving = any(motion)
@@ -201,6 +201,8 @@ def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
     """Return the mean and the largest error of the calibration in a file, in RGB pixels.
 
     The error is measured at each fourth spike pixel that the RGB camera sees.
+
+    truth, mirror: the true calibration, as for `write_pair`.
     """
     found = load_calibration(path)
     height, width = found.spike_size

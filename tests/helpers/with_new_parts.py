@@ -92,6 +92,8 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
     """Run the programs one after the other. Returns what was done -> exit code.
 
     The order must stay: "train again" and "test" need the run of "train".
+
+    options: the command line of the first training: --opt FOLDER/options.json.
     """
     import main_train_vrt
 

@@ -199,9 +199,9 @@ class Beats:
 
 
 def read_states(store: Store, world_size: int) -> dict[int, State]:
-    """Return the last beat of each rank. Call this only after all ranks have met.
+    """Return rank -> its last beat. Call this only after all ranks have met.
 
-    Earlier, some ranks may have no beat, and `multi_get` would wait for it.
+    Before all ranks have met, some ranks may have no beat, and `multi_get` would wait for it.
     """
     # `multi_get` returns the values in the order of the keys, so value 0 is the beat of rank 0.
     values = store.multi_get([f"beat/{rank}" for rank in range(world_size)])

@@ -10,8 +10,8 @@ their *memory files*: each rank keeps a file open that exists in memory only, wi
 "spikevrt-rank-3-of-5f0c2a9be81d4477". The end of this name, the *mark*, is the same on all ranks of
 a run (stacks.py).
 
-What must stay: another user's claim of a name does not prevent our report. This module imports no
-installed packages, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
+What must stay: if another user claims the name, we still report. This module imports no installed
+packages, because the guard (utils/dist/guard.py) uses it. Free to change: CLAIM_S.
 
 Tests: tests/dist/test_trust.py, tests/faults/test_startup.py
 (test_ranks_of_one_launch_report_the_same_error_once).

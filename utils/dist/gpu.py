@@ -192,7 +192,7 @@ class _Gpus(NamedTuple):
 
 
 def _gpus_of_machine() -> _Gpus:
-    """Return the NVIDIA GPUs of this machine, whatever torch can see of them."""
+    """Return the NVIDIA GPUs of this machine, including GPUs that torch cannot see."""
     gpus = _gpus_of_nvidia_smi()
     if gpus is not None:
         return gpus

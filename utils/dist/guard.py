@@ -210,7 +210,12 @@ def _wait_for_silence(pid: int, limit_s: float) -> float | None:
 
 
 def _write_last_words(words: bytes, log_file: str | None) -> None:
-    """Write the report of the guard into the log and to the terminal, as far as they take it."""
+    """Write the report of the guard into the log, and then to the terminal.
+
+    A log or terminal that cannot be written is left out.
+
+    log_file: path of the log of the run, or None if the rank has none.
+    """
     if log_file is not None:
         with suppress(OSError):
             # O_NOFOLLOW: if somebody has put a link in place of the log, do not write to its
@@ -218,7 +223,7 @@ def _write_last_words(words: bytes, log_file: str | None) -> None:
             descriptor = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
             os.write(descriptor, words)
     with suppress(OSError):
-        os.write(2, words)
+        os.write(2, words)  # 2 is stderr
 
 
 if __name__ == "__main__":

@@ -223,8 +223,9 @@ def _port_of_job(env: Env) -> str:
     test_two_jobs_on_one_host_meet_at_different_ports.
     """
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
-    # Jobs have similar names. A digest of the name gives each job another port, in all likelihood.
-    # Its first 4 bytes, a number below 4.3e9, are enough for 10,000 ports.
+    # The names of two jobs may differ in a single digit. Their digests differ in all digits, so two
+    # jobs rarely get the same port. The first 4 bytes of a digest, a number below 4.3e9, are enough
+    # for 10,000 ports.
     digest = hashlib.sha256(job.encode()).digest()
     number = int.from_bytes(digest[:4], "big")
     return str(FIRST_PORT + number % PORT_COUNT)

@@ -11,8 +11,11 @@ address, torch says only "timed out". So `open_store` checks each step, and says
     somebody listens there        `_wait_until_open`
     it is the store of this run   `_connect`, `_refuse_run_under_way`
 
-If torchrun restarts the ranks, its store lives on with the keys of the earlier start. So the keys
-of each start get a prefix of their own (`name_of_start`).
+The functions here take `launch`, the `LaunchInfo` (state.py) of this process. It has the number of
+this rank, the address of the store, and the longest time to wait (`join_s`).
+
+If torchrun restarts the ranks, its store still has the keys of the earlier start. So the keys of
+each start get a prefix of their own (`name_of_start`).
 
 What must stay: the ranks of one host listen only on the loopback address
 (test_ranks_of_one_host_listen_on_the_loopback_alone); the number of requests of a rank does not
@@ -344,10 +347,11 @@ def _answer_requests(tcp_store: Store, name: str, launch: LaunchInfo) -> None:
 
 
 def _answer_written(tcp_store: Store, numbers: set[int], name: str) -> set[int]:
-    """Answer those of the requests `numbers` that are in the store. Returns their numbers.
+    """Answer the requests that are in the store. Returns the numbers of the answered requests.
 
     A rank first takes its number, and then writes its request. So a request may still be missing.
 
+    numbers: numbers of the requests that are not answered yet.
     name: the name of this start, which is the answer.
     """
     answered = set()

@@ -10,8 +10,9 @@ many platforms and users set too:
 names to an environment with other names, and utils/dist/node_launch.py has found out whether this
 process stands for a whole node.
 
-A wrong variable is not an error at once: it adds a text to the list `faults`, and one error lists
-all of them (utils/dist/launch_variables.py).
+A wrong variable does not raise an error at once. It adds a text to the list `faults`, and at the
+end one error lists all texts (utils/dist/launch_variables.py). In all functions, `env` is the
+environment: name of a variable -> its text.
 
 What must stay: which variables count, because users' job scripts rely on it. These tests notice a
 change:

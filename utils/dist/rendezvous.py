@@ -12,6 +12,9 @@ waits until all ranks have arrived. The keys of the meeting, in a run of 4 ranks
     world_size                "4", written by the first rank; all ranks must expect this number
     proof/0 ... proof/3       present if the launcher has given all ranks a job key, a secret
 
+The functions here take `launch`, the `LaunchInfo` (state.py) of this process. It has the number of
+this rank, the number of ranks, and the longest time to wait (`join_s`).
+
 What must stay:
 
     the requests of a rank and their order, because all ranks wait for the keys in the same order

@@ -379,7 +379,7 @@ def _fault_in_words(error: BaseException) -> str:
 
 
 def existing_versions(path: Path) -> list[Path]:
-    """Return the file `path` and its former versions, as far as they exist, the newest first.
+    """Return the existing files among `path` and its former versions, the newest first.
 
     A version in this list may be damaged, because only `load` compares it with its sidecar.
     """

@@ -155,8 +155,8 @@ def only_run_in(
     appended: names of the files to which a run appends. They must not be links, because a run would
         then write into a file elsewhere.
 
-    Raises OptionError in two cases: another process has the lock, or the folder has a file that no
-    run made and whose name fits a pattern. Raises DataError if a file of `appended` is a link.
+    Raises OptionError in two cases: another process has the lock, or the folder has a file with a
+    name of `patterns` that no run made. Raises DataError if a file of `appended` is a link.
     """
     locked_folder = None
     # Only rank 0 does the work. If it raises an error, all ranks end.

@@ -223,7 +223,7 @@ class DeviceClock:
     On the CPU these are wall-clock seconds. On a GPU the clock puts an event before and after each
     block into the queue of the GPU. When the GPU comes to an event in its queue, it writes the time
     into the event. `read` takes only events that have their time, so the host never waits for the
-    device. Keep it so: a wait in a step would slow down every step.
+    device. This must stay, because a wait would slow down every step.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -26,8 +26,9 @@ class WandbWriter:
     """Writes to Weights & Biases. After a resume it continues the same W&B run.
 
     wandb gets the secret key only through the environment of this process, because the login of
-    wandb would write the key to a file. Keep it so: a test looks for the key in all files of a run
-    (test_weights_and_biases_runs_offline_and_the_key_reaches_no_file).
+    wandb would write the key to a file. This must stay. The test
+    test_weights_and_biases_runs_offline_and_the_key_reaches_no_file looks for the key in all files
+    of a run.
     """
 
     def __init__(
