@@ -1002,6 +1002,42 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
             assert process.wait(timeout=10) == 0
 
 
+# A program that locks the file of a run. After a second it does what a run at work does if somebody
+# removes this file: it makes the file again, locks the new file, and then frees the old one.
+MAKE_LOCK_AGAIN = """
+import fcntl
+import os
+import sys
+import time
+
+path = sys.argv[1]
+old = open(path, "w")
+fcntl.lockf(old, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(1)
+os.remove(path)
+new = open(path, "w")
+fcntl.lockf(new, fcntl.LOCK_EX)
+old.close()
+time.sleep(60)
+"""
+
+
+def test_a_start_that_waits_for_a_removed_lock_is_refused_by_the_new_one(tmp_path):
+    command = [sys.executable, "-c", MAKE_LOCK_AGAIN, tmp_path / ".lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        not_none(process.stdout).readline()  # returns when the program has printed "locked"
+        (tmp_path / MARK).touch()
+        try:
+            with (
+                pytest.raises(OptionError, match="another run is at work in this folder"),
+                only_run_in(tmp_path, patterns=(), appended=()),
+            ):
+                pass
+        finally:
+            process.kill()
+
+
 def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
     opt = read_options(["--opt", str(write_options(tmp_path)), "watchdog.stall_s=10"])
 

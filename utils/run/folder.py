@@ -239,13 +239,7 @@ def _take_lock(path: Path) -> BinaryIO:
 
     Raises OptionError if the other process still has the lock after this time.
     """
-    # `open_kept` opens a file that the run keeps open. It refuses a link. If the file cannot be
-    # opened, `writing` raises a DataError with the advice OTHER_ROOT ("free some space, ...").
-    with writing(path, OTHER_ROOT):
-        # With 0o600 only the owner may open the file. Another user who could open the file could
-        # lock it, too. "a+b" makes the file if it is missing, and keeps the content of an existing
-        # file.
-        file = open_kept(path, "a+b", permissions=0o600)
+    file = _open_lock(path)
     begin = time.monotonic()
     has_warned = False
     while True:
@@ -257,7 +251,13 @@ def _take_lock(path: Path) -> BinaryIO:
             )
             return file
         if is_locked:
-            break
+            if _is_same(path, os.fstat(file.fileno())):
+                break
+            # While this waited, somebody removed the file, and the run that had locked it has made
+            # it again (`_make_again`). Only the lock of the new file counts, so try that one.
+            file.close()
+            file = _open_lock(path)
+            continue
 
         # Another process has the lock. Wait longer for a process of another host, because the file
         # server releases the lock of a crashed host late.
@@ -275,6 +275,18 @@ def _take_lock(path: Path) -> BinaryIO:
         time.sleep(0.1)
     _write_holder(file, path)
     return file
+
+
+def _open_lock(path: Path) -> BinaryIO:
+    """Open the file of a lock, to read and to append. It is made if it is missing.
+
+    Raises DataError if it cannot be opened, with the advice OTHER_ROOT ("free some space, ..."), or
+    if it is a link.
+    """
+    with writing(path, OTHER_ROOT):
+        # With 0o600 only the owner may open the file. Another user who could open the file could
+        # lock it, too.
+        return open_kept(path, "a+b", permissions=0o600)
 
 
 def _second_run(path: Path, holder: str) -> OptionError:
