@@ -42,7 +42,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.quality_suite.methods import Method, read_method, refuse_unequal_pixels_per_step
 from lab.quality_suite.outcomes import Outcome
-from lab.quality_suite.runs import finished_result, scores_on_tests, train_and_test, write_result
+from lab.quality_suite.runs import (
+    finished_result,
+    has_all_conditions,
+    scores_on_tests,
+    train_and_test,
+    write_result,
+)
 from lab.quality_suite.sets import CONDITIONS, Data, make_made, make_real
 from lab.quality_suite.tables import tables
 from lab.tools import ROOT
@@ -166,12 +172,13 @@ def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int
 
 
 def outcome_of_formula(out: Path, data: Data, formula: str, option_file: Path) -> Outcome:
-    """Return the results of a formula. Tests the formula if it has no results yet.
+    """Return the results of a formula. Tests the formula if a condition has no results yet.
 
-    A result that exists is used again, even if it was measured with other test clips.
+    A result that exists is used again, also if it was measured under more conditions.
     """
     file = out / "results" / f"{formula}_{data.part}.json"
-    if not file.exists():
+    is_finished = file.exists() and has_all_conditions(read_json(file), data)
+    if not is_finished:
         clips = scores_on_tests(out, data, formula, option_file, "--method", formula)
         write_result(out, data, formula, {"clips": clips})
     # A formula has no parameters and no seed. Its only run gets the seed 0.

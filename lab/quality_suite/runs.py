@@ -143,8 +143,12 @@ def finished_result(out: Path, data: Data, method: Method, seed: int) -> dict[st
         file = folder / name
         if file.exists():
             result = read_json(file)
-            # Names of clips are "<condition>/<clip>".
-            tested = {clip.partition("/")[0] for clip in result["clips"]}
-            has_all = tested >= data.tests.keys()  # >=: `tested` may have more conditions
-            return result if has_all else None
+            return result if has_all_conditions(result, data) else None
     return None
+
+
+def has_all_conditions(result: dict[str, Any], data: Data) -> bool:
+    """Return whether a result was measured under all conditions of `data`, and perhaps more."""
+    # Names of clips are "<condition>/<clip>".
+    tested = {clip.partition("/")[0] for clip in result["clips"]}
+    return tested >= data.tests.keys()

@@ -160,6 +160,19 @@ def test_a_second_call_repeats_no_finished_run(comparison, capsys):
     assert times_of_change(comparison) == before
 
 
+def test_a_formula_is_tested_again_if_its_result_has_other_conditions(comparison):
+    file = comparison.folder / "out/results/tfi_made.json"
+    result = json.loads(file.read_text())
+    # As if --conditions had been "dim" in an earlier call.
+    renamed = {name.replace("recorded/", "dim/"): clip for name, clip in result["clips"].items()}
+    file.write_text(json.dumps({"clips": renamed}))
+
+    code = main(comparison.arguments(comparison.concat, comparison.none))
+
+    assert code == 0
+    assert sorted(json.loads(file.read_text())["clips"]) == CLIPS
+
+
 def test_no_result_of_other_options_is_used(comparison, tmp_path):
     before = times_of_change(comparison)
     # The same method as in the first run, but trained without rotation.
