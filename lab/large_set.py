@@ -14,9 +14,9 @@ picture and a spike file:
     options.json                                                 the option file of the training
     experiments/                                                 what the training writes
 
-No test runs this file, so run `lab/benchmark.py start --clips 100` after a change. Free to change:
-all of it. But figures of two versions can only be compared if the sets and the measurements are the
-same.
+test_lab.py tests only the pictures, so run `lab/benchmark.py start --clips 100` after a change. Free
+to change: all of it. But figures of two versions can only be compared if the sets and the
+measurements are the same.
 """
 
 import json
@@ -40,6 +40,7 @@ from data.spike.simulate import IntegrateAndFire
 from lab.tools import ROOT
 from scripts.parts.make_sample_data.sample_layers import texture
 from tests.helpers.train_files import network_section
+from utils.image import imwrite_rgb
 
 FRAMES = 8  # number of frames of a clip
 FILES_OF_CLIP = 3 * FRAMES  # for each frame a blurry picture, a sharp picture and a spike file
@@ -93,8 +94,8 @@ def _write_clip(folder: Path) -> None:
         (folder / kind).mkdir(parents=True)
     for frame in range(FRAMES):
         moved = np.roll(picture, 2 * frame, axis=1)
-        cv2.imwrite(str(folder / f"sharp/{frame:06d}.png"), moved)
-        cv2.imwrite(str(folder / f"blur/{frame:06d}.png"), cv2.blur(moved, (5, 1)))
+        imwrite_rgb(folder / f"sharp/{frame:06d}.png", moved)
+        imwrite_rgb(folder / f"blur/{frame:06d}.png", cv2.blur(moved, (5, 1)))
 
         # The spike camera sees the frame in grey. Each plane gets the same light, because nothing
         # moves within the exposure.

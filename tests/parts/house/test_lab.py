@@ -17,16 +17,29 @@ from torch import Tensor, nn
 
 from lab import benchmark, gpu, quality
 from lab.gpu_next import FiniteOutputs, watched_losses
+from lab.large_set import SIDE, make_set
 from lab.quality_suite.moving import moving_psnr
 from lab.quality_suite.outcomes import Outcome, difference
 from lab.quality_suite.tables import tables
 from lab.tools import NAMED
 from main_train_vrt import read_options
-from utils.image import imwrite_rgb
+from scripts.parts.make_sample_data.sample_layers import texture
+from utils.image import imread_rgb, imwrite_rgb
 
 GOPRO_OPTIONS = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
 # Student's t for a 95 % interval and three differences (two degrees of freedom).
 T_OF_THREE = 4.303
+
+
+# ---- lab/large_set.py ----
+
+
+def test_the_pictures_of_the_large_set_have_the_colours_of_the_texture(tmp_path):
+    make_set(tmp_path, clips=2)
+
+    sharp = imread_rgb(tmp_path / "GOPRO_Large/train/clip00000/sharp/000000.png")
+    expected = (255 * texture(np.random.default_rng(0), SIDE)).astype(np.uint8)
+    np.testing.assert_array_equal(sharp, expected)
 
 
 # ---- lab/quality.py: its statistics ----
