@@ -128,8 +128,10 @@ def test_a_flag_that_means_something_else_here_is_refused_with_the_cure(flags, c
 # ---- The test command of KAIR ----
 
 
-def test_the_test_command_of_kair_is_answered_with_ours():
-    message = refusal_of("main_test_vrt.py", *THEIRS.split())
+@pytest.mark.parametrize("sigma", ["--sigma 10", "--sigma=10", "--sigma 5 --sigma=10"])
+def test_the_test_command_of_kair_is_answered_with_ours(sigma):
+    theirs = THEIRS.replace("--sigma 10", sigma)
+    message = refusal_of("main_test_vrt.py", *theirs.split())
 
     # Each flag of KAIR is translated, except --sigma, which this project has as well.
     for flag in re.findall(r"--\w+", THEIRS):

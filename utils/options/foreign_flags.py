@@ -213,13 +213,31 @@ def _our_arguments(values: Mapping[str, Sequence[str]], argv: Sequence[str]) -> 
             # value_count = 3, so there are never more. Our tiles are square: the width is dropped.
             frames, height, _ = values[kair_flag]
             ours += [our_flag, f"{frames},{height}"]
-    # As the last argument, --sigma would have no value. The form --sigma=20 is not copied.
-    if "--sigma" in argv[:-1]:
-        sigma = argv[argv.index("--sigma") + 1]  # e.g. "20" of [..., "--sigma", "20"]
+    sigma = _last_value(argv, "--sigma")
+    if sigma is not None:
         ours += ["--sigma", sigma]
     if "--save_result" in values:
         ours += ["--save", "frames"]
     return ours
+
+
+def _last_value(argv: Sequence[str], name: str) -> str | None:
+    """Return the value of a flag in `argv`, e.g. "20" of "--sigma 20" or "--sigma=20".
+
+    If the flag is given twice, the last value counts, as for argparse. None if there is no value.
+
+    name: the flag, e.g. "--sigma".
+    """
+    last_value = None
+    for position, argument in enumerate(argv):
+        flag, equals, text = argument.partition("=")
+        if flag != name:
+            continue
+        if equals:
+            last_value = text
+        elif position + 1 < len(argv):
+            last_value = argv[position + 1]
+    return last_value
 
 
 def _values_of_flags(argv: Sequence[str]) -> dict[str, list[str]]:
