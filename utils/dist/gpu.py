@@ -73,14 +73,16 @@ def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
 
     # First set the variable, then count the GPUs, because the variable hides some GPUs.
     count = devices.count()
-    if not gpu_ids or count == 0:
-        return  # the option names no GPU, or this process sees none
+    if count == 0:
+        return  # this process sees no GPU
     if not is_single:
         note = _note_for_ranks(gpu_ids, count, variable)
     elif ids_of_environment is not None:
         note = _note_for_environment(gpu_ids, ids_of_environment, variable)
-    else:
+    elif gpu_ids:
         note = _note_for_single(gpu_ids, count, variable, opt_path)
+    else:  # this function has just hidden all GPUs
+        note = ""
     if note and RUN.launch.rank == 0:
         logger.warning("%s", note)
 
@@ -136,10 +138,12 @@ def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
     if listed_gpus == used_gpus:
         return ""
     ids_of_option = _comma_list(gpu_ids)
+    # An empty value needs quotes here, so that a reader sees where it ends.
+    value = ids_of_option or '""'
     return (
         f"gpu_ids [{ids_of_option}] has no effect with several ranks: "
         "each rank takes the GPU of its local rank; "
-        f"{variable}={ids_of_option} in front of the launcher chooses them"
+        f"{variable}={value} in front of the launcher chooses them"
     )
 
 

@@ -96,6 +96,17 @@ CHOICES = [
         Choice(ids=[0, 1], gpus=0, visible="", variables={"CUDA_VISIBLE_DEVICES": ""}),
         id="the user has chosen no GPU",
     ),
+    pytest.param(
+        Choice(
+            ids=[],
+            gpus=1,
+            visible="0",
+            message="CUDA_VISIBLE_DEVICES=0 takes precedence over gpu_ids []",
+            variables={"CUDA_VISIBLE_DEVICES": "0"},
+        ),
+        id="the option asks for the CPU, and the user for a GPU",
+    ),
+    pytest.param(Choice(ids=[], gpus=0, visible=""), id="the option asks for the CPU"),
     # The other cases have several ranks. Then rank n takes GPU n of the machine, and gpu_ids has no
     # effect. If the ranks take all GPUs of gpu_ids that the machine has, no message is needed. This
     # is so in the next two cases.
@@ -136,6 +147,16 @@ CHOICES = [
             ranks=2,
         ),
         id="other GPUs than two ranks take",
+    ),
+    pytest.param(
+        Choice(
+            ids=[],
+            gpus=2,
+            visible=None,
+            message="gpu_ids [] has no effect with several ranks",
+            ranks=2,
+        ),
+        id="the option asks for the CPU, and two ranks take GPUs",
     ),
 ]
 
