@@ -36,6 +36,7 @@ def usable_region(calibration: Calibration, covered: np.ndarray, path: str) -> C
     if calibration.region:
         top, left, height, width = calibration.region
         region = Crop(top, left, height, width)
+    # Without this check, test_a_region_that_the_spike_camera_does_not_see_is_refused fails.
     if not _is_covered(region, covered):
         raise DataError(
             what=f"the spike camera does not see all of the region {calibration.region}",

@@ -152,6 +152,9 @@ class DatasetInfo:
             planes of the last file of a clip, at least     8 n - 7         49
             number of the middle raw frame                  (n - 1) / 2     3
             its plane, the sharp frame                      4 n - 4         24
+
+        If a name tells the plane for any number of planes,
+        test_a_clip_name_of_spk_gopro_tells_the_sharp_plane_if_the_files_have_its_length fails.
         """
         plane_of_clip = self.clips.get(clip, {}).get("gt_plane")
         if plane_of_clip is not None:
@@ -210,6 +213,8 @@ def nearest_info(path: Path) -> DatasetInfo:
     around `path` are tried, the nearest first. E.g. for the file root/train/a/spike/0.dat, the
     folders root/train/a/spike, root/train/a, root/train, root and the parent of root are tried.
     Returns an empty DatasetInfo if none of them has a dataset.json.
+
+    If more folders are tried, test_a_dataset_json_far_above_belongs_to_other_files fails.
     """
     parents = path.resolve().parents  # the nearest first
     if path.is_dir():

@@ -364,6 +364,9 @@ def _write_result(result: FitResult, path: Path | None) -> None:
 
     An existing file is never overwritten. This function is called only if `_read_result` found no
     result. So if the file exists, it could not be read, and another program may have written it.
+
+    If an existing file is overwritten,
+    test_a_clip_is_fitted_again_if_its_kept_calibration_cannot_be_used fails.
     """
     if path is None or path.exists():
         return

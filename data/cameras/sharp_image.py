@@ -143,6 +143,8 @@ def image_of_ratios(
 
     half_windows: the option of this name, half the length of each window.
     light, gamma: as in `image_of_channels`.
+
+    Without the division by 1 - c, test_ratios_are_shown_as_the_light_of_the_scene fails.
     """
     # Take the channel of the window with the middle length. E.g. for the half_windows (12, 2, 6),
     # by_length is (1, 2, 0): the indices of 2, 6 and 12. The middle one is channel 2.

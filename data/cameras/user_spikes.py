@@ -46,7 +46,7 @@ def user_spikes(
         return source
 
     light = section.light or info.light
-    if light is None and trained:
+    if light is None and trained:  # test_light_that_nobody_gives_is_taken_from_the_training
         light = trained.get("light")
     changes = {"light": light}
     if not source.is_rate_known:  # always known with a formula, see the head of this file

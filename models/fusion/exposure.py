@@ -38,7 +38,7 @@ LUMA = (0.299, 0.587, 0.114)
 # to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
-# would amplify noise.
+# would amplify noise, and a black window would divide by 0 (test_exposure_keeps_a_dark_place_dark).
 LEAST_LUMA = 1e-3
 # Number of pixels that are computed at a time on a CPU: one frame of 256 x 256. Four such frames at
 # once do not fit into the cache of the CPU, and take three times as long as one after another.
@@ -213,6 +213,7 @@ class ExposureFusion(ImageFusion):
         covariance = mean_product - mean_colour * mean_luma  # (N, 3, H, W)
         variance = mean_square - mean_luma * mean_luma  # (N, 1, H, W)
         f = VARIANCE_OF_FLAT_WINDOW
+        # Without the part of a flat window, test_exposure_keeps_the_colour_of_a_flat_place fails.
         slope = (covariance + f * slope_of_flat_window) / (variance + f)
         return luma * slope
 

@@ -65,6 +65,7 @@ CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
 # The conv net sees differences of display values times this number, because a conv net learns best
 # from inputs of about 1, and the differences are much smaller. The trained weights fit this value.
+# test_fusion_motion.py passes with 50, too.
 DIFFERENCE_SCALE = 5.0
 # Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, because
 # a quarter of the pixels takes less time.
