@@ -3,9 +3,9 @@
 scripts/build_clip_cache.py calls `build_cache`. data/clips/cache_format.py has the form of the
 files, and data/clips/clip_cache.py reads them.
 
-The cache appears complete or not at all. Its files are written to a folder with another name, and
-the folder gets the name of the cache at the end. After an interruption, a second call writes only
-the missing clips.
+The cache appears complete or not at all, because its files are written to a folder with a temporary
+name. At the end, the folder gets the name of the cache. After an interruption, a second call writes
+only the missing clips.
 
 What must stay:
 
@@ -68,10 +68,9 @@ def build_cache(
     manifest.raise_problems([(source, problems)])
     _refuse_cache_of_others(cached_names, clips, target)
 
-    # The clips are written into the folder `partial`, which gets its final name at the end. E.g. a
-    # build for the same clips and files was interrupted and has left this folder. Then the missing
-    # clips are added to it. Otherwise `scratch_folder` removes an old folder, and makes an empty
-    # one.
+    # The clips are written into the folder `partial`, which gets its final name at the end. If an
+    # interrupted build for the same clips and files has left this folder, only the missing clips
+    # are added. Otherwise `scratch_folder` removes an old folder, and makes an empty one.
     partial = target.with_name(f".{target.name}.partial")
     index = json.dumps(_index_of(source, clips))
     if not _has_begun(partial, index):
@@ -84,8 +83,8 @@ def build_cache(
         _write_clip(clip, partial)
     if target.exists():
         # Check the old cache again before it is removed, because somebody may have put files into
-        # its folder while the new cache was written. Here only the error of `_cached_clips` counts,
-        # and not the names that it returns.
+        # its folder while the new cache was written. `_cached_clips` is called for its error. The
+        # returned names are not used here.
         _cached_clips(target)
         shutil.rmtree(target)
     publish_folder(partial, target)  # gives the folder its final name
@@ -95,11 +94,13 @@ def build_cache(
 def _index_of(source: Source, clips: Sequence[Clip]) -> dict[str, Any]:
     """Return the content of index.json.
 
-    The keys are part of the format of a clip cache, so a change of keys needs another FORMAT.
+    The keys are part of the format of a clip cache. If a key changes, raise FORMAT
+    (cache_format.py).
     """
     digests = {}
     for kind, listing in manifest.list_source(source).items():  # e.g. "lq" and its files
-        digests[kind] = manifest.digest(kind, listing)  # of names, sizes and times of the files
+        # The digest changes with the name, size or modification time of any file.
+        digests[kind] = manifest.digest(kind, listing)
     spike = None
     if source.spikes:
         # A cache stores planes row by row ("raster"), even if the spike files do not.
@@ -133,8 +134,8 @@ def _has_begun(partial: Path, index: str) -> bool:
 def _refuse_cache_of_others(cached_names: set[str], clips: Sequence[Clip], target: Path) -> None:
     """Refuse to replace a cache that has no clip in common with the new cache.
 
-    Such a cache is probably for another split, e.g. "test", and the user has named its folder by
-    mistake.
+    If no clip is in common, the old cache is probably for a different split, e.g. "test", and the
+    user has given its folder by mistake.
 
     cached_names: names of the clips in the old cache. It is empty if there is no old cache.
     clips: the clips of the new cache.
@@ -153,7 +154,7 @@ def _refuse_cache_of_others(cached_names: set[str], clips: Sequence[Clip], targe
 
 
 # Largest fraction of the free space that a new clip cache may take, so that the disk is never full.
-# Chosen by hand.
+# The fraction is chosen by hand.
 LARGEST_DISK_FRACTION = 0.95
 
 
@@ -219,7 +220,7 @@ def _write_clip(clip: Clip, folder: Path) -> None:
                 file.write(image.tobytes())
     if clip.spike:
         _write_planes(clip, temporary / "spike.u8")
-    # A clip "a/b" lies in a folder "a".
+    # If the name of the clip is "a/b", make the folder "a" first.
     (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, folder / clip.name)
 
@@ -227,8 +228,8 @@ def _write_clip(clip: Clip, folder: Path) -> None:
 def _write_planes(clip: Clip, target: Path) -> None:
     """Write the planes of all spike files of a clip to one file, packed row by row.
 
-    The files follow one another in the order of `Clip.planes_of_spike_files`, because
-    `CacheReader.stream` counts the planes of earlier files in this order.
+    The spike files are written in the order of `Clip.planes_of_spike_files`, because
+    `CacheReader.stream` counts the planes of earlier files in the same order.
     """
     geometry = clip.spikes.geometry
     raster = geometry.as_raster()  # the geometry of the cache: row by row

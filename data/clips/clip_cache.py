@@ -87,22 +87,22 @@ class CacheReader:
         return clips
 
     def _refuse_other_options(self, index: dict[str, Any], source: Source) -> None:
-        """Refuse a cache that was built with other options than the data set has now.
+        """Refuse a cache if the data set had different options when the cache was built.
 
         index: content of index.json (`_index_of` in data/clips/cache_builder.py makes it).
 
         Test: test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused
         """
-        # Kinds of files ("lq", ...) that the data set needs and the cache does not have. E.g.
+        # Kinds of files ("lq", ...) that the data set needs, but the cache does not have. E.g.
         # {"lq", "gt"} - {"lq"} is {"gt"}.
         missing_kinds = sorted(source.kinds().keys() - index["source"].keys())
         if missing_kinds:
             raise self._does_not_fit(f"it holds no {', '.join(missing_kinds)}")
         if source.spikes:
-            # A cache stores planes row by row ("raster"), even if the spike files do not. An older
-            # index lacks some fields of `SpikeGeometry`, which then get their defaults
-            # (test_a_cache_of_an_earlier_version_is_read).
-            # "spike" is not null here, because the cache has spikes, as checked above.
+            # A cache stores planes row by row ("raster"), even if the spike files do not. If an
+            # older index lacks some fields of `SpikeGeometry`, the fields get their defaults
+            # (test_a_cache_of_an_earlier_version_is_read). "spike" is not null here, because the
+            # cache has spikes, as checked above.
             stored_geometry = SpikeGeometry(**index["spike"])
             if stored_geometry != source.spikes.geometry.as_raster():
                 raise self._does_not_fit(f"its spikes are {index['spike']}")
@@ -114,8 +114,8 @@ class CacheReader:
     def _refuse_changed_source(self, index: dict[str, Any], source: Source) -> None:
         """Refuse a cache if files of its source have changed since it was built.
 
-        A kind of files is compared if its root is on this machine. If a root is not here, the log
-        says so.
+        A kind of files is compared if its root (folder) is on this machine. If a root is missing,
+        the log says so.
 
         index: the content of index.json, whose "source" has a digest for each kind.
 
@@ -141,7 +141,7 @@ class CacheReader:
             )
 
     def _clip_of(self, record: dict[str, Any], source: Source) -> Clip:
-        """Return a clip of the index. Two things are still missing, and `clips` adds them:
+        """Return a clip of the index. The clip still lacks two things, which `clips` adds:
 
             exposures, the planes of each frame             `_with_exposures`
             the prefix of the name, "clip_a" -> "0/clip_a"  `Source.name_prefix`
@@ -167,7 +167,7 @@ class CacheReader:
         return Clip(**values, spikes=spikes)
 
     def _refuse_arrays_of_other_size(self, clip: Clip, source: Source) -> None:
-        """Refuse a cache in which a file of a clip is missing or has another size.
+        """Refuse a cache if a file of a clip is missing or has a wrong size.
 
         clip: result of `_clip_of`, whose name has no prefix yet.
         """
@@ -182,7 +182,7 @@ class CacheReader:
     def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         """Return the clip with its exposures: for each frame, the spike planes that it needs.
 
-        The cache does not store them, because they follow from the spike options.
+        The cache does not store the exposures, because they follow from the spike options.
 
         Test: test_a_cache_of_one_file_per_clip_is_refused_for_files_per_frame
         """
@@ -201,8 +201,8 @@ class CacheReader:
 
         kind: "lq", "gt" or "gt_instants".
         frames: numbers of the images within the clip.
-        augment: the crop, in pixels of lq. Its flips are not made here, but by the caller
-        (data/clip_reading.py).
+        augment: the crop, in pixels of lq. The caller (data/clip_reading.py) makes the flips of
+        `augment`.
         """
         stored_images = self._map_array(clip, kind)  # (frames, H, W, 3)
         # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale. E.g.
@@ -239,7 +239,7 @@ class CacheReader:
         return [str(self._path_of(clip.name, kind)) for kind in shapes_of_arrays(clip)]
 
     def _path_of(self, name_with_prefix: str, kind: str) -> Path:
-        """Return the file of the cache that has the array of one kind of a clip, e.g. "lq".
+        """Return the path of one array of a clip in the cache: <path>/<clip>/<kind>.u8.
 
         name_with_prefix: the name of a clip that `clips` returned.
         """

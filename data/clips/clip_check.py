@@ -10,16 +10,16 @@ of a clip and makes a `Clip`, in these steps:
     SpikePlanes    which planes of the spike files belong to a frame?   (spike_planes.py)
     _find_sizes    do the sizes of blurry frame, sharp frame and spike plane fit?
 
-Everything that is wrong becomes a `Problem`, so that one run can show all of it. The check reads
-names, file sizes, the size of the first image, and the headers of spike files. Its callers are the
-checks of data sets (manifest.py, root_check.py, unchanged_data.py) and of a user's own clip
+Each fault becomes a `Problem`, so that one run can show all faults. The check reads names, file
+sizes, the size of the first image, and the headers of spike files. It is called by the checks of
+data sets (manifest.py, root_check.py, unchanged_data.py) and by the check of a user's own clip
 (user_clip.py).
 
 What must stay: if `problems` is empty, the clip is complete, i.e. every tuple of the `Clip` has an
 entry for each frame. Callers rely on this. test_a_fault_of_the_data_is_named_before_training tries
 one fault after the other.
-Free to add: a rule. Then add 1 to the number FORMAT in data/clips/kept.py, because stored results
-of earlier checks were not checked for the new rule.
+Free to add: a rule. If you add a rule, add 1 to the number FORMAT in data/clips/kept.py, because
+stored results of earlier checks did not use the new rule.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py,
 tests/parts/data/test_user_folders.py, tests/parts/data/test_instants.py
@@ -67,7 +67,7 @@ class ClipCheck:
         """Check the clip. Returns the clip, or None if no frame is complete.
 
         meta_entry: [number of frames, number of the first frame] of the meta file, e.g.
-        [100, "00000047"]. The second value is a text, as it is written in the file. None: there is
+        [100, "00000047"]. The second value is the text of the file, with its zeros. None: there is
         no meta file, so all frames of the folder belong to the clip.
 
         If `problems` is not empty, the returned clip may lack frames, so it must not be used. The
@@ -123,8 +123,8 @@ class ClipCheck:
 
 # ---- Sharp frames and sizes ------------------------------------------------------------------
 #
-# What must stay: each problem that the functions below report. Otherwise lq, gt and spikes of a
-# sample would show different pixels or different instants
+# What must stay: each problem that the functions below report. Without it, lq, gt and spikes of a
+# sample could show different pixels or different instants
 # (test_an_even_number_of_instants_is_a_problem, and the case "no multiple" of
 # test_a_fault_of_the_data_is_named_before_training).
 
@@ -161,9 +161,9 @@ def _report_numbers_of_instants(
     paths_of_instants: Mapping[FrameKey, Mapping[int, str]],
     stems: Mapping[FrameKey, str],
 ) -> None:
-    """Report an even K, or frames with other instants than 0 ... K - 1.
+    """Report an even number K of instants, or frames whose instants are not 0 ... K - 1.
 
-    The instants are the K sharp frames of one exposure. Their middle one is gt, so K must be odd.
+    The instants are the K sharp frames of one exposure. The middle instant is gt, so K must be odd.
 
     paths_of_instants: {frame: {number of the instant: path}}.
     stems: the name of each frame.
@@ -194,7 +194,7 @@ def _find_sizes(
 ) -> tuple[Size, Size]:
     """Return (height, width) of the first lq frame and of the first gt frame.
 
-    Without gt, both results are the size of lq. Two problems are reported:
+    Without gt, both sizes are the size of lq. Two problems are reported:
 
         the sides of gt are not the sides of lq times one whole number
         the spike planes do not fit on lq
@@ -203,7 +203,7 @@ def _find_sizes(
     size_of: path -> size.
     spikes: how the spikes are read.
     """
-    # If the picture cannot be read, this is reported, and both sizes stay (0, 0).
+    # If a picture cannot be read, this is reported. A size that is not known stays (0, 0).
     lq = (0, 0)
     gt = (0, 0)
     try:
@@ -224,8 +224,8 @@ def _find_sizes(
         problems.report(f"{sizes}: no whole multiple", paths["gt"][0])
     try:
         if spikes:
-            # Called only for its error: `grid` raises DataError if planes do not fit on frames of
-            # this size.
+            # The result of `grid` is not used. `grid` is called because it raises DataError if
+            # planes do not fit on frames of this size.
             spikes.grid(lq)
     except DataError as e:
         problems.report(e.what, paths["lq"][0], e.do)

@@ -2,13 +2,13 @@
 
     <root>/<clip>/<folder>/<files>     e.g. /data/train/clip_a/blur/000000.png
     <root>/<clip>/<files>              without a folder such as "blur"
-    <root>/<a>/<clip>/...              clips in groups; the name of the clip is "<a>/<clip>"
+    <root>/<a>/<clip>/...              clips in groups. The name of such a clip is "<a>/<clip>"
 
 The suffix of a file is how its name ends, e.g. ".png". Hidden files are left out.
 
 What must stay: which folders count as clips, and the order of the files, because samples are
-numbered in this order. Several threads call these functions at once, so they share no state. Free
-to change: how a folder is read.
+numbered in this order. Several threads call the functions at once, so the functions share no state.
+Free to change: how a folder is read.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_kept.py (a folder that changes)
 """
@@ -29,7 +29,7 @@ from utils.name_order import natural_key
 def list_clip(root: str, folder: str, suffixes: tuple[str, ...], name: str) -> Folder | None:
     """Return the files of the clip `name`, or None if it has no folder.
 
-    data/clips/unchanged_data.py looks up the files of single clips with it.
+    data/clips/unchanged_data.py calls `list_clip` to look up the files of single clips.
 
     folder: name of the folder within a clip, e.g. "blur".
     suffixes: the suffixes of the files, e.g. (".png", ".jpg"), the preferred suffix first.
@@ -43,8 +43,9 @@ def list_clip_or_clips(
 ) -> tuple[dict[str, Folder], dict[str, State]]:
     """List the folder <root>/<name>, which is a clip or a folder of clips.
 
-    A clip is the only clip of the result. If the folder holds folders "b" and "c" and no files, the
-    clips are "<name>/b" and "<name>/c". If there is no such folder, the result has no clip.
+    If the folder is a clip, the result has this clip only. If the folder holds folders "b" and "c"
+    and no files, the clips are "<name>/b" and "<name>/c". If there is no folder <root>/<name>, the
+    result has no clip.
     Returns {clip: its files}, and {path: state} of the folders that were listed.
 
     folder: name of the folder within a clip, e.g. "blur".
@@ -62,7 +63,7 @@ def list_clip_or_clips(
     clips = {}
     for inner in sorted(listed_folder.inner_clips, key=natural_key):
         inner_listed = _list_files(os.path.join(path, inner), folder, suffixes)
-        if inner_listed is not None:  # it is None if the folder was removed a moment ago
+        if inner_listed is not None:  # It is None if the folder was removed a moment ago.
             clips[f"{name}/{inner}"] = inner_listed.files
             states[inner_listed.path] = inner_listed.state
     return clips, states
@@ -71,15 +72,16 @@ def list_clip_or_clips(
 class _ListedFolder(NamedTuple):
     """What a folder of a data root holds."""
 
-    path: str  # the folder that was listed, e.g. "/data/clip_a/blur", or else "/data/clip_a"
+    # The folder that was listed: "/data/clip_a/blur" if it exists, else "/data/clip_a".
+    path: str
     state: State  # state of the listed folder
     files: Folder  # the files directly in the listed folder
-    inner_clips: list[str]  # names of the clips, if the folder is a folder of clips. Else []
+    inner_clips: list[str]  # names of the clips in a folder of clips; [] if the folder is a clip
 
 
 # Names of folders within a clip. A folder with such a name is never a clip of its own.
-# FOLDER_OF_KIND (source.py) and FOLDER_OF_LIGHT (spike_check.py) have these names, so a new name
-# there must be added here.
+# FOLDER_OF_KIND (source.py) and FOLDER_OF_LIGHT (spike_check.py) have these names. If you add a
+# name to one of the two, add it here, too.
 CLIP_FOLDERS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 
 
@@ -168,8 +170,8 @@ def _suffix_of(name: str, suffixes: tuple[str, ...]) -> str | None:
 def _names_with_first_suffix(names_by_suffix: dict[str, list[str]]) -> list[str]:
     """Return the sorted names with the first suffix that any file has, e.g. .png before .jpg.
 
-    A folder may have both "0.png" and "0.jpg". The names with all suffixes would give two files for
-    this frame.
+    A folder may have both "0.png" and "0.jpg". If both names were returned, frame 0 would have two
+    files.
 
     names_by_suffix: {suffix: names}, in the order of preference.
     """

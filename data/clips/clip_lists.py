@@ -1,9 +1,9 @@
 """Ask for a property of all clips of a dataset, without making the clips.
 
 A dataset holds its clips as a table (`ClipTable`), as the tables of several roots (`JoinedClips`),
-or as a list. The functions below take any of the three. They read the arrays of a table, because
-making all its clips would take minutes for large data sets. Only `one_of_each_form` makes some
-clips. A new function of this kind needs the same three branches.
+or as a list. Each function has a branch for each of the three cases. For a table, it reads the
+arrays of the table, because making all clips would take minutes for large data sets. Only
+`one_of_each_form` makes some clips. A new function needs the same three branches.
 
 What must stay: the order of the clips, because training samples are numbered through all clips.
 tests/parts/data/test_kept.py compares the results for the three kinds of sequences.
@@ -45,7 +45,7 @@ def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
     """
     if len(clips_of_roots) == 1:
         return clips_of_roots[0]
-    # With a table among them, do not make a plain list, because this would make all its clips.
+    # If a root has a table, do not make a plain list, because this would make all its clips.
     if any(isinstance(clips, Clips) for clips in clips_of_roots):
         return JoinedClips(clips_of_roots)
     all_clips: list[Clip] = []
@@ -57,8 +57,8 @@ def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
 def frame_counts(clips: Sequence[Clip]) -> list[int]:
     """Return the number of frames of each clip, in the order of the clips.
 
-    data/clip_dataset.py numbers the training samples by these counts. With other counts or another
-    order, a resumed run would get other samples.
+    data/clip_dataset.py numbers the training samples by these counts. If the counts or their order
+    changed, a resumed run would get different samples.
     """
     if isinstance(clips, ClipTable):
         return clips.frame_counts.tolist()
@@ -107,11 +107,11 @@ def planes_of(clips: Sequence[Clip]) -> set[int]:
 
 
 def one_of_each_form(clips: Sequence[Any]) -> Iterator[Any]:
-    """Yield one clip of each form, to check a property that its clips share, e.g. the scale.
+    """Yield one clip of each form. Clips of one form share properties, e.g. the scale.
 
     Clips of a table have one form if they have the same sizes, the same number of sharp instants
     and the same spike settings. E.g. of three clips with the heights 720, 720 and 480, the first
-    and the third are yielded. Clips that are in no table are all yielded.
+    and the third are yielded. If the clips are in no table, every clip is yielded.
 
     Test: test_one_of_each_form_has_the_sizes_of_all_clips
     """

@@ -55,9 +55,9 @@ class ClipProblems:
 
 
 def names_in_short(names: Iterable[str], limit: int = MOST_NAMES) -> str:
-    """Return the first `limit` names, separated by commas. If there are more, also their number.
+    """Return the first `limit` names, separated by commas. If there are more, add how many in all.
 
-    ["a", "b", "c"] with limit 2 -> "a, b, ... (3 in all)".
+    E.g. ["a", "b", "c"] with limit 2 gives "a, b, ... (3 in all)".
     """
     names = list(names)
     shown = ", ".join(names[:limit])

@@ -1,6 +1,6 @@
 """Find and open the clips of a user: frames or a film, with their spikes and their sharp frames.
 
-For `main_test_vrt.py --input`, data/own_clips.py calls `user_clips`, which works in these steps:
+data/own_clips.py calls `user_clips` for `main_test_vrt.py --input`. `user_clips` calls:
 
     _find_clips       finds the clips below a path
     user_clip         matches the files of frames, spikes and sharp frames of a clip, and checks
@@ -84,7 +84,8 @@ def user_clips(
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     trained: properties of the training spikes (`ClipSources.spike_data`, data/clip_sources.py). If
     a property of the user's spikes is unknown, it is taken from here.
-    Raises DataError, naming the files, if frames, spikes and sharp frames do not belong together.
+    Raises DataError if frames, spikes and sharp frames do not belong together. The error names the
+    files.
     """
     root = Path(expand_path(str(path)))
     if not root.exists():
@@ -94,7 +95,8 @@ def user_clips(
             expected="a folder of frames or a video",
             do=f"check --input{advice_on(str(root))}",
         )
-    section = None  # the section `spike` with its defaults; None: the network takes no spikes
+    # The section `spike` with its defaults. None: the network takes no spikes.
+    section = None
     if spike_options is not None:
         section = spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
 
@@ -124,13 +126,13 @@ def user_clips(
 def _open_clip(
     name: str, paths: ClipPaths, section: Any, trained: dict[str, Any] | None, scale: int
 ) -> Clip:
-    """Open the frames of a clip, and match its other files with them.
+    """Open the frames of a clip, and match its spikes and sharp frames with the frames.
 
     section: the section `spike` of the options, e.g. with `section.h` and `section.light`. None:
     the network takes no spikes.
-    trained: properties of the training spikes, e.g. {"rate": 0.5, "planes": 40, "light":
-    "linear"}. E.g. if the light of the user's spikes is unknown, the light of the training is
-    taken. None: not known.
+    trained: properties of the training spikes, e.g. {"rate": 0.5, "planes": 40, "light": "linear"}.
+    If e.g. the light of the user's spikes is unknown, the light of the training is taken. None: the
+    training is not known.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     Raises UnknownPlanes if it is not known which planes belong to which frame, and other DataErrors
     if files cannot be read or do not belong together.
@@ -146,7 +148,7 @@ def _open_clip(
         #     section_of_clip    the options. If options and dataset.json lack the size of a plane,
         #                        it is the size of the arrays
         #     info               what the nearest dataset.json says of the clip
-        #     trained            the training
+        #     trained            the properties of the training spikes
         section_of_clip, info = section_and_info(section, paths.spike, name)
         spikes = user_spikes(section_of_clip, trained, info, name)
     return user_clip(
@@ -178,12 +180,12 @@ def _find_clips(root: Path, spike: Path | None, gt: Path | None) -> dict[str, Cl
         (3) <root>, with <root>/blur/<clip>/...    a folder for each kind of file
         (4) <root>, with <root>/<clip>/...         a folder, or a film, for each clip
 
-    In (3) and (4), the files of a clip may lie one folder deeper, e.g. <root>/<clip>/blur/<frame>
-    and <root>/<clip>/spike/<file>.
+    In (3) and (4), the files of a clip may lie one folder deeper. E.g. in (4), the frames may be
+    <root>/<clip>/blur/<frame>, and the spikes <root>/<clip>/spike/<file>.
 
     Raises DataError if two clips have one name.
 
-    Add a new layout after these four, so that existing folders still give the same clips
+    Add a new layout after the four layouts, so that existing folders still give the same clips
     (test_a_root_may_have_a_folder_for_each_kind_of_file tries the third layout).
     """
     # (1): `root` is a film, or a folder that holds files.

@@ -2,8 +2,8 @@
 
 A column is an array with one property of all clips, frames or files, e.g. the names of all files.
 data/clips/columns.py shows the columns. data/clips/kept.py reads them from a record, the file of a
-checked data set. Anybody may have written this file, so nothing in it is trusted. An exposure is
-the planes of a frame.
+checked data set. Anybody may have written a record, so nothing in it is trusted. The exposure of a
+frame is the planes that were recorded during the frame.
 
     function                           what it demands
     _refuse_types                      the columns have the right types
@@ -14,10 +14,10 @@ the planes of a frame.
     _refuse_planes_outside_of_files    the planes of a frame are in its files
 
 If the columns pass, their table names only files below the roots, and only planes that these files
-have. Every refusal is a ValueError, after which the data are checked anew.
+have. Every refusal is a ValueError. After it, the data are checked anew.
 
-What must stay: every demand, and the order of the demands. A later demand indexes arrays with
-values that an earlier demand has accepted.
+What must stay: every demand, and the order of the demands. The order matters, because a later
+demand indexes arrays with values that an earlier demand has accepted.
 test_wrong_columns_are_refused_without_a_look_at_the_files forges one column after the other. The
 test does not notice a missing demand if another demand refuses the same columns.
 Free to add: a demand.
@@ -100,7 +100,7 @@ def _demand_all(are_met: np.ndarray, what: str) -> None:
 
 
 def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
-    """Refuse columns with other types of values, and columns of texts that are not texts.
+    """Refuse columns whose values have a wrong type, and columns of texts that are not texts.
 
     types: {column: dtype} from `types_of`, where uint8 means a column of texts.
     """
@@ -117,7 +117,7 @@ def _refuse_types(columns: Columns, types: Mapping[str, Any]) -> None:
 def _refuse_names(column: np.ndarray, count: int) -> None:
     """Refuse a column if it has more or fewer than `count` names, or a name that is a path.
 
-    With a slash, an empty name, "." or "..", the path of a file could leave its folder.
+    A name that is empty, "." or "..", or has a slash, could lead out of its folder.
     """
     # The whole column is searched at once, so the names need not be split. A column has a zero byte
     # after each name: the names "a" and ".." are b"a\0..\0". One more zero byte in front,
@@ -133,8 +133,8 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
 def _refuse_clips(columns: Columns, source: Source) -> None:
     """Refuse clips that are not the clips of the meta file, or have names that cannot be used.
 
-    Several demands name the same column "clips". This is enough, because after each refusal the
-    data are checked anew.
+    Several demands name the same column "clips". Their messages need not differ, because after each
+    refusal the data are checked anew.
     """
     number_of_clips = len(columns["frames"])
     names = Texts(columns["clips"]).read(0, number_of_clips)
@@ -159,7 +159,7 @@ def _refuse_clips(columns: Columns, source: Source) -> None:
 
 
 def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb: bool) -> None:
-    """Refuse files of a kind if they are not below the root, or if their number is wrong.
+    """Refuse the files of a kind if a file is not below the root, or if their number is wrong.
 
     kind: "lq", "gt", "gt_instants" or "spike".
     frame_counts: number of frames of each clip.
@@ -194,7 +194,8 @@ def _is_folder_below_root(folder: str, in_lmdb: bool) -> bool:
     """Return whether the files of a folder are below the root.
 
     The path of a file is root + folder + name. E.g. "/data" + "/a/blur/" + "0.png" for a file on
-    disk, and "/data.lmdb" + "::a/" + "0" for a key in an LMDB. So three things are demanded:
+    disk, and "/data.lmdb" + "::a/" + "0" for a key in an LMDB. So the folder must meet three
+    demands:
 
         demand                        refused     because its file would be
         it begins with "/" or "::"    "b/"        "/datab/0.png", outside of the root
@@ -267,7 +268,8 @@ def _refuse_planes_outside_of_files(columns: Columns, frame_counts: np.ndarray) 
     # The own file of a frame must have all planes of the frame's exposure.
     _demand_all(rows.first_plane + rows.plane_count <= planes[own.file], "exposures")
     # A frame may also read planes of the file before its own file (step -1) and of the file after
-    # it (step 1). The planes first ... first + count - 1 must be in this file, unless none is read.
+    # its own file (step 1). If `count` is above 0, the planes first ... first + count - 1 must be
+    # in the file of this step.
     for step, first, count in rows.pieces():
         planes_of_file = _planes_of_file_beside(own, step, planes)
         reads_nothing = count == 0
@@ -298,8 +300,8 @@ def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
     frame_counts: number of frames of each clip.
     file_counts: number of spike files of each clip.
     """
-    # The comments show the example of `_OwnFiles`: frame_counts 2 3, and file_counts 2 1.
-    # The number of the clip of each frame. E.g. 2 and 3 frames: 0 0 1 1 1.
+    # The comments show the example of `_OwnFiles`: frame_counts are 2 3, and file_counts are 2 1.
+    # The number of the clip of each frame: 0 0 1 1 1.
     clip = np.repeat(np.arange(len(frame_counts)), frame_counts)
     first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
     number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2

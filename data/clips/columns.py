@@ -16,11 +16,11 @@ without sharp frames and spikes, have these columns:
 
 A kind of file is "lq", "gt", "gt_instants" or "spike", and a root is the folder of all files of one
 kind. The path of a file is root + folder + name: "<root>" + "/clip_a/blur/" + "00.png". A column of
-texts is an array of bytes: the texts in UTF-8, with a zero byte after each.
+texts is an array of bytes: the texts in UTF-8, with a zero byte after each text.
 
-What must stay: names, types and order of the columns and of the fields of `Row`. They are the
-format of a record (data/clips/kept.py), the file of a checked data set. Whoever changes them must
-raise FORMAT in data/clips/kept.py.
+What must stay: names, types and order of the columns and of the fields of `Row`. A record, the file
+of a checked data set, has this format (data/clips/kept.py). If you change the format, raise FORMAT
+in data/clips/kept.py.
 
 Tests: tests/parts/data/test_kept.py
 """
@@ -33,7 +33,7 @@ import numpy as np
 from data.clips.source import Kind, Source
 
 Columns = dict[str, np.ndarray]  # {name of a column: its values}
-# The byte after each text of a column. No path and no name can hold it.
+# The byte after each text of a column. No path and no name can contain a zero byte.
 END = b"\0"
 # Columns and the types of their values. Columns of texts have the type uint8.
 CLIP_COLUMNS = {"clips": np.uint8, "frames": np.int32, "sizes": np.int32, "stems": np.uint8}
@@ -48,7 +48,7 @@ FILE_COLUMNS = {
 # Columns of clips with spikes.
 SPIKE_COLUMNS = {
     "planes": np.int64,  # number of planes of each spike file
-    "rows": np.int64,  # different exposures, each as the numbers of a `Row`
+    "rows": np.int64,  # each different exposure once, as the 11 numbers of a `Row`
     "centers": np.float64,  # `Exposure.center` of each row
     "exposures": np.int32,  # for each frame of each clip: the number of its row
 }
@@ -85,8 +85,8 @@ def kinds_of(source: Source) -> dict[str, Kind]:
 def roots_of(source: Source) -> dict[str, str]:
     """Return {name of the kind: root without a slash at its end}, e.g. {"lq": "/data/blur"}.
 
-    The result may have a root of the spikes although `kinds_of` leaves the spikes out. This root is
-    then not used.
+    The result may have a root of the spikes although `kinds_of` leaves the spikes out. In this
+    case, the root of the spikes is not used.
     """
     roots = {}
     for name, kind in source.kinds().items():  # e.g. "lq", Kind(root="/data/blur", ...)
@@ -95,9 +95,9 @@ def roots_of(source: Source) -> dict[str, str]:
 
 
 class Texts:
-    """The texts of a column, decoded when they are asked for.
+    """The texts of a column. A text is decoded when it is read.
 
-    column: bytes of the texts in UTF-8, with `END` after each, e.g. b"ab\\0c\\0".
+    column: bytes of the texts in UTF-8, with `END` after each text, e.g. b"ab\\0c\\0".
     """
 
     def __init__(self, column: np.ndarray) -> None:
@@ -133,16 +133,17 @@ class Row(NamedTuple):
     """An `Exposure` as it is stored: 11 whole numbers, without names of files.
 
     Most frames have equal rows, and equal rows are stored once. With names of files, no two rows
-    would be equal. So a row only says which planes are read of three files: the frame's own file,
-    the file before it, and the file after it. The own file has the exposure of the frame.
+    would be equal. So a row only says which planes are read of three files: the own file of the
+    frame (the file with its exposure), the file before the own file, and the file after the own
+    file.
 
     The center of the exposure may lie between two planes, so it is a float, in the column
     "centers". For many rows at once, each field may be an array with a number for each row
     (`rows_in`). The order of the fields is part of the format of a stored record.
 
     The comments show an example. Each file has 40 planes, and the frame needs 8 planes of context
-    before its exposure. So the last 8 planes of the file before are read, all planes of the own
-    file, and nothing of the file after.
+    before its exposure. So the last 8 planes of the file before are read, and all planes of the own
+    file. No plane of the file after is read.
     """
 
     first_plane: int  # first plane of the frame in its own file: 0

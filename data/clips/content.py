@@ -1,8 +1,8 @@
 """A digest of the clips on which a score was measured: names, sizes and content.
 
-A best score of one set of clips says nothing about another set, so a checkpoint has this digest
-together with the score. Times of change are not hashed, because a copy of the data is the same
-data.
+The best score on one set of clips says nothing about a different set, so a checkpoint has this
+digest together with the score. Times of change are not hashed, because a copy of the data is the
+same data.
 
 What must stay: every hashed text and byte, and their order. Otherwise the scores in all existing
 checkpoints would count as scores of other clips. The first test notices a change of a text, and the
@@ -47,8 +47,8 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
       its end. A PNG has a checksum of all pixels at its end, so any changed pixel changes the
       digest.
 
-    For another reader, e.g. of a test set that a user adds, its name, its stems, and its first,
-    middle and last frame are hashed.
+    A test set that a user adds may have readers of a different class. Of such a reader, its name,
+    its stems, and its first, middle and last frame are hashed.
 
     Raises DataError if a file cannot be read.
     """
@@ -56,8 +56,9 @@ def digest_of_clips(readers: Sequence[Any]) -> str:
     paths: list[str] = []
     for reader in readers:
         sha256.update(f"clip {reader.name} {list(reader.stems)}\n".encode())
-        # `DatasetClip` (readers.py) has `described`, which returns a line on the clip, and `paths`,
-        # which returns its files. A reader of another kind has neither, and need not have files.
+        # `DatasetClip` (readers.py) has two methods: `described` returns a line on the clip, and
+        # `paths` returns its files. Other readers lack both methods, because they need not have
+        # files.
         if hasattr(reader, "described"):
             sha256.update(reader.described().encode())
             paths.extend(reader.paths())

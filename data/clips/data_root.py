@@ -1,11 +1,11 @@
 """List the files of every clip below a data root: a folder of clips, or an LMDB.
 
     <root>/<clip>/...       each folder is a clip, or a folder of clips (data/clips/clip_folder.py)
-    <root>/<clip>.dat       one file for a clip, for spikes only (`single_files`)
+    <root>/<clip>.dat       one file for a clip. Only spikes may have such files (`single_files`)
     <root>.lmdb             a database for all clips (data/clips/lmdb_root.py)
 
 Clips are in natural order ("2" before "10"), and the files of a clip in the order of their names.
-No file is read, only names.
+Only names are read, and no file is opened.
 
 What must stay:
 
@@ -60,7 +60,7 @@ def list_root(
     Raises DataError if the root cannot be read or holds no clip, and for names that cannot be used
     as names of output files.
 
-    Clips and files come in an order that is the same on every machine. Callers rely on it.
+    Clips and files come in an order that is the same on every machine. Callers rely on this order.
     """
     if is_lmdb(root):
         listing = list_lmdb(root, names)
@@ -73,7 +73,7 @@ def list_root(
 
 
 def _refuse_names(listing: Listing, root: str) -> None:
-    """Refuse names that cannot be used. Results are written to files with these names.
+    """Refuse names that cannot be names of files, because results get these names.
 
     Test: test_a_listed_name_that_leads_out_of_the_results_is_refused
     """
@@ -117,8 +117,8 @@ def _list_folders(
         if names is None:
             names = [entry.name for entry in visible if entry.is_dir()]
     # The folders are listed in threads, because a file system on a network answers slowly. The
-    # results come in the order of the names. list_clip_named(name) is list_clip_or_clips(root,
-    # folder, suffixes, name).
+    # results come in the order of the names. `list_clip_named(name)` calls
+    # `list_clip_or_clips(root, folder, suffixes, name)`.
     list_clip_named = partial(list_clip_or_clips, root, folder, suffixes)
     for clips, states in map_in_threads(list_clip_named, names):
         listing.update(clips)

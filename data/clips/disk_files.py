@@ -33,7 +33,7 @@ from utils.errors import DataError
 
 @dataclass
 class DiskFiles:
-    """PNG or JPEG and spike files, each opened when it is read.
+    """Reads PNG, JPEG and spike files. A file is opened when it is read.
 
     cache_data: whether decoded images stay in memory, shared by all loader workers of a rank.
     """
@@ -57,7 +57,7 @@ class DiskFiles:
         found are returned. Otherwise the files are checked now.
 
         Call this before loader workers are forked, because with cache_data it reserves the memory
-        that they share. A later call would give each worker memory of its own.
+        that the workers share. A later call would give each worker memory of its own.
         """
         clips: Sequence[Clip] | None = checked_clips(source)
         if clips is None:
@@ -76,8 +76,8 @@ class DiskFiles:
 
         kind: "lq", "gt" or "gt_instants".
         frames: numbers of the images within the clip.
-        augment: the crop, in pixels of lq. Its flips are not made here, but by the caller
-        (data/clip_reading.py).
+        augment: the crop, in pixels of lq. The caller (data/clip_reading.py) makes the flips of
+        `augment`.
         """
         # The crop of `augment` is in pixels of lq. `augment.crop` multiplies it by the scale. E.g.
         # with scale 4, gt has 4 times the height of lq.
@@ -108,8 +108,8 @@ class DiskFiles:
 
         piece: the file and its planes.
         crop: in spike pixels.
-        Raises DataError if the file has another number of planes than at the check of the data.
-        Otherwise a frame could get planes of another frame.
+        Raises DataError if the number of planes of the file has changed since the check of the
+        data. Otherwise a frame could get the planes of a different frame.
         """
         geometry = clip.spikes.geometry
         file = open_spike_file(piece.file, geometry, clip.spikes.remainder)
@@ -125,9 +125,9 @@ class DiskFiles:
 
 
 class LmdbFiles(DiskFiles):
-    """Reads files as "disk" does. A dataroot whose name ends in .lmdb is a database in the layout
-    of KAIR and BasicSR.
+    """Reads files as `DiskFiles` does. A dataroot whose name ends in .lmdb is a database in the
+    layout of KAIR and BasicSR.
     """
 
     # All methods are inherited, because the functions that they call (data/clips/file_content.py)
-    # read both files and databases.
+    # read files and databases.

@@ -1,6 +1,9 @@
-"""Read the content of a file, which is on disk or a value in an LMDB.
+"""Read the content of a file on disk, or of a value in an LMDB (a database file).
 
-The path tells which: "/data/train/clip_a/blur/0.png", or "/data/train.lmdb::clip_a/0".
+The form of the path tells where the content is:
+
+    /data/train/clip_a/blur/0.png    a file on disk
+    /data/train.lmdb::clip_a/0       a value in an LMDB
 
 A failed read is not tried again. `read_bytes` raises a DataError. In a training, `_Batches`
 (data/loader.py) passes the error on to the main process, and the run ends.
@@ -23,7 +26,7 @@ from utils.files import read_plain
 def read_bytes(path: str, count: int = -1) -> bytes:
     """Return the content of a file on disk or in an LMDB.
 
-    count: number of bytes to read from the beginning; -1: all.
+    count: number of bytes to read from the beginning. -1: all bytes.
     Raises DataError with the system's reason. Devices and pipes are refused (`read_plain`), because
     reading them could wait without an end.
     """
@@ -35,7 +38,7 @@ def read_bytes(path: str, count: int = -1) -> bytes:
 
 
 def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> SpikeFile:
-    """Open a spike file on disk, or the packed planes in an LMDB.
+    """Open a spike file on disk, or the packed planes that are a value in an LMDB.
 
     geometry: shape and layout of a plane.
     remainder: what to do with a last incomplete plane, a value of the option spike.remainder.
@@ -57,7 +60,7 @@ SLOW_FROM_START = (
 def is_read_from_start(path: str) -> bool:
     """Return whether a plane of a spike file is reached only by reading all bytes before it.
 
-    True for an .npz, because this format is compressed, and for a file in an LMDB, because a value
-    is read as a whole.
+    The result is True for an .npz, because this format is compressed. It is also True for a file in
+    an LMDB, because a value is read as a whole.
     """
     return LMDB_MARK in path or path.lower().endswith(".npz")

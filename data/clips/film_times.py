@@ -9,7 +9,8 @@ film.
 What must stay:
 
 * Each missing frame is found (test_lost_frames_are_named cuts films). The times say which planes of
-  a spike file belong to which frame, so an unnoticed gap would give all later frames wrong planes.
+  a spike file belong to which frame. If a gap were not noticed, all later frames would get wrong
+  planes.
 * In an undamaged film, no frame is reported as missing (test_a_sound_film_lacks_no_frame).
 
 Free to change: the warnings.
@@ -40,7 +41,7 @@ CONTAINERS_WITHOUT_PAUSES = frozenset({"mpegts", "mpeg", "rtp", "rtsp"})
 # Number of packets that are read between two calls of `go_on`. A packet is read within
 # microseconds, so a call for each packet would take longer than the reading.
 PACKETS_PER_CALL = 1000
-# Largest number of damaged frames that a warning names, so that it stays one line.
+# Largest number of damaged frames that a warning names, so that the warning fits on one line.
 MOST_NAMED_FRAMES = 5
 
 
@@ -48,7 +49,7 @@ MOST_NAMED_FRAMES = 5
 class Packets:
     """What a container says of the frames of one video stream, whether they were decoded or not."""
 
-    stated: int  # number of frames that the container states in its header; 0 if it states none
+    stated: int  # number of frames that the header of the container states; 0 if it states none
     # Whether a frame may last longer than usual in this container (a pause). If so, a gap in the
     # times does not prove that a frame is missing.
     has_pauses: bool
@@ -62,7 +63,7 @@ class Packets:
 def film_times(
     path: Path, times: Sequence[Fraction], go_on: Callable[[], object] = lambda: None
 ) -> FrameTimes:
-    """Return the times of a film's frames, with the frames that are missing.
+    """Return the times of a film's frames, and which frames are missing.
 
     Warns of damaged frames.
 
@@ -78,7 +79,8 @@ def film_times(
         return times_of_film(times, doubt=doubt)
     if packets.damaged:
         _warn_of_damaged(path, packets.damaged)
-    # A single frame gives no usual distance of frames, so missing frames cannot be counted.
+    # With a single frame, the usual distance of two frames is unknown, so missing frames cannot be
+    # counted.
     if len(times) < 2:
         return times_of_film(times)
     step = usual_step(times)  # the usual distance of two frames in seconds
@@ -104,7 +106,7 @@ def _warn_of_damaged(path: Path, times: Sequence[Fraction]) -> None:
 def _packets_of(
     path: Path, times: Sequence[Fraction], go_on: Callable[[], object]
 ) -> Packets | None:
-    """Return the packets of the stream to which the decoded frames belong.
+    """Return the packets of the video stream to which the decoded frames belong.
 
     times: time in seconds of each decoded frame.
     go_on: called after each 1000 packets.
@@ -145,8 +147,8 @@ def _packets_of_streams(path: Path, go_on: Callable[[], object]) -> list[Packets
                 if packet.size:
                     _add_packet(packet, packets_of_stream[packet.stream.index])
     except FFMPEG_ERRORS as e:
-        # The file is damaged at this point. The decoder has ended here, too, so the packets before
-        # this point are enough.
+        # The file is damaged after the last packet that was read. The decoder has ended at the same
+        # place, so no further packets are needed.
         logger.debug("%s: its packets cannot be read to the end: %s", path, e)
     return list(packets_of_stream.values())
 
@@ -209,12 +211,12 @@ def _number_of_missing(
 ) -> int:
     """Return how many frames are missing between two decoded frames.
 
-    distance: from one frame to the other, in seconds.
+    distance: time from the earlier frame to the later frame, in seconds.
     step: the usual distance.
     lost_packets: number of packets between the two frames from which no frame was decoded.
     has_pauses: whether a frame may last longer than other frames in this container.
 
-    E.g. (the limit of the distance is 1.5 steps, MOST_DISTANCES_WITHOUT_GAP)
+    A distance of up to 1.5 steps (MOST_DISTANCES_WITHOUT_GAP) is not a gap. E.g.:
 
         distance     lost packets    pauses    missing
         1.4 steps    any             any       0, because the distance is nearer to 1 step than to 2
@@ -238,7 +240,7 @@ def _number_of_missing(
 def _missing_at_end(
     packets: Packets, last: Fraction, step: Fraction, next_number: int
 ) -> list[Gap]:
-    """Return the frames that are missing after the last decoded frame, as a list of at most one.
+    """Return the gap after the last decoded frame, in a list. Returns [] if no frame is missing.
 
     last: time of the last decoded frame.
     step: usual time from one frame to the next.

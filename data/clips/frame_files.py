@@ -20,8 +20,8 @@ What must stay:
 * which files belong to one frame,
 * every problem that is reported (test_a_fault_of_the_data_is_named_before_training).
 
-Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because stored results of earlier
-checks were not checked for the new rule.
+Free to add: a rule. If you add a rule, raise FORMAT in data/clips/kept.py, because stored results
+of earlier checks did not use the new rule.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -73,7 +73,8 @@ class FrameFiles:
             else:  # {}: the folder has no such file
                 self.problems.report(f"{name} holds no {' or '.join(kind.suffixes)} file", name)
         needs_file_per_frame = "spike" in self.by_kind and not self.source.has_one_spike_file
-        # The next check reads "lq". `by_kind` has "lq" for certain only if no problem was found.
+        # `_report_unexpected_single_spike_file` reads "lq". `by_kind` has "lq" for certain only if
+        # no problem was found.
         if needs_file_per_frame and not self.problems.found:
             self._report_unexpected_single_spike_file()
 
@@ -102,12 +103,13 @@ class FrameFiles:
     def find_stems(self) -> None:
         """Fill `stems`. Report two files of one kind for a frame."""
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
-        # 000047.dat. A user's own files must have equal names. So must files whose names are times,
-        # e.g. 432.033333, because the last digits of a time are not a frame number.
+        # 000047.dat. In two cases, the files of a frame must have equal names: for a user's own
+        # files, and if the names are times, e.g. 432.033333. The last digits of a time are not a
+        # frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
         for kind, files in self.by_kind.items():
-            # Two kinds are not matched: instants, whose names are <frame>_0, <frame>_1, ..., and
-            # one spike file for all frames.
+            # Two kinds are not matched by names: instants (their names are <frame>_0, <frame>_1,
+            # ...), and one spike file for all frames.
             if kind == "gt_instants" or (kind == "spike" and self.source.has_one_spike_file):
                 continue
             stems: dict[FrameKey, str] = {}
@@ -118,7 +120,7 @@ class FrameFiles:
                     key = FrameKey(before=stem, number=NO_NUMBER, after="")
                 else:
                     key = frame_key(stem)
-                # `setdefault` returns the stem of another file if this file has the same key.
+                # `setdefault` returns the stem of an earlier file if it has the same key.
                 first_stem = stems.setdefault(key, stem)
                 if first_stem != stem:
                     names = names_in_short([first_stem, stem])
@@ -152,9 +154,9 @@ class FrameFiles:
             wanted_frames = self._listed_frames(meta_entry)
         names = self._names_of_frames(wanted_frames, names_of_files)
 
-        # All files of a kind may have other numbers or other names than in lq. E.g. lq has 0, 1, 2
-        # and gt has 1, 2, 3. Then only the other numbers are reported, because a report of missing
-        # files would mislead.
+        # All files of a kind may have different numbers or names than in lq. E.g. lq has 0, 1, 2
+        # and gt has 1, 2, 3. In this case, only the different numbers are reported, because a
+        # report of missing files would mislead.
         if not all(self.is_complete(key) for key in wanted_frames):
             kinds = self._kinds_with_other_numbers()
             for kind in kinds:
@@ -164,7 +166,7 @@ class FrameFiles:
                 # so that one run shows all problems.
                 return [key for key in self.stems["lq"] if self.is_complete(key)]
         self._report_missing(wanted_frames, names)
-        # Sort the frames by time: "2" before "10", and names that are times by their value.
+        # Sort the frames by time: "2" before "10". Names that are times are sorted by their value.
         # `order` is a function: name -> sort key.
         order = order_of(names.values())
         keys = sorted(wanted_frames, key=lambda key: order(names[key]))
@@ -198,8 +200,9 @@ class FrameFiles:
         # gives no first number, so the meta entry has "0".
         if first_number == 0 and self.source.septuplets:
             first_number = 1
-        # A key also has the texts before and after the number, which the meta file does not give.
-        # If all names in lq have the same texts, e.g. "im" and "", the listed frames get them.
+        # A key also has the texts before and after the number. The meta file does not give these
+        # texts. If all names in lq have the same texts, e.g. "im" and "", the listed frames get the
+        # texts of lq.
         texts_around_number = {(key.before, key.after) for key in self.stems["lq"]}
         before = ""
         after = ""
@@ -213,7 +216,7 @@ class FrameFiles:
     ) -> dict[FrameKey, str]:
         """Return {key of a frame: its name}, for each wanted frame: {("", 47, ""): "000047"}.
 
-        The key is the text before the number, the number, and the text after it (`FrameKey`).
+        A key is the text before the number, the number, and the text after the number (`FrameKey`).
 
         A frame without a file gets the name that its file should have: between "000046" and
         "000048", the missing frame is "000047". The number in this name has as many digits as the
@@ -259,8 +262,9 @@ class FrameFiles:
     def _shown_suffix(self, kind: str) -> str:
         """Return the suffix of the missing files of a kind for a message, e.g. ".png".
 
-        It is the suffix of a file that exists. In an LMDB, the keys have no suffix, e.g.
-        "clip_a/000046". Then it is the first suffix that files of this kind may have.
+        The suffix is taken from a file that exists. In an LMDB, the keys have no suffix, e.g.
+        "clip_a/000046". In this case, the first suffix that files of this kind may have is
+        returned.
         """
         a_file = next(iter(self.by_kind[kind].values()))
         _, suffix = os.path.splitext(a_file.path)
@@ -274,8 +278,8 @@ class FrameFiles:
 
         Test: test_a_gap_is_looked_for_in_the_order_of_numbers
         """
-        # The texts around the numbers are e.g. "im" and "" in "im1". If some names have other texts
-        # than the others, the numbers of all names need not follow one another.
+        # E.g. in "im1", the texts around the number are "im" and "". If the texts are not the same
+        # in all names, the numbers of all names need not follow one another.
         texts_around_number = {(key.before, key.after) for key in keys}
         if len(texts_around_number) != 1:
             return
@@ -303,7 +307,7 @@ class FrameFiles:
                     continue  # `_report_missing` has reported this file
                 stem = stems[key]
                 # With the template "08d", the name "47" is wrong, because it should be "00000047".
-                # Names that are more than a number do not follow a template, and are accepted.
+                # A name that is more than a number, e.g. "im47", is accepted.
                 if stem.isdecimal() and format(int(stem), template) != stem:
                     other_names.append(stem)
             if other_names:
@@ -314,10 +318,11 @@ class FrameFiles:
                 self.problems.report(f"{what}: {shown}", kind)
 
     def _kinds_with_other_numbers(self) -> list[str]:
-        """Return the kinds that have all files, but under other numbers or other names than lq.
+        """Return the kinds that have all files, but with different numbers or names than lq.
 
         For example, lq has the files 0, 1, 2 and gt has 1, 2, 3, or lq has im1, im2 and gt has
-        frame1, frame2. Then the user must rename files. Returns [] if single files are missing.
+        frame1, frame2. In such a case the user must rename files. Returns [] if single files are
+        missing.
 
         Test: test_spikes_that_count_from_another_number_are_one_problem
         """
@@ -330,7 +335,8 @@ class FrameFiles:
             keys = sorted(frame_key(stem) for stem in stems.values())
             first = keys[0]
             texts_around_number = {(key.before, key.after) for key in keys}
-            # Names without a number, or with several texts, cannot be compared by distances.
+            # Names without a number, or with different texts around the number, cannot be compared
+            # by distances.
             if len(texts_around_number) > 1 or first.number == NO_NUMBER:
                 return []
             first_keys[kind] = first
@@ -338,13 +344,13 @@ class FrameFiles:
         other_kinds = []
         for kind in self.stems:
             if distances[kind] != distances["lq"]:
-                return []  # single files are missing. `_report_missing` reports them
+                return []  # Single files are missing. `_report_missing` reports them.
             if first_keys[kind] != first_keys["lq"]:
                 other_kinds.append(kind)
         return other_kinds
 
     def _report_other_first_name(self, kind: str) -> None:
-        """Report that the first file of a kind has another name than the first file of lq."""
+        """Report that the first file of a kind and the first file of lq have different names."""
         name = min(self.stems[kind].values(), key=natural_key)
         lq_name = min(self.stems["lq"].values(), key=natural_key)
         if frame_key(name).number != frame_key(lq_name).number:

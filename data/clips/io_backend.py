@@ -1,4 +1,4 @@
-"""Choose where a dataset reads the frames and spikes of its clips from, the option `io_backend`.
+"""Choose from where a dataset reads the frames and spikes of its clips (option `io_backend`).
 
     "disk"    PNG or JPEG files and spike files           data/clips/disk_files.py
     "lmdb"    databases of frames and spikes              data/clips/disk_files.py
@@ -17,7 +17,7 @@ What must stay:
   with another io_backend (test_a_cache_gives_the_samples_of_the_files,
   test_an_lmdb_of_frames_gives_the_samples_of_the_files).
 
-Free to add: a class with these three methods, and a line here.
+Free to add: a class with these three methods. Register it at the end of this file.
 
 Tests: tests/parts/data/test_io_backend.py, tests/parts/data/test_clip_cache.py
 """
@@ -27,8 +27,8 @@ from data.clips.disk_files import DiskFiles, LmdbFiles
 from utils.options.registry import Registry
 
 IO_BACKENDS = Registry("io backend", "type")
-# given: cache_data is a key of the data set and not of io_backend, so the data set passes its value
-# to the constructor.
+# given: names of arguments that the data set passes to the constructor. cache_data is one of them,
+# because it is a key of the data set and not of io_backend.
 IO_BACKENDS.register("disk", given=("cache_data",))(DiskFiles)
 IO_BACKENDS.register("lmdb", given=("cache_data",))(LmdbFiles)
 IO_BACKENDS.register("cache")(CacheReader)

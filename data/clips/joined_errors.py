@@ -1,6 +1,7 @@
 """Join several errors of the data into one error, so that a user sees all of them at once.
 
-list_source (source.py) joins the errors of the roots, and manifest.py the problems of all roots.
+list_source (source.py) joins the errors of several roots. manifest.py joins the problems of all
+roots.
 
 What must stay: no text is lost. Free to change: how the texts are put together.
 
@@ -13,9 +14,9 @@ from utils.errors import DataError
 
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
-    """Return one error for several errors. If several errors have one text, it appears once.
+    """Return one error for several errors. A text that several errors have appears once.
 
-    layout: lines to add to what is expected, which show the folders of a data set.
+    layout: lines that show the folders of a data set. They are added to what is expected.
     """
     return DataError(
         what=joined_texts(e.what for e in errors),

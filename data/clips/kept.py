@@ -1,7 +1,8 @@
 """Store the result of the data check, so that a later start need not read all files again.
 
-A stored result is called a record. A record is two files in <path.root>/.preflight. Their name is a
-digest of all options that the check depends on (`digest_of_options`), and the scale of the network:
+A stored result is called a record. A record is two files in <path.root>/.preflight. The name of the
+two files is a digest of all options that change the check (`digest_of_options`), and the scale of
+the network:
 
     3f2a90c1d4e5b677_x1.json   {"counts": "22 clips, ...", "warnings": [...], "arrays": SHA-256}
     3f2a90c1d4e5b677_x1.npz    the clips as arrays (data/clips/columns.py), and the state of
@@ -17,8 +18,8 @@ Anybody may have written these files, so `Record.read` asks four questions befor
     refuse_columns   column_check.py      are their values a correct table of this data root?
     is_as_before     unchanged_data.py    are the data the same as at the check?
 
-After one "no", the record is ignored and the data check runs again. So a wrong record costs time,
-but is never used.
+If the answer to one question is "no", the record is ignored and the data check runs again. So a
+wrong record costs time, but is never used.
 
 What must stay: each of these questions, and a higher FORMAT for each change of the check.
 test_a_wrong_record_is_not_used forges records. This test does not notice every missing question,
@@ -59,11 +60,11 @@ logger = logging.getLogger(__name__)
 # records of older versions are ignored, and the data are checked anew.
 FORMAT = 7
 # Default of the option checked_share: the fraction of the files that a repeated start looks at. A
-# larger fraction finds changed files sooner, and a smaller fraction makes starts faster. Chosen by
-# hand.
+# larger fraction finds changed files sooner, and a smaller fraction makes starts faster. The
+# default is chosen by hand.
 SHARE = 0.01
-# Columns that tell whether the data are still the same: the paths of all listed folders, and two
-# numbers for each folder, its `State`.
+# Columns that tell whether the data are still the same. "folders": the paths of all listed folders.
+# "folder_states": two numbers for each folder, its `State`.
 STATE_COLUMNS = {"folders": np.uint8, "folder_states": np.int64}
 
 
@@ -84,9 +85,9 @@ RecordId = tuple[str, str]
 def digest_of_options(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
-    These options decide which clips and planes a record has, and what the check demands of them.
-    Whoever adds an option to the check must add it here. Otherwise a record would also be used for
-    another value of the option. The order of the values may change: this gives other digits, so all
+    The options decide which clips and planes a record has, and what the check demands. If you add
+    an option to the check, add it here. Otherwise a record would be used although the value of the
+    option has changed. The order of the values may change. A new order changes the digits, so all
     existing records are ignored once, and the data are checked again.
 
     Test: test_each_partition_has_a_record_of_its_own, which tries one of the options
@@ -117,9 +118,9 @@ def digest_of_options(source: Source) -> str:
                 spikes.timing.describe(),  # which planes belong to which frame
             ]
         )
-        # `own_spikes` are the spike settings of the clips that dataset.json describes one by one.
-        # Their other settings follow from dataset.json, which is hashed above as `spikes.info`. A
-        # calibration is a file of its own, so its content is hashed here.
+        # `own_spikes` are the spike settings of the clips that dataset.json describes one by one. A
+        # calibration is a separate file, so its content is hashed here. All other settings follow
+        # from dataset.json, which is hashed above as `spikes.info`.
         for settings in (spikes, *source.own_spikes.values()):
             if settings.calibration:
                 options.append(settings.calibration.digest())
@@ -137,8 +138,8 @@ def checked_clips(source: Source) -> ClipTable | None:
 
     Test: test_a_rank_reads_only_the_record_and_makes_the_same_samples
     """
-    # RUN is the state of the run. The start of the run has set these two values in it. `record_ids`
-    # is {digest of the options: RecordId}.
+    # RUN is the state of the run. At its start, the run sets `record_ids` and `checks_folder`.
+    # `record_ids` is {digest of the options: RecordId}.
     record_ids: Mapping[str, Sequence[str]] = RUN.record_ids
     folder = RUN.checks_folder  # the folder of the records; None if no records are kept
     if folder is None or not record_ids:
@@ -157,7 +158,8 @@ def checked_clips(source: Source) -> ClipTable | None:
         columns = columns_in(content, types_of(kinds_of(source)))
     except (OSError, ValueError):
         return None
-    # With the prefix, e.g. "0/", because a run may have several data roots with equal clip names.
+    # The names get the prefix of the root, e.g. "0/", because a run may have several data roots
+    # with equal clip names.
     return ClipTable(source, columns, source.name_prefix)
 
 
@@ -196,8 +198,8 @@ class Record:
             counts = str(about["counts"])
             digest = str(about["arrays"])
             columns = self._read_columns(digest)
-            # Without `source.name_prefix`, because one record serves all runs, and each run may
-            # give this data root another prefix.
+            # The names get no prefix (`source.name_prefix`), because one record serves all runs,
+            # and the prefix of this data root may differ between runs.
             table = ClipTable(self.source, columns)
             if not is_as_before(table, columns, share):
                 return None
@@ -216,8 +218,8 @@ class Record:
 
         All paths in a correct table are below the roots of the source, so they may be opened.
 
-        digest: the SHA-256 of the arrays, as the .json says. If the arrays have another digest, the
-        two files of the record come from different checks.
+        digest: the SHA-256 of the arrays, as the .json says. If the digest of the arrays differs,
+        the two files of the record come from different checks.
         Raises OSError if the file cannot be read, and ValueError if its content is not a correct
         table.
         """
@@ -239,9 +241,10 @@ class Record:
 
         Test: test_a_folder_that_cannot_be_written_only_prevents_the_record
         """
-        # The paths become a column of texts, with a zero byte after each (data/clips/columns.py).
-        # A path may have bytes that are not UTF-8. Python reads such a byte as a special character,
-        # and "surrogateescape" turns this character into the same byte again.
+        # The paths become a column of texts, with a zero byte after each path
+        # (data/clips/columns.py). A path may have bytes that are not UTF-8. Python reads such a
+        # byte as a special character, and "surrogateescape" turns this character into the same byte
+        # again.
         paths = "".join(f"{path}\0" for path in states)
         path_bytes = paths.encode(errors="surrogateescape")
         state_rows = np.array(list(states.values()), np.int64)  # (folders, 2): mtime, ctime

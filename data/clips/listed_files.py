@@ -42,26 +42,28 @@ LMDB_MARK = ".lmdb::"
 class FileEntry:
     """One file, as it was listed.
 
-    What must stay: the meaning of size and mtime_ns. The digests in clip caches are made from them
-    (data/clips/manifest.py), so another meaning would make every existing cache look outdated.
+    What must stay: the meaning of size and mtime_ns. The digests in clip caches are made from size
+    and mtime_ns (data/clips/manifest.py). With a different meaning, every existing cache would look
+    outdated.
     """
 
     path: str  # path for `read_bytes`
     size: int  # in bytes
-    mtime_ns: int  # time of change in ns; for a file in an LMDB, the time of the whole LMDB
+    # Time of change in ns. For a file in an LMDB, it is the time of change of the whole LMDB.
+    mtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Folder(Mapping[str, FileEntry]):
     """The files of one clip and kind, as {stem: file}.
 
-    The object holds only names. The size and the time of change of a file are read when the file is
-    asked for. The names are one text, because objects for the 904,568 files of Vimeo-90K would take
-    too much memory.
+    The object holds only names. The size and the time of change of a file are looked up when
+    `entries` is called. All names are joined to one text, because an object for each of the 904,568
+    files of Vimeo-90K would take too much memory.
 
     prefix: text before a name in its path, e.g. "/data/train/clip_a/blur/".
-    joined_names: the names with "/" after each, e.g. "000000.png/000001.png/". No name can hold a
-    "/". All lists of this class are in the order of these names.
+    joined_names: the names with "/" after each name, e.g. "000000.png/000001.png/". No name can
+    contain a "/". All lists of this class are in the order of `joined_names`.
     lmdb_entries: the files of a clip in an LMDB, whose sizes are read together with the list. None
     for files on disk.
     """
@@ -110,7 +112,7 @@ class Folder(Mapping[str, FileEntry]):
         return self.entries()[stem]
 
     def __iter__(self) -> Iterator[str]:
-        # "0.jpg" and "0.jpeg" have one stem, which a mapping must yield once.
+        # "0.jpg" and "0.jpeg" have the same stem. A mapping must yield each key once.
         return iter(dict.fromkeys(self.stems))
 
     def __len__(self) -> int:
@@ -129,10 +131,11 @@ class State(NamedTuple):
     stay.
     """
 
-    # Changes when an entry is added, removed or renamed. A program can set it back: `cp -a` does.
+    # It changes when an entry is added, removed or renamed. A program can set it to an older time,
+    # e.g. `cp -a`.
     mtime_ns: int
-    # Only the system sets it: the files of a copy get the time of the copying. So a stored state
-    # that was copied together with the data never equals the state of the copy.
+    # Only the system sets it, so the files of a copy get the time of the copying. So if a stored
+    # state is copied together with the data, it never equals the state of the copy.
     ctime_ns: int
 
 
@@ -140,9 +143,8 @@ class Listing(dict[str, Folder]):
     """{clip: its files}.
 
     states: {path: state} of every folder that was listed, and of the files of an LMDB. While no
-    state changes, a new listing would find the same names. data/clips/kept.py relies on this. It
-    stores the states. If all states are the same at a later start, the folders are not listed
-    again.
+    state changes, a new listing would find the same names. So data/clips/kept.py stores the states.
+    If all states are the same at a later start, the folders are not listed again.
     """
 
     def __init__(self) -> None:
@@ -189,10 +191,10 @@ def state_of(path: str) -> State:
 def stamp(file: str) -> tuple[int, int]:
     """Return (size, time of change in ns) of a file.
 
-    A file in an LMDB has the size and time of data.mdb. Returns (0, 0) if the file is not on this
-    machine: callers only compare stamps, so a missing file is not an error for them.
+    A file in an LMDB has the size and time of data.mdb. If the file is not on this machine, the
+    result is (0, 0) and no error is raised, because callers only compare stamps.
 
-    The result must stay a plain tuple: names of stored calibrations are made from its repr
+    The result must stay a plain tuple, because names of stored calibrations are made from its repr
     (data/cameras/self_calibration.py).
     """
     # "/data/train.lmdb::clip_a/000000" -> "/data/train.lmdb/data.mdb".
@@ -225,7 +227,8 @@ def os_errors_as_data_errors(
         yield
     except OSError as e:
         if isinstance(e, FileNotFoundError):
-            # Where to download a file of the project, if the path belongs to one. Else "".
+            # If the path belongs to a file that can be downloaded, add its address. Otherwise add
+            # "".
             do += address_of(path)
         raise DataError(
             what=f"cannot read: {e.strerror or e}",

@@ -1,7 +1,8 @@
 """Open an LMDB once in a process, and read its values.
 
 An LMDB is a database file that is mapped into memory. The package lmdb calls an open database an
-environment. Without two rules, a read could end the process or give wrong data:
+environment. This file keeps two rules. Without them, a read could end the process or give wrong
+data:
 
 * A file that is cut short is refused before a value is read. Otherwise a read beyond the end of the
   file would end the process without an error of Python
@@ -30,7 +31,7 @@ def read_value(root: str, key: str, count: int = -1) -> bytes:
 
     root: folder of the LMDB, e.g. "/data/train.lmdb".
     key: e.g. "clip_a/000000".
-    count: number of bytes to read from the beginning; -1: all.
+    count: number of bytes to read from the beginning. -1: all bytes.
     Raises OSError if there is no such key, DataError if the LMDB is damaged.
     """
     with _transaction(root) as transaction:
@@ -51,7 +52,7 @@ def _transaction(root: str) -> Generator[Any]:
     Raises DataError if the LMDB is damaged, even if this shows only within the `with` block.
     """
     environment = open_environment(root)  # OptionError if the package lmdb is missing
-    import lmdb  # after the line above, so that its error is raised first
+    import lmdb  # `open_environment` comes first, because its error says how to install lmdb
 
     try:
         # buffers=True makes each value a view of the mapped file, and no copy.
@@ -76,14 +77,14 @@ def damaged_lmdb(root: str, error: Exception) -> DataError:
 
 # {root: its environment} of the LMDBs that this process has open.
 _environments: dict[str, Any] = {}
-# Held while an LMDB is opened, because the data check reads in several threads.
+# The lock is held while an LMDB is opened, because the data check reads in several threads.
 _opening_lock = threading.Lock()
 
 
 def open_environment(root: str) -> Any:
     """Return the open LMDB. The first call in a process opens the LMDB.
 
-    Callers must not close it, because other threads may read it at the same time.
+    Callers must not close the LMDB, because other threads may read it at the same time.
     Raises OptionError if the package lmdb is not installed, DataError for a damaged file.
     """
     with _opening_lock:
@@ -121,7 +122,7 @@ def _open_lmdb(root: str) -> Any:
 
 
 def _refuse_short_lmdb(root: str, environment: Any) -> None:
-    """Refuse an LMDB, and close it, if its file has fewer bytes than its first pages say.
+    """Refuse an LMDB if its file has fewer bytes than its first pages say. It is closed first.
 
     LMDB maps the file into memory. A read beyond the end of the file would kill the process
     (SIGBUS). Opening an LMDB reads only its first two pages (blocks of the file), so it does not
@@ -146,7 +147,7 @@ def _refuse_short_lmdb(root: str, environment: Any) -> None:
 def _close_environments() -> None:
     """Close all LMDBs before a fork. The parent opens them again when it needs them.
 
-    Leaves `_opening_lock` locked, so that no thread opens an LMDB during the fork. After the fork,
+    `_opening_lock` stays locked, so that no thread opens an LMDB during the fork. After the fork,
     the parent and the child each release their copy of the lock.
 
     Test: test_an_lmdb_opened_before_a_fork_is_not_used_after_it

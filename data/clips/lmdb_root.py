@@ -1,6 +1,6 @@
 """List the files of every clip in an LMDB, one database file for a whole data root.
 
-The layout is as in BasicSR and KAIR, because many users already have data of these two projects:
+The layout is the layout of BasicSR and KAIR, because many users already have such data:
 
     train.lmdb/data.mdb        a value with the content of a PNG under each key "<clip>/<frame>"
     train.lmdb/meta_info.txt   a line for each key: "<clip>/<frame>.png (720,1280,3) 1"
@@ -103,8 +103,8 @@ def _keys_in(lines: Sequence[str], clips: Collection[str] | None) -> list[str]:
     return keys
 
 
-# What follows the name of a file in a line of meta_info.txt: the shape, and maybe a number (the
-# compression): " (720,1280,3) 1" or " (720,1280,3)".
+# Matches the end of a line of meta_info.txt, after the name of a file. The end is the shape, and
+# maybe a number (the compression): " (720,1280,3) 1" or " (720,1280,3)".
 _LMDB_SHAPE = re.compile(r" \(\d+(?:, ?\d+)+\)(?: \d+)?$")
 
 
@@ -133,9 +133,9 @@ def _entries_of_keys(
 
     Test: test_keys_without_the_name_of_a_clip_are_one_clip
     """
-    # Open the database first. This raises an error if the file as a whole is damaged, e.g. cut
-    # short. The values within the file may be damaged, too. Reading a damaged value can kill the
-    # process, so `lmdb_sizes` reads the values in another process.
+    # `open_environment` raises an error if the file as a whole is damaged, e.g. cut short. The
+    # values within the file may be damaged, too. Reading a damaged value can kill the process, so
+    # `lmdb_sizes` reads the values in a separate process.
     open_environment(root)
     try:
         sizes = lmdb_sizes.sizes(root, keys)
@@ -145,7 +145,7 @@ def _entries_of_keys(
     for key, size in zip(keys, sizes, strict=True):
         clip, _, stem = key.rpartition("/")
         entries = clips.setdefault(clip, {})
-        # The size of a listed key without a value is negative. The key becomes an empty file, which
-        # every check refuses.
+        # If a listed key has no value, its size is negative. The key becomes an empty file, and
+        # every check refuses an empty file.
         entries[stem] = FileEntry(f"{root}::{key}", max(0, size), changed_ns)
     return clips

@@ -1,8 +1,8 @@
 """Find the sizes of the values of an LMDB, in a separate process.
 
 In a damaged file, a number may point to a byte outside of the file. The library of LMDB reads this
-byte, and the system ends the process with the signal SIGBUS or SIGSEGV. So `sizes` starts another
-process, and damage ends only this process:
+byte, and the system ends the process with the signal SIGBUS or SIGSEGV. So `sizes` starts a
+separate process, and damage ends only the separate process:
 
     python lmdb_sizes.py ROOT
 
@@ -11,8 +11,8 @@ process, and damage ends only this process:
 
 data/clips/lmdb_root.py calls `sizes` when it lists an LMDB.
 
-What must stay: this file imports nothing of the project, so that the process starts fast. It writes
-one line for each key, in the order of the keys.
+What must stay: this file imports nothing of the project, so that the process starts fast. The
+process writes one line for each key, in the order of the keys.
 
 Tests: tests/parts/data/test_any_bytes.py, tests/parts/data/test_io_backend.py
 """
@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-# Written in place of a size if there is no value under the key. Callers test for a negative size.
+# The process writes NONE if there is no value under a key. Callers test for a negative size.
 NONE = -1
 # Exit code of the process if the library of LMDB finds the damage itself. Python itself exits with
 # 1 or 2, so 3 tells a person who runs this file what has happened. `sizes` treats every exit code
@@ -38,7 +38,7 @@ class DamagedLmdbError(Exception):
 
 
 def sizes(root: str, keys: Sequence[str]) -> list[int]:
-    """Return the number of bytes under each key; NONE for a key without a value.
+    """Return the number of bytes under each key. It is NONE for a key without a value.
 
     root: the folder of the LMDB. Raises DamagedLmdbError.
 
@@ -62,8 +62,9 @@ def _main(root: str) -> int:
     import lmdb
 
     try:
-        # An environment is an open database. `_open_lmdb` of data/clips/lmdb_database.py has the
-        # same settings, so that both read the same.
+        # An environment is an open database. `_open_lmdb` (data/clips/lmdb_database.py) uses the
+        # same settings. Keep them equal, so that the sizes are the sizes of the values that are
+        # read later.
         environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         with environment.begin(buffers=True) as transaction:
             for line in sys.stdin.buffer:

@@ -4,14 +4,14 @@ A `Look` has the size and the time of change of the file, the size of the pictur
 wrong with the file. Reading takes nearly all the time of a first check, so as little as possible is
 read:
 
-    PNG                    its header and its end; all of the file if `decode` is set
-    other pictures         all of the file, which is decoded
+    PNG                    its header and its end. With `decode`, the whole file
+    other pictures         the whole file, because it must be decoded
     packed spike planes    the first 64 bytes
     spike arrays (.npy)    nothing: only size and time of change are looked up
 
-data/clips/root_check.py calls `look_at_picture` and `look_at_spikes` in several threads, so they
-share no state. A bad file raises no error, which would end the check of all other files. The text
-of the error becomes the `flaw` of the look.
+data/clips/root_check.py calls `look_at_picture` and `look_at_spikes` in several threads, so the two
+functions share no state. A bad file raises no error, because an error would end the check of all
+other files. The text of the error becomes the `flaw` of the look.
 
 What must stay: every fault that is found. test_a_picture_with_damaged_content_is_found_by_decoding
 and test_a_fault_of_the_data_is_named_before_training notice a fault that is lost. If a function
@@ -54,7 +54,7 @@ class Look(NamedTuple):
     file_id: tuple[int, int] = (0, 0)
     # (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     shape: tuple[int, int] | None = None
-    flaw: str = ""  # why the file cannot be read; "" if it can
+    flaw: str = ""  # why the file cannot be read; "" if it can be read
     # A message if the end of a PNG is missing, else "". It is not in `flaw`, because the header of
     # such a PNG can be read. If the size in the header is wrong, too, the data check reports the
     # wrong size in place of this message.
@@ -72,7 +72,7 @@ def look_at_picture(path: str, decode: bool = False, lmdb_entry: FileEntry | Non
 
     Returns a `Look`: size and time of the file, size of the picture, and what is wrong (`flaw`).
 
-    decode: whether to decode a PNG, too, which finds flipped bits.
+    decode: whether to decode a PNG, too. Decoding also finds flipped bits.
     lmdb_entry: size and time of a file in an LMDB. None for a file on disk.
     Raises DataError for a broken link.
     """
@@ -143,7 +143,7 @@ def _with_shape(look: Look, head: bytes, read_all: Callable[[], bytes], decode: 
 def _loses_something(header: Header) -> bool:
     """Return whether a picture has more than 8 bits per value, or is grey.
 
-    Then reading it as 8-bit RGB may lose something.
+    Reading such a picture as 8-bit RGB may lose something.
     """
     return header.bits > 8 or header.is_grey
 
@@ -151,19 +151,20 @@ def _loses_something(header: Header) -> bool:
 def _with_shape_of_png(
     look: Look, head: bytes, read_all: Callable[[], bytes], decode: bool
 ) -> Look:
-    """Return the look at a PNG with `shape` and `is_reduced`, and with `flaw` if it is damaged.
+    """Return the look with `shape` and `is_reduced` of a PNG, and with `flaw` if it is damaged.
 
     head: the beginning of the file.
     read_all: a function that returns the content of the file. It is called only if the header is
     longer than `head`, or if the pixels are decoded.
     decode: whether to decode the pixels. If not, the header alone gives the shape.
-    Raises DataError for a picture that is too large, has values of another kind, or has no header.
+    Raises DataError if the picture is too large, has no header, or has values that are not whole
+    numbers of 8 or 16 bits.
 
     Test: test_a_clip_with_a_picture_that_cannot_be_decoded_is_still_counted
     """
     content = b""  # the whole file, as soon as it is needed
     # The header is None if `head` is too short, because a long text or colour profile stands before
-    # the pixels. Then the whole file is read.
+    # the pixels. In this case, the whole file is read.
     header = read_header(head)
     if header is None or decode:
         content = read_all()
@@ -216,9 +217,9 @@ def look_at_spikes(
 def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
     """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
 
-    This sensor writes words between the pixels, so its planes are not in the layout "raster". No
+    An SPS100 writes words between the pixels, so its planes are not in the layout "raster". No
     header says which sensor wrote the file. But `open_spikes` looks for the words, and raises
-    SpikeFileError if it finds them.
+    SpikeFileError if it finds words.
 
     geometry: size of a plane.
     remainder: "error" or "truncate", what to do with bytes after the last whole plane.

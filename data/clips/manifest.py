@@ -1,9 +1,9 @@
-"""Make the clips of a data root from its files, and collect everything that is wrong with them.
+"""Make the clips of a data root from its files, and collect all problems of the clips.
 
 Two layouts are read:
 
     <root>/<clip>/<kind>/<frame>   GoPro as published: a clip has the folders blur, sharp and spike
-    <root>/<clip>/<frame>          KAIR: each kind of file has a root of its own
+    <root>/<clip>/<frame>          KAIR: each kind of file has a separate root
 
 Each root may have either layout. "lq" are the blurry frames, "gt" the sharp frames.
 
@@ -47,8 +47,8 @@ HELD_OUT = {
     "REDS4": frozenset(("000", "011", "015", "020")),
     "official": frozenset(map(str, range(240, 270))),  # "240", "241", ... "269"
 }
-# Largest number of problems that an error shows, so that it fits on a screen or two. Each problem
-# takes two lines. scripts/doctor.py lists all problems.
+# Largest number of problems that an error shows, so that the error fits on a screen or two. Each
+# problem takes two lines. scripts/doctor.py lists all problems.
 MOST_PROBLEMS = 30
 # Text of the problem that lq and gt are the same files.
 SAME_FILES = (
@@ -83,11 +83,11 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
 def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
     """Return the names of the clips in natural order ("2" before "10").
 
-    With a meta file, these are the clips that it lists. Otherwise these are all clips that have
-    files of any kind.
+    With a meta file, the result has the clips that the meta file lists. Otherwise it has all clips
+    that have files of any kind.
 
-    The order must stay, because training samples are numbered in this order. With another order, a
-    resumed run would get other samples.
+    The order must stay, because training samples are numbered in this order. If the order changed,
+    a resumed run would get different samples.
 
     listings: {kind: {clip: its files}}.
     """
@@ -103,9 +103,9 @@ def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
 def entries_of(
     source: Source, listings: Mapping[str, Listing], names: Sequence[str]
 ) -> Iterator[dict[str, dict[str, FileEntry] | None]]:
-    """Yield {kind: {stem: file}} of each clip; {kind: None} if the clip has no folder of the kind.
+    """Yield {kind: {stem: file}} of each clip. A kind without a folder has the value None.
 
-    Size and time of change of every file are looked up, in threads.
+    The size and the time of change of every file are looked up. The work is done in threads.
 
     listings: {kind: {clip: its files}}.
     names: names of the clips.
@@ -146,9 +146,9 @@ def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
 def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | None:
     """Return the sizes (height, width) of lq and gt that the next clip has, without reading it.
 
-    Returns None if the sizes are not known and must be read. They are known only for Vimeo-90K
-    (septuplets), because its 64,612 clips all have one size. So the sizes of the first clip are
-    taken. Reading a header of each clip would take minutes.
+    Returns None if the sizes must be read. Only the 64,612 clips of Vimeo-90K (septuplets) are
+    known to have one size, so the sizes of their first clip are taken. Reading a header of each
+    clip would take minutes.
 
     clips: the clips without problems so far.
     """
@@ -158,7 +158,7 @@ def usual_sizes(source: Source, clips: Sequence[Clip]) -> tuple[Size, Size] | No
 
 
 def other_scales(clips: Sequence[Clip]) -> list[Problem]:
-    """Return a problem for each clip with another scale than most clips have.
+    """Return a problem for each clip whose scale is not the scale of most clips.
 
     The scale is the side of gt over the side of lq. A network has one scale, so all clips must have
     the same scale.
@@ -168,8 +168,8 @@ def other_scales(clips: Sequence[Clip]) -> list[Problem]:
     scales = scales_of(clips)
     usual_scale = most_frequent(scales)
     problems = []
-    # `clips` may be a table, which makes a clip anew each time it is asked for. So only the clips
-    # with another scale are asked for again.
+    # `clips` may be a table, which makes a new `Clip` at each access. So only the clips with a
+    # different scale are taken from it.
     for number, scale in enumerate(scales):
         if scale != usual_scale:
             clip = clips[number]
@@ -190,7 +190,7 @@ def raise_problems(
 
     found: (data root, its problems) for each root.
     shown: largest number of problems that the table shows.
-    unreadable: errors of whole roots that cannot be read. They become part of the same error.
+    unreadable: errors of whole roots that cannot be read. They become part of the raised error.
     """
     errors = list(unreadable)
     sources_with_problems = []
@@ -220,7 +220,7 @@ def problems_error(
     shown: largest number of problems that the table shows.
     """
     roots: list[str] = []
-    lists_of_clips: list[str] = []  # from which the user can remove a clip
+    lists_of_clips: list[str] = []  # where the user can remove a clip
     for source in sources:
         roots += source.roots().values()
         if source.meta_file:
@@ -268,7 +268,7 @@ def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
     """Return a problem for each clip that has the same files as blurry and as sharp frames.
 
     Paths are compared after links are followed. The first frame of a clip is enough: if it is the
-    same file in lq and gt, both come from one folder.
+    same file in lq and gt, all frames of lq and gt come from one folder.
 
     Test: test_sharp_frames_behind_a_link_to_the_blurry_ones_are_refused
     """
@@ -305,7 +305,7 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
 def digest(kind: str, listing: Listing) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    A clip cache stores the digits. So the hashed texts and their order must stay: otherwise all
+    A clip cache stores the digits. So the hashed texts and their order must stay. Otherwise all
     existing caches would look outdated (test_the_digest_of_a_listing_stays).
 
     kind: kind of the files, e.g. "lq".

@@ -1,13 +1,13 @@
-"""Meta files: the list of the clips of a data set, as KAIR, BasicSR and S-VRT write it.
+"""Read a meta file: the list of the clips of a data set, as KAIR, BasicSR and S-VRT write it.
 
     000 100 (720, 1280, 3) 0        clip, number of frames, shape, number of the first frame
 
 The option meta_info_file names a meta file. `Source.meta_entries` (data/clips/source.py) calls
 `read_meta_file` to read it.
 
-What must stay: what a line means (test_a_meta_file_fits_however_numbers_are_written). A line of
-another form is refused (test_lines_of_a_meta_file_that_say_nothing_certain_are_refused). Free to
-change: the texts of errors, together with the tests that compare them.
+What must stay: what a line means (test_a_meta_file_fits_however_numbers_are_written). A line
+without this form is refused (test_lines_of_a_meta_file_that_say_nothing_certain_are_refused). Free
+to change: the texts of errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py
 """
@@ -61,8 +61,8 @@ def read_meta_file(path: str, needs_list: bool) -> dict[str, list[Any]]:
     The number of the first frame is a text, as it is written in the file. The values are lists,
     because the index of a clip cache stores them as JSON (`Source.meta_entries`).
 
-    needs_list: whether the data set cannot be read without the list, e.g. Vimeo-90K. If it can, the
-    error of a missing file also advises to use all folders.
+    needs_list: whether the data set cannot be read without the list, e.g. Vimeo-90K. False: if the
+    file is missing, the error also advises to use all folders.
     Raises DataError, which names the line.
     """
     clips: dict[str, list[Any]] = {}
@@ -108,8 +108,8 @@ def _lines_of(path: str, needs_list: bool) -> list[str]:
         if not needs_list:
             do += ", or set meta_info_file to null to use all folders"
         # E.g. the advice "correct meta_info_file; set the variable $DATA, which has no value here".
-        # `address_of` adds "; download: ..." for a released file, and `advice_on` what is wrong
-        # with the path. Otherwise both add "".
+        # `address_of` adds "; download: ..." for a released file. `advice_on` adds what is wrong
+        # with the path. Each function may add nothing, "".
         raise DataError(
             what=f"cannot read the meta file: {why}",
             where=path,
@@ -119,7 +119,7 @@ def _lines_of(path: str, needs_list: bool) -> list[str]:
 
 
 class _LineOfMeta(NamedTuple):
-    """What a line of a meta file says: "000 100 (720,1280,3) 0" -> ("000", 100, "0")."""
+    """The content of a line of a meta file: "000 100 (720,1280,3) 0" -> ("000", 100, "0")."""
 
     clip: str
     frames: int  # number of frames
@@ -127,7 +127,7 @@ class _LineOfMeta(NamedTuple):
 
 
 def _values_of_line(line: str, path: str, number: int) -> _LineOfMeta:
-    """Read a line of a meta file. Raises DataError for a line of another form.
+    """Read a line of a meta file. Raises DataError for a line that does not match _LINE_OF_META.
 
     path, number: the meta file and the number of the line, for the message.
 

@@ -1,10 +1,10 @@
 """Say in words what is lost when a picture is read as 8-bit RGB.
 
 A picture of 16 bits is cut to its upper 8 bits. Cameras often use only the lower 10, 12 or 14 of
-the 16 bits, and then the picture becomes dark. The value of a grey picture is used for R, G and B.
+the 16 bits. Such a picture becomes dark. The value of a grey picture is used for R, G and B.
 
-Free to change: the words, together with the tests that compare them. The words become a warning,
-and no pixel depends on them.
+Free to change: the words, together with the tests that compare them, because the words only become
+a warning.
 
 Tests: tests/parts/data/test_pictures.py
 """
@@ -29,7 +29,8 @@ def what_is_lost(path: str) -> str:
     if header is None:
         content = read_bytes(path)
         header = read_header(content)
-    # `decode_bgr` (pictures.py) refuses these three kinds of pictures, so no words are needed.
+    # `decode_bgr` (pictures.py) refuses a picture without a header, a picture that is too large,
+    # and values of more than 16 bits. So no words are needed.
     if header is None or header.is_too_large or has_other_numbers(header):
         return ""
     if header.bits > 8:
@@ -66,7 +67,8 @@ def _bits_in_use(content: bytes) -> int | None:
     """Return how many bits the values of a 16-bit picture use: 8, 10, 12, 14 or 16.
 
     Returns None for a black picture, because its values say nothing about the bits. Also returns
-    None for a picture that cannot be decoded: `decode_bgr` (pictures.py) raises the error for it.
+    None for a picture that cannot be decoded, because `decode_bgr` (pictures.py) raises the error
+    for such a picture.
     """
     # OpenCV decodes a part of a PNG that is cut short, and this part may lack the largest values.
     if content.startswith(PNG_SIGNATURE) and not has_whole_chunks(content):

@@ -2,9 +2,9 @@
 
     image_size   height and width of a picture, from its header if this is certain
     read_bgr     the picture in a file
-    decode_bgr   the picture in the content of a file, which is already read
+    decode_bgr   the picture in the content of a file, if the content was read already
 
-OpenCV decodes the pictures, but it is not enough, for two reasons:
+OpenCV decodes the pictures. For two reasons, OpenCV alone is not enough:
 
 * It returns a picture that is cut short without an error. So `_damage_in` looks for damage first,
   with the project's own readers of headers (utils/picture).
@@ -42,9 +42,9 @@ from utils.picture.read import read_header
 def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     """Return the upright image in a file as (H, W, 3) uint8 in the order B, G, R.
 
-    size: the expected (H, W), which is the size of the first frame of the clip. None: any size.
-    Raises DataError naming the file. An image that is too large or has another size is refused by
-    its header, before it is decoded.
+    size: the expected (H, W), i.e. the size of the first frame of the clip. None: any size.
+    Raises DataError, which names the file. An image of a wrong size, or a too large image, is
+    refused by its header before it is decoded.
 
     Without a clip cache, every frame of a training is read by this function, so it must stay fast.
     A damaged file must give an error: tests/parts/data/test_any_bytes.py tries files of any bytes.
@@ -52,8 +52,8 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     return decode_bgr(read_bytes(path), path, size)
 
 
-# How OpenCV decodes a picture: in colour, and not turned upright. Versions of OpenCV differ in the
-# formats that they turn, so `decode_bgr` turns the picture itself.
+# How OpenCV decodes a picture: in colour, and not turned upright. Different versions of OpenCV turn
+# different formats, so `decode_bgr` turns the picture itself.
 AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
 
@@ -63,7 +63,7 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
     encoded: the content.
     path: its file, for messages.
     size: the expected (H, W). None: any size.
-    Raises DataError naming the file, if the image is damaged, too large, or of another size.
+    Raises DataError, which names the file, if the image is damaged, too large, or of a wrong size.
 
     Test: test_a_picture_is_turned_as_its_orientation_says
     """
@@ -72,8 +72,8 @@ def decode_bgr(encoded: bytes, path: str, size: tuple[int, int] | None = None) -
         refuse_header(header, path)
         _refuse_other_size(header.size, size, path)
 
-    # `_damage_in` returns a text for every file without a header. So `if damage` would be enough,
-    # and `header is None` is only for the type checker.
+    # `_damage_in` returns a text for every file without a header. So `if damage` would be enough.
+    # `header is None` is only needed for the type checker.
     damage = _damage_in(encoded, header)
     if header is None or damage:
         raise _unreadable(damage, path)
@@ -125,7 +125,7 @@ def _damage_in(encoded: bytes, header: Header | None) -> str:
     Returns "" if no damage can be seen.
 
     encoded: the content of the file.
-    header: its header. None: the file is of an unknown kind, and counts as damaged.
+    header: header of the file. None: the file is of an unknown kind, and counts as damaged.
     """
     is_jpeg = encoded.startswith(JPEG_START)
     if is_jpeg and not _has_end(encoded):
@@ -149,7 +149,7 @@ def _has_end(jpeg: bytes) -> bool:
     # kind, and two bytes for its length. The length includes its own two bytes. E.g. the segment
     # ff e0 00 10 ... has the kind e0 and the length 16, so the next segment begins 2 + 16 bytes
     # later. The header ends at the segment of kind da, where the scan begins.
-    # Beyond the end of the file, the slices below are b"", and the loop ends.
+    # At the end of the file, the slices of the loop are b"", so the loop ends.
     position = len(JPEG_START)
     while jpeg[position : position + 1] == b"\xff":
         kind = jpeg[position + 1 : position + 2]
@@ -163,7 +163,7 @@ def _has_end(jpeg: bytes) -> bool:
 
 # Kinds of files that may have the suffix of a picture but cannot be read. {pattern for the first
 # bytes of the content: name of the kind for the error message}. "...." stands for four bytes of any
-# value, which are a length in HEIC and AVIF. A new kind is one line here.
+# value. In HEIC and AVIF, these bytes are a length. To add a kind, add one line.
 OTHER_KINDS = {
     rb"GIF8": "GIF",
     rb"....ftyp(hei[cx]|hev[cx]|mif1|msf1)": "HEIC",
@@ -178,9 +178,10 @@ OTHER_KINDS = {
 
 
 def _other_kind(content: bytes) -> str:
-    """Return a clause that names the kind of a file, for the error message. "" if it is unknown.
+    """Return a clause for the error message that names the kind of a file. Unknown kind: "".
 
-    content: the bytes of the file. b"GIF89a..." -> "its content is GIF, which is not read: ...".
+    content: the bytes of the file. E.g. b"GIF89a..." gives "its content is GIF, which is not read:
+    ...".
 
     Test: test_a_file_of_another_kind_with_the_ending_of_a_picture_is_named
     """
@@ -228,7 +229,7 @@ def has_other_numbers(header: Header) -> bool:
 
 
 def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, path: str) -> None:
-    """Refuse a frame of another size than the first frame of its clip.
+    """Refuse a frame whose size is not the size of the first frame of its clip.
 
     found: (H, W) of the frame.
     size: (H, W) of the first frame. None: accept any size.
@@ -260,10 +261,10 @@ def image_size(path: str) -> tuple[int, int]:
 
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Number of bytes of a picture that are read first, to find its size and how it is turned. A PNG
-# states its size in the first 33 bytes, but its orientation (eXIf) may come anywhere before the
-# pixels. If the pixels do not begin within these bytes, the whole file is read. Fewer bytes would
-# save nothing, because a file system reads whole pages of 4096 bytes.
+# So many bytes at the beginning of a picture are read first, to find its size and how it is turned.
+# A PNG states its size in the first 33 bytes, but its orientation (eXIf) may come anywhere before
+# the pixels. If the pixels do not begin within these bytes, the whole file is read. Fewer bytes
+# would save nothing, because a file system reads whole pages of 4096 bytes.
 HEAD_BYTES = 4096
 
 

@@ -2,11 +2,11 @@
 
 The flow of a first start:
 
-    preflight               each split (train, test) of the option file
-      check_source          each data root of a split
-        Record.read         the stored result, if the data are the same (data/clips/kept.py)
-        RootCheck.run       otherwise the check of all files (data/clips/root_check.py)
-        Record.write        stores the result of this check
+    preflight               checks each split (train, test) of the option file
+      check_source          checks each data root of a split
+        Record.read         returns the stored result if the data are the same (data/clips/kept.py)
+        RootCheck.run       otherwise checks all files (data/clips/root_check.py)
+        Record.write        stores the result of the check
 
 The result of the check is stored under <path.root>/.preflight. While no folder changes, a repeated
 start reads the stored result, and looks at only 1 % of the files, but at least at 4096.
@@ -37,8 +37,8 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-# It is called as `open_progress` is, and opens a progress bar of the kind "none", which shows
-# nothing.
+# Takes the same arguments as `open_progress` without its first one, the kind of progress bar. The
+# kind "none" shows nothing.
 NO_PROGRESS_BAR: OpenProgress = partial(open_progress, "none")
 
 
@@ -48,13 +48,14 @@ def preflight(
     """Check the data of all splits, each by its dataset class.
 
     Only rank 0 may call this, because it writes the stored results. The other ranks wait, and then
-    read these results (`checked_clips` in data/clips/kept.py).
+    read the stored results (`checked_clips` in data/clips/kept.py).
 
     datasets: the sections of the splits.
     stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    Returns {options_digest: record_id} of each stored result, from which the other ranks find it.
+    Returns {options_digest: record_id} of each stored result. The other ranks need it to find the
+    results.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
@@ -101,14 +102,14 @@ def check_source(
     scale: int = 1,
     share: float = SHARE,
 ) -> Report:
-    """Check the clips of one data root, and return the report. Its problems raise no error here.
+    """Check the clips of one data root, and return the report. Problems raise no error.
 
     `ClipDataset.check` calls this, for `preflight` and for scripts/doctor.py.
 
     source: the data root.
     name: name of the split, and of the root if there are several, e.g. "train".
     stored: folder of stored results. If the data have not changed since their result was stored,
-    this result is returned. None: everything is read, and nothing is stored.
+    the stored result is returned. None: all files are checked, and nothing is stored.
     decode: whether to decode every image, which also finds flipped bits. If not, only header and
     end of a PNG are read.
     show: opens a progress bar over the number of files.

@@ -22,7 +22,7 @@ import numpy as np
 def begins_of(counts: np.ndarray | Sequence[int]) -> np.ndarray:
     """Return the first number of each range, and then the end of the last range.
 
-    counts: how many numbers each range has. [2, 3] -> [0, 2, 5].
+    counts: how many numbers each range has. E.g. [2, 3] gives [0, 2, 5].
     """
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
@@ -30,7 +30,7 @@ def begins_of(counts: np.ndarray | Sequence[int]) -> np.ndarray:
 def first_and_end(begins: np.ndarray, index: int) -> tuple[int, int]:
     """Return the first number of range `index`, and the number after its last number.
 
-    begins: result of `begins_of`. [0, 2, 5] and index 1 -> (2, 5).
+    begins: result of `begins_of`. E.g. [0, 2, 5] and index 1 give (2, 5).
     """
     return int(begins[index]), int(begins[index + 1])
 
@@ -42,6 +42,6 @@ def range_of(number: int, begins: np.ndarray) -> int:
     numbers 3 ... 7 are in range 1.
     """
     ends = begins[1:]
-    # The result is the number of ranges that end at or before this number. E.g. with the ends
-    # [3, 8], one range ends at or before number 3, so number 3 is in range 1.
+    # The result is the number of ranges that end at or before `number`. E.g. with the ends [3, 8],
+    # one range ends at or before number 3, so number 3 is in range 1.
     return int(np.searchsorted(ends, number, side="right"))

@@ -1,9 +1,9 @@
-"""Readers: the clips of a test set, frame by frame.
+"""Read the clips of a test set, frame by frame.
 
 A test set is a dataset with a method `readers()`, which returns one reader for each clip. Tests and
-validations use only the readers, and never the dataset. `Reader` is the base of all readers: a test
-set of another kind has readers derived from it (docs/extending.md). `DatasetClip` reads a clip of a
-`TestClips`, the test sets of this project:
+validations use only the readers, and never the dataset. `Reader` is the base class of all readers.
+For a new kind of test set, derive a class from it (docs/extending.md). `DatasetClip` reads a clip
+of a `TestClips`, the test sets of this project:
 
     DatasetClip.frame             one frame with its spikes
       TestClips.read_frames       consecutive frames (data/clip_dataset.py)
@@ -45,8 +45,8 @@ class Reader:
     """One clip to test on (utils.contract.ClipReader).
 
     A subclass sets `name` and `stems`, the names of the frames, and defines `frame`. All other
-    members follow from these three. A subclass may override them to answer faster: e.g. for `size`,
-    this class reads a frame.
+    members follow from these three. A subclass may override the other members to answer faster.
+    E.g. for `size`, this class reads a frame.
 
     What must stay: names and meanings of all members, because users derive from this class. A new
     property needs a body here that is right for every subclass (tests/stories/test_extending.py).
@@ -67,7 +67,8 @@ class Reader:
         """Return the tensors of a frame, float32.
 
         s is the scale, S the number of spike channels, K the number of sharp frames of each
-        exposure. The result is {"lq": (C, H, W) in [0, 1]}, and if the clip has them also
+        exposure. The result is {"lq": (C, H, W) in [0, 1]}. If the clip has such files, the result
+        also has
 
             "gt": (3, s H, s W), "spike": (S, H, W), "gt_instants": (3 K, s H, s W).
 
@@ -95,8 +96,9 @@ class Reader:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors of the first frame, e.g. {"lq": (3, 720, 1280)}.
 
-        Only the shapes are kept, because the tensors of all clips would fill the memory. Raises
-        DataError if the frame is not a dict of tensors.
+        Only the shapes are kept, because the tensors of all clips would fill the memory.
+
+        Raises DataError if the frame is not a dict of tensors.
 
         Test: test_sizes_follow_from_the_first_frame
         """
@@ -234,11 +236,12 @@ class DatasetClip(Reader):
         """Return sizes and stems of the clip, and how its spikes are read, in one line.
 
         The values and their order must stay. The line is hashed for a digest that is stored with
-        scores (data/clips/content.py). With another line, stored scores would count as scores of
+        scores (data/clips/content.py). If the line changed, stored scores would count as scores of
         other clips (test_the_digest_that_is_stored_with_a_score_stays).
 
-        There are two digests. The digest of a score is the same for a copy of the data, so it has
-        no times of change. `digest` below is stored with results, and a new time changes it.
+        There are two digests. The digest of a score does not contain times of change, so it is the
+        same for a copy of the data. `DatasetClip.digest` is stored with results. It changes with
+        the times of change.
         """
         clip = self.clip
         # E.g. [(720, 1280), (720, 1280), (40, 40), ["000000", "000001"]] for two frames.
@@ -256,8 +259,8 @@ class DatasetClip(Reader):
     def paths(self) -> list[str]:
         """Return the files of the tested frames, each once.
 
-        E.g. the clip is read from a clip cache, and its source files are on another machine. Then
-        the result is the files of the cache that hold the clip.
+        If the clip is read from a clip cache and its source files are not on this machine, the
+        result is the files of the cache that hold the clip.
         """
         clip = self.clip
         count = len(self.stems)  # number of tested frames
@@ -269,7 +272,7 @@ class DatasetClip(Reader):
         backend = self.dataset.backend
         if isinstance(backend, CacheReader):
             # `stamp` returns (0, 0) for a file that is not on this machine. Only the first file is
-            # looked at. The others are taken to be on the same machine.
+            # looked up. All other files are taken to be on the same machine.
             is_here = stamp(paths[0]) != (0, 0)
             if not is_here:
                 return backend.paths_of(clip)
@@ -280,7 +283,7 @@ class DatasetClip(Reader):
 
         The digits also change with the stems and with how the spikes are read. A test stores the
         digest with its results, and a repeated test compares it. So the hashed texts and their
-        order must stay: otherwise the data of all old results would seem to have changed
+        order must stay. Otherwise the data of all old results would seem to have changed
         (test_the_digest_that_is_stored_with_results_stays).
         """
         clip = self.clip
@@ -299,12 +302,12 @@ class DatasetClip(Reader):
         paths = []
         backend = self.dataset.backend
         if isinstance(backend, CacheReader):
-            # The source files of the cache may be on another machine, where a change of them does
-            # not show. But each build of the cache writes its index anew, so hash the index, too.
-            # E.g. /data/cache/index.json, or /data/cache/0/index.json with several data roots.
+            # The source files of the cache may be on another machine, so a change of these files
+            # may not show. But each build of the cache writes its index anew, so hash the index,
+            # too. E.g. /data/cache/index.json, or /data/cache/0/index.json with several data roots.
             for source in self.dataset.sources:
                 paths.append(str(Path(backend.path, source.name_prefix, INDEX)))
-        # All files of the clip count here, also the files of frames that are not tested.
+        # All files of the clip are hashed, also the files of frames that are not tested.
         paths += [*clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
         for path in dict.fromkeys(paths):  # each path once, in this order
             size, mtime_ns = stamp(path)

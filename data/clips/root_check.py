@@ -1,11 +1,11 @@
-"""The check of the clips of one data root, without a stored result.
+"""Check the clips of one data root, file by file.
 
 `RootCheck.run` lists all files, then takes them in groups (FILES_AT_ONCE):
 
-    _look_at_files    open each file once, in threads
-    _check_clips      do the names, sizes and numbers of files fit (clip_check.py)?
-    _warn_of_content  is anything lost in reading (picture_losses.py)? Do spikes and frames fit
-                      (spike_check.py)?
+    _look_at_files    opens each file once, in threads
+    _check_clips      checks names, sizes and numbers of files (clip_check.py)
+    _warn_of_content  warns of bits that are lost in reading (picture_losses.py), and of spikes
+                      that do not fit their frames (spike_check.py)
 
 A look at a file gives a `Look` (data/clips/look.py): size and time of change of the file, size of
 the picture, and what is wrong. Later steps read the looks and not the files. Only
@@ -14,8 +14,8 @@ one `Report`.
 
 What must stay: every rule, and the order of problems and warnings, because the order is part of the
 output (test_a_fault_of_the_data_is_named_before_training).
-Free to add: a rule. Then raise FORMAT in data/clips/kept.py, because stored results of earlier
-checks were not checked for the new rule.
+Free to add: a rule. If you add a rule, raise FORMAT in data/clips/kept.py, because stored results
+of earlier checks did not use the new rule.
 Free to change: the size of a group of files, and what runs in threads.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_manifest.py,
@@ -51,8 +51,8 @@ OpenProgress = Callable[[int, str, str], Any]
 # Size of a group: number of files that are looked at before their clips are checked. A group ends
 # with the clip that reaches this number. A larger group takes more memory, because what was seen of
 # each file (a `Look`) is kept until the end of the group. With a group of e.g. 10 files, threads
-# would often be idle at the end of a group. (LEAST_FILES in unchanged_data.py is 4096, too, but has
-# another meaning.)
+# would often be idle at the end of a group. (LEAST_FILES in unchanged_data.py is 4096, too, but it
+# counts the files of a repeated start.)
 FILES_AT_ONCE = 4096
 
 
@@ -62,11 +62,11 @@ class Report:
 
     name: str  # name of the split, and of the root if there are several, e.g. "train"
     source: Source  # the checked root
-    clips: Sequence[Clip]  # its clips without problems
+    clips: Sequence[Clip]  # the clips of the root that have no problems
     problems: list[Problem] = field(default_factory=list)  # faults that forbid a run
     warnings: list[Problem] = field(default_factory=list)  # what the log should say
-    # What the log says in place of `counts()`, if a stored result or a clip cache was read, e.g.
-    # "22 cached clips". "" if the files were checked.
+    # If a stored result or a clip cache was read, the log shows this text in place of `counts()`,
+    # e.g. "22 cached clips". If the files were checked, the text is "".
     note: str = ""
     seconds: float = 0.0  # how long the check of the files took
     # Where the result is stored. A later start finds it by the digest of the options that were
@@ -82,8 +82,9 @@ class Report:
         """
         frames = sum(frame_counts(self.clips))
         sizes = set()
-        # Clips of one form have one size, so ask one clip of each form. `self.clips` may be a
-        # `ClipTable`, which makes a Clip anew for each request, so asking all clips takes longer.
+        # Clips of one form have one size, so take one clip of each form. `self.clips` may be a
+        # `ClipTable`, which makes a new `Clip` at each access. So taking all clips would take
+        # longer.
         for clip in one_of_each_form(self.clips):
             height, width = clip.size
             sizes.add(f"{height} x {width}")
@@ -106,7 +107,7 @@ class _Job(NamedTuple):
 
 
 class RootCheck:
-    """The check of the clips of one data root. Call `run` once.
+    """Checks the clips of one data root. Call `run` once.
 
     A data root is a set of folders, one for each kind of file: "lq" (blurry frames), "gt" (sharp
     frames), "gt_instants" (several sharp frames of an exposure) and "spike".
@@ -120,8 +121,8 @@ class RootCheck:
         """
         self.source = source
         self.decode = decode
-        # `run` fills `columns` and `states`. Both are stored, and a later start compares them with
-        # the data.
+        # `run` fills `columns` and `states`. They are stored, and a later start compares the data
+        # with them.
         self.columns: Columns = {}  # the clips as arrays
         self.states: dict[str, State] = {}  # {folder: its state}
         self.listings: dict[str, Listing] = {}  # {kind: {clip: its files}}
@@ -131,7 +132,8 @@ class RootCheck:
         self.same_files: list[Problem] = []  # lq and gt are the same files
         self.picture_problems: list[Problem] = []
         self.spike_problems: list[Problem] = []
-        # Warnings: {what is lost: the first picture that loses it}, and spikes that do not fit.
+        # Warnings. `lossy_pictures` is {what is lost: the first picture with this loss}.
+        # `spike_warnings` are spikes that do not fit their frames.
         self.lossy_pictures: dict[str, Problem] = {}
         self.spike_warnings: list[Problem] = []
 
@@ -183,9 +185,9 @@ class RootCheck:
             warnings=source.notes(len(clips)),
         )
         report.problems += manifest.other_scales(clips)
-        # The next two checks are for networks of scale 1. With another scale, gt would have a wrong
-        # size if gt and lq were the same files. The wrong size is reported already, and says more
-        # about the cause.
+        # The next two checks are for networks of scale 1. With any other scale, gt would have a
+        # wrong size if gt and lq were the same files. The wrong size was reported already, and says
+        # more about the cause.
         if scale == 1:
             report.problems += self.same_files
             if not report.problems and manifest.have_same_content(source, clips):
@@ -199,7 +201,7 @@ class RootCheck:
         return report
 
     def _folders(self, clip: str) -> Iterator[tuple[str, Folder]]:
-        """Yield (kind, files) of a clip, for the kinds that it has."""
+        """Yield (kind, files) for each kind of files that a clip has."""
         for kind, listing in self.listings.items():
             folder = listing.get(clip)
             if folder is not None:
@@ -385,7 +387,7 @@ def _seen_size(looks: Mapping[str, Look], path: str) -> Size:
     """Return the size of a picture that was looked at.
 
     looks: {path: what was seen of this file}.
-    Raises DataError if the picture cannot be read, because `ClipCheck` expects this of `size_of`.
+    Raises DataError if the picture cannot be read. `ClipCheck` expects this error of `size_of`.
     """
     look = looks[path]
     if look.shape is None:
@@ -425,7 +427,7 @@ def _slow_files(source: Source, clips: ClipTable) -> list[Problem]:
 
     Test: test_a_compressed_spike_file_of_a_whole_clip_is_said_to_be_slow_once
     """
-    # A file for each frame is short, so reading it from its start is fast.
+    # If each frame has a file, the files are short, so reading a file from its start is fast.
     if not source.has_one_spike_file:
         return []
     for number in range(len(clips)):

@@ -1,9 +1,10 @@
-"""Refuse what a data set of a user returns if it is not a sample or a frame of a test clip.
+"""Refuse a result of a user's data set that is not a sample or a frame of a test clip.
 
-Without these checks, a wrong type would end in an error of torch far from its cause. Pictures of 0
-to 255 would be compared with pictures of 0 to 1. The data sets of this project need no check.
+Without these checks, a wrong type would cause an error of torch far from its origin. Pictures with
+values from 0 to 255 would be compared with pictures with values from 0 to 1. The data sets of this
+project need no check.
 
-What must stay: what the data sets in docs/extending.md return is accepted.
+What must stay: the results of the data sets in docs/extending.md are accepted.
 
 Tests: tests/parts/data/test_readers.py
 """
@@ -20,10 +21,10 @@ from utils.errors import DataError
 # The tensors of pictures, with values from 0 to 1. Spikes are not checked, because each network
 # takes spikes of its own form.
 PICTURES = ("lq", "gt", "gt_instants")
-# Types that the values of pictures may have. float16 and bfloat16 can be used with train.amp.
+# Allowed types of the values of pictures. float16 and bfloat16 can be used with train.amp.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# A training warns of values outside of these limits. The limits are far from 0 and 1, so that
-# strong noise causes no warning. Chosen by hand.
+# A training warns of values outside of these limits. The limits are chosen by hand. They are far
+# from 0 and 1, so that strong noise causes no warning.
 LOWEST = -4
 HIGHEST = 5
 WHERE_DESCRIBED = "(docs/extending.md, Layers)"
@@ -33,7 +34,7 @@ def refuse_wrong_samples(samples: Sequence[Any], where: str) -> None:
     """Raise DataError if these samples of a training set cannot become a micro-batch.
 
     samples: what the data set returned for each index.
-    where: which samples they are, for messages.
+    where: names the samples in messages.
     """
     do = f"correct __getitem__ of the data set {WHERE_DESCRIBED}"
     for sample in samples:
@@ -51,7 +52,7 @@ def refuse_wrong_samples(samples: Sequence[Any], where: str) -> None:
 
 
 def refuse_wrong_frame(frame: Any, where: str) -> None:
-    """Raise DataError if what a reader returned is not a frame.
+    """Raise DataError if the result of a reader is not a frame.
 
     where: the clip, for messages.
     """

@@ -9,7 +9,7 @@ What must stay:
   to only one worker
   (test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them),
 * the first byte of a row is set after its image, so that no worker reads half an image. No test
-  notices another order.
+  notices the wrong order.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_manifest.py
 """
@@ -26,8 +26,9 @@ from data.clip import Clip
 
 logger = logging.getLogger(__name__)
 
-# Largest fraction of the host's memory that decoded images may take. The rest is for the run: if
-# memory is lacking, the system ends the run. Chosen by hand.
+# Largest fraction of the host's memory that decoded images may take. The rest is for the run,
+# because the system ends a run that needs more memory than there is. The fraction is chosen by
+# hand.
 LARGEST_MEMORY_FRACTION = 0.8
 
 
@@ -40,7 +41,7 @@ class SharedImages:
         self._rows: dict[tuple[str, str], np.ndarray] = {}
 
     def reserve(self, clips: Sequence[Clip]) -> bool:
-        """Reserve memory for the images of these clips. Returns whether the host has enough.
+        """Reserve memory for the images of these clips. Returns whether the host has enough memory.
 
         If the host has too little memory, nothing is reserved, and a warning says so. Only the
         images of this rank are counted, and not the images of other ranks on the host. Reserving
@@ -55,8 +56,8 @@ class SharedImages:
                 # E.g. (40, 1 + 720 * 1280 * 3): a byte that says "decoded", and then the image.
                 shapes[clip.name, kind] = (frames, 1 + height * width * 3)
         bytes_of_clips = sum(math.prod(shape) for shape in shapes.values())
-        # `reserve` is called once for each root (each data folder of a data set that has several),
-        # so the images of earlier roots count as well.
+        # A data set may have several data folders (roots), and `reserve` is called once for each.
+        # So the images of earlier roots count as well.
         bytes_of_earlier_roots = sum(images.size for images in self._rows.values())
         bytes_needed = bytes_of_clips + bytes_of_earlier_roots
         bytes_of_host = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
@@ -76,16 +77,17 @@ class SharedImages:
     def image(
         self, clip: Clip, kind: str, number: int, decode: Callable[[], np.ndarray]
     ) -> np.ndarray:
-        """Return image `number` of one kind, (H, W, 3) uint8, which is decoded at its first use.
+        """Return image `number` of one kind, (H, W, 3) uint8. It is decoded at its first use.
 
         decode: a function that decodes the image.
         """
         row = self._rows[clip.name, kind][number]  # a view: writing changes the shared memory
         is_decoded = row[0] == 1
         if not is_decoded:
-            # Two workers may do this at once. They write the same bytes, so no lock is needed. The
-            # first byte is set last, so that no worker reads half an image. This needs a processor
-            # whose other cores see the writes in this order, as x86 processors do.
+            # Two workers may decode an image at once. Both write the same bytes, so no lock is
+            # needed. The first byte is set last, so that no worker reads half an image. This is
+            # safe only if the other cores of the processor see the writes in the same order, as on
+            # x86.
             row[1:] = decode().ravel()
             row[0] = 1
         return row[1:].reshape(*clip.size_of(kind), 3)

@@ -1,17 +1,18 @@
-"""Where the clips of one data root are (`Source`), and what is wrong with them (`Problem`).
+"""Define where the clips of one data root are (`Source`), and a fault of a clip (`Problem`).
 
 A data root is a set of folders, one for each kind of file: blurry frames ("lq"), sharp frames
 ("gt"), several sharp frames of each exposure ("gt_instants"), and spike files ("spike"). A dataset
-makes a `Source` of its options (data/clip_sources.py). `list_source` lists the files.
+makes a `Source` from its options (data/clip_sources.py). `list_source` lists the files.
 
 A meta file is a list of the clips that belong to the data set. KAIR is the program in which VRT was
 published. KAIR comes with a few meta files, and the option files of KAIR name these meta files by
-paths within KAIR (KAIR_LISTS in data/clips/meta_file.py). Here, such a file is often missing.
+paths within KAIR (KAIR_LISTS in data/clips/meta_file.py). In this project, such a file is often
+missing.
 
 What must stay: the order of `Source.kinds`, because names of stored results depend on it.
-Free to add: a field of `Source`. If it changes the result of the data check, add it to
-`digest_of_options` in data/clips/kept.py, too. Otherwise a result that was stored for another value
-would be used.
+Free to add: a field of `Source`. If the field changes the result of the data check, add it to
+`digest_of_options` in data/clips/kept.py, too. Otherwise a stored result would be used although the
+value of the field has changed.
 Free to change: the texts of errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
@@ -41,12 +42,12 @@ FOLDER_OF_KIND = {"lq": "blur", "gt": "sharp", "gt_instants": "instants", "spike
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with the data.
+    """A fault of the data.
 
     clip: name of the clip. For a problem of an option: the name of the option.
     what: the problem.
     where: a path.
-    do: advice. "" stands for the usual advice: restore the files, or remove the clip.
+    do: advice to the user. "" stands for the usual advice: restore the files, or remove the clip.
     """
 
     clip: str
@@ -65,7 +66,7 @@ class Kind(NamedTuple):
     /data/train/clip_a/000000.png, ...
 
     suffixes: suffixes that the files may have, e.g. (".png", ".jpg"), the preferred suffix first.
-    If a clip has files with several of them, only the files with the earliest suffix are used.
+    If a clip has files with several suffixes, only the files with the earliest suffix are used.
     """
 
     root: str
@@ -77,8 +78,8 @@ class Kind(NamedTuple):
 class Source:
     """Where the clips of a data root are, and how they are read.
 
-    `ClipSources._source_of` makes it from the options of a data set, and `user_clip`
-    (data/clips/user_clip.py) makes it for a user's own files.
+    `ClipSources._source_of` makes a `Source` from the options of a data set. `user_clip`
+    (data/clips/user_clip.py) makes a `Source` for a user's own files.
     """
 
     # Keys of the dataset section (docs/options.md). `dataroot_...` is the root of a kind of file.
@@ -93,12 +94,12 @@ class Source:
     filename_tmpl: str | None = None
     filename_ext: str = "png"  # suffix of the frames' names
 
-    # Whether other pictures are read if a clip has none with the suffix `filename_ext`. E.g.
-    # filename_ext is "png", and the clip has only .jpg files.
+    # Whether pictures with other suffixes are read if a clip has no picture with the suffix
+    # `filename_ext`. E.g. filename_ext is "png", and the clip has only .jpg files.
     accepts_other_images: bool = False
-    spikes: DatSpikes | None = None  # how the spikes are read; None for a dataset without spikes
+    spikes: DatSpikes | None = None  # how the spikes are read. None: the dataset has no spikes
     # {clip: how its spikes are read}, only for clips that have values of their own in dataset.json,
-    # e.g. another firing rate.
+    # e.g. a firing rate.
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
     excluded_clips: frozenset[str] = frozenset()
@@ -106,13 +107,13 @@ class Source:
     # takes different frames as lq and gt. Otherwise lq and gt would be equal, so a network would
     # learn to change nothing.
     may_share_frames: bool = False
-    # Whether the data set is Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size. Only listed
-    # clips are read.
+    # Whether the data set is Vimeo-90K. Its clips are <a>/<b>, with the frames im1 ... im7, and all
+    # have one size. Only clips of the meta file are read.
     septuplets: bool = False
-    # Text before the names of the clips. "" with one root, "0/", "1/", ... with several.
+    # Text before the names of the clips: "" with one root, and "0/", "1/", ... with several roots.
     name_prefix: str = ""
 
-    # Whether the source is a clip of a user's own files. Then a root is the folder or the file of
+    # Whether the source is a clip of a user's own files. If so, a root is the folder or the file of
     # the clip itself, e.g. "street.mp4", and not a folder of clips. Only a source of a user's files
     # has `trained` and `times`.
     is_user_clip: bool = False
@@ -120,8 +121,8 @@ class Source:
     # user's files do not say which plane is the sharp frame, the check of the clip takes the plane
     # of the training. None: not known.
     trained: dict[str, Any] | None = None
-    # The times at which the frames were taken. If they are None, the names of the frames may give
-    # them (`times_of_names`).
+    # The times at which the frames were taken. If `times` is None, the times may follow from the
+    # names of the frames (`times_of_names`).
     times: FrameTimes | None = None
 
     # ---- Files ------------------------------------------------------------------------------
@@ -129,8 +130,8 @@ class Source:
     def kinds(self) -> dict[str, Kind]:
         """Return {name of the kind: where its files are}, e.g. {"lq": Kind(...), "gt": Kind(...)}.
 
-        Kinds without a root are left out. The order is lq, gt, gt_instants, spike. This order must
-        stay for two reasons:
+        Kinds without a root are left out. The order lq, gt, gt_instants, spike must stay for two
+        reasons:
 
             `ClipCheck` takes the names of frames from the first kind
             the names of stored results depend on the order (`digest_of_options` in kept.py)
@@ -165,8 +166,8 @@ class Source:
     def has_one_spike_file(self) -> bool:
         """Return whether the planes of all frames of a clip are in one file.
 
-        Then the option `spike.exposure` says which planes belong to which frame. If a user gives
-        one file without this option, the times of the frames say it.
+        If so, the option `spike.exposure` says which planes belong to which frame. If a user gives
+        one file without this option, the planes are divided by the times of the frames.
         """
         if self.spikes is None or not self.dataroot_spike:
             return False
@@ -183,7 +184,7 @@ class Source:
 
         KAIR is the program in which VRT was published. If a meta file of KAIR is missing, the
         result is None, because the file would name all clips of a training set. Any other path is
-        returned, and reading a missing file raises an error.
+        returned, even if the file is missing. Reading the missing file then raises an error.
         """
         path = self.meta_info_file
         if path in KAIR_LISTS and not os.path.exists(path):
@@ -198,8 +199,8 @@ class Source:
         file, and "0" if the file leaves it out. Returns None if there is no meta file.
         Raises DataError, which names the line.
 
-        The values are lists and not tuples. The index of a clip cache stores them as JSON, which
-        has only lists, and a later start compares them with the index.
+        The values are lists and not tuples, because the index of a clip cache stores the values as
+        JSON. JSON has only lists, and a later start compares the values with the index.
         """
         if self.meta_file is None:
             return None
@@ -297,7 +298,7 @@ class Source:
         suffix = kind.suffixes[0]
         key = f"{clip}/{file_name}"
         if is_lmdb(root):
-            # BasicSR ends each line with 1, the PNG compression level.
+            # BasicSR ends each line with the PNG compression level, 1.
             line_of_key = f"{key}{suffix} (<height>,<width>,3) 1"
             return {
                 f"{root}/data.mdb": f"a file under each key {key} {remark}",
@@ -318,7 +319,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     listings = {}
     errors = []
-    names = None  # names of the clips to look up, or None for every clip in the folders
+    names = None  # names of the clips to look up. None: every clip in the folders
     try:
         meta_entries = source.meta_entries
         if source.septuplets:

@@ -1,11 +1,12 @@
-"""Compare the spikes of a clip with its frames, to find errors that their sizes do not show.
+"""Compare the spikes of a clip with its frames, to find errors that the sizes do not show.
 
     _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
                       another frame
-    _wrong_light      the spikes have integrated another kind of light (linear light or display
-                      values) than is assumed. The light is only checked if `_wrong_position`
-                      finds nothing, because otherwise any light may seem to fit
-    _wrong_frames     the blurry frames are means of another kind of light than the spikes integrate
+    _wrong_light      the spikes have not integrated the assumed kind of light (linear light or
+                      display values). The light is only checked if `_wrong_position` finds
+                      nothing, because otherwise any light may seem to fit
+    _wrong_frames     the blurry frames are means of one kind of light, and the spikes integrate the
+                      other kind
     _narrow_windows   the windows of the representation are too short for this firing rate
 
 The spikes are compared as a picture: their firing rate, the spikes per plane of each pixel. The
@@ -22,8 +23,8 @@ finding that is lost:
     test_ratios_to_frames_that_are_means_of_display_values_are_a_warning
     test_windows_that_are_too_narrow_for_the_spikes_are_a_warning
 
-Free to add: a comparison. Then raise FORMAT in data/clips/kept.py, because the results that are
-already stored lack the new comparison. Free to change: a threshold, if it is measured anew.
+Free to add: a comparison. If you add one, raise FORMAT in data/clips/kept.py, because the stored
+results lack the new comparison. Free to change: a threshold, if it is measured anew.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_two_cameras.py
 """
@@ -46,14 +47,14 @@ from data.spike.light_fit import fit_light
 from data.spike.represent import REPRESENTATIONS
 from utils.errors import DataError
 
-# {kind of light: folder of the blurry frames that are means of it}. There are two kinds of light:
+# {kind of light: folder of the blurry frames that are means of this light}. There are two kinds:
 # linear light, and display values (the values of a picture file). GoPro and
 # scripts/prepare_gopro_spike.py use these names of folders. CLIP_FOLDERS (clip_folder.py) has the
 # same names, so that such a folder never counts as a clip.
 FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
-# Smallest correlation of firing rates and frame at which they count as the same scene. A larger
-# value would warn of strongly blurred frames, and a smaller value would accept other scenes.
-# (LEAST_CORRELATION of data/edge_shift.py is another limit: it is for gradients.)
+# If the correlation of firing rates and frame is at least this value, the two count as the same
+# scene. A larger value would warn of strongly blurred frames, and a smaller value would accept
+# other scenes. (LEAST_CORRELATION of data/edge_shift.py is a limit for gradients.)
 LEAST_CORRELATION = 0.5
 # If the correlation with the flipped spikes is larger than with the spikes by this value, the
 # spikes are reported as upside down. A smaller value would warn of right data, e.g. of a wall with
@@ -65,7 +66,7 @@ LEAST_GAIN_OF_FLIP = 0.3
 class Views(NamedTuple):
     """The same part of a scene as both cameras see it, as three pictures of one size.
 
-    The order of the fields is used: `_correlations` correlates the first one with the others.
+    `_correlations` relies on the order of the fields: it correlates `grey` with the two others.
     """
 
     grey: np.ndarray  # the blurry frame, values 0 ... 255
@@ -112,7 +113,8 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         if is_at_its_place:
             warnings += _wrong_light(views, spikes)
         # The channels of some representations are ratios: light at the sharp instant divided by
-        # the mean light of the exposure. Ratios demand more of the frames, and of the windows.
+        # the mean light of the exposure. Ratios need frames of the right kind of light, and windows
+        # that are wide enough.
         if REPRESENTATIONS[spikes.name].is_ratio:
             warnings += _wrong_frames(clip)
             mean_rate = float(views.rates.mean())
@@ -121,7 +123,7 @@ def check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
 
 
 def _common_view(clip: Clip, grey: np.ndarray, rates: np.ndarray) -> Views:
-    """Bring frame and firing rates to one grid, within the view of both cameras.
+    """Resize or warp frame and firing rates to one size, within the view of both cameras.
 
     grey: the blurry frame (H, W).
     rates: firing rates (h, w).
@@ -156,7 +158,7 @@ class Correlations(NamedTuple):
 
 
 def _correlations(views: Views) -> Correlations:
-    """Return how much the frame and the firing rates resemble one another."""
+    """Return the correlations of the frame with the firing rates."""
     images = [image.ravel() for image in views]  # grey, rates, flipped_rates
     # The correlation of a frame of one colour is 0 / 0. NumPy returns NaN, which is replaced by 0.
     with np.errstate(invalid="ignore"):
@@ -167,7 +169,7 @@ def _correlations(views: Views) -> Correlations:
 
 
 def _wrong_position(correlations: Correlations, is_calibrated: bool) -> list[str]:
-    """Return a warning if the spikes are upside down or show something else than the frame.
+    """Return a warning if the spikes are upside down or do not resemble the frame.
 
     is_calibrated: whether a calibration says where the spikes lie on the frame.
     Returns a list of at most one text.
@@ -188,7 +190,7 @@ def _wrong_position(correlations: Correlations, is_calibrated: bool) -> list[str
 
 
 def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
-    """Return a warning if the spikes have integrated another kind of light than is assumed.
+    """Return a warning if the spikes have not integrated the assumed kind of light.
 
     If the options or dataset.json give the kind of light, nothing is assumed, so nothing is
     compared. Returns a list of at most one text.
@@ -204,14 +206,14 @@ def _wrong_light(views: Views, spikes: DatSpikes) -> list[str]:
 
 
 def _wrong_frames(clip: Clip) -> list[str]:
-    """Return a warning if the frames are means of another kind of light than the spikes integrate.
+    """Return a warning if frames are means of one kind of light, and spikes integrate the other.
 
     The channels are ratios: (light at the sharp instant) / (mean light of the exposure), from the
     spikes. The ratios help a network, because the blurry frame times the ratio is the sharp frame.
-    This is true only if the blurry frame is the mean of the same kind of light.
+    This formula holds only if the blurry frame is the mean of the light that the spikes integrate.
 
-    The warning does not say how much is lost, because the product may also be better with the other
-    kind of light. On moved photographs (lab/still_clips.py), `exposure_estimate` was 0.3 to 1.9 dB
+    The warning does not say how much is lost, because the product may even be better with frames of
+    the wrong kind. On moved photographs (lab/still_clips.py), `exposure_estimate` was 0.3 to 1.9 dB
     worse for spikes of display values, and 0.4 to 1.3 dB better for spikes of linear light.
 
     The name of the folder of the frames tells the kind: "blur" has means of display values, and
@@ -223,7 +225,7 @@ def _wrong_frames(clip: Clip) -> list[str]:
     folder = Path(clip.lq[0]).parent
     right_name = FOLDER_OF_LIGHT[light]
     is_wrong = folder.name in FOLDER_OF_LIGHT.values() and folder.name != right_name
-    # The warning advises another folder, so it helps only if this folder exists.
+    # The warning advises the folder of the right kind, so it helps only if this folder exists.
     has_right_folder = folder.with_name(right_name).is_dir()
     if not is_wrong or not has_right_folder:
         return []
@@ -237,9 +239,9 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
     """Return a warning if all windows are shorter than the usual time between two spikes.
 
     The representation measures the light of several windows around the sharp instant. If all
-    windows lie between the same two spikes, all have the same light, so several windows tell no
-    more than one. E.g. at 0.02 spikes per plane, 50 planes lie between two spikes, and windows of 9
-    and 21 planes usually have no spike.
+    windows lie between the same two spikes, all windows have the same light. So several windows
+    tell no more than one window. E.g. at 0.02 spikes per plane, 50 planes lie between two spikes,
+    and windows of 9 and 21 planes usually have no spike.
 
     count: number of planes of an exposure.
     rate: mean number of spikes per plane.
@@ -252,13 +254,13 @@ def _narrow_windows(spikes: DatSpikes, count: int, rate: float) -> list[str]:
         return []
     half_windows_in_planes = []
     for half_window in half_windows:
-        # A value below 1 is a fraction of half the exposure, other values are planes. E.g. 0.5 in
-        # an exposure of 40 planes is half of 20 planes: 10 planes.
+        # A value of 1 or more is a number of planes. A value below 1 is a fraction of half the
+        # exposure. E.g. 0.5 in an exposure of 40 planes is 0.5 * 20 = 10 planes.
         if half_window < 1:
             half_windows_in_planes.append(half_window * count / 2)
         else:
             half_windows_in_planes.append(half_window)
-    # A window has a half window on each side of the middle plane, and the middle plane.
+    # A window is the middle plane, with a half window on each side.
     longest_window = 2 * max(half_windows_in_planes) + 1
     spikes_in_longest_window = longest_window * rate  # on average
     if spikes_in_longest_window >= 1:

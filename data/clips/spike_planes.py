@@ -5,7 +5,8 @@ center of an exposure is the plane at the time of the sharp frame, e.g. plane 20
 two forms of clips:
 
     a spike file for each frame         files and frames are matched by their names
-    one file for all frames             spike.exposure or the times of the frames divide its planes
+    one file for all frames             its planes are divided by spike.exposure or by the times of
+                                        the frames
 
 What must stay: a frame never gets planes of another frame. If it is not certain which planes belong
 to which frame, a problem is reported. E.g. a file with fewer planes than the other files is a
@@ -38,7 +39,7 @@ from utils.name_order import order_of
 
 logger = logging.getLogger(__name__)
 
-# For each frame, its exposure: which planes of which file are read for it (data/clip.py).
+# The exposure of each frame: which planes of which file are read for the frame (data/clip.py).
 Exposures = tuple[Exposure, ...]
 
 
@@ -48,9 +49,9 @@ class SpikesOfFrames(NamedTuple):
     # The spike file of each frame. [] if there are no spikes, or if it is not clear which planes
     # belong to which frame.
     files: list[FileEntry]
-    planes: tuple[int, ...]  # number of planes in each of these files, e.g. 40, 40, 40
-    exposures: Exposures  # for each frame, which of these planes are read for it
-    times: FrameTimes | None  # when the frames were taken; None if this is unknown or not needed
+    planes: tuple[int, ...]  # number of planes in each file of `files`, e.g. 40, 40, 40
+    exposures: Exposures  # for each frame, which planes are read
+    times: FrameTimes | None  # when the frames were taken. None: unknown, or not needed
     # How the spikes are read: a `DatSpikes` (data/cameras/spike_source.py), which has the options
     # of the section `spike`. None if there are no spikes.
     settings: DatSpikes | None
@@ -63,9 +64,10 @@ class SpikePlanes:
         """Prepare the search.
 
         problems: what is wrong with the clip.
-        frame_files: its files, matched with its frames. Its `by_kind` has each file by its stem,
-        e.g. {"spike": {"0047": file}}. Its `stems` has the stem of each frame, e.g. {"spike": {key
-        of frame 47: "0047"}}. The key of a frame is what the names of its files have in common.
+        frame_files: files of the clip, matched with its frames. The attribute `by_kind` has each
+        file by its stem, e.g. {"spike": {"0047": file}}. The attribute `stems` has the stem of each
+        frame, e.g. {"spike": {key of frame 47: "0047"}}. The key of a frame is what the names of
+        its files have in common.
         """
         self.problems = problems
         self.frame_files = frame_files
@@ -111,8 +113,9 @@ class SpikePlanes:
         if not self.source.has_one_spike_file:
             return []
 
-        # One file for all frames. A problem may shift the planes of all later frames, e.g. if a
-        # frame is missing. So no planes are assigned if this step or an earlier step has found one.
+        # One file for all frames. If there is a problem, e.g. if a frame is missing, the planes of
+        # all later frames may be wrong. So no planes are assigned if this step or an earlier step
+        # has found a problem.
         files = list(self.frame_files.by_kind["spike"].values())
         self._report_unsure_planes(files, first_frame=keys[0])
         if self.problems.found:
@@ -121,7 +124,7 @@ class SpikePlanes:
         return files * len(keys)
 
     def _report_unsure_planes(self, files: Sequence[FileEntry], first_frame: FrameKey) -> None:
-        """Report if it is not sure which planes belong to which frame, in one file for all frames.
+        """Report if it is not certain which planes of the only spike file belong to which frame.
 
         files: the spike files of the clip.
         first_frame: the first frame of the clip.
@@ -158,13 +161,13 @@ class SpikePlanes:
         a file, or the times are not known.
         """
         plane_counts = self._count_planes(files, spikes)  # {spike file: its number of planes}
-        # One file has no other file to compare with. A user's files may have any lengths.
+        # A single file cannot be compared with others. The files of a user may have any lengths.
         if plane_counts and not self.source.has_one_spike_file and not self.source.is_user_clip:
             self._report_other_lengths(plane_counts, last=files[-1], spikes=spikes)
 
         exposures: Exposures = ()
-        # The center is the plane at the time of the sharp frame. A user's clip may come without a
-        # center. Then `_exposures` assumes one, and returns settings with this center.
+        # The center is the plane at the time of the sharp frame. If a user's clip comes without a
+        # center, `_exposures` assumes a center, and returns settings with this center.
         settings = spikes
         if not self.problems.found:
             planes_of_paths = [(file.path, count) for file, count in plane_counts.items()]
@@ -181,7 +184,8 @@ class SpikePlanes:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, do)
             except (DataError, OptionError) as e:
                 self.problems.report(f"{e.what}; expected {e.expected}", files[0].path, e.do)
-        # A file of a wrong size was reported and has no entry in `plane_counts`. Its frame gets 0.
+        # A file of a wrong size was reported, and has no entry in `plane_counts`. Its frame gets 0
+        # planes.
         planes_of_frames = tuple(plane_counts.get(file, 0) for file in files)
         return SpikesOfFrames(files, planes_of_frames, exposures, times, settings)
 
@@ -193,7 +197,7 @@ class SpikePlanes:
         files: the spike file of each frame.
         """
         plane_counts: dict[FileEntry, int] = {}
-        for file in dict.fromkeys(files):  # each file once: it may be the file of several frames
+        for file in dict.fromkeys(files):  # each file once, even if several frames share a file
             try:
                 count = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
                 plane_counts[file] = count
@@ -208,7 +212,7 @@ class SpikePlanes:
     def _report_other_lengths(
         self, plane_counts: Mapping[FileEntry, int], last: FileEntry, spikes: DatSpikes
     ) -> None:
-        """Report files that do not have as many planes as the other files.
+        """Report files whose number of planes differs from the other files.
 
         plane_counts: {file: its number of planes}.
         spikes: how these files are read.
@@ -294,16 +298,17 @@ class SpikePlanes:
         return first_exposure.length
 
     def _is_center_given(self, spikes: DatSpikes, length: int) -> bool:
-        """Return whether the user says the plane of the sharp frame, by an option or dataset.json.
+        """Return whether the user gives the plane of the sharp frame, by an option or dataset.json.
 
         length: number of planes of an exposure.
         """
-        # "gt" stands for the plane that dataset.json names, if it names one.
+        # "gt" stands for the plane that dataset.json names. dataset.json may name none.
         if spikes.center == "gt":
             return spikes.info.gt_plane_of(self.clip, length) is not None
         # E.g. the training had the center 20, which is in the file of the weights. If the user
-        # gives no center, `spikes` has this 20. So 20 counts as not given, because it says nothing
-        # about the user's spikes. Another center, e.g. 12, must come from the user.
+        # gives no center, `spikes` has the center 20 of the training. So 20 counts as not given,
+        # because it says nothing about the user's spikes. Any other center, e.g. 12, must come from
+        # the user.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 

@@ -4,9 +4,9 @@ An .npz is a zip file with a .npy file for each array. np.load does not refuse c
 and a small compressed file could fill the memory. So the functions below open the zip file, take
 only arrays of the expected types, and execute nothing of the file.
 
-What must stay: nothing is executed, sizes are bounded, and any other content is a ValueError
-(test_a_wrong_record_is_not_used, test_a_compressed_record_is_not_used).
-column_check.py checks what the values mean.
+What must stay: nothing is executed, sizes are bounded, and unexpected content raises ValueError
+(test_a_wrong_record_is_not_used, test_a_compressed_record_is_not_used). column_check.py checks what
+the values mean.
 
 Tests: tests/parts/data/test_kept.py
 """
@@ -30,7 +30,7 @@ LARGEST_RECORD_BYTES = 2**30
 
 def read_bounded(path: Path) -> bytes:
     """Return the content of a file. Raises OSError, and ValueError if it is too large."""
-    # Ask for one byte more than allowed. If this byte is there, the file is too large.
+    # Ask for one byte more than allowed. If the file has this byte, the file is too large.
     content = read_plain(path, LARGEST_RECORD_BYTES + 1)
     if len(content) > LARGEST_RECORD_BYTES:
         raise ValueError(f"it has more than {LARGEST_RECORD_BYTES} bytes")
@@ -41,7 +41,7 @@ def columns_in(content: bytes, types: Mapping[str, Any]) -> Columns:
     """Return columns of an .npz file.
 
     A column is an array with one property of all clips, frames or files (columns.py). Raises
-    ValueError if a column is missing, is compressed, or has another type.
+    ValueError if a column is missing, is compressed, or has a wrong type.
 
     content: the file.
     types: {column: its dtype}.
@@ -74,7 +74,7 @@ def _array_in_npy(content: bytes, expected: Any) -> np.ndarray:
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     if dtype != expected or len(shape) != 1:
         raise ValueError(f"an array {shape} of {dtype}")
-    # The values stand after the header, which the lines above have read.
+    # The values begin after the header. `file` is at the end of the header.
     column = np.frombuffer(content, expected, offset=file.tell())
     if len(column) != shape[0]:
         raise ValueError(f"{len(column)} values, not {shape[0]}")

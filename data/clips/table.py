@@ -1,8 +1,8 @@
-"""Give the clips of a data root, each made when somebody asks for it.
+"""Store the clips of a data root as arrays. A clip is made when it is accessed.
 
 A `ClipTable` looks like a list of `Clip` objects, but it holds arrays (data/clips/columns.py). The
-arrays are small, and loader workers share them, while a million `Clip` objects would fill the
-memory. A dataset holds one table for each root.
+arrays are small, and loader workers share them. A million `Clip` objects would fill the memory. A
+dataset holds one table for each root.
 
 What must stay: a clip that goes into a table (data/clips/table_builder.py) comes out as an equal
 clip, and the clips keep their order, because training samples are numbered through all clips
@@ -24,7 +24,7 @@ from data.clips.source import Source
 
 
 class Clips(Sequence[Clip]):
-    """The base of sequences that make a clip when somebody asks for it.
+    """The base of sequences that make a clip when it is accessed.
 
     A subclass defines `_clip` and `__len__`. The sequence behaves like a list: negative numbers
     count from the end, and a slice is a plain list.
@@ -65,9 +65,9 @@ class ClipTable(Clips):
     """The clips of one data root.
 
     A new field of `Clip` needs a value in `_clip` below. If the value does not follow from
-    `source`, it needs a column in data/clips/columns.py, which `TableBuilder.add`
-    (data/clips/table_builder.py) fills. A forgotten field has its default in every clip of a table,
-    which test_a_record_gives_the_same_clips_as_the_files notices.
+    `source`, it needs a column in data/clips/columns.py. Fill the column in `TableBuilder.add`
+    (data/clips/table_builder.py). A forgotten field would have its default in every clip of a
+    table. test_a_record_gives_the_same_clips_as_the_files notices a forgotten field.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class ClipTable(Clips):
         columns: the arrays (data/clips/columns.py). They are not copied and must not change.
         name_prefix: text before the name of each clip. A run with several data roots gets the
         tables with "0/", "1/", ... (`source.name_prefix`). The check of a data root makes its table
-        without a prefix, because one check serves all runs, and the prefix differs between them.
+        without a prefix, because one check serves all runs, and the prefix differs between runs.
         """
         self.source = source
         self.name_prefix = name_prefix
         self.kinds = kinds_of(source)  # {"lq", "gt", "spike", ...: where the files of the kind are}
         self.roots = roots_of(source)  # {name: root of its files}
 
-        # Columns with an entry for each clip or frame. `Texts` is a list of texts in one array:
-        # `read(first, end)` returns some of them.
+        # Columns with an entry for each clip or frame. `Texts` stores a list of texts in one array.
+        # `read(first, end)` returns the texts first ... end - 1.
         self.clip_names = Texts(columns["clips"])
         self.frame_counts = columns["frames"]  # number of frames of each clip
         # Index of the first frame of each clip among the frames of all clips, and then the end.
@@ -123,7 +123,7 @@ class ClipTable(Clips):
     def _clip(self, number: int) -> Clip:
         """Make clip `number` from the columns.
 
-        It must equal the clip that `TableBuilder.add` got, except for the prefix of its name.
+        The clip must equal the clip that `TableBuilder.add` got, except for the prefix of its name.
         """
         # The name as dataset.json has it, without the prefix. `read` returns a list of one text.
         [name] = self.clip_names.read(number, number + 1)
@@ -137,9 +137,9 @@ class ClipTable(Clips):
         times = None
         if "spike" in self.kinds:
             read_spikes = self._spikes(number, paths["spike"], range(first, end))
-            # One file may hold the planes of all frames. Then the times of the frames say which
-            # planes belong to which frame. The times follow from the names of the frames. E.g. if
-            # frame "0003" is missing between "0002" and "0004", its planes belong to no frame.
+            # If one file holds the planes of all frames, the times of the frames say which planes
+            # belong to which frame. The times follow from the names of the frames. E.g. if frame
+            # "0003" is missing between "0002" and "0004", its planes belong to no frame.
             if self.source.has_one_spike_file:
                 times = times_of_names(stems)
         return Clip(
@@ -154,13 +154,13 @@ class ClipTable(Clips):
             gt_instants=paths.get("gt_instants", ()),
             exposures=read_spikes.exposures,
             # How the spikes are read. `own_spikes` has an entry for each clip that has values of
-            # its own in dataset.json, under its name without the prefix.
+            # its own in dataset.json. The key is the name without the prefix.
             spikes=self.source.own_spikes.get(name, self.source.spikes),
             times=times,
         )
 
     def paths(self, kind: str, number: int) -> tuple[str, ...]:
-        """Return the paths of the files of clip `number`, each once."""
+        """Return the path of each file of clip `number` once."""
         [folder] = self.folders[kind].read(number, number + 1)  # e.g. "/clip_a/blur/"
         prefix = self.roots[kind] + folder
         first, end = first_and_end(self.first_files[kind], number)
@@ -171,7 +171,7 @@ class ClipTable(Clips):
         """Return the spike files, their planes and the exposures of the frames of a clip.
 
         number: number of the clip.
-        files: spike files of the clip, each once.
+        files: spike files of the clip. No file is listed twice.
         frames: numbers of the frames of the clip among the frames of all clips.
 
         Test: test_a_record_gives_the_same_clips_as_the_files
@@ -203,9 +203,8 @@ class ClipTable(Clips):
         """Return the number of the first clip of each form, in the order of the clips.
 
         Clips have the same form if their sizes, their numbers of sharp instants and their spike
-        settings are equal. Whoever checks another property with `one_of_each_form` (clip_lists.py)
-        must add the property here. Otherwise a clip that differs only in this property would not be
-        checked.
+        settings are equal. If you check a new property with `one_of_each_form` (clip_lists.py), add
+        the property here. Otherwise a clip that differs only in this property would not be checked.
         """
         # A property is an array with a number for each clip, (clips,). `sizes` has four properties:
         # height and width of lq, height and width of gt.
@@ -243,7 +242,7 @@ def _exposure_of(row: Row, center: float, files: Sequence[str], own_file: int) -
     pieces = []
     # step: -1 is the file before the own file, 0 the own file, and 1 the file after.
     for step, first, count in row.pieces():
-        # With count 0, no plane is read from this file. The file need not exist then: the first
+        # With count 0, no plane is read from this file, so the file need not exist. E.g. the first
         # frame of a clip has no previous file.
         if count:
             pieces.append(Piece(files[own_file + step], first, count))

@@ -26,12 +26,12 @@ from data.clips.table import ClipTable
 ARRAY_CODES = {np.int32: "i", np.int64: "q", np.float64: "d"}
 # A row is an exposure (`Row` in columns.py). A new row is compared with the first 65,536 different
 # rows, and an equal row is not stored again. The limit bounds the memory for a data set in which
-# all rows differ. Rows behind the limit may be stored twice, which does no harm. Chosen by hand.
+# all rows differ. Later rows may be stored twice, which does no harm. The limit is chosen by hand.
 MOST_ROWS_COMPARED = 65_536
 
 
 class TableBuilder:
-    """Takes the clips of one root one after the other, and makes their table.
+    """Collects the clips of one root one after the other, and makes their table.
 
     Call `add` for each clip, in the order of the table. Then call `table`. E.g. a clip of two
     blurry frames /data/train/clip_a/blur/00.png and 01.png below the root /data/train adds
@@ -93,8 +93,8 @@ class TableBuilder:
             paths = list(getattr(clip, kind))
         root = self.roots[kind]
         folder = _folder_of(paths[0], root)
-        # E.g. the prefix "/data/train" + "/clip_a/blur/", without which "00.png" is left. All files
-        # of one kind of a clip lie in one folder, so all have this prefix.
+        # E.g. without the prefix "/data/train" + "/clip_a/blur/", the name "00.png" is left. All
+        # files of one kind of a clip lie in one folder, so all paths have this prefix.
         prefix_length = len(root) + len(folder)
         self._add_texts(f"{kind}_places", [folder])
         self._add_texts(f"{kind}_names", [path[prefix_length:] for path in paths])
@@ -106,7 +106,7 @@ class TableBuilder:
     def table(self) -> tuple[ClipTable, Columns]:
         """Return the table of all added clips, and its columns.
 
-        Readers take clips from the table. The columns are what a record stores (kept.py).
+        Readers take clips from the table. A record stores the columns (kept.py).
         """
         columns = {}
         for name, dtype in types_of(self.kinds).items():
@@ -115,7 +115,7 @@ class TableBuilder:
         return ClipTable(self.source, columns), columns
 
     def _add_texts(self, column: str, texts: Sequence[str]) -> None:
-        """Add texts to a column, with a zero byte after each."""
+        """Add texts to a column, with a zero byte after each text."""
         joined_texts = "".join(f"{text}\0" for text in texts)
         self.texts[column].extend(joined_texts.encode())
 
@@ -158,10 +158,10 @@ def _row_of(exposure: Exposure, index_of_file: Mapping[str, int]) -> Row:
     index_of_file: {spike file: its index among the spike files of the clip}.
     """
     own_file = index_of_file[exposure.own.file]
-    # Which planes are read of the frame's own file (step 0), of the file before it (-1) and of the
-    # file after it (1): (first plane, number of planes). The files before and after have planes of
-    # context around the exposure. E.g. files of 40 planes and 8 planes of context before: {-1: (32,
-    # 8), 0: (0, 40), 1: (0, 0)}. (0, 0): no plane is read.
+    # {step: (first plane, number of planes)} says which planes are read of a file. Step 0 is the
+    # frame's own file, -1 the file before the own file, and 1 the file after it. The files before
+    # and after have planes of context around the exposure. E.g. files of 40 planes and 8 planes of
+    # context before: {-1: (32, 8), 0: (0, 40), 1: (0, 0)}. (0, 0): no plane is read.
     planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
     for piece in exposure.pieces:
         step = index_of_file[piece.file] - own_file
@@ -190,8 +190,8 @@ def _row_of(exposure: Exposure, index_of_file: Mapping[str, int]) -> Row:
 def _folder_of(path: str, root: str) -> str:
     """Return the part of a path between the root and the name of the file.
 
-    "/data/train/a/blur/0.png" below the root "/data/train" -> "/a/blur/".
-    "/data/train.lmdb::a/0" in the LMDB "/data/train.lmdb" -> "::a/".
+    E.g. "/data/train/a/blur/0.png" below the root "/data/train" gives "/a/blur/", and
+    "/data/train.lmdb::a/0" in the LMDB "/data/train.lmdb" gives "::a/".
     """
     path_below_root = path[len(root) :]
     last_slash = path_below_root.rfind("/")  # -1 if there is none

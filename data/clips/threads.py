@@ -19,12 +19,12 @@ from typing import TypeVar
 
 # Number of threads. There may be more threads than cores, because most threads wait for the file
 # system and compute little. Fewer threads would make a check on a network file system slower, and
-# more threads would take more memory. Chosen by hand.
+# more threads would take more memory. The number is chosen by hand.
 THREADS = 16
 # Number of items that a thread takes at once. Giving items to a thread takes some microseconds, so
 # a smaller number would be slow for a million files. With a larger number, a few threads would
-# still work at the end while the others are idle. Chosen by hand. In root_check.py and
-# unchanged_data.py an item is a whole clip, which takes longer, so they give smaller numbers.
+# still work at the end while the others are idle. The number is chosen by hand. root_check.py and
+# unchanged_data.py pass smaller numbers, because their items are whole clips, which take longer.
 ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")
@@ -41,7 +41,7 @@ def map_in_threads(
     """Yield function(item) for each item, computed in threads.
 
     The results come in the order of the items, because callers zip them with the items. The first
-    error of an item is raised here. Items that no thread has begun are then left out.
+    error of an item is raised. After an error, items that no thread has begun are left out.
 
     function: must not change shared values, because several threads call it at the same time.
     at_once: number of items that a thread takes at once.

@@ -15,12 +15,12 @@ notices which change:
     a file is added, removed or renamed    the state of its folder changes, so `_have_states`
     only the content of a file changes     the state of its folder stays, so only `_Comparison`
 
-`_Comparison` looks at the files themselves. For all files of a large data set this would take long.
-So each start looks at some of the clips, and the next start at other clips.
+`_Comparison` looks at the files themselves. Looking at all files of a large data set would take
+long. So each start looks at some of the clips, and the next start looks at different clips.
 
 What must stay: every question, because anybody may have written the record. The docstring of each
-question says what would go unnoticed without it. Free to change: how many files are looked at
-(LEAST_FILES, and SHARE in data/clips/kept.py).
+function says what would go unnoticed without its question. Free to change: how many files are
+looked at (LEAST_FILES, and SHARE in data/clips/kept.py).
 
 Tests: tests/parts/data/test_kept.py
 """
@@ -43,11 +43,11 @@ from data.clips.threads import map_in_threads
 
 # Smallest number of files that a repeated start looks at. E.g. with a share of 1 %, about 4096 of
 # 100,000 files are looked at, about 10,000 of a million files, and all of 3000 files. A larger
-# number would find more changes, but the start would take longer. Chosen by hand. The description
-# of checked_share (data/clip_options.py) names this number, too.
+# number would find more changes, but the start would take longer. The number is chosen by hand. The
+# description of checked_share (data/clip_options.py) names this number, too.
 LEAST_FILES = 4096
-# Number of folders whose states are compared at once. A larger number takes more memory for their
-# paths. A much smaller number would leave threads without work. Chosen by hand.
+# Number of folders whose states are compared at once. A larger number takes more memory for the
+# paths. A much smaller number would leave threads without work. The number is chosen by hand.
 FOLDERS_AT_ONCE = 2**14
 
 
@@ -113,7 +113,7 @@ def _have_states(folders: Texts, states: np.ndarray) -> bool:
     Without this function, a file that was added, removed or renamed could go unnoticed
     (test_files_that_changed_are_checked_anew).
 
-    folders: their paths.
+    folders: paths of the folders.
     states: (folders, 2), the two numbers of each `State`.
     """
     # Take some thousand folders at a time, because `read` makes a text of each path.
@@ -155,7 +155,7 @@ def _has_all_clips(table: ClipTable) -> bool:
 
 
 def _clips_to_look_at(table: ClipTable, share: float) -> range:
-    """Return the numbers of the clips whose files are looked at. Each start looks at other clips.
+    """Return the numbers of the clips whose files are looked at. They change with each start.
 
     The numbers are evenly spaced. At least LEAST_FILES = 4096 files are looked at. E.g. a share of
     0.01 of 100,000 files is 1000, so 4096 files are wanted. 100,000 / 4096 is 24.4, so every 24th
@@ -175,24 +175,25 @@ def _clips_to_look_at(table: ClipTable, share: float) -> range:
 
 
 class _Comparison:
-    """The comparison of clips of the record, the stored result of the check, with their files.
+    """Compares clips of the record (the stored result of the check) with their files.
 
-    Several threads call `is_same_clip` at once. This is safe, because it changes no attribute.
+    Several threads call `is_same_clip` at once. This is safe, because `is_same_clip` changes no
+    attribute.
     """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:
         """Prepare the comparison. table, columns: clips and arrays of the record."""
         self.table = table
         self.columns = columns
-        # The sizes of all clips of Vimeo-90K, from the first clip of the record. Else None.
+        # For Vimeo-90K: the sizes of all clips, from the first clip of the record. Otherwise None.
         self.usual_sizes = manifest.usual_sizes(table.source, table)
 
     def is_same_clip(self, number: int) -> bool:
         """Return whether the files of clip `number` are the same as at the check.
 
-        A file whose size or time of change differs is noticed here
+        `is_same_clip` notices a file whose size or time of change differs
         (test_files_that_changed_are_checked_anew). The files must also give the same clip again,
-        because a forged record may have a wrong clip, e.g. sharp frames in another order.
+        because a forged record may have a wrong clip, e.g. sharp frames in a wrong order.
         """
         source = self.table.source
         clip = self.table[number]
@@ -200,8 +201,8 @@ class _Comparison:
         for name, kind in kinds_of(source).items():
             recorded = self._recorded_files(name, number)
             files_now = _files_now(kind, clip.name, recorded)
-            # Every recorded file must still be there, with the same size and time. The folder may
-            # have more files, e.g. if a meta file lists only some of its frames.
+            # Every recorded file must still exist, with the same size and time. The folder may have
+            # more files, e.g. if a meta file lists only some of its frames.
             has_all_recorded = set(recorded) <= set(files_now)
             if not has_all_recorded:
                 return False

@@ -9,7 +9,7 @@ belong together would give a wrong result without an error. Two examples of refu
 
 * a spike file for each frame, beside a film that lacks frames
   (test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused)
-* sharp frames of another size (test_sharp_frames_of_another_size_are_refused)
+* sharp frames of a wrong size (test_sharp_frames_of_another_size_are_refused)
 
 Tests: tests/parts/data/test_user_folders.py, tests/parts/data/test_frame_times.py,
 tests/stories/test_foreign_files.py
@@ -49,7 +49,7 @@ def user_clip(
     trained: dict[str, Any] | None = None,
     scale: int = 1,
 ) -> Clip:
-    """Return the clip of a user's frames, with their sharp frames and spikes if there are any.
+    """Return the clip of a user's frames, with its sharp frames and spikes if there are any.
 
     frames: the frames, already opened.
     gt: a folder of sharp frames, or a film.
@@ -94,8 +94,8 @@ def user_clip(
     if spikes:
         warn_of_one_spike_file(clip, spikes, times)
         # With a calibration, a plane may have any shape. Without a calibration, it must have the
-        # shape of the frame. For spike.calibration "auto", the calibration is not found yet, so it
-        # is None here.
+        # shape of the frame. For spike.calibration "auto", the calibration is still None here,
+        # because it is found later.
         if spikes.calibration is None:
             plane = (spikes.geometry.height, spikes.geometry.width)
             check_same_view(clip.size, plane, str(spike))
@@ -110,7 +110,7 @@ def _checked_clip(
     listing: dict[str, dict[str, FileEntry]],
     sizes: tuple[tuple[int, int], tuple[int, int]],
 ) -> Clip:
-    """Check the files as if they were a data set with this one clip. Returns the clip.
+    """Check the files as a data set that has only this clip. Returns the clip.
 
     listing: {kind: {stem: file}}.
     sizes: (H, W) of a frame, and of a sharp frame.
@@ -166,7 +166,7 @@ def _warn_of_doubtful_times(clip: str, times: FrameTimes, is_film: bool) -> None
     #     gaps                      a warning
     #     doubt, for images         a warning
     #     doubt, for a film         no warning, because the doubt matters only for a spike file that
-    #                               is divided by these times. timing.py then refuses the file
+    #                               is divided by the times. timing.py refuses such a file
     if times.gaps:
         logger.warning("frames of %s: %s", clip, times.in_words())
     elif times.doubt and not is_film:
@@ -238,10 +238,10 @@ def _matched_stems(
 ) -> Sequence[str]:
     """Return the names by which files are matched with the frames.
 
-    By default these are the names of the files. If files are matched in order, they get the names
-    of the frames. Files beyond the last frame keep their names, so that the check reports them.
-    E.g. with the frames "000000", "000001" and the files "a", "b", "c", the result is "000000",
-    "000001", "c".
+    By default, the names of the files are returned. If files are matched in order, they get the
+    names of the frames. Files beyond the last frame keep their names, so that the check reports
+    them. E.g. with the frames "000000", "000001" and the files "a", "b", "c", the result is
+    "000000", "000001", "c".
 
     frame_stems: names of the frames.
     stems: names of the files.

@@ -41,8 +41,8 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
     for path in folder.iterdir():
         if path.suffix.lower() in suffixes and not path.name.startswith("."):
             paths.append(path)
-    # `order_of` returns a function: stem -> sort key. `order_of` needs all stems, because a single
-    # stem that is not a number makes the order of all stems the natural order.
+    # `order_of` returns a function: stem -> sort key. `order_of` needs all stems, because all stems
+    # get the natural order if a single stem is not a number.
     key_of_stem = order_of(path.stem for path in paths)
 
     def sort_key(path: Path) -> tuple[Any, Any]:
@@ -90,10 +90,10 @@ def clip_path(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
         a file with one of the suffixes    e.g. "<path>.dat"
         the folder "<path>/<inner>"        e.g. "<path>/spike"
 
-    If neither exists, the result is `path`.
+    If neither the file nor the folder exists, the result is `path`.
     """
     for suffix in suffixes:
-        # Cameras and Windows write suffixes in capital letters, too.
+        # Some cameras and programs write suffixes in capital letters.
         for spelling in (suffix, suffix.upper()):
             file = path.with_name(path.name + spelling)
             if file.is_file():
@@ -134,7 +134,7 @@ logger = logging.getLogger(__name__)
 def warn_left_out(folder: Path, names: Sequence[str]) -> None:
     """Warn of files that are left out.
 
-    names: their names; the first five are shown.
+    names: names of the files. The first five are shown.
     """
     if not names:
         return

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class UserFrames(Protocol):
-    """The frames of one clip of a user, whatever they are made of.
+    """Describes the attributes of the frames of one clip of a user.
 
     Two classes have these attributes: `FrameSource` below, and `LongExposures` in
     data/spikes_alone.py, whose frames are made of spikes.
@@ -60,8 +60,8 @@ class UserFrames(Protocol):
 class FrameSource(UserFrames):
     """The frames of a clip that is a folder of images, a single image, or a video.
 
-    `UserFrames` only declares the attributes. It is named as the base, so that a type checker
-    notices an attribute of another type here.
+    `UserFrames` only declares the attributes. It is the base class, so that a type checker notices
+    an attribute of a wrong type in this class.
 
     What must stay: the stems, because the results of a user have these names.
     """
@@ -69,8 +69,8 @@ class FrameSource(UserFrames):
     def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
         """Open the frames. Decodes the first frame, so that damage shows at once.
 
-        go_on: called again and again while a video is read, so that a watchdog sees progress. (A
-        watchdog ends a program that makes no progress.) The default does nothing.
+        go_on: called again and again while a video is read, so that the watchdog sees progress. The
+        watchdog ends a program that makes no progress. The default does nothing.
         """
         if not path.exists():
             raise DataError(
@@ -131,9 +131,9 @@ class FrameSource(UserFrames):
         return height, width
 
     def _warn_of_losses(self) -> None:
-        """Warn of what is not read: files that are left out, and e.g. the lower 8 of 16 bits.
+        """Warn of files that are left out, and of bits that are lost, e.g. the lower 8 of 16 bits.
 
-        Looks only at the first image in use.
+        Only the first image is searched for lost bits.
         """
         if self.path.is_dir():
             left_out = []
@@ -151,7 +151,8 @@ class FrameSource(UserFrames):
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8 RGB.
 
-        Raises DataError for a frame that cannot be read, or that has another size than the first.
+        Raises DataError for a frame that cannot be read, or whose size is not the size of the
+        first.
         """
         if self.is_video:
             return self._video.read(index)

@@ -1,16 +1,16 @@
-"""Find the spike files of a user, and compare what they hold with the frames.
+"""Find the spike files of a user, and compare their content with the frames.
 
-    spike_files              the spike files in a folder
-    section_and_info         the size of the planes, and what dataset.json says of the spikes
-    warn_of_one_spike_file   one file that is slow to read, or whose planes are divided unevenly
-    check_same_view          planes of another shape than the frames
+    spike_files              returns the spike files in a folder
+    section_and_info         finds the size of the planes, and what dataset.json says of the spikes
+    warn_of_one_spike_file   warns of a file that is slow to read, or is divided unevenly
+    check_same_view          refuses planes whose shape is not the shape of the frames
 
 A plane is one binary picture of the spike camera. A clip has a spike file for each frame, or one
 file with the planes of all frames.
 
 What must stay: the order of the files, because beside a film the order decides which file belongs
-to which frame. The refusal of another shape must stay, too. Free to change: the texts of the
-warnings.
+to which frame. The refusal of planes of a wrong shape must stay, too. Free to change: the texts of
+the warnings.
 
 Tests: tests/parts/data/test_frame_times.py, tests/parts/data/test_timing.py,
 tests/stories/test_main_test.py
@@ -52,10 +52,10 @@ def spike_files(path: Path) -> list[Path]:
 def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, DatasetInfo]:
     """Return the spike section for a clip, and what the nearest dataset.json says of the clip.
 
-    The two may lack the size of a plane, or contradict each other:
+    Section and dataset.json may lack the size of a plane, or contradict each other:
 
     * If neither has the size, the returned section has the size of the arrays (.npy, .npz).
-    * If they have different sizes, this dataset.json describes other files. Then an empty
+    * If they have different sizes, the dataset.json describes other files, so an empty
       description is returned.
 
     section: the section `spike` of the options.
@@ -105,7 +105,7 @@ def warn_of_one_spike_file(clip: Clip, spikes: DatSpikes, times: FrameTimes) -> 
     if is_read_from_start(clip.spike[0]):
         logger.warning("spikes of %s: %s", clip.name, SLOW_FROM_START)
     # Without spike.exposure, the planes are divided by the times of the frames. If the frames last
-    # for different times, they get different numbers of planes, which the user may not expect.
+    # for different times, they get different numbers of planes. The user may not expect this.
     is_divided_by_times = not spikes.timing.has_exposures
     if is_divided_by_times and not times.is_even:
         text = MISSING_FRAMES if times.gaps else FRAMES_OF_DIFFERENT_TIMES

@@ -1,6 +1,6 @@
 """The spike camera: files, representations and simulation.
 
-This folder needs only numpy, and imports nothing of this project.
+The modules of this folder need only numpy, and import nothing from other folders of this project.
 
 Modules that read and write spike files (begin with formats.py):
 
@@ -33,7 +33,7 @@ Modules that compute spikes from light, and light from spikes:
     light_fit.py          finds whether a sensor counted linear light or display values
     pictures.py           turns pictures into light and back
 
-A module for names that stood in another module in version 0.9.0:
+A module for names that have moved from one module to another since version 0.9.0:
 
-    moved.py              imports such a name from its new place, with a warning
+    moved.py              imports a moved name from its new module, with a warning
 """

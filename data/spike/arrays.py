@@ -11,9 +11,9 @@ for each read, up to the last plane that is wanted.
 The header of an array states its shape, and so its number of bytes. Before the values are read,
 this number is compared with the size of the file.
 
-What must stay: this comparison, because a header may state an array of any size, and a few
-compressed bytes may unpack to gigabytes. Without the comparison, a small file could fill the memory
-(test_an_npz_of_many_arrays_is_refused and the tests beside it).
+What must stay: the comparison of the two sizes, because a header may state an array of any size,
+and a few compressed bytes may unpack to gigabytes. Without the comparison, a small file could fill
+the memory (test_an_npz_of_many_arrays_is_refused and the tests beside it).
 Free to change: how much is kept in memory, and how many planes are read at once.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py (small
@@ -31,9 +31,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-# Number of bytes at the beginning of a file in which the header is looked for. They are enough,
-# because a file has up to 12 bytes before the header, and NumPy refuses headers of more than 10,000
-# bytes. (headers.py has another constant HEAD_BYTES, for packed files.)
+# The header is looked for in this many bytes at the beginning of a file. The number is large
+# enough, because a file has up to 12 bytes before the header, and NumPy refuses headers of more
+# than 10,000 bytes. (headers.py has another constant HEAD_BYTES, for packed files.)
 HEAD_BYTES = 2**14
 # Arrays of a .npz up to this size (64 MiB, chosen by hand) are kept in memory. Larger arrays are
 # unpacked again for each read. If they were kept, a loader process that reads many files would fill
@@ -42,8 +42,8 @@ MOST_BYTES_KEPT = 2**26
 # A .npz with more arrays than this is refused if it has no array of the expected name, because the
 # header of each array must be unpacked, which would take long. The number is chosen by hand.
 MOST_ARRAYS = 100
-# Number of planes that are in memory at once if a file is read in parts. More planes need more
-# memory, and fewer planes need more steps in Python. The number is chosen by hand.
+# Largest number of planes that are in memory at once if a file is read in parts. More planes need
+# more memory, and fewer planes need more steps in Python. The number is chosen by hand.
 PART = 64
 
 
@@ -55,8 +55,8 @@ class ArrayFile:
     shape: tuple[int, ...]
     dtype: np.dtype
     start: int  # number of the byte at which the values begin, in the .npy or in the member
-    # Whether the values are in the order of Fortran, first axis fastest. Then the bytes of a plane
-    # are spread over the whole file.
+    # Whether the values are in the order of Fortran, i.e. the first axis varies fastest. If so, the
+    # bytes of a plane are spread over the whole file.
     is_fortran: bool
     member: str | None = None  # name of the array within a .npz, such as "spk"; None for a .npy
     # The whole array. `_whole_array` sets it when it has mapped or unpacked the array.
@@ -150,8 +150,8 @@ class ArrayFile:
 def find_array(path: Path, name: str) -> ArrayFile:
     """Return the array of a .npy or of a .npz, without reading its values.
 
-    For a .npz, it is the array called `name`. If no array has this name, it is the only array with
-    three axes.
+    Of a .npz, the array called `name` is returned. If no array has this name, the only array with
+    three axes is returned.
 
     Only the headers are read: the beginning of a .npy, or of arrays in a .npz.
     Raises OSError, ValueError, and the errors of zipfile and zlib for a damaged file.
@@ -163,7 +163,7 @@ def find_array(path: Path, name: str) -> ArrayFile:
             return _array_in(path, file.read(HEAD_BYTES), path.stat().st_size)
 
     arrays = _arrays_of_zip(path, name)
-    if name in arrays:  # of any shape: the caller checks the shape
+    if name in arrays:  # The array may have any shape, because the caller checks the shape.
         return arrays[name]
     with_three_axes = [array for array in arrays.values() if len(array.shape) == 3]
     if len(with_three_axes) != 1:
@@ -181,8 +181,8 @@ def _arrays_of_zip(path: Path, name: str) -> dict[str, ArrayFile]:
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         infos = {info.filename: info for info in archive.infolist()}
-        # Each array is a file of the archive, such as "spk.npy". If the expected array is there,
-        # the other arrays are not even opened.
+        # Each array is a file of the archive, such as "spk.npy". If the archive has the expected
+        # array, the other arrays are not opened.
         if f"{name}.npy" in infos:
             file_names = [f"{name}.npy"]
         else:
@@ -235,7 +235,7 @@ def _array_in(path: Path, head: bytes, size: int, member: str | None = None) -> 
 
 
 def _length_of(part: slice, length: int) -> int:
-    """Return how many of `length` rows a slice selects: of 40 rows, 0:64 selects 40."""
+    """Return how many of `length` rows a slice selects. E.g. 0:64 selects 40 of 40 rows."""
     return len(range(length)[part])
 
 
@@ -243,7 +243,7 @@ class _Header(NamedTuple):
     """What the header of an array states."""
 
     shape: tuple[int, ...]
-    is_fortran: bool  # whether the values are in the order of Fortran, first axis fastest
+    is_fortran: bool  # whether the first axis varies fastest (the order of Fortran)
     dtype: np.dtype
     start: int  # number of the byte after the header, at which the values begin
 

@@ -4,11 +4,11 @@
     voxel   bins of equal length that divide the exposure
 
 The firing rate is the number of spikes per plane (one read-out of the spike camera). Spikes are
-counted in whole numbers, and the sum is divided once, so that a window and the reversed window give
+counted in whole numbers, and each count is divided once. So a window and the reversed window give
 the same bits.
 
-What must stay: every number, because trained networks expect these channels. A variant with other
-numbers is a new function with a name of its own (docs/extending.md, representation).
+What must stay: every number, because trained networks expect these channels. To compute other
+numbers, write a new function with a new name (docs/extending.md, representation).
 
 Tests: tests/parts/data/test_spike_represent.py (compares with the formulas in the docstrings)
 """
@@ -95,16 +95,16 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
     m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. At the
-    upper limit, the window lacks its last plane, because this would be plane T, and the last plane
-    of the stream is T - 1. S-VRT has the same limits, and networks were trained with them
-    (test_tfp_spread_over_the_file_is_the_formula_of_s_vrt).
+    upper limit T - half_window, the window would end with plane T. The last plane of the stream is
+    T - 1, so the window has one plane less. S-VRT has the same limits, and networks were trained
+    with them (test_tfp_spread_over_the_file_is_the_formula_of_s_vrt).
     Raises ValueError if the stream has fewer than 2 half_window planes.
     """
     if planes < 2 * half_window:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
     middles = []
     for i in range(num_bins):
-        # In whole numbers, rounded down: 7, 21, 35, 49 for T = 56 and B = 4.
+        # Computed in whole numbers and rounded down. E.g. T = 56 and B = 4 give 7, 21, 35, 49.
         middle_of_bin = (2 * i + 1) * planes // (2 * num_bins)
         at_least_half_window = max(middle_of_bin, half_window)
         middles.append(min(at_least_half_window, planes - half_window))
@@ -150,8 +150,8 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     for b in range(num_bins):
         start = p * num_bins + b * n
         counts = _counts_in_parts(stream, start, stop=start + n, parts=num_bins)
-        # A bin has n parts, and `counts` has a spike once for each part of its plane in the bin. So
-        # counts / n is the mean of s.
+        # A bin has n parts. `counts` counts a spike once for each part of its plane that lies in
+        # the bin. So counts / n is the mean of s.
         channels.append(counts.astype(np.float32) / np.float32(n))
     return np.stack(channels)
 

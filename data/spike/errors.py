@@ -42,7 +42,7 @@ class SpikeFileError(ValueError):
         parts = {"in": self.where, "expected": self.expected, "do": self.do}
         for name, text in parts.items():
             if text:
-                # The texts begin in one column, because each name is filled up to 9 characters.
+                # Each name is filled up to 9 characters, so that all texts begin in one column.
                 lines.append(f"  {name:<9} {text}")
         return "\n".join(lines)
 
@@ -56,13 +56,15 @@ def file_errors(path: PathLike) -> Generator[None]:
 
     path: the file that the block reads. The error names it.
 
-    The listed classes are what numpy, zipfile and zlib raise for damaged files. Another package may
-    raise others: if you use one, run tests/parts/data/test_any_bytes.py and add what it shows.
+    For damaged files, numpy, zipfile and zlib raise only the classes of errors that are listed
+    below. If you read files with another package, run tests/parts/data/test_any_bytes.py, and add
+    the classes of errors that it shows.
     """
     try:
         yield
     except SpikeFileError:
-        # A SpikeFileError is a ValueError, which would be wrapped again below.
+        # A SpikeFileError is a ValueError. Without this branch, the next branch would wrap it
+        # again.
         raise
     except (
         OSError,

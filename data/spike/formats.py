@@ -1,10 +1,10 @@
 """Read and write spike files: one format for each suffix of a file's name.
 
-    .dat, .bin   packed planes: 8 pixels in a byte. Files with other suffixes are read as packed
-                 planes, too
+    .dat, .bin   packed planes: 8 pixels in a byte. A file with any other suffix is also read as
+                 packed planes
     .npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
-    .npz         such an array in a zip file: the array named "spk", or, if no array has this name,
-                 the only array with three axes
+    .npz         a zip file of arrays. The spikes are the array named "spk", or, if no array has
+                 this name, the only array with three axes
 
 A plane is one read-out of the spike camera. T is the number of planes. Packed planes have no
 header, so the caller gives their size:
@@ -46,7 +46,7 @@ from .packed_file import packed_planes, planes_in
 from .packing import check_shape, pack
 from .spike_file import SpikeFile
 
-# The suffixes of spike files. Any other suffix is read as packed planes, too.
+# The suffixes of spike files. A file with any other suffix is also read as packed planes.
 FORMATS = (".dat", ".bin", ".npy", ".npz")
 
 # ---- Reading -----------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> N
 def _has_shape(shape: tuple[int, ...], geometry: SpikeGeometry) -> bool:
     """Return whether a shape is (T >= 1, h, w), where w is the width of a plane or of sensor lines.
 
-    A sensor line may be wider than a plane: after the pixels of a row it may have head columns,
-    i.e. columns without image.
+    A sensor line may be wider than a plane, because it may have head columns (columns without
+    image) after the pixels of a row.
     """
     if len(shape) != 3:
         return False
@@ -153,7 +153,7 @@ def is_array(path: PathLike) -> bool:
 def array_shape(path: PathLike) -> tuple[int, ...] | None:
     """Return (T, h, w) of a file that holds an array, or None for packed planes.
 
-    A caller that has no geometry can take the size of a plane from the result.
+    A caller that does not know the geometry can take the size of a plane from the result.
     Raises SpikeFileError for a file that cannot be read, or that holds no such array.
     """
     if not is_array(path):
@@ -165,8 +165,8 @@ def array_shape(path: PathLike) -> tuple[int, ...] | None:
 def _map_bytes(path: PathLike) -> np.ndarray:
     """Map a file into memory. Returns its bytes as uint8.
 
-    np.memmap is not used, because it asks for the state of the file three times. Over a network,
-    this takes time.
+    np.memmap is not used, because it asks for the state of the file three times, which is slow over
+    a network.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -215,7 +215,7 @@ def write_spikes(
             _write_parts(file, parts, geometry, path)
         os.replace(temporary, path)
     except BaseException as e:
-        # Also after Ctrl-C: leave no half-written file.
+        # After any error, and also after Ctrl-C, remove the half-written file.
         temporary.unlink(missing_ok=True)
         # The error of a full disk names no file, so add the file.
         if isinstance(e, OSError) and e.filename in (None, str(temporary)):
@@ -246,10 +246,10 @@ def _write_zip(
     """Write parts (t, H, W) as the one array of a .npz.
 
     np.savez_compressed needs a whole array, which may not fit into memory. So the parts are first
-    written to a temporary file, which is then mapped: NumPy can use it as a whole array, and the
-    system reads it piece by piece.
+    written to a temporary file, and the file is then mapped. NumPy uses the mapped file as a whole
+    array, and the system reads it piece by piece.
 
-    folder: where the temporary file is written. It is as large as the array.
+    folder: folder of the temporary file, which is as large as the array.
     """
     with tempfile.TemporaryFile(dir=folder) as array_file:
         start, shape = _write_array(array_file, parts, geometry)

@@ -34,11 +34,13 @@ class SpikeGeometry:
 
     height: int  # pixels of a plane
     width: int
-    # Whether rows are stored bottom first, as in all known files except files of an SPS100.
+    # Whether the lowest row of the image is stored first. It is so in all known files except files
+    # of an SPS100.
     flipud: bool = True
-    # Number of columns without image at the END of each sensor line, in spite of their name: a line
-    # of 416 columns has 400 columns of image and then 16 head columns. They are dropped when a file
-    # is read, and written as zeros. The name stays, because option files have it.
+    # Number of columns without image. In spite of their name, they are at the END of each sensor
+    # line: a line of 416 columns has 400 columns of image and then 16 head columns. Head columns
+    # are dropped when a file is read, and written as zeros. The name stays, because option files
+    # have it.
     head_columns: int = 0
     # The first pixel of a byte is its least significant bit ("little", as in all known files) or
     # its most significant bit ("big", the default of numpy.packbits).
@@ -71,7 +73,7 @@ class SpikeGeometry:
             )
 
     def __repr__(self) -> str:
-        """Return the first four fields, and every other field that is not at its default.
+        """Return the first four fields, and each later field whose value is not its default.
 
         For example "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)". Digests of
         runs contain this text, so a new field at its default must not appear in the text.

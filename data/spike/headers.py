@@ -16,7 +16,7 @@ import re
 from .errors import PathLike, SpikeFileError
 
 # Beginning of a file that is not packed planes, as a regular expression -> name of the kind of
-# file. If the name has the word MATLAB, `refuse_other_format` gives another advice.
+# file. If the name has the word MATLAB, `refuse_other_format` advises to save the planes again.
 #
 # A mark must be long. Random bits of any firing rate match these marks with a probability below
 # 1e-9. The first three bytes of a JPEG alone would be too short a mark: two of 100,000 spike files
@@ -29,8 +29,8 @@ MARKS = {
     # The first two bytes start an image. Then comes a segment of JFIF (e0), Exif (e1) or Adobe
     # (ee), or a quantisation table (db) of 67 (0x43) or 132 (0x84) bytes.
     rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
-    # Two fixed bytes, the method deflate (8), flags, four bytes of time, the level of compression,
-    # and the system.
+    # The bytes of a header of gzip: two fixed bytes, the method deflate (8), flags, four bytes of
+    # time, the level of compression, and the system.
     rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]": "a file compressed with gzip",
     rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": "an archive (xz, 7z or RAR)",
     rb"MATLAB 5\.0 MAT-file": "the header of a MATLAB file",
@@ -38,8 +38,8 @@ MARKS = {
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
 # Number of bytes at the beginning of a file that are compared with the marks, and tested for text.
-# All marks are shorter, and a new mark must be, too. With fewer bytes, spikes would look like text
-# more often. The number is chosen by hand. (arrays.py has another constant HEAD_BYTES, for arrays.)
+# Each mark must match within these bytes. With fewer bytes, spikes would look like text more often.
+# The number is chosen by hand. (arrays.py has another constant HEAD_BYTES, for arrays.)
 HEAD_BYTES = 64
 
 
@@ -79,8 +79,8 @@ def _is_text(head: bytes) -> bool:
 
     Bytes with at most 6 different characters count as spikes, because planes of a scene of constant
     brightness repeat a few bytes, which may be codes of characters
-    (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). With a larger limit, short texts
-    such as a table of numbers would count as spikes.
+    (test_planes_of_an_even_scene_may_consist_of_codes_of_letters). With a larger limit than 6,
+    short texts such as a table of numbers would count as spikes.
     """
     if len(set(head)) <= 6:
         return False

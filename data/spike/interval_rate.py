@@ -1,11 +1,11 @@
 """Represent spikes by the time between two spikes (TFI, texture from intervals).
 
 A plane is one read-out of the spike camera. The firing rate of a pixel is 1 / (planes from one
-spike to the next). It follows motion faster than a mean over a window, but it has the noise of a
-single interval.
+spike to the next). This rate follows motion faster than a mean over a window, but it has the noise
+of a single interval.
 
-What must stay: every number, because trained networks expect these channels. A variant with other
-numbers is a new function with a name of its own (docs/extending.md, representation).
+What must stay: every number, because trained networks expect these channels. To compute other
+numbers, write a new function with a new name (docs/extending.md, representation).
 
 Tests: tests/parts/data/test_spike_represent.py (compares with the formula in the docstring)
 """
@@ -18,7 +18,7 @@ from .registry import Numbers, representation
 
 
 def _lag_of_tfi(**_: Any) -> int:
-    """Return by how much later than its center TFI shows the light: 1, in half planes.
+    """Return how much later than its center TFI shows the light, in half planes: 1.
 
     E.g. with the center 5, TFI searches half_window planes up to plane 5, and half_window planes
     from plane 6 on. The middle of all these planes is 5.5, half a plane later than the center.
@@ -28,7 +28,7 @@ def _lag_of_tfi(**_: Any) -> int:
 
 
 # proportional: the channels are firing rates, i.e. proportional to the light.
-# lag_in_half_planes: the function that gives the lag, for the options of a call.
+# lag_in_half_planes: a function that gets the options of a call and returns the lag.
 @representation("tfi", proportional=True, lag_in_half_planes=_lag_of_tfi)
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)
@@ -62,6 +62,6 @@ def tfi(
 
 
 def _existing(stream: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return those of the planes first ... last that exist. There may be none."""
+    """Return the planes first ... last, as far as they exist. The result may have no plane."""
     # max(..., 0), because a negative number in a slice would count from the end of the stream.
     return stream[max(first, 0) : max(last + 1, 0)]

@@ -1,6 +1,6 @@
 """List the sizes of the planes of published data. An error names the sizes that fit a file.
 
-The list does not change how a file is read. So a geometry may be added.
+A geometry may be added, because the list does not change how a file is read.
 
 Tests: tests/parts/data/test_spike_formats.py
 """
@@ -10,7 +10,7 @@ Tests: tests/parts/data/test_spike_formats.py
 KNOWN_GEOMETRIES = (
     (250, 400, 0),  # Spike-Zoo, SpikeCV, Vidar
     (360, 640, 0),  # Spk-GoPro
-    (250, 400, 16),  # as the first one, but with columns without image
+    (250, 400, 16),  # as (250, 400, 0), but with columns without image
     (180, 320, 0),  # S-SDM
     (384, 384, 0),  # Spk-X4K
     (256, 256, 0),
@@ -23,9 +23,9 @@ KNOWN_GEOMETRIES = (
 def known_geometries_of(size: int) -> str:
     """Return the published geometries whose planes fill a file of `size` bytes, for a message.
 
-    Returns "none" if there are none. E.g. a file of 325,000 bytes has 26 planes of 250 x 400 pixels
-    (12,500 bytes each), or 25 planes with 16 head columns (13,000 bytes each):
-    "250 x 400 (26 planes), 250 x 400 + 16 head columns (25 planes)".
+    Returns "none" if no geometry fits. E.g. a file of 325,000 bytes has 26 planes of 250 x 400
+    pixels (12,500 bytes each), or 25 planes with 16 head columns (13,000 bytes each): "250 x 400
+    (26 planes), 250 x 400 + 16 head columns (25 planes)".
     """
     if size == 0:
         return "none"

@@ -2,7 +2,8 @@
 
     plane_light     returns the light of each plane
     window_light    returns the sum of the light over windows of planes
-    intervals_of    returns the intervals, from which the other two compute the light
+    intervals_of    returns the intervals. `plane_light` and `window_light` compute the light from
+                    them
 
 A plane is one read-out of the spike camera. A pixel fires (has a spike) when it has collected a
 fixed charge, its threshold. The unit of light is "thresholds per plane": a pixel that fires in
@@ -17,11 +18,11 @@ time p + 1. For example, a pixel with spikes in the planes 3 and 5 of 10 planes:
     spike                   x         x
     light   1/4  1/4  1/4  1/4  1/2  1/2  1/5  1/5  1/5  1/5
 
-Only the interval of the planes 4 and 5 lies completely in the file. The other planes belong to the
-two outer intervals. Each of these lacks one of its two spikes, which lies outside of the file. By
-default, an outer interval is as long as the interval beside it, here 2 planes. This would put
-spikes into the planes 1 and 7, which have none, so the outer intervals are extended until the
-missing spikes lie outside of the file, in plane -1 and in plane 10.
+Only the interval of the planes 4 and 5 lies completely in the file. All other planes belong to the
+two outer intervals. An outer interval lacks one of its two spikes, because this spike lies outside
+of the file. By default, an outer interval is as long as the interval beside it, here 2 planes. This
+would put spikes into the planes 1 and 7, which have none. So the outer intervals are extended until
+the missing spikes lie outside of the file, in plane -1 and in plane 10.
 
 A pixel with a single spike has the light 1 / T, where T is the number of planes. A pixel without
 spikes has no light.
@@ -140,9 +141,9 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
         shifted_a     10  10  10  10  14  14  14  14  18  18      shifted_a = a + T
         mirrored_b    17  17  17  17  13  13  13  13   9   9      mirrored_b = 2 T + 1 - b
 
-    Both fills are a running maximum, which is many times as fast as np.where. E.g. the numbers
-    10 0 0 0 14 0 become 10 10 10 10 14 14. A plane to be filled is 0 at first. So the maximum needs
-    numbers above 0 that never decrease in the direction of the fill:
+    Each fill is a running maximum, which is many times as fast as np.where. E.g. the numbers 10 0 0
+    0 14 0 become 10 10 10 10 14 14. A plane that must be filled is 0 at first. So the running
+    maximum needs numbers above 0 that never decrease in the direction of the fill:
 
         a    may be 0 or negative, at least 1 - T     shifted_a = a + T is at least 1
         b    decreases backward in time, at most 2 T  mirrored_b = 2 T + 1 - b is at least 1
@@ -156,7 +157,7 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     """
     planes = len(stream)
     intervals = intervals_of(stream)
-    # The smallest type that holds 3 T + 1, for speed.
+    # For speed, take the smallest type that holds 3 T + 1.
     largest = 3 * planes + 1
     number_type = np.int16 if largest <= np.iinfo(np.int16).max else np.int32
 
@@ -277,8 +278,8 @@ def _light_until(
     pieces: (a, b) in the order of time. Together they are the whole stream.
     """
     interval_end = _interval_ends(intervals, pieces)
-    # Two arrays (h, w) for the present time: `begin` is the start of the interval around this time,
-    # and `spike_count` is the number of spikes before this time.
+    # Two arrays (h, w) for the present time: `begin` is the start of the interval around the
+    # present time, and `spike_count` is the number of spikes before the present time.
     light_until = {}
     begin = intervals.begin
     spike_count = np.zeros(begin.shape, intervals.ends.dtype)

@@ -7,7 +7,8 @@ values of a frame at the same time and place:
     "linear"    r = k v ** 2.2
 
 The model with the smaller error is the answer, and k is the firing rate at full light. The answer
-is for people (scripts/spike_tool.py, warnings of the data check); no sample depends on it.
+is shown to the user (scripts/spike_tool.py, warnings of the data check). No training sample depends
+on it.
 
 Tests: tests/parts/data/test_spike_simulate.py
 """
@@ -19,9 +20,9 @@ import numpy as np
 from .pictures import DISPLAY_GAMMA
 
 # The answer is clear if the error of the better fit is below this fraction of the error of the
-# worse fit. If the two errors are nearer to each other, noise or motion may have decided which of
-# them is smaller. With a smaller fraction, right answers would not count as clear. No measurement
-# of other values is recorded.
+# worse fit. If the two errors are nearly equal, noise or motion may have decided which of the two
+# is smaller. With a smaller fraction, right answers would not count as clear. No measurement of
+# other values is recorded.
 CLEAR_RATIO = 0.8
 
 
@@ -39,15 +40,15 @@ class LightFit:
 def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     """Fit rates = k values (display) and rates = k values ** 2.2 (linear light) by least squares.
 
-    Returns the fit with the smaller error, and the errors of both.
+    Returns the fit with the smaller error. The result also has the errors of the two fits.
 
     rates: (h, w), spikes per plane around the time of a frame.
     values: (h, w), grey display values of this frame in [0, 1], resized to the spike camera.
     """
     rates = rates.astype(np.float64)
     values = values.astype(np.float64)
-    # Both divisors below count as at least this number, because a black frame, or a recording
-    # without spikes, would divide by 0.
+    # `square_of_rates` and `sum_of_squares` are divisors, so each is at least this number. Without
+    # it, a black frame, or a recording without spikes, would divide by 0.
     least = 1e-12
     square_of_rates = max((rates * rates).sum(), least)
     rate_of = {}

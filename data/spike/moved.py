@@ -1,4 +1,4 @@
-"""Let users import names from the modules in which they stood in version 0.9.0.
+"""Let users import a name from the module that had the name in version 0.9.0.
 
     __getattr__ = moved_names(__name__, {"to_grey": "data.spike.pictures"})
 

@@ -6,12 +6,12 @@ and wrong options:
 
     1. The first bytes must not be a header of another format, or text (headers.py).
     2. An SPS100 sensor writes words (numbers of 12 bits) between the pixels of each plane. If the
-       geometry has the layout "sps100", the file must have these words. If it has the layout
-       "raster", the file must not have them (sps100.py).
+       geometry has the layout "sps100", the file must have these words. If the layout is "raster",
+       the file must not have such words (sps100.py).
     3. The size of the file must be a whole number of planes (`planes_in`).
 
-What must stay: published files pass the checks. All three checks are needed, because without them a
-wrong file or option gives noise without an error.
+What must stay: published files pass the checks. All three checks are needed, because each check
+finds wrong files or options that would otherwise give noise and no error.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py,
 tests/parts/data/test_published_streams.py (published files pass)
@@ -30,7 +30,7 @@ from .sps100 import file_without_words, start_of_sps100, words_in_raster
 def packed_planes(
     content: bytes | np.ndarray, path: PathLike, geometry: SpikeGeometry, remainder: str = "error"
 ) -> SpikeFile:
-    """Return the planes in the content of a packed file, such as a value of an LMDB.
+    """Return the planes in the content of a packed file. The content may be a value of an LMDB.
 
     content: bytes, or an array (n,) uint8.
     path: path of the file, for messages.

@@ -4,7 +4,8 @@ A plane is one read-out of the spike camera, a bit for each pixel. The public re
 S-SDM and Spike-Zoo store packed planes in the same form:
 
     * Planes follow one another in order of time, without a header.
-    * Within a plane, the pixels follow in raster order, rows without padding, rows bottom first.
+    * Within a plane, the lowest row of the image comes first, and the pixels of a row from left to
+      right. Rows have no padding.
     * Pixel p of a plane is bit p % 8 (least significant first) of byte p // 8.
 
 `SpikeGeometry` has fields for the exceptions: rows top first, lines that are longer than a row of
@@ -33,8 +34,8 @@ def unpack_raster(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np
     """
     planes = packed.shape[0]
     line_bits = geometry.line_width
-    # The crop has the stored rows `row` ... `end_row` - 1. If rows are stored bottom first, stored
-    # row 0 is the lowest row of the image: the rows 0 and 1 of 250 rows are stored as 249 and 248.
+    # The crop has the stored rows `row` ... `end_row` - 1. If the lowest row of the image is stored
+    # first, stored row 0 is the lowest row: the rows 0 and 1 of 250 rows are stored as 249 and 248.
     row = crop.top
     if geometry.flipud:
         row = geometry.height - crop.bottom
@@ -99,7 +100,8 @@ def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
     check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes
     if geometry.head_columns:
-        # In spite of their name, head columns are at the right end of a line. They hold zeros.
+        # In spite of their name, head columns are at the right end of a line. Zeros are written
+        # there.
         zeros_at_right = (0, geometry.head_columns)
         rows = np.pad(rows, ((0, 0), (0, 0), zeros_at_right))  # (T, H, line width)
     # `plane_bytes` raises an error if the bits of a plane do not fill whole bytes.

@@ -23,7 +23,7 @@ LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 def to_linear(picture: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
     """Turn display values in [0, 1] into linear light in [0, 1], float32.
 
-    picture: bytes must be divided by 255 before. Values are not clipped, and a negative value
+    picture: display values. Divide bytes by 255 first. Values are not clipped, and a negative value
         becomes NaN.
     gamma: light = value ** gamma.
     """
@@ -41,7 +41,7 @@ def to_grey(rgb: np.ndarray) -> np.ndarray:
 
 
 def to_uint8(picture: np.ndarray) -> np.ndarray:
-    """Turn display values in [0, 1] into uint8, rounded to the nearest."""
+    """Turn display values in [0, 1] into the nearest uint8, e.g. 1.0 into 255."""
     values = np.clip(picture, 0.0, 1.0) * 255.0
     # The conversion cuts off the fraction, so half a step is added to round.
     return (values + 0.5).astype(np.uint8)

@@ -53,7 +53,7 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
-    """Return the middle of all windows minus `center`, in half planes: 0 or -1.
+    """Return 0 or -1: the mean of the middles of all windows, minus `center`, in half planes.
 
     E.g. two windows with a spacing of 5 around plane 50 have the middles 47.5 and 52.5. These are
     rounded down to 47 and 52, and the mean of 47 and 52 is 49.5: half a plane before 50. So the

@@ -9,18 +9,19 @@ window around its instant. The spikes give both means, so the sharp frame is, pe
 E.g. a bright object reaches a pixel during the exposure. The pixel has 0.1 spikes per plane on
 average over the exposure, and 0.15 in the 5 planes around the sharp instant. The ratio is 1.5, so
 the pixel is 1.5 times as bright in the sharp frame as in the blurry frame. The ratio does not
-depend on the threshold or the gain of the sensor, because both multiply the two means alike.
+depend on the threshold or the gain of the sensor. A change of either one multiplies the two means
+by the same factor.
 
-    exposure            a representation: the two means, one channel each
+    exposure            a representation: the two means, each in one channel
     relative            a representation: the ratio for each of several windows, and a confidence
-    exposure_estimate   the sharp frame by this formula, without a network
+    exposure_estimate   computes the sharp frame by the formula above, without a network
 
 A window of 5 planes may have no spike at all. Still, it has light: the light of a plane is
 1 / interval, where the interval is the number of planes between the two spikes around the plane
 (light.py).
 
-What must stay: every number, because trained networks expect these channels. A variant with other
-numbers is a new function with a name of its own (docs/extending.md, representation).
+What must stay: every number, because trained networks expect these channels. To compute other
+numbers, write a new function with a new name (docs/extending.md, representation).
 
 Tests: tests/parts/data/test_spike_represent.py
 """
@@ -47,8 +48,8 @@ def _lag_of_light(**_: Any) -> int:
     return -1
 
 
-# `Representation` (registry.py) explains the arguments of the decorator. The channels are firing
-# rates (proportional).
+# `Representation` (registry.py) explains the arguments of the decorator. proportional: the channels
+# are firing rates.
 @representation("exposure", proportional=True, lag_in_half_planes=_lag_of_light)
 def exposure_rates(
     stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
@@ -96,11 +97,14 @@ def exposure_rates(
 def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
     """Return the sharp frame: blurry light x short rate / long rate, in linear light.
 
+    The short rate is the mean of the light around the sharp instant. The long rate is the mean over
+    the exposure.
+
     The spike camera is grey, so the three colours have the same ratio. Where the long rate is 0,
     the result is the blurry frame.
 
     blurry: (H, W, 3) display values in [0, 1].
-    rates: (2, H, W), short and long, as linear light of any scale.
+    rates: (2, H, W), the short rate and the long rate, as linear light of any scale.
     Returns display values (H, W, 3) float32 in [0, 1].
 
     Test: test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour
@@ -119,8 +123,8 @@ def _ratio(light: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 # The confidence of `relative` is n / (n + 4) with n spikes in the exposure: 0 without spikes, 1/2
-# with 4 spikes, and near 1 with many. 4 spikes have half the confidence, because the error of the
-# light of an exposure is about one spike, a quarter of 4. Other values were not compared. The value
+# with 4 spikes, and near 1 with many. The reason: the error of the light of an exposure is about
+# one spike. With 4 spikes, this is an error of a quarter. Other values were not compared. The value
 # must stay, because trained networks expect it.
 SPIKES_OF_HALF_CONFIDENCE = 4.0
 
@@ -235,9 +239,9 @@ def _half_windows_in_planes(half_windows: HalfWindows, half_exposure: int) -> li
 def _equal_parts(first: int, planes: int, parts: int) -> list[tuple[int, int]]:
     """Divide the planes first ... first + planes - 1 into equal parts. Returns (start, stop) each.
 
-    E.g. 2 parts of the planes 10 ... 14 have 2.5 planes each, so plane 12 lies in both parts. Then
-    both get the whole plane: the parts are the planes 10 ... 12 and 12 ... 14, and the result is
-    (10, 13) and (12, 15).
+    E.g. 2 parts of the planes 10 ... 14 have 2.5 planes each, so plane 12 lies in both parts. Each
+    of the two parts then gets the whole plane 12: the parts are the planes 10 ... 12 and 12 ... 14,
+    and the result is (10, 13) and (12, 15).
 
     Test: test_parts_of_relative_light_show_when_the_light_changed
     """

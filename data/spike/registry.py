@@ -7,8 +7,8 @@ function.
 A plane is one read-out of the spike camera. The center is the plane of the sharp frame, and the
 exposure is the planes that were recorded while the blurry frame was exposed.
 
-Other code takes REPRESENTATIONS from represent.py, which imports the modules of all
-representations. Before this import, the table is not complete.
+Import REPRESENTATIONS from represent.py, because represent.py imports the modules of all
+representations. Before these imports, the table is not complete.
 
 What must stay: names and meanings of the fields, because files of users set them
 (docs/extending.md). Free to add: a field with a default that changes nothing.
@@ -25,7 +25,8 @@ import numpy as np
 Numbers = tuple[int, ...] | list[int]
 
 
-# The defaults of three fields of `Representation`. Each takes the options of a representation.
+# The defaults of three fields of `Representation`. Each function gets the options of a
+# representation.
 def _no_lag(**_: Any) -> int:
     return 0
 

@@ -90,12 +90,13 @@ def represent(
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
         # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact. The light
-        # of plane 28 was collected between the planes 27 and 28, so around plane 28 they show 27.5.
+        # of plane 28 was collected between the planes 27 and 28, so around plane 28 the two
+        # functions show the time 27.5.
         center = math.ceil(center)
-    # A function that takes context must know where the exposure ends. If the user has not set its
-    # option half_exposure, i.e. the planes of the exposure on each side of the center, it is
-    # computed here. `options` is a dict of this call, so the options of the caller stay as they
-    # are.
+    # A function that takes context must know where the exposure ends. Its option half_exposure is
+    # the number of planes of the exposure on each side of the center. If the user has not set this
+    # option, it is computed here. `options` is a dict of this call, so the options of the caller do
+    # not change.
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
@@ -182,11 +183,11 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
 
 
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
-    """Return how many planes of the exposure lie on each side of the center: the smaller number.
+    """Return the smaller number: planes of the exposure before the center, or after the center.
 
-    The first plane of the exposure is not counted. Without context it is plane 0 of the file, and a
-    part of its light came before the file began. With context it is not counted either, so that the
-    windows are the same in both cases
+    The first plane of the exposure is not counted. Without context, the first plane is plane 0 of
+    the file, and a part of its light came before the file began. With context, the first plane of
+    the exposure is not counted either, so that the windows are the same in both cases
     (test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold).
 
     E.g. the stream has the planes 0 ... 71, with 8 planes of context on both sides, and the center

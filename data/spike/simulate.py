@@ -1,7 +1,8 @@
 """Simulate the spike sensor: spikes from light.
 
 A pixel of the sensor collects charge from light. When the charge reaches the threshold, the pixel
-gives a spike, which is a 1 in the next plane, and is reset. A plane is one read-out of all pixels.
+gives a spike and is reset. The spike is a 1 in the next plane. A plane is one read-out of all
+pixels.
 
     camera = IntegrateAndFire(32, 48, rate=0.5, rng=np.random.default_rng(0))
     spikes = camera.run([light] * 97)  # (97, 32, 48); a spike in every second plane at light 1

@@ -1,4 +1,4 @@
-"""Read planes of an open spike file, whatever its format.
+"""Read planes of an open spike file, in any of the formats.
 
 A plane is one read-out of the spike camera. `open_spikes` (formats.py) returns a `SpikeFile`. It
 has either packed planes (8 pixels in a byte) or an array of NumPy. Only the bytes of the wanted
@@ -68,7 +68,7 @@ class SpikeFile:
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Return an iterator over parts (t, h, w) of whole planes: at most PART (64) planes each.
 
-        So the whole file does not have to fit into memory.
+        Only one part at a time is in memory, so a large file can be read.
 
         first: number of the first plane.
         count: number of planes.

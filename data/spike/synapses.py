@@ -5,8 +5,8 @@ the pixel, smoothed over several intervals. So the firing rate can be computed f
 plane (one read-out of the camera). The docstring of `tfstp` has the equations, and `_Synapses`
 computes them for all pixels, plane after plane.
 
-What must stay: every number, because trained networks expect these channels. A variant with other
-numbers is a new function with a name of its own (docs/extending.md, representation).
+What must stay: every number, because trained networks expect these channels. To compute other
+numbers, write a new function with a new name (docs/extending.md, representation).
 
 Tests: tests/parts/data/test_spike_represent.py (compares with a loop over the spikes of a pixel),
 tests/parts/data/test_published_streams.py (restores published streams)
@@ -106,7 +106,7 @@ class _Synapses:
         #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))
         steady_u = self.U / (1 - (1 - self.U) * self.decay_f)
         steady_used = self.decay_d * steady_u / (1 - self.decay_d * (1 - steady_u))
-        self.steady_u = steady_u  # (T,), of every interval
+        self.steady_u = steady_u  # (T,), for each interval dt
         self.steady_used = steady_used
 
         self.u = np.full((height, width), self.U)
@@ -144,7 +144,7 @@ class _Synapses:
         # the logarithm of 0.
         used_after_spike = self.used * (1 - self.u) + self.u  # 1 - R (1 - u)
         interval = -self.tau_d * np.log(np.maximum(self.used, 1e-300) / used_after_spike)
-        # At least 1, because it is 0 for a pixel that fires in this plane.
+        # A pixel that fires in this plane would have 0 planes, so the number is at least 1.
         planes_since_spike = np.maximum(time - self.last_spike, 1)
         rate = 1 / np.maximum(interval, planes_since_spike)
         rate_of_few_spikes = self.spikes / (time + 1)  # planes 0 ... time

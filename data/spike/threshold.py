@@ -1,6 +1,6 @@
 """Change recorded spikes as if the sensor had another threshold.
 
-In training, this makes spikes of many cameras from the recorded spikes of one camera
+In training, `change_threshold` makes spikes of many cameras from the recorded spikes of one camera
 (`CameraPerturb` in data/augment.py).
 
 The light L of each plane (one read-out of the camera; light.py) is integrated again. A is the
@@ -34,8 +34,9 @@ import numpy as np
 
 from .light import plane_light
 
-# `change_threshold` computes this many values of a stream at a time, which fit into the cache of a
-# core. Larger and smaller numbers give the same result, but are slower.
+# `change_threshold` computes this many values of a stream at a time, because so many values fit
+# into the cache of a core. With a larger or smaller number, the result is the same, but it takes
+# longer.
 BLOCK = 2**18
 
 
@@ -70,8 +71,8 @@ def change_threshold(
         charge = charges[block]  # (rows, w), a view: `_collect` changes `charges`
         has_decreased = _has_decreased(light)
 
-        # To save time, one array has three contents one after the other: the light, here the charge
-        # that each plane adds, and after `_collect` the number of whole thresholds in the charge.
+        # To save time, one array first holds the light, then the charge that each plane adds, and
+        # after `_collect` the number of whole thresholds in the charge.
         added = light
         added /= np.float32(factor)
         if dark:
@@ -103,8 +104,8 @@ def _collect(
     """
     one = np.float32(1.0)
     if may_reach_two:
-        # Rule 3: A <- A mod 1 where the plane is darker. The charge is below 2 here, so this means
-        # to subtract 1 where it is 1 or more. In a subtraction, True counts as 1.
+        # Rule 3: A <- A mod 1 where the plane is darker. The charge is below 2 here, so A mod 1
+        # means: subtract 1 where the charge is 1 or more. In a subtraction, True counts as 1.
         charge -= is_darker & (charge >= one)
     charge += added
     whole_thresholds = np.floor(charge, out=added)
