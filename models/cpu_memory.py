@@ -45,7 +45,7 @@ class Need(NamedTuple):
 
     fixed: int  # bytes of weights, gradients and moments in each process
     saved: int  # bytes that autograd saves for the backward pass in each process
-    ranks: int  # number of processes on this host, which share its memory
+    ranks: int  # number of processes on this host. They share the memory
 
     @property
     def total(self) -> float:
@@ -117,9 +117,9 @@ def _refuse_step(need: Need, lq: Tensor, size: float, changes: list[str]) -> NoR
     changes: option lines that make a step smaller.
     """
     if changes:
-        # The error shows each change in a line of its own, below the first line of `do`, which
-        # begins after 12 characters: "  do        " (`SpikeVRTError.__str__`). The 12 is repeated
-        # from INDENT_OF_DO in utils/errors.py, so change both.
+        # The error shows each change in a line of its own. The text of `do` begins after 12
+        # characters, "  do        " (`SpikeVRTError.__str__`), so indent the lines by 12. The 12 is
+        # repeated from INDENT_OF_DO in utils/errors.py, so change both.
         indent = " " * 12
         lines = [f"{indent}{change}" for change in changes]
         do = "\n".join(["choose one of these, or several:", *lines])

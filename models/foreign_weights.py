@@ -1,9 +1,9 @@
 """Read weights files that other programs wrote, and say what a file is that holds no weights.
 
-`load_content`, which models/weights_file.py calls, reads what torch.save wrote. It accepts plain
-types, tensors and NumPy scalars, and runs no code from the file. `no_weights` makes the error for
-every other file. The error says what the file is, e.g. "an HTML page, as a browser shows it" in
-place of a download. A .pth is a zip file, or a pickle if torch was older than 1.6.
+models/weights_file.py calls `load_content`, which reads what torch.save wrote. `load_content`
+accepts plain types, tensors and NumPy scalars, and runs no code from the file. `no_weights` makes
+the error for every other file. The error says what the file is, e.g. "an HTML page, as a browser
+shows it" in place of a download. A .pth is a zip file, or a pickle if torch was older than 1.6.
 
 What must stay: a weights file may come from anywhere, so reading it must run no code from the file
 (test_a_small_pickle_that_would_take_much_memory_or_time_is_refused,
@@ -137,7 +137,7 @@ MARKS = {
     ),
     # A bracket, then a quotation mark or a closing bracket: {"a..., ["a..., {} or [].
     rb"\s*[{\[]\s*[\"}\]]": _Kind("JSON text", DOWNLOAD),
-    # Eight bytes with the length of the header, then the header, which is JSON.
+    # Eight bytes with the length of the header, then the header in JSON.
     rb".{8}\{\"": _Kind("a safetensors file", "save its tensors with torch.save as a .pth"),
     rb"\x93NUMPY": _Kind("a NumPy array (.npy)", "give the .pth"),
     rb"\x1f\x8b": _Kind("a file compressed with gzip", "unpack it and give the .pth in it"),

@@ -12,7 +12,7 @@ Each parameter after the two images is an option of its entry in `metric.more`.
 
 What must stay: the values of the metrics, because published numbers are compared with them.
 test_psnr_agrees_with_scikit_image and test_ssim_agrees_with_scikit_image notice other values.
-Free to change: titles and decimals of the columns, which only readers use.
+Free to change: titles and decimals of the columns, because only people read them.
 
 Tests: tests/parts/models/test_metrics.py, tests/parts/utils/test_results.py
 """

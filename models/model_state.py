@@ -98,7 +98,7 @@ class ModelState:
         self.phase: str | None = None
 
     def init_train(self, state: dict[str, Any] | None = None) -> None:
-        """Load the weights; create netE, the loss, the optimizer and the scaler.
+        """Load the weights, and create netE, the loss, the optimizer and the scaler.
 
         Collective: all ranks must call this. Parameters are frozen and netG is wrapped in DDP only
         later, by the first step.
@@ -220,7 +220,10 @@ class ModelState:
             raise
 
     def _set_learning_rate(self, step: int) -> None:
-        """Set the learning rate of each group of parameters. It depends only on the step."""
+        """Set the learning rate of each group of parameters for a step.
+
+        The rate depends only on the step and on the options of the run.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = lr_at(step, group["initial_lr"], self.train_opt)
 

@@ -164,8 +164,8 @@ class VRT(nn.Module):
         spike_channels: int = 0,
     ) -> None:
         super().__init__()
-        # The design has all arguments but in_chans, spynet_path, fusion and spike_channels, which
-        # are used below. The functions that build or check the layers get the design.
+        # The design has all arguments but in_chans, spynet_path, fusion and spike_channels. The
+        # functions that build or check the layers get the design.
         design = Design(
             upscale=upscale,
             out_chans=out_chans,
@@ -308,9 +308,9 @@ class VRT(nn.Module):
         """
         import torch._dynamo  # the import takes seconds, so it waits until somebody compiles
 
-        # A compiled block runs as a whole (`Block.forward_plain`), but on a CPU it may still run in
-        # chunks of windows, which keep less memory for backward (models/vrt/block.py).
-        # `in_cpu_form` says whether the network is on a CPU.
+        # A compiled block runs as a whole (`Block.forward_plain`), and keeps more memory for
+        # backward than a block in chunks of windows. On a CPU a compiled block may still run in
+        # chunks (models/vrt/block.py). `in_cpu_form` says whether the network is on a CPU.
         if not in_cpu_form(self.conv_first.weight) and utils_dist.is_main_process():
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"
@@ -445,8 +445,8 @@ class VRT(nn.Module):
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
         """Compute the features of the frames: (B, N, channels of x, H, W) -> (B, N, E, H, W).
 
-        The first convolution makes shallow features. The stages make deep features of them, which
-        are added to the shallow features.
+        The first convolution makes shallow features. The stages make deep features of the shallow
+        features. The result is the sum of both.
 
         The arithmetic must stay, because released weights fit it
         (test_the_plain_transcription_gives_the_reference_output).

@@ -166,7 +166,7 @@ def _with_option_file(
     saved = SavedNetwork(path, weights, **fields, known_from="the option file")
     spike_of_training = in_file.get("spike")
     has_two_sections = spike_of_training is not None and saved.spike is not None
-    # `saved.spec` is read last, because it builds the network, which takes time.
+    # `saved.spec` is read last, because it builds the network, and building takes time.
     if has_two_sections and saved.spec.spike_channels > 0:
         _compare_spikes(spike_of_training, saved.spike, path)
     return saved

@@ -32,8 +32,8 @@ def load_pretrained(
     """
     if not path:
         return None
-    # The preferred key of the file. A file without this key has its weights under another key, of
-    # which `read_weights` takes the first in CONTAINERS (weights_file.py). The keys are
+    # The preferred key of the file. If the file lacks this key, `read_weights` takes the first key
+    # of CONTAINERS (weights_file.py) that the file has. The keys hold
     #
     #     "params"              the weights of <step>_G.pth or <step>_E.pth
     #     "model_state_dict"    the normal weights of a checkpoint

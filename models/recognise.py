@@ -94,7 +94,7 @@ def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
 def _shapes_of_released(name: str) -> dict[str, torch.Size]:
     """Return the shape of each tensor of the published network `name`, by name of the tensor.
 
-    To find the shapes, the network is built, which takes a fifth of a second. So the result is
+    To find the shapes, the network is built. This takes a fifth of a second, so the result is
     cached: do not change it.
     """
     return _shapes_of(_tensors_of(_network_without_file(name)))

@@ -41,8 +41,8 @@ FOLDER = Path("model_zoo/vrt")
 NAME = re.compile(r"vrt/(\d{3})")  # e.g. "vrt/006"
 # A download is given up after this number of seconds without a byte. Chosen by hand.
 PATIENCE_S = 60
-# Bytes that are read at a time (1 MiB). After each read, the watchdog, which ends a process that
-# hangs, learns of the progress.
+# Bytes that are read at a time (1 MiB). After each read, the watchdog learns of the progress. (The
+# watchdog ends a process that hangs.)
 BYTES_AT_A_TIME = 1 << 20
 # Seconds between two attempts to get the lock of a file that another process is fetching. Chosen by
 # hand.
@@ -66,7 +66,8 @@ def local_file(
 ) -> Path:
     """Return the path of weights. If a released file is missing, one process fetches it.
 
-    text: a path, which is returned, or a name such as "vrt/006", whose file in FOLDER is returned.
+    text: a path, or a name such as "vrt/006". A path is returned as it is. For a name, the path of
+        its file in FOLDER is returned.
     released: stems of the released files, i.e. their names without .pth, e.g.
         "006_VRT_videodeblurring_GoPro".
     size_limit: function of a stem. It returns the largest size of the file, in bytes

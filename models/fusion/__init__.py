@@ -1,6 +1,6 @@
 """Operators that bring spikes and RGB together, by the option netG.fusion.
 
-operators.py        none, concat and gated; imports the other operators
+operators.py        the operators none, concat and gated. It imports the other operators
 base.py             `Fusion`, with the hooks that the network calls, and the registry of operators
 exposure.py         the operator exposure
 fusion_motion.py    the operator motion

@@ -123,8 +123,8 @@ class ImageFusion(Fusion):
 
     Each of these operators has a small residual conv net: `features_of` runs `head` and `body`.
 
-    base: the frame to which the network adds its output: the "blurry" frame, or the "fused" frame,
-        which `on_input` has returned.
+    base: the frame to which the network adds its output. "blurry": the blurry frame. "fused": the
+        result of `on_input`.
     inputs: number of input channels of the conv net.
     features: number of its output channels.
     layers: number of its residual convolutions.

@@ -67,8 +67,8 @@ class ExposureFusion(ImageFusion):
     slope of red is 3, so where luma changes by 0.02, red changes by 0.06. `colour_changes` fits the
     slope to the blurry frame.
 
-    A small conv net gives the weights of the mixture, which sum to 1, and the correction, which is
-    0 at the start of a training.
+    A small conv net gives the weights of the mixture and the correction. The weights sum to 1. The
+    correction is 0 at the start of a training.
 
     `MotionFusion` (fusion_motion.py) inherits from this class. Its first estimate is the result of
     `on_input` here.
@@ -81,8 +81,8 @@ class ExposureFusion(ImageFusion):
     only inputs of the conv net. null: all ratios give an estimate.
     features: width of the conv net. layers: number of its residual convolutions.
     colour_radius: radius in pixels of the windows in which colours are fitted.
-    base: the frame to which the network adds its output: the "blurry" frame, as in VRT, or the
-    "fused" frame, which the operator has made.
+    base: the frame to which the network adds its output. "blurry": the blurry frame, as in VRT.
+    "fused": the frame that the operator has made.
     """
 
     representation = "relative"
@@ -204,7 +204,7 @@ class ExposureFusion(ImageFusion):
         red, green, blue = image.split(1, dim=1)
         luma = weight_of_red * red + weight_of_green * green + weight_of_blue * blue  # (N, 1, H, W)
 
-        # 3 + 3 + 1 + 1 channels, whose means give the covariance and the variance.
+        # 3 + 3 + 1 + 1 channels. Their means give the covariance and the variance.
         channels = torch.cat((image, image * luma, luma, luma * luma), dim=1)  # (N, 8, H, W)
         means = self._window_means(channels)
         mean_colour, mean_product, mean_luma, mean_square = means.split((3, 3, 1, 1), dim=1)

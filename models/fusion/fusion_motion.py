@@ -4,7 +4,7 @@ The operator "exposure" makes a first estimate of the sharp frame, z_0. Then lea
 the estimate. A frame of one exposure goes through these parts:
 
     on_input of "exposure"      blurry frame and spikes -> first estimate z_0
-    data.motion.finder          finds the motion; with `motion_by` "network" or "both" by MotionNet
+    data.motion.finder          finds the motion, by optical flow or by MotionNet (`motion_by`)
     data/motion/joint/          equations of the blurry frame and the spikes along this motion
     MotionSteps                 z_0 -> sharp frame, by steps on these equations
 

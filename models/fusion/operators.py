@@ -74,8 +74,8 @@ class GatedFusion(ImageFusion):
     features: width of the conv net. layers: number of its residual convolutions, applied per frame.
     gate_bias: -4 starts with an almost closed gate, for training from published RGB weights. For
     training from scratch 0 is better, because the spikes then contribute from the first step.
-    base: the frame to which the network adds its output: the "blurry" frame, as in VRT, or the
-    "fused" frame, which the operator has made.
+    base: the frame to which the network adds its output. "blurry": the blurry frame, as in VRT.
+    "fused": the frame that the operator has made.
     """
 
     def __init__(

@@ -69,7 +69,8 @@ def _slowmotion_times(times: Sequence[Fraction], instants: int) -> list[Fraction
 
     times: the time of each frame in the input.
 
-    Returns None if there are fewer than two times, which do not say how long a frame is shown.
+    Returns None if there are fewer than two times, because one time does not say how long its frame
+    is shown.
     """
     if len(times) < 2:
         return None

@@ -21,15 +21,15 @@ from utils.run.checkpoint import own_checkpoint
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     """Return the weights to test with.
 
-    weights: the value of --weights, which wins over everything else. path: the section `path` of
-    the option file. folder: the folder of the run.
+    weights: the value of --weights. If it is given, it is returned. path: the section `path` of the
+    option file. folder: the folder of the run.
 
     A name of released weights, such as "vrt/006", counts as an existing file.
 
     Without --weights, path.resume decides where to look. The first existing file is taken:
 
         path.resume    files
-        "auto"         best, then latest checkpoint of the run; then the pretrained weights
+        "auto"         best, then latest checkpoint of the run, then the pretrained weights
         null           the pretrained weights
         a folder       best, then latest checkpoint of the run in this folder
         a file         this file

@@ -50,8 +50,8 @@ def finish_clip(
 
     A strip is a picture with a frame beside its input, its spikes and its sharp frame.
 
-    This function calls `watchdog.go_on` after each slow part, to report progress. Otherwise the
-    watchdog, which ends a process that hangs, would end a test of long clips.
+    This function calls `watchdog.go_on` after each slow part, to report progress. The watchdog ends
+    a process that hangs. Without these calls, it would end a test of long clips.
 
     clip: the input, with its spikes and sharp frames.
     indices: indices of the restored frames in the clip.
@@ -96,7 +96,7 @@ class _RestoredFrame(NamedTuple):
     restored: np.ndarray  # (H, W, 3) uint8
     instants: list[np.ndarray]  # K pictures (H, W, 3) uint8; [] if K is 1
     # The K pictures to score, (H, W, 3) each. Their values are rounded to uint8 if the option
-    # metric.values is "uint8". Otherwise they are float values, which are not rounded.
+    # metric.values is "uint8". Otherwise they are float values that are not rounded.
     scored: Sequence[np.ndarray] | np.ndarray
 
 

@@ -25,9 +25,9 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """
     low, high = _range_of_psnr(lines)
 
-    # Size of the picture in pixels, and the margins, in which the template draws the numbers of the
-    # axes. All sizes were chosen by hand. utils/templates/test.html repeats the margins, so change
-    # them in both files.
+    # Size of the picture in pixels, and the margins. The template draws the numbers of the axes in
+    # the margins. All sizes were chosen by hand. utils/templates/test.html repeats the margins, so
+    # change them in both files.
     width = 760
     height = 150
     left = 44

@@ -41,10 +41,10 @@ from utils.secrets import redact
 
 logger = logging.getLogger(__name__)
 
-# Limits of report.html, so that a browser opens the page quickly, both chosen by hand. The videos
-# of the page have at most 24 x 1 MiB together.
+# Two limits of report.html, chosen by hand. A browser opens a small page quickly. The videos of the
+# page have at most 24 x 1 MiB together.
 MOST_CLIPS_IN_REPORT = 24  # number of clips whose pictures and videos are shown
-MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB; only smaller videos are shown
+MOST_BYTES_OF_VIDEO = 2**20  # 1 MiB. Only smaller videos are shown
 # Lines of the protocol that the log shows, if the method has them. A network has the line
 # "weights", a formula the line "method". table.txt and metrics.json have the whole protocol.
 LINES_OF_LOG = ("weights", "method", "tile", "speed")

@@ -110,8 +110,8 @@ def claim_folder_of(job: Job) -> None:
         watchdog.go_on()  # the digests of all clips may take minutes
     # Name of a clip -> the names of its frames without endings, e.g. {"street": ["000000", ...]}.
     stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    # The settings are compared with the run.json of an earlier test, in which tuples have become
-    # lists, because JSON has no tuples. So write these settings as JSON, too, and read them back.
+    # The settings are compared with the run.json of an earlier test. JSON has no tuples, so in
+    # run.json tuples have become lists. So write these settings as JSON, too, and read them back.
     as_read_back = json.loads(json.dumps(_settings_of(job)))
     claim_folder(
         job.outputs, settings=as_read_back, inputs=inputs, stems=stems, overwrite=job.overwrite

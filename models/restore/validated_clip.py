@@ -67,7 +67,7 @@ class ClipValidator:
             watchdog.go_on()  # tells the watchdog that this rank still works
             item = cache.frame(index)  # {"lq": ..., "gt": ...}, and "spike" if the clip has spikes
             gt = item["gt"]  # the sharp frame, (3, H, W)
-            lq = _in_size_of(item["lq"], gt)  # the blurry frame; a noise map is a fourth channel
+            lq = _in_size_of(item["lq"], gt)  # the blurry frame, perhaps with a noise map
             # The network restores K instants of the exposure, usually 1. The middle instant is the
             # instant of gt.
             frame = middle_instant(instants, restorer.tiling.spec.out_instants)  # (3, H, W)

@@ -59,8 +59,8 @@ def check_arguments(design: Design, image_channels: int, trunk_channels: int) ->
     _check_lists(design)
     _check_widths(design)
     if design.checkpoint == "auto" and design.memory_budget_gb is None:
-        # Count the GPUs only in this case, because counting may initialise the driver of the GPU,
-        # which must not happen before the process forks.
+        # Count the GPUs only in this case. Counting may initialise the driver of the GPU, and the
+        # driver must not be initialised before the process forks.
         _need(
             devices.count() > 0,
             "memory_budget_gb",
@@ -146,8 +146,8 @@ def _check_widths(design: Design) -> None:
 
 def _check_alignment(design: Design, image_channels: int) -> None:
     """Check the options of a network that aligns neighbours."""
-    # One half of the neighbours is earlier than the frame, the other half is later. Both halves
-    # have this number of neighbours, which are aligned together.
+    # One half of the neighbours is earlier than the frame, the other half is later. Each half has
+    # this number of neighbours. The neighbours of a half are aligned together.
     on_either_side = design.aligned_neighbours
     multiple_of_neighbours = f"a multiple of {on_either_side} = pa_frames / 2"
     groups = design.deformable_groups

@@ -80,9 +80,10 @@ class Design:
         return self.pa_frames // 2
 
     def mutual_depth(self, entry: int) -> int:
-        """Return the number of blocks with mutual attention, which are the first of a stage.
+        """Return the number of blocks with mutual attention in a stage.
 
-        E.g. depth 8 and mul_attn_ratio 0.75: the first 6 blocks.
+        The first blocks of a stage have mutual attention. E.g. depth 8 and mul_attn_ratio 0.75: the
+        first 6 blocks.
 
         entry: index into `depths`, e.g. 0 for stage 1.
         """

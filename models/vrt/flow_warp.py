@@ -43,9 +43,9 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     grid = torch.stack((columns, rows), dim=3)  # (n, h, w, 2)
 
     if padding == "border" and in_cpu_form(grid):  # whether the tensor is on a CPU
-        # If a coordinate is NaN, torch's backward pass writes to a random address, which ends the
-        # process (pytorch issue 24823). So replace NaN by 0, the middle of the image. The flow
-        # itself stays NaN, so the loss is NaN and the training skips the step.
+        # If a coordinate is NaN, torch's backward pass writes to a random address, and the process
+        # ends (pytorch issue 24823). So replace NaN by 0, the middle of the image. The flow itself
+        # stays NaN, so the loss is NaN and the training skips the step.
         grid = torch.where(grid.isnan(), 0.0, grid)
     if padding == "border" and lacks_border_padding(grid):  # on GPUs of Apple (mps)
         # Move positions outside the image onto its border. Afterwards padding by zeros gives the

@@ -40,8 +40,8 @@ def relative_position_index(window: Triple) -> Tensor:
     The tensor is cached and shared by all networks of the process: do not modify it.
     """
     frames, height, width = window
-    # Always on the CPU: if the default device were "meta", whose tensors hold no numbers, the cache
-    # would keep an empty tensor.
+    # Always on the CPU, because the default device may be "meta". Tensors on "meta" hold no
+    # numbers, and the cache would keep such a tensor.
     axes = [torch.arange(length, device="cpu") for length in window]
     grid = torch.meshgrid(*axes, indexing="ij")  # three tensors (frames, height, width)
     points = torch.stack(grid).flatten(1)  # (3, T): time, row and column of each token

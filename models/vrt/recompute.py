@@ -31,8 +31,8 @@ def recompute_in_backward(
     """
     if not when or not torch.is_grad_enabled():
         return function(*args)
-    # torch's own `checkpoint` imports the compiler, which takes two seconds in each process. Under
-    # torch.compile the compiler is imported already.
+    # torch's own `checkpoint` imports the compiler. The import takes two seconds in each process.
+    # Under torch.compile the compiler is imported already.
     if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return RecomputeInBackward.apply(function, len(args), *args, *weights)
@@ -107,8 +107,8 @@ class Seed(torch.autograd.Function):
 
     Seed.apply(*outputs, *gradients) returns a scalar 0. The backward pass of this scalar hands the
     first gradient to the first output, the second gradient to the second output, and so on.
-    torch.autograd.grad(outputs, inputs, gradients) does the same, but it imports sympy, which takes
-    a quarter of a second in each process.
+    torch.autograd.grad(outputs, inputs, gradients) does the same, but it imports sympy. The import
+    takes a quarter of a second in each process.
     """
 
     @staticmethod

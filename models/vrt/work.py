@@ -78,7 +78,7 @@ class Work(NamedTuple):
     # Whether `hidden` computes attention by our own operator for CPUs, which needs a tape.
     has_own_attention: bool = False
     # Whether the forward pass keeps the results of this attention for backward. Otherwise backward
-    # computes them again, which takes more time and less memory.
+    # computes the results again. Then a step takes more time and less memory.
     keeps_attention: bool = False
 
     def pieces(self, samples: int) -> Iterator[Piece]:

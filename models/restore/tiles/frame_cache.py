@@ -22,7 +22,7 @@ SPARE_FRAMES = 2
 
 
 class FrameCache:
-    """A reader of selected frames of a clip, which keeps the frames that were read last in memory.
+    """Reads selected frames of a clip, and keeps the frames that were read last in memory.
 
     So a frame that lies in two overlapping tiles is decoded once.
     """

@@ -54,7 +54,7 @@ def run_padded(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: T
     out = out[:, :frames, :, : height * scale, : width * scale]
     out = out.cpu()
     # float64 is kept, because tests compare in float64. Any other dtype (e.g. bfloat16) becomes
-    # float32, in which the weighted tiles are summed.
+    # float32, because the weighted tiles are summed in float32.
     if out.dtype == torch.float64:
         return out
     return out.float()

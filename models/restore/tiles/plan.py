@@ -203,8 +203,8 @@ def smaller_tiling(tiling: Tiling, height: int, width: int) -> Tiling | None:
 
     The order may change
     (test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_frames has it), but
-    each result must be smaller than `tiling`. Otherwise `Restorer._restore_frames`, which tries one
-    result after the other, would never end.
+    each result must be smaller than `tiling`. `Restorer._restore_frames` tries one result after the
+    other, so without a smaller result it would never end.
 
     height, width: size of a frame of the input.
     """

@@ -112,7 +112,7 @@ class Restorer:
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
         cache = self.with_cache(reader)
-        # Each frame needs arrays of the same sizes. So keep the memory of the frame before, which
+        # Each frame needs arrays of the same sizes. So keep the memory of the frame before. This
         # saves a tenth of the time of a large frame.
         if self.tiling.spec.each_frame_alone:
             keep_freed_memory()
@@ -234,8 +234,8 @@ class Restorer:
 
     def _run_network(self, *inputs: Tensor) -> Tensor:
         """Run the network on padded tiles, (B, n, channels, H, W) -> (B, n, C', sH, sW)."""
-        # Tell the watchdog, which ends a process that hangs, that this process still works. Tell it
-        # for each tile, because a single tile may take long.
+        # Tell the watchdog that this process still works, because the watchdog ends a process that
+        # hangs. Tell it for each tile, because a single tile may take long.
         watchdog.go_on()
         on_device = [x.to(self.device, non_blocking=True) for x in inputs]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):

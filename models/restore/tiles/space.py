@@ -7,7 +7,7 @@ stream.py passes the frames of one tile in time, and gets these frames restored.
 `restore_space` on tensors directly (docs/python.md). This file reads five fields of a `Tiling`, and
 `run_padded` reads others (padding.py):
 
-    spec                      what the network requires; here only its scale
+    spec                      only its field `scale`, the scale of the network
     size_patch_testing        side of a tile in pixels, 0 for the whole frame
     size_patch_overlapping    pixels by which neighbouring tiles overlap
     batch_tiles               number of tiles in a pass of the network
@@ -100,7 +100,7 @@ def restore_space(
             total = results[0].new_zeros(*leading_axes, height * scale, width * scale)
         # Add each result, times its weight, to the pixels of its tile, in place.
         for patch, result in zip(batch, results, strict=True):
-            weight = _patch_weight(patch, tops, lefts, tiling)  # float32; the result may be float64
+            weight = _patch_weight(patch, tops, lefts, tiling)  # float32. `result` may be float64
             rows, columns = patch.area(scale)
             total[..., rows, columns] += result * weight.to(result.dtype)
             total_weight[rows, columns] += weight

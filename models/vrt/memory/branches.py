@@ -28,7 +28,7 @@ from models.vrt.stages import Stage
 
 
 class Branch(NamedTuple):
-    """One branch of a block, or the MLP at the end of a stage, which backward may recompute."""
+    """What backward may recompute: a branch of a block, or the MLP at the end of a stage."""
 
     owner: Any  # a Block, or the GatedMlp at the end of a stage (Stage.pa_fuse)
     flag: str  # attribute of the owner: whether backward recomputes the branch

@@ -1,7 +1,7 @@
 """Fit a training step to a memory budget: netG.checkpoint "auto".
 
 Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
-in backward, which is called checkpointing: it saves memory and costs time. `fit_memory` chooses
+in backward. This is called checkpointing. It saves memory and costs time. `fit_memory` chooses
 which branches are computed again:
 
     1. Let backward recompute all branches, and count what a step then needs (count.py).

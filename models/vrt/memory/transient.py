@@ -54,8 +54,7 @@ def alignment_transient(align: DeformAlign, target: Tensor) -> int:
 
     target: the target frames, (n, d, h, w): n frames of d channels.
 
-    Returns 0 on a CPU, which takes a few frames at a time (align_clip.py), so its tensors are
-    small.
+    Returns 0 on a CPU. There align_clip.py aligns a few frames at a time, so the tensors are small.
     """
     if in_cpu_form(target):
         return 0
