@@ -17,7 +17,6 @@ Tests: tests/dist/test_dist.py, tests/dist/test_trust.py, tests/dist/test_life.p
 
 import os
 import re
-import textwrap
 import threading
 import time
 import traceback
@@ -177,9 +176,9 @@ def _text_of(cause: BaseException) -> str:
         return "Interrupted (Ctrl-C). The same command continues from what was saved last."
     # For an unforeseen error, return the whole traceback, with the rank in front of each line.
     prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
-    lines = "".join(traceback.format_exception(cause)).rstrip()
-    # `indent` leaves out empty lines, unless a function returns True for them.
-    return textwrap.indent(lines, prefix, lambda line: True)
+    text = "".join(traceback.format_exception(cause)).rstrip()
+    lines = text.splitlines(keepends=True)
+    return "".join(f"{prefix}{line}" for line in lines)
 
 
 # Seconds that closing a resource may take after an error. The number is chosen by hand. It must be

@@ -223,7 +223,7 @@ def _port_of_job(env: Env) -> str:
     test_two_jobs_on_one_host_meet_at_different_ports.
     """
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
-    # The names of two jobs may differ in a single digit. Their digests differ in all digits, so two
+    # The names of two jobs may differ in a single digit, but their digests differ everywhere. So two
     # jobs rarely get the same port. The first 4 bytes of a digest, a number below 4.3e9, are enough
     # for 10,000 ports.
     digest = hashlib.sha256(job.encode()).digest()

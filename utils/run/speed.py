@@ -108,24 +108,15 @@ class SpeedJudge:
         shares = [time.wait_s / time.step_s for time in times]
         worst_share = max(shares)
         worst_rank = shares.index(worst_share)
-        # Find how many cores the worst rank has for itself. Ranks of a host may share their cores,
-        # or SLURM may have given each rank its own cores. So count the ranks with the same host and
-        # the same cores, and divide the number of cores by this count. E.g. 4 ranks share 16 cores:
-        # 4 cores each. If SLURM gives each rank 4 cores of its own: 4 cores, shared by 1 rank.
-        worst = newest[worst_rank]
-        sharing_count = 0  # number of ranks that use the cores of the worst rank, itself included
-        for rank in newest:  # here `rank` is a `Measured`, not a number
-            if rank.host == worst.host and rank.cores == worst.cores:
-                sharing_count += 1
-        cores_per_rank = max(1, len(worst.cores) // sharing_count)
+        cores = _cores_of_one_rank(newest, worst_rank)
         self._warn_if_again(
             "data",
             worst_share > MOST_DATA_SHARE,
             "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
             worst_rank,
-            worst.host,
+            newest[worst_rank].host,
             100 * worst_share,
-            loader_advice(self.datasets.train, worst_share, cores_per_rank),
+            loader_advice(self.datasets.train, worst_share, cores),
         )
 
     def _check_slow_ranks(self, newest: LogLine, times: list[_StepTimes]) -> None:
@@ -180,6 +171,26 @@ class SpeedJudge:
             self.in_a_row[name] = 0
         if self.in_a_row[name] >= BAD_WINDOWS_IN_A_ROW:
             self.warn(name, text, *values)
+
+
+def _cores_of_one_rank(line: LogLine, number: int) -> int:
+    """Return how many cores a rank has for itself, at least 1.
+
+    Ranks of a host may share their cores, or SLURM may have given each rank its own cores. Ranks
+    that share their cores report the same host and the same cores. E.g.
+
+        4 ranks share the cores 0 to 15         4 cores for each rank
+        a rank has the cores 4 to 7 for itself  4 cores for this rank
+
+    line: the measurements of each rank.
+    number: number of the rank.
+    """
+    of_rank = line[number]
+    sharing_count = 0  # number of ranks that use these cores, this rank included
+    for other in line:
+        if other.host == of_rank.host and other.cores == of_rank.cores:
+            sharing_count += 1
+    return max(1, len(of_rank.cores) // sharing_count)
 
 
 def _steps_of(lines: list[LogLine]) -> int:
