@@ -64,14 +64,14 @@ from utils.results import read_json
 
 # Seconds after which a restoration is ended, so that the next visitor gets a turn. Chosen by hand.
 LONGEST_RESTORATION_S = 3600
-POLL_S = 0.3  # seconds between two looks at the number of restored frames; chosen by hand
+POLL_S = 0.3  # seconds between two looks at the number of restored frames, chosen by hand
 # Seconds after which gradio removes uploaded files, and forgets the restoration of a visitor. The
 # 7200 s are 1 h in the queue and 1 h of restoration (LONGEST_RESTORATION_S). A visitor who waits
 # longer has to upload the files again.
 VISITOR_S = 7200
 # The two numbers below are chosen by hand.
 CLEAN_EVERY_S = 600  # seconds between two searches of gradio for files to remove
-MOST_WAITING = 8  # requests that may wait in the queue; gradio refuses further requests
+MOST_WAITING = 8  # requests that may wait in the queue. Gradio refuses further requests
 
 ABOUT = """# SpikeVRT
 A blurry film or frames and the stream of a spike camera become sharp frames. Give your own files,
@@ -100,11 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
         page = build_page(gradio(), folder)
         # One restoration at a time. Other visitors wait for its end.
         page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
-        # Three values: the app of gradio, its local address, e.g. http://127.0.0.1:7860/, and its
-        # public address, which is None without `share`.
+        # `launch` returns three values: the app of gradio, its local address, e.g.
+        # http://127.0.0.1:7860/, and its public address. Without `share`, this one is None.
         _, address, _ = page.launch(
-            # A Hugging Face Space sets this variable, e.g. to 0.0.0.0, with which every machine can
-            # reach the page. With the default 127.0.0.1, only this machine can.
+            # With the default 127.0.0.1, only this machine can reach the page. A Hugging Face Space
+            # sets this variable, e.g. to 0.0.0.0. Then every machine can reach the page.
             server_name=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
             server_port=command.port,
             share=False,  # no public address at the makers of gradio
@@ -118,8 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             page.block_thread()  # until Ctrl-C
         finally:
-            # A restoration may still be running. It must end first, because it writes into the
-            # temporary folder, which is removed next.
+            # A restoration may still be running. It writes into the temporary folder. So it must
+            # end before the folder is removed.
             process.kill_trees(process.descendants_of(os.getpid()))
     return 0
 
@@ -274,11 +274,11 @@ def demo_clip(folder: Path) -> tuple[list[str], list[str], list[str]]:
     demo_folder = folder / "demo"
     make_sample(demo_folder, DEMO)  # DEMO has the number, length and size of the clips
     clips = sorted((demo_folder / RGB / "test").iterdir())  # RGB is the name of a folder
-    clip = clips[-1]  # made from a photograph; the clip before it shows a computed scene
+    clip = clips[-1]  # made from a photograph. The clip before it shows a computed scene
     blurry = paths_in(clip / "blur")
     sharp = paths_in(clip / "sharp")
     spikes = paths_in(demo_folder / SPIKES / "test" / clip.name / "spike")
-    # dataset.json: size and rate of the spikes
+    # dataset.json has the size and the rate of the spikes.
     spikes.append(str(demo_folder / SPIKES / FILE_NAME))
     return blurry, spikes, sharp
 
@@ -400,7 +400,7 @@ def stop(work: Work | None) -> str:
     """End a restoration, if there is one. Returns the new state of the page, "cancelled".
 
     The files stay, because `restore` may still read the restored frames. The next restoration of
-    the visitor removes them, or gradio does so after VISITOR_S.
+    the visitor removes them, or gradio removes them after VISITOR_S.
     """
     if work is not None:
         work.cancel()
@@ -416,7 +416,7 @@ def forget(work: Work | None) -> None:
 def compare(work: Work | None, number: int | None) -> tuple[Any, Any] | None:
     """Return a blurry frame and its restored frame, (H, W, 3) uint8 each, for the image slider.
 
-    If the chosen frame is not restored yet, these are the frames of the last restored one.
+    If the chosen frame is not restored yet, the last restored frame takes its place.
 
     number: number of the frame, from 1. None (an empty field) stands for the first frame.
 

@@ -34,8 +34,8 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 def operator(pretrained: bool = True) -> torch.nn.Module:
     """Return the fusion operator "exposure" without a VRT, in eval mode on the CPU.
 
-    It mixes the blurry frame with estimates of the sharp frame, which it makes from the spikes. It
-    has 46 thousand parameters.
+    It makes estimates of the sharp frame from the spikes, and mixes the blurry frame with these
+    estimates. It has 46 thousand parameters.
 
     pretrained: True for the weights of weights/operator.pth, False for new random weights.
     """

@@ -338,7 +338,7 @@ def own_clips_by_network(
         training_spikes=saved.spike_data,  # what the weights say of the spikes of their training
     )
     clips = opened.clips  # readers: `frame(0)` of a reader returns the tensors of the first frame
-    # A network that interpolates makes a new frame between each two frames of the clip. E.g. an
+    # A network that interpolates makes a new frame between two neighbouring frames. E.g. an
     # `InterpolatedClip` of 3 frames is a clip of 5 frames, of which two are made by the network.
     if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
@@ -471,8 +471,8 @@ def method_on_test_set(
         saved = read_saved(weights_file, opt.portable())
         first_method = network_for_test_set(saved, network, opt.val, section)
     # The joint solution solves equations of the blurry frame and its spikes. The learned steps
-    # improve a frame by such equations and by further weights. Both read spike files, so refuse a
-    # test set that gives only ready channels for a network.
+    # improve a frame by such equations and by further weights. The equations need the planes of the
+    # spike files. So refuse a test set that gives only ready channels for a network.
     method = with_improvement(first_method, chosen.joint, saved)
     is_improved = method is not first_method
     if is_improved:

@@ -2,7 +2,7 @@
 
 The sharp instant is the time of the sharp frame. The spikes around this instant are compared with
 the sharp frame. If there is no sharp frame, the spikes of the whole exposure are compared with the
-blurry frame, because both are equally blurry.
+blurry frame, because they are as blurry as this frame.
 
 `compare` works in three steps. data/alignment_check.py and scripts/show_sample.py use it.
 
@@ -40,7 +40,7 @@ class Comparison:
     """How well the frames of a sample fit their spikes. scripts/show_sample.py reads the fields."""
 
     # `Measures` (data/edge_shift.py) also has the first three fields.
-    correlation: float  # of the gradients of spikes and frames, 1 if they are alike
+    correlation: float  # of the gradients of spikes and frames; 1 if the gradients are alike
     shift: tuple[float, float]  # of the spikes from the frame, (right, down) in RGB pixels
     response: float  # height of the peak of the phase correlation, by which the shift was found
     is_right: bool  # whether spikes and frames show the same at the same place
@@ -57,7 +57,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         returns the tensors of a draw.
     draw: the sample: its clip, the numbers of its frames, and its crop. The clip must have spikes.
     count: number of frames to measure, evenly spaced in the sample. The middle frame is measured,
-        too, so there may be one frame more. A sample with fewer frames gives fewer.
+        too, so there may be one frame more. If the sample has fewer frames, all are measured.
     """
     kind = "gt" if draw.clip.gt else "lq"  # sharp frames, or blurry frames
     if kind == "lq":

@@ -1,7 +1,7 @@
 """Check on a few samples, before training, that spikes and frames show the same at the same place.
 
-main_train_vrt.py and data/own_clips.py (for a user's own clips) call `warning_of`, which compares a
-few samples (data/alignment.py) and returns a warning if nearly all of them are wrong.
+main_train_vrt.py and data/own_clips.py (for a user's own clips) call `warning_of`. This function
+compares a few samples (data/alignment.py), and returns a warning if nearly all of them are wrong.
 
 What must stay: a bad result only gives a warning and never stops a run, because a clip without
 texture gives a bad result, too. The numbers at the top may change.
@@ -21,9 +21,9 @@ from data.clip_reading import Draw
 # grows with the product of both numbers.
 SAMPLES = 4  # number of samples
 FRAMES = 2  # number of frames in each sample
-# Share of the samples that must be wrong for a warning, e.g. 3 of 4. It is below 1, so that one
-# sample that fits by chance does not hide wrong data. The share is large, because samples without
-# texture look wrong although their data are right.
+# Share of the samples that must be wrong for a warning, e.g. 3 of 4. The share is below 1, so that
+# one sample that fits by chance does not hide wrong data. The share is large, because samples
+# without texture look wrong although their data are right.
 LEAST_WRONG_SHARE = 0.75
 # Smallest number of compared samples for a warning. A single sample proves nothing, because it may
 # lack texture.
@@ -43,7 +43,7 @@ class _Sample(NamedTuple):
 def warning_of(source: Any, option_file: str = "") -> str | None:
     """Return a warning if the spikes of nearly all compared samples lie at a wrong place.
 
-    Returns None if they lie at the right place, or if nothing can be compared. A warning is e.g.
+    Returns None if the spikes lie at the right place, or if nothing can be compared. E.g.
     "spikes and frames of 4 of 4 training samples do not show the same. Sample 0: They do not agree:
     the spikes are upside down (spike.flip); ..."
 

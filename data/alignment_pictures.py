@@ -4,7 +4,7 @@ For each frame of a sample there is a `Pair` of pictures (data/edge_shift.py) on
 frame:
 
     "gt"   the sharp frame, and the spikes around the sharp instant
-    "lq"   the blurry frame, and the mean of all planes of its exposure, which is equally blurry
+    "lq"   the blurry frame, and the mean of all planes of its exposure, which is as blurry
 
 A sample is a `Draw` (data/clip_reading.py): the clip, the numbers of its frames, and the crop. Here
 the crop is replaced by the region that both cameras see, because a crop has less texture. With one
@@ -39,8 +39,8 @@ class MiddleFrame(NamedTuple):
 
     name: str  # kind and file name without suffix, e.g. "gt 000012"
     frame: np.ndarray  # (sH, sW, 3) uint8; s is the scale, 1 without super-resolution
-    # (H, W) display values, the picture of the spikes: beside a sharp frame at the sharp instant,
-    # beside a blurry frame the mean of the exposure.
+    # The picture of the spikes, (H, W) display values. It shows the sharp instant if `frame` is
+    # sharp, and the mean of the exposure if `frame` is blurry.
     spikes: np.ndarray
 
 

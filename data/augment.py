@@ -1,8 +1,8 @@
 """Random changes of a training sample: crop, flips, time reversal, and a simulated spike camera.
 
-    Augment         one crop with flips; it is drawn once for a sample, for lq, gt and spikes
+    Augment         one crop with flips. It is drawn once for a sample, for lq, gt and spikes
     CameraPerturb   the option `camera`: draws a simulated spike camera for each sample
-    CameraDraw      the camera that was drawn; it changes the spikes of a sample, and maybe its
+    CameraDraw      the camera that was drawn. It changes the spikes of a sample, and maybe its
                     blurry frames, as if this camera had recorded them
 
 data/clip_dataset.py and data/clip_reading.py call them. To add another simulated camera, write a
@@ -12,7 +12,8 @@ What must stay: the random numbers that are drawn, and their order, because a re
 the same samples. A new draw takes its numbers from a new generator, as
 `CameraPerturb._draw_dark_and_rgb` does. ("stream" has two meanings here: `random_stream` returns a
 generator of random numbers, and the argument `stream` holds recorded spikes.)
-test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was notices a draw that depends on another.
+test_an_allowed_turn_leaves_the_rest_of_the_draw_as_it_was notices a draw that depends on another
+draw.
 Free to add: options of `CameraPerturb` that are off by default.
 
 Tests: tests/parts/data/test_dataset_video_rgbspike.py, tests/parts/data/test_spike_simulate.py
@@ -123,7 +124,8 @@ class Augment(Crop):
             frames = frames[..., ::-1, :]
         if self.transpose:
             frames = frames.swapaxes(-1, -2)
-        # The lines above make views. torch takes no array with a negative stride, so copy it.
+        # The lines above make a view. torch takes no array with a negative stride, so the view is
+        # copied.
         return np.ascontiguousarray(frames)
 
 
@@ -149,8 +151,8 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # Whether the changed threshold is known. The channels are divided by a firing rate, and this
-    # number multiplies the rate. E.g. with threshold 2, a pixel fires half as often:
+    # Factor of the firing rate by which the channels are divided. It says whether the changed
+    # threshold is known. E.g. with threshold 2, a pixel fires half as often:
     #
     #     0.5    known: the channels are as bright as before
     #     1      not known: the channels are half as bright
@@ -308,10 +310,11 @@ class CameraPerturb:
     def _draw_dark_and_rgb(self, seed: list[int]) -> tuple[float, RgbCamera | None]:
         """Draw the dark current, and the noise and JPEG of the blurry frames.
 
-        None in place of the noise and JPEG: the frames stay as recorded.
+        The noise and JPEG are None if the frames stay as recorded.
 
-        These options are newer than the others. They take their numbers from a generator of their
-        own, so that the older draws stayed the same. The order of the numbers must stay here, too.
+        The options of these changes are newer than the other options. They take their numbers from
+        a generator of their own, so that the older draws stayed the same. The order of the numbers
+        must stay here, too.
         """
         rng = random_stream("dark current and frames of a camera", *seed)
         dark_chance, rgb_chance, jpeg_chance = rng.random(3)
@@ -335,7 +338,7 @@ def _random_start(rng: np.random.Generator, largest: int, step: int) -> int:
 
 
 def _amount(chance: float, probability: float, size: float, largest: float) -> float:
-    """Return how large a change is: size * largest with this probability, else 0.
+    """Return how large a change is: size * largest if chance < probability, else 0.
 
     chance, size: random numbers, uniform in [0, 1).
     """

@@ -70,7 +70,7 @@ class Draw:
 class ClipDataset(ClipSources, Dataset):
     """The base of the training and test datasets: their clips, and reading frames of one clip.
 
-    Subclasses may override these methods. `frames_of` is below, the others are in
+    Subclasses may override these methods. `frames_of` is below, the other methods are in
     data/clip_sources.py:
 
     * `places` for other folders or keys,
@@ -95,8 +95,8 @@ class ClipDataset(ClipSources, Dataset):
         """
         self.seed = seed
         self.num_frame = section.num_frame
-        # The keys of the section, for subclasses. A dict, because a Section cannot be sent to a
-        # loader process.
+        # The keys of the section, for subclasses. They are a dict, because a Section cannot be sent
+        # to a loader process.
         self.options = section.plain()
         # For each root: its folders, and how its spikes are read.
         self.sources = self.sources_of(section)
@@ -160,7 +160,8 @@ class ClipDataset(ClipSources, Dataset):
         instants = draw.clip.instants  # K
         if instants:
             # The K instants of a frame become its channels. In two steps, the shape
-            # (T K, 3, s h, s w) becomes (T, K, 3, s h, s w), and then (T, 3 K, s h, s w).
+            # (T K, 3, s h, s w) becomes (T, K, 3, s h, s w), and then (T, 3 K, s h, s w). s is the
+            # scale.
             by_frame = item["gt_instants"].unflatten(0, (len(draw.frames), instants))
             stacked = by_frame.flatten(1, 2)
             item["gt_instants"] = stacked
@@ -188,8 +189,9 @@ class ClipDataset(ClipSources, Dataset):
         for kind, wanted in numbers.items():
             # Only the crop of draw.aug is used here. The flips come in `_to_tensor`.
             images[kind] = self.backend.images(draw.clip, kind, wanted, draw.aug)
-        # The simulated camera of this sample, or None. If it also has an RGB camera (`rgb`), this
-        # adds noise and JPEG to the blurry frames. A camera class of a user may lack `rgb`.
+        # The simulated camera of this sample, or None. If it also has an RGB camera (`rgb`),
+        # `photograph` adds noise and JPEG errors to the blurry frames. The noise depends on the
+        # number of the frame. A camera class of a user may lack `rgb`.
         camera = draw.camera
         if camera and getattr(camera, "rgb", None):
             photographs = []

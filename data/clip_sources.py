@@ -78,7 +78,7 @@ class ClipSources:
     def may_share_frames(cls, section: Any) -> bool:
         """Return whether the blurry and the sharp frames may be the same files.
 
-        If not, the same files for both are refused as a wrong option, with which the network would
+        If not, the same files for both are refused as a wrong option, because the network would
         learn to copy its input.
         Subclasses return True in two cases: they change the blurry frames after reading, or a
         sample takes its blurry frames and its sharp frame from different frames of one folder.

@@ -200,7 +200,8 @@ class VideoRecurrentTestDataset(TestClips):
     def may_share_frames(cls, section: RecurrentTestKeys) -> bool:
         """Return whether dataroot_lq and dataroot_gt may have the same files.
 
-        They may in a denoising test, in which noise is added to the frames of dataroot_lq.
+        They may be the same in a denoising test, because it adds noise to the frames of
+        dataroot_lq.
         """
         return section.sigma is not None
 
@@ -408,6 +409,7 @@ class VideoTestVimeo90KDataset(TestClips):
     def may_share_frames(cls, section: VimeoTestKeys) -> bool:
         """Return whether lq and gt may be the same files.
 
-        They may in interpolation, which is scored on a frame that the network does not get.
+        They may be the same in interpolation, because the scored frame is not an input of the
+        network.
         """
         return section.temporal_scale == 2

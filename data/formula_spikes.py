@@ -3,8 +3,8 @@
 A formula decides some keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as
 they are, e.g. h, w and exposure. The firing rate at full light is taken from the options, or else
 from dataset.json. If both lack it, `spike_section` sets the rate to "match", so that it is measured
-from the frames. For a user's clip, data/cameras/user_spikes.py reads the section next, and need not
-assume a rate.
+from the frames. For a user's clip, data/cameras/user_spikes.py reads the section next. Then the
+section has a rate, and no rate need be assumed.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`
@@ -79,7 +79,8 @@ def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> 
             do="choose another option file",
         )
     refuse_channels(section, path)
-    # `constructor` is the class of the dataset, and `spike_data` its properties of the spikes.
+    # `constructor` is the class of the dataset. Its method `spike_data` returns the properties of
+    # the spikes.
     recorded_rate = section.constructor.spike_data(section)["rate"]
     changed_spike = spike_section(section.spike, method, recorded_rate)
     return section.model_copy(update={"spike": changed_spike})

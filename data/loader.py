@@ -54,7 +54,7 @@ ENLARGE_SHM = (
 )
 # Longest path of the folder for temporary files in bytes. The socket of a loader worker lies in
 # this folder, under a name of 32 letters, e.g. /pymp-19py7i_4/listener-evjgjau1. The system limits
-# the whole path of a socket to about 108 bytes. Here it has at most 74 + 32 = 106 bytes.
+# the whole path of a socket to about 108 bytes. Here the path has at most 74 + 32 = 106 bytes.
 MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # Share of the watchdog's time limit after which the loader gives up waiting, if
 # dataloader_timeout_s is not set. E.g. with a limit of 300 seconds, the loader waits for 240
@@ -164,7 +164,7 @@ class TrainLoader:
         """
 
         def micro_batches() -> Iterator[Any]:
-            """Return an iterator over the micro-batches. torch starts the workers for it."""
+            """Return an iterator over the micro-batches. torch then starts the workers."""
             return iter(self.loader)
 
         self.sampler.seek(epoch, batch)
@@ -182,7 +182,7 @@ class TrainLoader:
         """
 
         def next_micro_batch() -> Any:
-            """Return the next micro-batch, None at the end of the epoch."""
+            """Return the next micro-batch, or None at the end of the epoch."""
             return next(iterator, None)
 
         step = []
@@ -269,7 +269,7 @@ class TrainLoader:
                 # here, and the next call of `iter` starts new workers. Within an epoch, `read` has
                 # its own reference to the iterator, so the next call waits for the same workers.
                 self.loader._iterator = None
-                # torch raises a RuntimeError in all three cases, so its text tells which it is.
+                # torch raises a RuntimeError in three cases. Only its text tells which case it is.
                 is_late = "timed out" in str(e)
                 is_out_of_shm = OUT_OF_SHM.search(str(e)) is not None
                 was_killed = "killed by signal" in str(e)
@@ -356,7 +356,7 @@ class _Batches(Dataset):
 def _digest_of_samples(dataset: Any) -> str:
     """Return 12 hex digits that change with the samples of a dataset.
 
-    They are made from the lines of `TrainClips.sample_names`: properties of the clips, spike
+    The digits are made from the lines of `TrainClips.sample_names`: properties of the clips, spike
     settings, and the name of every sample. A user's dataset need not have this method. Checkpoints
     store the digits, so they must stay the same for the same lines.
     """

@@ -40,7 +40,7 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
         _refuse_other_readers(clips, split)
         _refuse_names(clips, split)
     if clips is None:
-        return  # a user's training set may lack both, so nothing can be checked
+        return  # a user's training set may have neither clips nor readers to check
     # One clip for each combination of sizes, number of instants and spike settings.
     for clip in one_of_each_form(clips):
         _refuse_other_scale(clip, split, scale)
@@ -90,7 +90,7 @@ def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
     # `stems` and `name`, because the class gives them a type but no value.
     names_of_members = (*vars(Reader), "stems", "name")
     needed = [name for name in names_of_members if not name.startswith("_")]
-    absent = object()  # `getattr_static` returns it for a member that is not there
+    absent = object()  # `getattr_static` returns `absent` for a missing member
     for clip in clips:
         missing = []
         for name in needed:

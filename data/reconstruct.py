@@ -59,7 +59,7 @@ class Formula:
 
 
 def _first_channel(_: np.ndarray, channels: np.ndarray) -> np.ndarray:
-    """Return the first channel as a grey frame; the blurry frame is not used."""
+    """Return the first channel as a grey frame. The blurry frame is not used."""
     grey = np.clip(channels[0], 0, 1)  # (H, W)
     return np.repeat(grey[..., None], 3, axis=2)
 
@@ -175,7 +175,8 @@ class Reconstruction:
         for frame in wanted:
             # Tell the watchdog that the program does not hang.
             watchdog.go_on()
-            # `DatasetClip.frame` (data/clips/readers.py); `TestClips.read_frames` reads the files.
+            # `DatasetClip.frame` (data/clips/readers.py) calls `TestClips.read_frames`, which reads
+            # the files.
             item = reader.frame(frame)
             rgb = item["lq"][:3]  # without channel 3, which is a noise map if there is one
             blurry = rgb.permute(1, 2, 0).numpy()  # (H, W, 3)

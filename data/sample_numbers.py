@@ -70,9 +70,9 @@ class SampleNumbers:
         """Return the serial number of the sample at a position of an epoch.
 
         Each epoch continues where the epoch before has stopped in each root, so over many epochs
-        all samples of a root are used equally often. Another example than in the head of the file:
-        two roots with the serial numbers 0 ... 2 and 3 ... 7, and shares of [1, 3], so that the
-        roots give 2 and 6 samples to an epoch:
+        all samples of a root are used equally often. E.g. two roots have the serial numbers 0 ... 2
+        and 3 ... 7. (This is not the example in the head of the file.) The shares are [1, 3], so
+        the roots give 2 and 6 samples to an epoch:
 
             epoch 0   0 1   3 4 5 6 7 3
             epoch 1   2 0   4 5 6 7 3 4
@@ -86,9 +86,9 @@ class SampleNumbers:
         first, end = first_and_end(self.epoch_begins, root)
         first_serial, end_serial = first_and_end(self.begins_of_roots, root)
 
-        # The samples that the root has given before this position. After the last sample of the
-        # root comes its first sample again, by the modulo. The numbers behind the lines are for
-        # position 3 of epoch 1 in the example: it belongs to the second root, and has the serial
+        # The samples that the root has given before this position. After its last sample, the root
+        # gives its first sample again, by the modulo. The numbers behind the lines are for position
+        # 3 of epoch 1 in the example: this position belongs to the second root, and has the serial
         # number 5.
         in_earlier_epochs = (epoch + later_epochs) * (end - first)  # 1 * (8 - 2) = 6
         in_this_epoch = position - first  # 3 - 2 = 1
@@ -142,7 +142,7 @@ def frames_to_play(
         frame      0   1   2   1       0 ...
                    forward ->  <- back
     """
-    # clip_length - 1 steps forward, and as many back. A single frame has the period 1.
+    # A round has clip_length - 1 steps forward, and as many back. A single frame has the period 1.
     period = max(2 * (clip_length - 1), 1)
     phases = [(first + i * interval) % period for i in range(count)]
     if is_reversed:

@@ -82,7 +82,7 @@ def kind() -> str:
 
 
 def count() -> int:
-    """Return how many accelerators this process sees. This starts none of them."""
+    """Return how many accelerators this process sees, without starting one of them."""
     if is_cpu_wanted():
         return 0
     # Do not call torch.accelerator.device_count here, because it would start CUDA. CUDA reads its
@@ -122,8 +122,8 @@ def is_cpu_wanted() -> bool:
 def device_of_rank(local_rank: int) -> torch.device:
     """Return the accelerator of a rank (a process of a run), or the CPU if there is none.
 
-    This starts CUDA. So call it only after `gpu.choose_gpus` (utils/dist/gpu.py), which sets
-    CUDA_VISIBLE_DEVICES: CUDA reads this variable only once, at its start.
+    `is_available` starts CUDA, and CUDA reads CUDA_VISIBLE_DEVICES only once, at its start. So call
+    this function only after `gpu.choose_gpus` (utils/dist/gpu.py), which sets the variable.
 
     local_rank: number of the rank on this host, from 0.
     """
@@ -267,7 +267,7 @@ def _reason_against(maker: Maker) -> str:
 
 
 def _intel_gpus(root: Path) -> Iterator[Path]:
-    """Yield the folders of Intel's GPUs, without the small one within a processor."""
+    """Yield the folders of Intel's GPUs, without the small GPU within a processor."""
     for folder in root.glob("sys/class/drm/renderD*/device"):
         # A GPU that is not on the PCI bus has no file `vendor`, and reading this file raises an
         # OSError. 0x8086 is the number of Intel.
@@ -374,9 +374,9 @@ def memory_gb(device: torch.device) -> tuple[float, float] | None:
 
 
 def free_kept_memory(device: torch.device) -> None:
-    """Give the memory that torch keeps for later tensors back. Existing tensors stay as they are.
+    """Give back the memory of deleted tensors, which torch keeps for later tensors.
 
-    Other programs on the device can use this memory then.
+    Then other programs on the device can use this memory. Existing tensors stay as they are.
     """
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
@@ -385,7 +385,7 @@ def free_kept_memory(device: torch.device) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that an accelerator or the host has no memory left.
 
-    Callers then try again with less, e.g. with smaller tiles.
+    If so, callers try again with something smaller, e.g. with smaller tiles.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True

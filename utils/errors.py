@@ -8,9 +8,9 @@ program. For example, with exit code 3:
       expected  frames of one size
       do        leave out the others
 
-What must stay: the exit codes, because launchers and users' scripts decide by them whether a run is
-started again (docs/ddp_reference.md). A new kind of error is a new class here, with an exit code of
-the table there.
+What must stay: the exit codes, because launchers and users' scripts use them to decide whether to
+start a run again. For a new kind of error, add a class with an exit code of the table in
+docs/ddp_reference.md.
 """
 
 import re
@@ -42,7 +42,7 @@ def address_of(path: object) -> str:
     """
     for word, url in ADDRESSES.items():
         # A word such as "/DAVIS" must begin the name of a file or folder. The "/" is put in front
-        # of the path so that "DAVIS/x" is found, too.
+        # of the path so that "DAVIS/x" is found, too. "_VRT_" has no "/": it may stand anywhere.
         if word in f"/{path}":
             return f"; download: {url}"
     return ""

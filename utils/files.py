@@ -82,9 +82,9 @@ def read_plain(path: str | Path, count: int = -1) -> bytes:
         os.close(descriptor)
 
 
-# Largest number of bytes in one read. os.read takes memory for all bytes that it is asked for. The
-# number may come from a file that states a wrong size. Without this limit, one call could then take
-# all memory. 16 MiB, chosen by hand.
+# Largest number of bytes in one read: 16 MiB, chosen by hand. os.read takes memory for all bytes
+# that it is asked for. The number may come from a file that states a wrong size. Without this
+# limit, one call could then take all memory.
 READ_AT_ONCE = 2**24
 
 
@@ -108,7 +108,7 @@ def rest_of(descriptor: int, count: int = -1) -> bytes:
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hex."""
     # Read a megabyte at a time, because a checkpoint may be larger than the free memory.
-    # (hashlib.file_digest would do this, but it came with Python 3.11.)
+    # (hashlib.file_digest would do this, but Python 3.10 does not have it.)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while True:

@@ -26,7 +26,7 @@ import numpy as np
 from utils.errors import DataError
 from utils.files import write_whole
 
-# Suffixes of images that are read and written. data/ finds the frames of a clip by them.
+# Suffixes of images that are read and written. data/ finds the frames of a clip by these suffixes.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
 # Height in pixels of the line with the name of a panel, in a strip.
@@ -161,7 +161,7 @@ def comparison(
         panels["spikes"] = np.repeat(grey[..., None], 3, axis=2)  # (H, W, 3)
     panels["restored"] = restored
     if sharp is not None:
-        # In int16, because uint8 has no negative numbers: there, 3 - 5 would be 254.
+        # Subtract in int16, because uint8 has no negative numbers: in uint8, 3 - 5 is 254.
         difference = np.abs(restored.astype(np.int16) - sharp.astype(np.int16))
         panels["sharp"] = sharp
         panels[ERROR] = np.clip(difference * 5.0, 0, 255).astype(np.uint8)

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-# Largest number of bytes of a file, 64 MiB. Exposures of 1000 clips of 1000 frames take a quarter
-# of it.
+# Largest number of bytes of a file: 64 MiB. A file with the exposures of 1000 clips, each of 1000
+# frames, has a quarter of this size.
 LARGEST = 2**26
 # Largest number of brackets within one another, e.g. 2 in {"a": [1]}. Our files need 5. Python and
 # pydantic fail at some hundreds.

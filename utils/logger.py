@@ -35,13 +35,13 @@ from utils.secrets import without_secrets
 
 logger = logging.getLogger(__name__)
 
-# Below the folder of a run. The report and the documents name these files.
+# Names of the two files, below the folder of a run. The report and the documents name them, too.
 LOG_NAME = "log/train.log"
 WARNINGS_NAME = "log/warnings.jsonl"
 TIME = "%Y-%m-%d %H:%M:%S"  # e.g. 2025-11-06 10:00:00
 
 # The argument `what` of each block of `best_effort` that failed when it last ran, e.g. "the report
-# of the run". Each of these failures has been warned of once.
+# of the run". The log has one warning of each of these failures.
 _unwritten: set[str] = set()
 
 
@@ -154,8 +154,8 @@ class _LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line without control characters, and without a newline at its end."""
-        # The format of a line (`setup_logging`) has %(mark)s. `logging` puts the value of this
-        # attribute there.
+        # The format of a line (`setup_logging`) has %(mark)s. `logging` replaces %(mark)s by the
+        # attribute `mark` of the record.
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         line = super().formatMessage(record)
         return printable(line.rstrip())  # a warning of Python ends with a newline

@@ -123,6 +123,6 @@ def order_of(names: Iterable[str]) -> Callable[[str], Any]:
 def _value_key(name: str) -> tuple[Any, ...]:
     """Return a sort key under which names are ordered by value, e.g. "1e-3" before "0.2".
 
-    The second item decides if two names have one value, e.g. "1.5" and "1.50".
+    The second item decides if two names have the same value, e.g. "1.5" and "1.50".
     """
     return Fraction(name), natural_key(name)

@@ -17,9 +17,9 @@ import numpy as np
 def random_stream(purpose: str, *key: int) -> np.random.Generator:
     """Return the generator of one purpose, e.g. random_stream("camera", seed, epoch, index).
 
-    It gives the same numbers on every machine. NumPy could also take the key as its seed, as a list
-    of numbers. But NumPy pads a list with zeros, so the keys [0, 5, 7] and [0, 5, 7, 0] would give
-    the same numbers.
+    The generator gives the same numbers on every machine. NumPy could also take the key as its
+    seed, as a list of numbers. But NumPy pads a list with zeros, so the keys [0, 5, 7] and
+    [0, 5, 7, 0] would give the same numbers.
 
     purpose: what the numbers are for. Another purpose gives other numbers for the same key.
     key: whole numbers, such as the seed of the run and the index of a sample.

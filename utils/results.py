@@ -114,7 +114,7 @@ def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
     cells = []
     for row in rows:
         cells.append([_cell_text(value) for value in row])
-    # The line of dashes below the header makes it a table.
+    # In Markdown, a line of dashes below the header makes the lines a table.
     widths = _widths(cells, header)
     lines = []
     dashes = ["-" * width for width in widths]

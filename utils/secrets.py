@@ -93,7 +93,7 @@ LEAST_SECRET_NUMBER = 100_000
 # "https://user:PASSWORD@host"
 _URL_PASSWORD = re.compile(
     r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)"  # group 1: "https://user:"
-    r"[^\s/@]{1,500}(?=@)"  # the password, which an "@" follows
+    r"[^\s/@]{1,500}(?=@)"  # the password. An "@" follows it
 )
 # "https://host/file?token=VALUE", "https://host/file?a=1&X-Amz-Signature=VALUE"
 _WORDS_BEFORE_NAME = r"(?:[\w-]{0,40}[_-])?"  # "X-Amz-", or nothing
@@ -156,8 +156,8 @@ _FLAG = rf"--{_WORDS_OF_FLAG}{_NAME}[ =]"
 # behind the match, so each character is read once.
 _DOUBLE_QUOTED = r'"(?:\\.|[^"\\])*"?'  # perhaps with escapes: "a\"b"
 _SINGLE_QUOTED = r"'[^']*'?"
-# A word ends before a blank, one of ",;&", or one of "}]". In a header of HTTP, another word stands
-# in front of it: "Authorization: Bearer VALUE".
+# A word ends before a blank, one of ",;&", or one of "}]". In a header of HTTP, a word such as
+# "Bearer" stands before the value: "Authorization: Bearer VALUE".
 _WORD = r"(?i:(?:bearer|basic|token)\s{1,9})?[^\s,;&}\]]+"
 _VALUE_IN_TEXT = f"{_DOUBLE_QUOTED}|{_SINGLE_QUOTED}|{_WORD}"
 # Where a name may begin within a text. The cases are the same as in front of a key (_BEFORE_NAME):
@@ -324,7 +324,7 @@ def _resembles(key: str) -> bool:
     for first in range(len(last_words)):
         tail = "_".join(last_words[first:])
         # 0.8: about eight of ten letters agree. A lower value would hide harmless values in
-        # messages; a higher one would show secrets under a key with two wrong letters. Test:
+        # messages. A higher value would show secrets under a key with two wrong letters. Test:
         # test_a_message_hides_a_secret_but_names_its_key.
         if difflib.get_close_matches(tail, SPELLED, n=1, cutoff=0.8):
             return True
@@ -341,7 +341,7 @@ def _is_secret_number(value: float, key: str) -> bool:
     """Return whether a number under the key of a secret is a secret, and not a count.
 
     A number is taken for a count if it is below LEAST_SECRET_NUMBER, or if its key has one of
-    COUNT_WORDS, as "num_tokens" has.
+    COUNT_WORDS. E.g. the key "num_tokens" has "num".
     """
     has_count_word = not COUNT_WORDS.isdisjoint(_words_of(key))
     return abs(value) >= LEAST_SECRET_NUMBER and not has_count_word

@@ -80,8 +80,8 @@ def ask_for_signal_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-# Size of the largest array whose memory is kept, in bytes. `keep_freed_memory` sets both sizes, and
-# the last one that glibc accepts counts:
+# Size of the largest array whose memory is kept, in bytes. `keep_freed_memory` sets one size after
+# the other, and glibc uses the last size that it accepts:
 #
 #     2**25 (32 MiB)   set first: the result with an old glibc, which ignores the second size
 #     2**26 (64 MiB)   set second: the result with a new glibc
@@ -166,10 +166,10 @@ def is_alive(pid: int) -> bool:
 
 
 def file_in_memory(name: str) -> tuple[FileIO, str]:
-    """Open a file for appending that disappears when this process ends.
+    """Open a file for appending. The file disappears when this process ends.
 
-    Returns the open file and a path to it. On Linux the file is in memory. Other processes of the
-    same user can open the path while this process lives. The path is a link to
+    Returns the open file and a path to the file. On Linux the file is in memory. Other processes of
+    the same user can open the path while this process lives. The path is a link to
     "/memfd:<name> (deleted)". On other systems the file is a temporary file without a name, and the
     path is "".
 

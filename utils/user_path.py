@@ -21,9 +21,9 @@ _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 def expand_path(path: str) -> str:
     """Return the path with ~ and $NAME replaced. A path that exists already is not changed.
 
-    A shell replaces them on the command line, but not within an option file, and not after KEY=. A
-    variable that is not set stays in the path. Then the path is missing, and `advice_on` names the
-    variable in the error.
+    A shell replaces both on the command line, but not after KEY=. In an option file, no shell
+    replaces them. A variable that is not set stays in the path. Then the path is missing, and
+    `advice_on` names the variable in the error.
 
     Raises DataError for a name that is not UTF-8, because it cannot be written into records.
     """

@@ -1,6 +1,6 @@
 """The ranks of a run: how they start, what they exchange, and how all of them end together.
 
-A rank is one process of a run; usually it has one GPU. A program uses this module like this:
+A rank is one process of a run. Usually it has one GPU. A program uses this module like this:
 
     with utils_dist.ranks():                      # the ranks meet; all end together
         with utils_dist.all_ranks_or_none():      # an error on one rank is an error on all
@@ -210,8 +210,8 @@ def _end_after_error(error: BaseException) -> NoReturn:
     The exit code is the code of the error, e.g. 3 for a DataError.
     """
     code = report_error(error)
-    # Free the tensors of the run: RUN.reported keeps the error, and so the tensors in the functions
-    # of its traceback.
+    # Free the tensors of the run. RUN.reported keeps the error, and the traceback of the error
+    # keeps the variables of its functions.
     RUN.reported = None
     if get_world_size() > 1:
         leave(code, RUN.store)  # ends this process

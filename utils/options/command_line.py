@@ -27,7 +27,10 @@ from utils.secrets import redact
 def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
     """Return the option file and the overrides of a command line.
 
-    Its form is `--opt FILE [--resume auto|none|PATH] [short flags] [section.key=value ...]`.
+    The form of the command line is
+
+        --opt FILE [--resume auto|none|PATH] [short flags] [section.key=value ...]
+
     Raises OptionError for anything else. Flags become overrides, e.g. `--use_amp` ->
     "train.amp.enable=true".
 
@@ -52,6 +55,7 @@ def _train_parser(usage: str | None) -> "OptionParser":
 
     usage: the text that `--help` prints before the arguments.
     """
+    # `expected` and `do` are texts of the errors.
     parser = OptionParser(
         expected="--opt FILE [section.key=value ...]", do="see --help", description=usage
     )
@@ -106,10 +110,11 @@ def _override_of_key(key: str) -> Callable[[str], str]:
 
 def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:
     """Return whether the overrides give `train.epochs` a number, but do not mention total_iter."""
-    values = {}
+    values = {}  # {key: value} of the overrides, as texts
     for override in overrides:
         key, _, value = override.partition("=")
         values[key] = value
+    # No value for train.epochs counts as null.
     has_epochs = values.get("train.epochs", "null") != "null"
     return has_epochs and "train.total_iter" not in values
 

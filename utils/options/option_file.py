@@ -1,8 +1,8 @@
 """Read an option file and its base into sections, and note the line of each key.
 
 An option file is JSON with // comments. A short file may use all of JSON5, e.g. names without
-quotes. The key `base` names a second file. Its keys count where the file has none
-(`read_with_base`).
+quotes. The key `base` names a second file, the base. A key of the base counts if the file does not
+have the key (`read_with_base`).
 
 A user may give the path of any file by mistake, and a file may be hostile. So at most 1 MiB is
 read, and a longer file is refused. Too many nested brackets and too long keys are refused before
@@ -88,9 +88,11 @@ def _merge(
         file    {"b": {"c": 9}}
         result  {"a": 1, "b": {"c": 9, "d": 3}}
 
-    `base` and `file` are not changed. `sources` gets the inherited keys: keys of the base that the
-    file does not have, although it names another part (case 2 below). `_leave_old_part`
-    (override.py) has the same two cases for the command line, so change both together.
+    `base` and `file` are not changed. If the file names another part (case 2 below), `sources` gets
+    the inherited keys. These are the keys of the base that the file does not have.
+
+    `_leave_old_part` (override.py) has the same two cases for the command line, so change both
+    together.
 
     Test: test_an_option_file_of_the_project_is_valid, because most files of the project have a
     base.
@@ -248,7 +250,7 @@ def _read_text(path: Path) -> str:
 
 
 def _cannot_read(path: Path, error: OSError) -> OptionError:
-    """Return the error for a file that cannot be read. It names a similar file of its folder."""
+    """Return the error for a file that cannot be read. The error names a similar file beside it."""
     siblings = []
     if path.parent.is_dir():
         siblings = [str(sibling) for sibling in path.parent.glob("*.json")]
@@ -269,9 +271,9 @@ MOST_JSON5_CHARACTERS = 2**14
 def _parse(text: str) -> Any:
     """Return the value of a JSON text. Raises ValueError.
 
-    A text of JSON and comments is read by json, which is a thousand times as fast as json5. A short
-    text may have the other additions of JSON5, such as commas at the end of a list. A long text may
-    not, because json5 would take too long. Tests: test_hostile_options.py, e.g.
+    The package json reads a text of JSON and comments. It is a thousand times as fast as json5. A
+    short text may have the other additions of JSON5, such as commas at the end of a list. A long
+    text must not have them, because json5 would take too long. Tests: test_hostile_options.py, e.g.
     test_an_unknown_key_of_a_long_file_is_named_with_its_line.
     """
     # Replace each comment by blanks of the same length. So every other character keeps its line and

@@ -99,7 +99,8 @@ def with_tuples(value: Any, annotation: Any) -> Any:
     if kind in (Union, types.UnionType):  # e.g. list[tuple[int, int]] | None
         for alternative in inner_types:
             converted = with_tuples(value, alternative)
-            # A tuple never equals a list. So if they differ, this alternative has tuples.
+            # A tuple never equals a list. So if `converted` differs from `value`, this alternative
+            # has tuples.
             if converted != value:
                 return converted
         return value
@@ -327,7 +328,7 @@ SHORT_FLAGS = {
     "epochs": "train.epochs",
     "learning_rate": "train.G_optimizer_lr",
 }
-# Name of an option in other programs -> our name. The error for an unknown option tells it.
+# Name of an option in other programs -> our name, which the error for an unknown option tells.
 OTHER_NAMES = SHORT_FLAGS | {
     "lr": SHORT_FLAGS["learning_rate"],
     "workers": SHORT_FLAGS["num_workers"],

@@ -8,7 +8,8 @@ Layout: 8 bytes that every PNG has, then chunks. Numbers are big endian (the hig
     8                    data
     8 + length           checksum, 4 bytes
 
-What must stay: any length in the file may be wrong, so each is compared with the size of the file.
+What must stay: any length in the file may be wrong, so each length is compared with the size of the
+file.
 Each turn of a loop moves forward in the file. A reader must not copy the pixels, because `data/`
 reads the headers of thousands of frames.
 

@@ -5,10 +5,10 @@
     header.is_too_large               # whether to refuse it before it is decoded
 
 The header is all that stands before the pixels. It is read before a decoder gets the file, because
-a file of a few bytes may state a picture that fills the memory.
+a file of a few bytes may state a size with which the decoded picture would fill the memory.
 
-What must stay: every reader accepts any bytes, because a file may hold anything. It returns None
-for a header that is cut short or contradicts itself, and has no endless loop
+What must stay: every reader accepts any bytes, because a file may hold anything. A reader
+returns None for a header that is cut short or contradicts itself, and has no endless loop
 (tests/stories/test_foreign_files.py and tests/parts/data/test_any_bytes.py read damaged files).
 
 Free to change: a format may be added, as a reader and a row in READERS.

@@ -1,7 +1,7 @@
 """Read the tags of a TIFF: the header of a TIFF picture, and the orientation in Exif data.
 
-Exif data, which cameras add to a JPEG, PNG or WebP, have the form of a TIFF. So both need the same
-reader, `_tiff_tags`.
+Cameras add Exif data to a JPEG, PNG or WebP. Exif data have the form of a TIFF. So `_tiff_tags`
+reads the tags of both.
 
 What must stay: nothing is read beyond the end of the content, and the loop over the entries ends
 there, because any number in the file may be wrong (tests/stories/test_foreign_files.py,
@@ -86,8 +86,8 @@ class TiffForm(NamedTuple):
     entries, and an entry is a tag with its values (`_tiff_tags` shows an example).
     """
 
-    # Number of bytes of an offset. In an entry, the number of its values has the same number of
-    # bytes, and so have the values themselves or their offset.
+    # Number of bytes of an offset. Two parts of an entry have this number of bytes, too: the number
+    # of values, and the values or their offset.
     offset_bytes: int
     directory_offset_at: int  # where the file has the offset of the first directory
     entry_count_bytes: int  # bytes of the number of entries, with which a directory begins
@@ -113,7 +113,7 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         00 01          the entry: tag 256, TAG_WIDTH
         03 00          type 3, a key of TIFF_TYPE_BYTES: values of 2 bytes
         01 00 00 00    number of values: 1
-        80 07 00 00    the values: 1920. If they need more than these 4 bytes, their offset
+        80 07 00 00    the values: 1920. Values of more than 4 bytes: their offset
 
     A BigTIFF has the number 43 in place of 42, and longer numbers (`TiffForm`):
 
@@ -155,7 +155,8 @@ class _TiffBytes(NamedTuple):
     def number(self, at: int, length: int) -> int:
         """Return the number in the `length` bytes from byte `at` on.
 
-        If the content ends earlier, only the bytes that are there count. Without any byte it is 0.
+        If the content ends earlier, the number is made of the bytes that are there. Without any
+        byte it is 0.
         """
         return int.from_bytes(self.content[at : at + length], self.order)
 

@@ -18,7 +18,7 @@ import av.logging
 from utils.files import open_plain
 from utils.picture.header import MOST_PIXELS
 
-# Suffixes of films that can be written, and read.
+# Suffixes of films that can be read and written.
 WRITABLE_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 # Suffixes of films that can be read.
 READABLE_SUFFIXES = (
@@ -60,8 +60,8 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
 
-    # Without "file:", FFmpeg would take the "12" of a file "12:30:05.mp4" for a protocol, as "http"
-    # is one.
+    # Without "file:", FFmpeg would take the "12" of a file "12:30:05.mp4" for a protocol, such as
+    # "http".
     url = f"file:{path}"
     if mode != "r":
         av_open: Any = av.open  # the type checker knows only literal modes

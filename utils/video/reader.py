@@ -53,7 +53,7 @@ class VideoReader:
     These values come from decoding the whole film once, because containers often state wrong
     numbers.
 
-    To jump to a frame (seek) is not reliable, either. So if an earlier frame is read, the film is
+    Jumping to a frame (seek) is not reliable, either. So if an earlier frame is read, the film is
     decoded from its start again. Then some frames before the wanted frame are kept, because a clip
     may be read backwards.
     """
@@ -124,7 +124,7 @@ class VideoReader:
         """
         if not self._kept:  # nothing was read yet, or the last `read` failed
             return 0
-        # All kept frames have the same size, so any of them would do.
+        # All kept frames have the same size, so max() takes the size of any frame.
         frame_bytes = max(frame.nbytes for frame in self._kept.values())
         return max(1, MOST_KEPT_BYTES // frame_bytes)
 
