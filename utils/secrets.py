@@ -59,7 +59,8 @@ _NAME = f"(?i:{'|'.join(_LAST_WORDS)})"
 _BEFORE_NAME = r"(?:^|[\W_\d]|[a-z](?=[A-Z]))"
 KEY = re.compile(rf"{_BEFORE_NAME}{_NAME}$")
 # Names that a person may misspell, e.g. "wandb_api_kye". A misspelt key is refused, and a message
-# may show its value. So in messages, a key that resembles one of these names counts as secret.
+# may show its value. So in messages, a key that resembles one of these names counts as secret. The
+# names are chosen by hand among the names that _LAST_WORDS allows.
 SPELLED = (
     "wandb_api_key", "api_key", "access_key", "secret_key", "private_key", "token", "auth_token",
     "password", "passphrase", "secret", "credentials",
@@ -86,17 +87,18 @@ LEAST_SECRET_NUMBER = 100_000
 # match. If a pattern has no group 1, MASK replaces the whole match. "(?:...)" is no group, and
 # "(?=@)" only looks whether "@" follows: the "@" does not belong to the match.
 #
-# A repetition without an upper bound could search a long text for minutes: the time would grow with
-# the square of its length. So nearly every repetition has a bound, e.g. {1,500}. A new form needs
-# such bounds, too (test_long_texts_are_searched_in_proportion_to_their_length).
+# Nearly every repetition has an upper bound, e.g. {1,500}. Without bounds, the time of a search
+# could grow with the square of the length of the text, and a long text would take minutes. A new
+# form needs such bounds, too (test_long_texts_are_searched_in_proportion_to_their_length).
 
 # "https://user:PASSWORD@host"
 _URL_PASSWORD = re.compile(
     r"(\b[\w+.-]{2,20}://[^\s:/@]{0,200}:)"  # group 1: "https://user:"
     r"[^\s/@]{1,500}(?=@)"  # the password. An "@" follows it
 )
-# "https://host/file?token=VALUE", "https://host/file?a=1&X-Amz-Signature=VALUE"
-_WORDS_BEFORE_NAME = r"(?:[\w-]{0,40}[_-])?"  # "X-Amz-", or nothing
+# "https://host/file?token=VALUE", "https://host/file?a=1&X-Amz-Signature=VALUE". In front of the
+# name there may be other words, such as "X-Amz-".
+_WORDS_BEFORE_NAME = r"(?:[\w-]{0,40}[_-])?"
 _URL_PARAMETER = re.compile(
     rf"([?&]{_WORDS_BEFORE_NAME}(?:{_NAME}|sig|signature)=)"  # group 1: "?token="
     r"[^\s&#]{1,2000}"  # the value, up to the next parameter
@@ -164,7 +166,6 @@ _VALUE_IN_TEXT = f"{_DOUBLE_QUOTED}|{_SINGLE_QUOTED}|{_WORD}"
 #     (?<![^\W_])          not after a letter or digit: at the start of the text, or "db_pwd: "
 #     (?<=\d)              after a digit: "hf2token: "
 #     (?<=[a-z])(?=[A-Z])  after a small letter and before a capital letter: "hfToken: "
-
 _BEGIN_OF_NAME = r"(?:(?<![^\W_])|(?<=\d)|(?<=[a-z])(?=[A-Z]))"
 # Group 1 is the name with its sign, e.g. "token: ", and stays in the text. Group 2 is the value.
 _IN_TEXT = re.compile(rf"{_BEGIN_OF_NAME}({_NAME_IN_TEXT}|{_FLAG})({_VALUE_IN_TEXT})")
@@ -188,13 +189,13 @@ def redact(value: Any, key: str = "", replacement: str | None = None) -> Any:
 
     What is hidden depends on the kind of the value:
 
-        kind                 under the key of a secret    under another key
-        text                 the whole text               the secrets within the text:
-                                                          "hfToken: abc" -> "hfToken: ***"
-        number               the number, if it is no      nothing
-                             count
-        True, False, None    nothing                      nothing
-        section, list        each item is treated by itself
+        kind                 hidden under the key of a secret   hidden under another key
+        text                 all of it                          secrets within it: "hfToken: abc"
+                                                                becomes "hfToken: ***"
+        number               the number, unless it is a count   nothing
+        True, False, None    nothing                            nothing
+
+    Each item of a section or a list is treated by these rules.
 
     A message hides more, because it may quote what a user typed wrongly. It also hides the value of
     a misspelt key, and every number under the key of a secret or behind its name within a text.

@@ -45,12 +45,12 @@ def is_cuda(device: torch.device) -> bool:
 def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     """Make the GPUs of the option `gpu_ids` visible to a single process.
 
-    CUDA_VISIBLE_DEVICES may already be set, by the user or the launcher. What the option does:
+    CUDA_VISIBLE_DEVICES may already be set, by the user or the launcher:
 
         ranks     CUDA_VISIBLE_DEVICES   what this function does
-        1         not set                sets it to gpu_ids
-        1         set                    changes nothing
-        several   set or not             changes nothing: each rank takes its own GPU
+        1         not set                sets the variable to gpu_ids
+        1         set                    leaves the variable as it is
+        several   set or not             leaves the variable as it is: each rank takes its own GPU
 
     Logs a warning if other GPUs are used than the option lists. Test:
     test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them.

@@ -121,10 +121,11 @@ def guard(rank: GuardedRank) -> None:
     with suppress(OSError), open(rank.stack_file, "a+b", buffering=0) as file:
         stacks = dump_stacks(file, rank.pid)
     _end_rank(rank.pid)
+    # Without a mark there is no other rank, so this guard reports.
     if rank.mark is not None and _others_report(launcher, rank.pid, rank.mark):
         return
     _report(rank, silent_s, stacks)
-    if rank.mark is not None:
+    if rank.mark is not None:  # there are other ranks
         # `_others_report` has claimed the report for this guard, by a socket that closes when this
         # process ends (`first_to_claim`). Leave the other guards time to find the socket: they end
         # their ranks at nearly the same time. The second is chosen by hand.

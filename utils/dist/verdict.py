@@ -63,8 +63,9 @@ class Judge:
     def __init__(self, beats: Beats) -> None:
         """Judge the beats of one rank from now on.
 
-        beats: what this rank has read. `beats.states` has the newest known beat of each rank,
-        and `beats.heard` when the last beat of a watched rank was read, on `beats.clock`.
+        beats: what this rank has read. `beats.states` has the newest known beat of each rank.
+            `beats.heard` has the time at which the last beat of a watched rank was read, on
+            `beats.clock`.
         """
         self.beats = beats
         self.is_looking = False  # whether this rank looks for the cause of a wait
@@ -78,12 +79,12 @@ class Judge:
         The first line of this table that is true decides:
 
             a watched rank is DEAD or SILENT         this watched rank is the reason
-            this rank is within the limit of its     None. This rank stops looking, if it looked
+            this rank is within the limit of its     None. If this rank was looking, it stops
             phase, or has no limit yet
             another rank already looks               None: the other rank will find the cause
-            otherwise                                this rank looks, and returns the rank that the
-                                                     others wait for, which is STUCK or SILENT, or
-                                                     None if this rank is not known yet
+            otherwise                                this rank looks. Returns the rank that the
+                                                     others wait for, which is STUCK or SILENT.
+                                                     None as long as the cause is not known
 
         stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`.
             With None, only the end of a process counts.

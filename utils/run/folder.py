@@ -231,13 +231,17 @@ def _is_same(path: Path, stat: os.stat_result) -> bool:
 def _take_lock(path: Path) -> BinaryIO:
     """Open the file `path` and lock it. If another process has the lock, wait for some time.
 
-    The time is WAIT_ON_THIS_HOST_S (3 s), or WAIT_ON_ANOTHER_HOST_S (180 s) if the other process is
-    on another host.
+    Tries to lock the file every 0.1 s. What happens after a try:
 
-    The lock lasts until the returned file is closed, so the file stays open as long as the run
-    lasts. If the file system has no locks, logs a warning, and returns the file without a lock.
+        the file system has no locks         logs a warning, returns the file without a lock
+        locked, and the file is at `path`    writes this process into the file, returns it
+        locked, but the file was removed     opens the file that is at `path` now, tries again
+        another process has the lock         waits, at most WAIT_ON_THIS_HOST_S (3 s), or
+                                             WAIT_ON_ANOTHER_HOST_S (180 s) if the process is on
+                                             another host; then raises OptionError
 
-    Raises OptionError if the other process still has the lock after this time.
+    The lock lasts until the returned file is closed, so the file must stay open as long as the run
+    lasts.
     """
     file = _open_lock(path)
     begin = time.monotonic()
@@ -253,8 +257,8 @@ def _take_lock(path: Path) -> BinaryIO:
         if is_locked:
             if _is_same(path, os.fstat(file.fileno())):
                 break
-            # While this waited, somebody removed the file, and the run that had locked it has made
-            # it again (`_make_again`). Only the lock of the new file counts, so try that one.
+            # While this process waited, somebody removed the file, and the run that had locked the
+            # file has made a new one (`_make_again`). Only the lock of the new file counts.
             file.close()
             file = _open_lock(path)
             continue
