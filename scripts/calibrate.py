@@ -301,7 +301,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--overlay", type=Path, help="new image; default: the name of --out with _overlay.png")
     command = parser.parse_args(arguments)
     if command.overlay is None:
-        # Not only .png: a frame of --pair may have the name of --out, e.g. cal.png and cal.json.
+        # The name has _overlay, because cal.png may be a frame of --pair if --out is cal.json.
         command.overlay = command.out.with_name(f"{command.out.stem}_overlay.png")
     refuse_incomplete_options(command)
     return command

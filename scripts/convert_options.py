@@ -239,7 +239,7 @@ def print_no_conversion(source: Path) -> None:
 
 
 def process_count(values: dict[str, Any]) -> int:
-    """Return the number of processes for the option `dist`: one for each GPU. Without `dist`, 1.
+    """Return the number of processes: one for each GPU with the option `dist`, otherwise 1.
 
     If gpu_ids is missing or empty, it counts as [0], the first GPU.
 

@@ -4,13 +4,14 @@
     python scripts/demo.py
     python scripts/demo.py --data /tmp/clips --output /tmp/demo
 
-First part. The shipped weights restore two clips: a made scene, and a photograph under a moving
-camera (NASA's portrait of Eileen Collins, in the public domain). Their blur and their spikes are
-simulated. The results are experiments/demo/report.html and a video of each clip beside it.
+In the first part, the shipped weights restore two clips: a made scene, and a photograph under a
+moving camera (NASA's portrait of Eileen Collins, in the public domain). The blur and the spikes of
+both clips are simulated. The results are experiments/demo/report.html and a video of each clip
+beside it.
 
-Second part. main_train_vrt.py begins the sample run. After 45 seconds of training the demo stops it
-with the signal that a scheduler would send. The run saves a checkpoint and ends, and its curves are
-added to the page. `make sample` continues the run to its end.
+In the second part, main_train_vrt.py begins the sample run. After 45 seconds of training the demo
+stops it with the signal that a scheduler would send. The run saves a checkpoint and ends, and its
+curves are added to the page. `make sample` continues the run to its end.
 """
 
 # Users of this file: app.py takes the demo clip from here, and tests/stories/test_main_test.py runs

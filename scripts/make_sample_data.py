@@ -93,7 +93,7 @@ Scene = Callable[[int], np.ndarray]
 
 @dataclass(frozen=True)
 class SetPlan:
-    """Which data set is made: how many clips, how long, and of which scenes.
+    """Says which data set is made: the number and length of its clips, and their scenes.
 
     SAMPLE below is the sample set. scripts/demo.py has a `SetPlan` of its own.
     """
@@ -236,7 +236,7 @@ def write_clip(
             picture = to_uint8(to_display(light))
             imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
 
-        # What the sensor sees: means over 2 x 2 pixels, made one plane at a time.
+        # The sensor sees means over 2 x 2 pixels. They are made one plane at a time.
         grey = (bin_pixels(to_grey(light), factor=2) for light in lights)
         geometry = SpikeGeometry(half, half)
         write_spikes(spikes / f"{stem}.dat", sensor.run(grey), geometry)

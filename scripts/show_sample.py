@@ -10,8 +10,8 @@ flips, alignment.
 The page shows the sample that training gets for (epoch, index), or the first frames of a test clip.
 One sentence says whether the spikes and the frames show the same things at the same places. Read
 this sentence before a long run. With --motion the page also shows how each pixel moves within an
-exposure, found from the spikes, and where this motion is not trusted. For large frames this takes
-seconds. No file is overwritten.
+exposure, found from the spikes, and where this motion is not trusted. With large frames, --motion
+takes seconds. No file is overwritten.
 """
 
 import argparse

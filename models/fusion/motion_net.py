@@ -98,8 +98,8 @@ class Level(NamedTuple):
     layers: int  # number of convolutions of the conv net
 
 
-# From coarse to fine. The finest levels have the most pixels, so they have one round and smaller
-# nets.
+# The levels go from coarse to fine. The finest levels have the most pixels, so they have one round
+# and smaller nets.
 LEVELS = (
     Level(size=8, rounds=2, features=48, layers=5),
     Level(size=4, rounds=2, features=48, layers=5),
@@ -130,8 +130,8 @@ class MotionNet(nn.Module):
     # curvature) of the values in time.
     parabola_fit: Tensor
 
-    # For data/motion/network_inputs.py: the 16 times at which the 15 windows begin and end, and the
-    # slice of the 11 windows that divide the exposure:
+    # data/motion/network_inputs.py reads two attributes. `edges` has the 16 times at which the 15
+    # windows begin and end. `inside` is the slice of the 11 windows that divide the exposure:
     #
     #     windows     0, 1      2 ... 12        13, 14
     #     lie         before    the exposure    after

@@ -74,7 +74,7 @@ def move_back(pictures: Tensor, shifts: Tensor) -> Tensor:
     # The pixels of the sharp instant.
     y = torch.arange(height, dtype=shifts.dtype, device=shifts.device)  # (h,)
     x = torch.arange(width, dtype=shifts.dtype, device=shifts.device)  # (w,)
-    # Where each of these pixels lies in each window.
+    # The position of each of these pixels in each window.
     columns = x + shifts[:, :, 0]  # (B, 15, h, w)
     rows = y[:, None] + shifts[:, :, 1]  # (B, 15, h, w)
     # grid_sample counts from -1 (first pixel) to 1 (last pixel). For a picture of one pixel,

@@ -162,8 +162,8 @@ def _add_flags_of_tiles(add: Callable[..., Any]) -> None:
     add(
         "--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)"
     )
-    # For networks that were trained on Vimeo-90K with the option pad_sequence, which makes 8 frames
-    # of the 7 frames of a clip.
+    # --pad-seq is for networks that were trained on Vimeo-90K with the option pad_sequence. This
+    # option makes 8 frames of the 7 frames of a clip.
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
     add(
         "--center-frame-only",

@@ -53,7 +53,7 @@ class Lpips(nn.Module):
         self.features = torchvision.models.alexnet(weights=None).features[:layer_count]
         # The weights w of each ReLU. LPIPS 0.1 calls them "lin", for linear layers.
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in RELUS.values())
-        # For images in -1..1, as in LPIPS 0.1.
+        # Both are for images in -1..1, as in LPIPS 0.1.
         shift = torch.tensor([-0.030, -0.088, -0.188])[:, None, None]
         scale = torch.tensor([0.458, 0.448, 0.450])[:, None, None]
         self.register_buffer("shift", shift, persistent=False)

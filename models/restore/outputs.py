@@ -77,7 +77,7 @@ class Outputs:
 
     # A new folder, or the folder of an earlier test that is continued or replaced.
     folder: Path
-    # Which of "frames", "video", "comparison", "slowmotion". Strips are always saved.
+    # What is saved, of "frames", "video", "comparison", "slowmotion". Strips are always saved.
     save: tuple[str, ...] = ("frames",)
     # Frame rate of the videos if the input has none. main_test_vrt.py passes the value of --fps,
     # which has the same default (flags.py).

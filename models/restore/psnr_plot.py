@@ -37,7 +37,8 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     plot_width = width - left - right
     plot_height = height - above - below
     frame_count = max(len(values) for values in lines.values())
-    # Steps from the first to the last frame. At least 1, because `x` is divided by this number.
+    # Number of steps from the first to the last frame. It must be at least 1, because `x` is
+    # divided by this number.
     steps = max(frame_count - 1, 1)
     polylines = {}
     for kind, values in lines.items():

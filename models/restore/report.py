@@ -112,7 +112,7 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
     """
     protocol = job.method.protocol()
     for kind in ("input", "gt", "spike"):
-        # Where the files of the clips come from. Not every clip has files of each kind.
+        # Say where the files of the clips come from. Not every clip has files of each kind.
         paths = [clip.origin[kind] for clip in job.clips if kind in clip.origin]
         if len(paths) > 1:
             protocol[kind] = f"{paths[0]} and {len(paths) - 1} more"

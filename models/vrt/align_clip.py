@@ -57,7 +57,8 @@ def _align_side(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_lat
     targets = frames[:-1] if is_later else frames[1:]
     sources, source_flows = _neighbours(frames, flows, is_later)
     aligned = _align_targets(module, targets, sources, source_flows)
-    # The frame without a neighbour on this side gets zeros.
+    # The frame without a neighbour on this side gets zeros. For later neighbours it is the last
+    # frame, and for earlier neighbours the first frame.
     return _with_zeros(aligned, count=1, is_behind=is_later)
 
 
@@ -132,7 +133,7 @@ def _align_targets(
 def _with_zeros(x: Tensor, count: int, is_behind: bool) -> Tensor:
     """Add `count` frames of zeros to x (N, ...).
 
-    is_behind: True: the zeros come after the frames of x. False: before them. E.g. for 2 zeros:
+    is_behind: whether the zeros come after the frames of x, or before. E.g. for 2 zeros:
 
         True     x0 x1 0 0
         False    0 0 x0 x1

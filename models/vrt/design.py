@@ -95,7 +95,7 @@ class Design:
         The probabilities rise evenly over all blocks, from 0 to drop_path_rate. E.g. depths [2, 1]
         and drop_path_rate 0.2 -> [[0, 0.1], [0.2]].
         """
-        # Always on the CPU, because the default device may be "meta", whose tensors hold no
+        # Compute on the CPU, because the default device may be "meta". Tensors on "meta" hold no
         # numbers.
         rates = torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
         rates_of_stages = []

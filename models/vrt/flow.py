@@ -118,7 +118,8 @@ def _extended(backward: Tensor, forward: Tensor, distance: int) -> FlowsOfLevel:
     far_backward = [backward]
     far_forward = [forward]
     for reach in range(1, distance):
-        # From distance `reach` to reach + 1. The comments show the example for reach 1.
+        # Extend the flows from distance `reach` to reach + 1. The comments show the example for
+        # reach 1.
         extendable = far_backward[-1][:, :-1]  # 0>1 1>2, not 2>3: frame 3 is the last one
         next_flow = backward[:, reach:]  # 1>2 2>3
         far_backward.append(_chain(extendable, next_flow))  # 0>2 1>3

@@ -40,7 +40,7 @@ def relative_position_index(window: Triple) -> Tensor:
     The tensor is cached and shared by all networks of the process: do not modify it.
     """
     frames, height, width = window
-    # Always on the CPU, because the default device may be "meta". Tensors on "meta" hold no
+    # Compute on the CPU, because the default device may be "meta". Tensors on "meta" hold no
     # numbers, and the cache would keep such a tensor.
     axes = [torch.arange(length, device="cpu") for length in window]
     grid = torch.meshgrid(*axes, indexing="ij")  # three tensors (frames, height, width)
@@ -85,7 +85,7 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
     its numbers must stay.
     """
     half = channels // 2
-    # Always on the CPU. To check options, a network is built with the default device "meta", on
+    # Compute on the CPU. To check options, a network is built with the default device "meta", on
     # which each of these operations would take a millisecond.
     frequency_number = torch.arange(half, device="cpu") // 2  # 0, 0, 1, 1, ...
     divisor = 10000.0 ** (2 * frequency_number / half)

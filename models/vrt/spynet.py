@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from models.vrt.flow_warp import flow_warp
 
-# Number of scales: 1/32 to 1 of the resolution. Part of the published network.
+# Number of scales: 1/32 to 1 of the resolution. The number is part of the published network.
 LEVELS = 6
 # Channels before and after each convolution of a level. The 8 inputs are the reference (3), the
-# warped neighbour (3) and the upsampled flow (2). Part of the published network.
+# warped neighbour (3) and the upsampled flow (2). The numbers are part of the published network.
 WIDTHS = (8, 32, 64, 32, 16, 2)
 
 

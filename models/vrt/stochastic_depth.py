@@ -45,7 +45,7 @@ def draw_drop(x: Tensor, probability: float) -> "Drop":
     rank) before each step. A generator of our own would not be enough, because layers of torch draw
     from the default generator, too, e.g. nn.Dropout in a network that a user adds.
     """
-    # At least float32, because 1 / (1 - probability) in bfloat16 would be wrong by 0.2 %.
+    # Take at least float32, because 1 / (1 - probability) in bfloat16 would be wrong by 0.2 %.
     dtype = torch.promote_types(x.dtype, torch.float32)
     keep_probability = 1.0 - probability
     factors = []

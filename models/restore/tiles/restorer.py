@@ -151,7 +151,7 @@ class Restorer:
             return self._read(cache, moments)
 
         def tick_of_frames(done_share: float) -> None:
-            # From a fraction of the clip to a number of frames.
+            # Turn a fraction of the clip into a number of frames.
             tick(done_share * len(wanted))
 
         return stream_clip(
@@ -274,7 +274,7 @@ class Restorer:
         joined_clip = FrameCache(reader.clip, capacity=capacity, selection=selection)
 
         def tick_of_wanted_frames(done_frames: float) -> None:
-            # From a number of frames of the joined clip to a number of wanted frames.
+            # Turn a number of frames of the joined clip into a number of wanted frames.
             done_share = done_frames / len(selection)
             tick(done_share * len(wanted))
 

@@ -167,7 +167,7 @@ def _stream_moments(
         inputs = read(moments[start : start + size])  # (lq,) or (lq, spike)
 
         def tick_of_tile(share_of_tile: float) -> None:
-            # From a fraction of this tile to a fraction of all tiles.
+            # Turn a fraction of this tile into a fraction of all tiles.
             tick(share_of_tile / len(needed_tiles))
 
         clip = restore_space(net, inputs, tiling, tick_of_tile)

@@ -120,7 +120,7 @@ def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
         setattr(owner, flag, True)
     bytes_of_flags = []
     for before, after in pairwise(totals):
-        # At least 0, because a branch may save less memory if it is not recomputed.
+        # Take at least 0, because a branch may save less memory if it is not recomputed.
         bytes_of_flags.append(max(0, after - before))
     return bytes_of_flags
 

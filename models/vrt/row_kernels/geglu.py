@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from models.vrt.row_kernels.tiles import ELEMENTS, backward_programs, jit, tile, tl
 
-# For the normal distribution in GELU. A kernel can read a global constant only if it is a
+# Constants of the normal distribution in GELU. A kernel can read a global constant only if it is a
 # tl.constexpr.
 INVERSE_ROOT_2 = tl.constexpr(0.7071067811865476)  # 1 / sqrt(2)
 INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)

@@ -147,8 +147,8 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
     small = cv2.resize(frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
     # A blur of 0.8 pixels (chosen by hand) reduces the noise of single spikes.
     smooth = cv2.GaussianBlur(spikes, (0, 0), 0.8)
-    # At most 5000 features of each image (chosen by hand). The least contrast is below OpenCV's
-    # default, 0.04, so that features of low contrast are found as well.
+    # Find at most 5000 features of each image (chosen by hand). The least contrast is below
+    # OpenCV's default, 0.04, so that features of low contrast are found as well.
     sift = cv2.SIFT.create(nfeatures=5000, contrastThreshold=0.02)
     points_of_spikes, spike_descriptors = sift.detectAndCompute(
         _stretch_contrast(smooth), mask=None
@@ -159,9 +159,9 @@ def _matches(spikes: np.ndarray, frame: np.ndarray) -> list[Match]:
 
     matches = []
     for spike_index, frame_index in _matching_indices(spike_descriptors, frame_descriptors):
-        # From the small image to the frame. E.g. with the factor 2, pixel 0 of the small image
-        # covers the pixels 0 and 1 of the frame, whose middle is 0.5. Pixel centres are at whole
-        # numbers, so both images begin at -0.5: add 0.5, scale, and subtract 0.5.
+        # Convert the point from the small image to the frame. E.g. with the factor 2, pixel 0 of
+        # the small image covers the pixels 0 and 1 of the frame, whose middle is 0.5. Pixel centres
+        # are at whole numbers, so both images begin at -0.5: add 0.5, scale, and subtract 0.5.
         in_small = np.array(points_of_frame[frame_index].pt)
         in_frame = (in_small + 0.5) * factor - 0.5
         matches.append(Match(points_of_spikes[spike_index].pt, in_frame))
@@ -184,14 +184,14 @@ def _matching_indices(
     if len(frame_descriptors) < 2:  # there is no second nearest
         return []
     matcher = cv2.BFMatcher(cv2.NORM_L2)
-    # For each feature of the frame, the nearest feature of the spikes. OpenCV's queryIdx is the
-    # index of the feature that was asked for, and trainIdx the index of the answer.
+    # Find, for each feature of the frame, the nearest feature of the spikes. OpenCV's queryIdx is
+    # the index of the feature that was asked for, and trainIdx the index of the answer.
     nearest_in_spikes = {}
     for answer in matcher.match(frame_descriptors, spike_descriptors):
         nearest_in_spikes[answer.queryIdx] = answer.trainIdx
 
     indices = []
-    # For each feature of the spikes, the nearest and the second nearest feature of the frame.
+    # Find, for each feature of the spikes, the nearest and the second nearest feature of the frame.
     for nearest, second in matcher.knnMatch(spike_descriptors, frame_descriptors, k=2):
         spike_index = nearest.queryIdx
         frame_index = nearest.trainIdx

@@ -90,7 +90,7 @@ def run_cells(run: Path) -> list[Any]:
 
 
 def _last_value(entries: Sequence[Sequence[float]]) -> str:
-    """Return the cell of the last value of a scalar, e.g. "0.01234". Without any value, "-".
+    """Return the cell of the last value of a scalar, e.g. "0.01234", or "-" without any value.
 
     entries: [step, value] of each log line, in the order of the run.
     """

@@ -41,7 +41,8 @@ def convert_spikes(conversion: Conversion, split: str, spike_size: list[int] | N
     # Imported here, so that --help does not wait for this slow import.
     from data.cameras.dataset_info import DatasetInfo, load_info
 
-    # What the dataset.json in the folder of the spikes says. Nothing, if the file names no folder.
+    # `info` is what the dataset.json in the folder of the spikes says. It is empty if the option
+    # file names no folder.
     root = conversion.values.get(f"{split}.dataroot_spike")
     info = load_info(root) if isinstance(root, str) else DatasetInfo()
 

@@ -63,7 +63,8 @@ def check_training(argv: list[str]) -> list[Finding]:
     batch = first_step[0]  # all checks below use this batch
     findings.append(check_loader(steps, batch))
     watchdog.phase("check the speed of a step")
-    # As in a training: choose the blocks that are recomputed, so that a step fits into the memory.
+    # Choose the blocks that are recomputed, so that a step fits into the memory, as a training
+    # does.
     model.fit_memory(batch)
     findings.append(check_scaling(model, batch))
     if utils_dist.get_world_size() > 1:

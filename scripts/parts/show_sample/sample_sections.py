@@ -169,7 +169,7 @@ def spike_channels(spikes: Any, names: list[str]) -> Section:
     spikes: (frames, channels, H, W). names: a name for each frame.
     """
     # The brightest half percent is white, so that a few hot pixels do not darken all other pixels.
-    # At least 1e-6, because channels without a spike are divided by this number, too.
+    # `white` is at least 1e-6, because channels without a spike are divided by this number, too.
     bright = float(np.percentile(spikes.numpy(), 99.5))
     white = max(bright, 1e-6)
     rows = []

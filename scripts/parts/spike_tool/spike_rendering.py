@@ -220,7 +220,7 @@ class PlaneReader:
             kept = self.in_memory[forgotten:]
             self.in_memory = np.concatenate((kept, next(self.blocks)))
             self.first_in_memory += forgotten
-        # From numbers in the file to positions in memory.
+        # Turn numbers of planes in the file into positions in memory.
         first = begin - self.first_in_memory
         stop = end - self.first_in_memory
         return self.in_memory[first:stop]
