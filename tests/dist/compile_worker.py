@@ -3,8 +3,8 @@ on clips of two sizes.
 
 compile_worker.py OPTIONS [eager]
 
-OPTIONS: an option file. eager: torch.compile traces the graphs, but compiles no code of them. They
-are run operation by operation, because making code takes minutes.
+OPTIONS: an option file. eager: torch.compile traces the graphs, but compiles no code of them. The
+graphs are run operation by operation, because making code takes minutes.
 
 Each rank prints one line of JSON:
     plain, compiled   the loss of each step
@@ -28,8 +28,8 @@ from utils import utils_dist
 from utils.dist import process
 from utils.options.load import load_options
 
-# Height and width of the clip of each step. torch.compile makes a graph for 32. For the other size,
-# 48, it makes a second graph, which serves any size. So the second 32 must make no new graph.
+# Height and width of the clip of each step. torch.compile makes a graph for 32. For 48 it makes a
+# second graph, which serves any size. So the second 32 must make no new graph.
 SIDES = (32, 48, 32)
 # The setting of torch._dynamo that replaces the backend of torch.compile in some graphs, e.g.
 # ">=0:eager": the backend "eager" in all graphs from number 0 on.
@@ -48,7 +48,7 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
     model.init_train()
     losses = []
     for step, side in enumerate(SIDES, 1):
-        # Each step and each rank has another clip.
+        # Each rank has another clip in each step.
         generator = torch.Generator().manual_seed(10 * step + utils_dist.get_rank())
         lq = torch.rand(1, 2, 3, side, side, generator=generator)
         result = model.optimize_parameters(

@@ -2,17 +2,17 @@
 
     confined_worker.py LIMIT SCRIPT ARGUMENTS
 
-    LIMIT                  what the process lacks
-    no_reserved_ports      the right of root to open a port that Linux reserves
-    small_shared_memory    a large /dev/shm: it has 48 kB
-    own_process_ids        the process ids of the machine: they begin at 1, as in a container
-    no_proc                /proc, but for /proc/cpuinfo (tests/helpers/no_proc.py)
-    no_fork                loader processes by "fork": they are started by "spawn", as on macOS
+    LIMIT                  what is different in the process
+    no_reserved_ports      it lacks the right of root to open a port that Linux reserves
+    small_shared_memory    /dev/shm has only 48 kB
+    own_process_ids        process ids begin at 1, as in a container
+    no_proc                /proc has only the file cpuinfo (tests/helpers/no_proc.py)
+    no_fork                loader processes are started by "spawn" instead of "fork", as on macOS
 
 SCRIPT may be this script again, with a second limit.
 
-Commands like setpriv and unshare could start the worker in the same way. But then the worker would
-be a new Python that imports torch, and not a fork of tests/dist/fork_server.py.
+Commands like setpriv and unshare could set the same limits. But with them the worker would be a new
+Python that imports torch, and not a fork of tests/dist/fork_server.py.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def call(function: Callable[..., int], *arguments: object) -> None:
 
 
 def no_reserved_ports() -> None:
-    """Give up the right to open a reserved port. A user other than root has none."""
+    """Give up the right to open a reserved port. Only root has this right."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)  # 0: this process
     data = ctypes.create_string_buffer(struct.calcsize(CAPABILITIES))
     call(LIBC.capget, header, data)  # fills data with the six words
@@ -65,7 +65,7 @@ def no_reserved_ports() -> None:
 def own_mounts(flags: int = 0) -> None:
     """Separate this process from the mounts of the machine.
 
-    flags: further namespaces in which this process leaves the machine, e.g. CLONE_NEWPID.
+    flags: other namespaces that this process also gets anew, e.g. CLONE_NEWPID.
     """
     call(LIBC.unshare, CLONE_NEWNS | flags)
     # Without this call, a later mount would be seen outside of this process, too.
@@ -79,7 +79,7 @@ def small_shared_memory() -> None:
 
 
 def own_process_ids() -> None:
-    """Continue as a process of a new namespace of process ids, which begin at 1.
+    """Continue in a new namespace, in which process ids begin at 1.
 
     The worker of rank 0 gets an id above 40, because 40 other processes come before it. The worker
     of another rank gets a small id. So if rank 1 asks its own namespace for the id of rank 0, e.g.

@@ -1,8 +1,8 @@
 """Starts the processes of tests as forks of one process that has imported torch already.
 
-Importing torch and its compiler takes three seconds of a core, while the work of a rank in a test
-takes much less. A fork need not import them, so tests with forks take far less time. A process
-starts like this:
+Importing torch and its compiler takes three seconds of a core. The work of a rank in a test takes
+much less. A fork need not import them, so tests with forks take far less time. A process starts
+like this:
 
     test         calls `ForkServer.start`, which sends a request (script, arguments, environment)
     serve        forks a child for each request. It sends the test the pid of the child and, at
@@ -12,7 +12,7 @@ starts like this:
     run_to_end   runs the script from its first line, and ends the process
 
 A child is a real process: it has a session, an environment and standard streams of its own, and it
-ends with its own exit code. It differs from a new Python in two ways:
+ends with its own exit code. A child differs from a new Python in two ways:
 
 * The libraries and the modules of the project are imported already. A script outside of the
   repository may belong to a changed copy of the project, so its child imports the project anew.
@@ -26,10 +26,10 @@ forks as well, see `start_programs_as_forks`.
 tests/conftest.py starts one fork server for all workers of pytest-xdist. tests/dist/launching.py
 decides which processes are forks and which are new Pythons.
 
-What you may change: names can be added to LIBRARIES. If a library is missing in LIBRARIES, each
-child imports the library anew, which only takes time. A name may be added to LATE_VARIABLES only if
-no import reads the variable. A new step of `serve` must not start a thread, see `main`. Every test
-of several ranks uses this module; tests/dist/test_dist.py is the shortest of these tests.
+Free to add: names in LIBRARIES. If a library is missing in LIBRARIES, each child imports the
+library anew. This only takes time. A name may be added to LATE_VARIABLES only if no import reads
+the variable. A new step of `serve` must not start a thread, see `main`. Every test of several ranks
+uses this module; tests/dist/test_dist.py is the shortest of these tests.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ MOST_FILES = 3
 
 
 class ForkedProcess:
-    """A process of the fork server, with the part of subprocess.Popen that tests use."""
+    """A process that the fork server has started. It has the methods of Popen that tests use."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.server = server
@@ -192,9 +192,9 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal.
+        """The exit code. It is negative if a signal has ended the process.
 
-        None until the message of the fork server about the end of the process has been read.
+        It is None until the fork server's message about the end of the process has been read.
         """
         return self.server.ended.get(self.pid)
 
@@ -206,7 +206,8 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process ends. Returns its exit code.
 
-        timeout: in seconds; None waits for as long as it takes.
+        timeout: in seconds. None: without a limit.
+
         Raises subprocess.TimeoutExpired.
         """
         if timeout is None:
@@ -217,8 +218,8 @@ class ForkedProcess:
         deadline = time.monotonic() + timeout
         while self.returncode is None:
             seconds_left = deadline - time.monotonic()
-            # The message about the end may have come before the deadline, but not have been read.
-            # So look once more after the deadline.
+            # The message about the end may have come before the deadline without being read. So
+            # look once more after the deadline.
             self.server.receive(max(0.0, seconds_left))
             if self.returncode is None and seconds_left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
@@ -247,13 +248,13 @@ class ForkServer:
         self.env = clean_env()
         self.ended: dict[int, int] = {}
         self.process: subprocess.Popen[bytes] | None = None
-        # Pids of children of whose start a message has told. `start` takes them out of this list.
+        # Pids of children that the server has reported as started. `start` removes each from here.
         self.started_pids: list[int] = []
         if ADDRESS not in os.environ:
             os.environ[ADDRESS] = f"spikevrt-tests-{os.getpid()}"
             self.process = self._start_server()
-        # An address that begins with a zero byte is a mere name: it needs no file, so none is left
-        # behind.
+        # An address that begins with a zero byte is only a name. It needs no file, so no file is
+        # left behind.
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect("\0" + os.environ[ADDRESS])
         atexit.register(self.close)
@@ -274,7 +275,10 @@ class ForkServer:
             )
 
     def can_start(self, env: Mapping[str, str]) -> bool:
-        """Return whether a fork can have this environment."""
+        """Return whether a fork of the server can run with this environment.
+
+        It can if the environment differs from the environment of the server only in LATE_VARIABLES.
+        """
         return differ_in_late_variables_only(self.env, env)
 
     def start(
@@ -289,8 +293,8 @@ class ForkServer:
         """Start a process.
 
         argv: a script and its arguments. env: the whole environment. out, err: open files.
-        gate: a pipe; the process begins once the other end of the pipe is closed. Without a gate it
-            begins at once.
+        gate: the reading end of a pipe. The process begins when the writing end is closed. Without
+            a gate it begins at once.
         cwd: the folder in which the process runs. The path of a script is relative to ROOT, not to
             this folder.
         """
@@ -307,7 +311,7 @@ class ForkServer:
     def receive(self, timeout: float | None) -> None:
         """Read one message of the fork server, if one comes within `timeout` seconds.
 
-        0 reads a message that has come already. None waits until a message comes.
+        timeout: 0 only reads a message that has already come. None waits until a message comes.
         """
         self.socket.settimeout(timeout)
         with contextlib.suppress(TimeoutError, BlockingIOError):
@@ -316,8 +320,8 @@ class ForkServer:
                 raise RuntimeError("the fork server has ended")
             news = json.loads(message)
             if news["code"] is None:
-                # A child has started. The system may give it the pid of a process that has ended,
-                # so forget the exit code of the former process.
+                # A child has started. Its pid may be the pid of a child that has ended before, so
+                # forget the exit code of that child.
                 self.ended.pop(news["pid"], None)
                 self.started_pids.append(news["pid"])
             else:
@@ -361,10 +365,10 @@ def serve(listener: socket.socket) -> list[str]:
     """Fork a child for each request, and tell how each child ended.
 
     This function is called once, in the fork server, where it never returns: the process ends when
-    its last connection is closed. But each child is a copy of the process in the middle of this
-    function. In a child this function returns the script and its arguments.
+    its last connection is closed. Each child begins as a copy of the process in the middle of this
+    function. In a child this function returns: it returns the script and its arguments.
 
-    The selector watches three kinds of sources. Its `select` returns those that have news:
+    The selector watches three kinds of sources. Its `select` returns the sources that have news:
 
         the listener         a worker of the tests connects
         a child (a pidfd)    the child has ended
@@ -487,12 +491,16 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
         1. wait for threads, call what was registered with `atexit`, and write the output
         2. free the objects of all libraries, one by one
 
-    Part 2 takes a third of a second of a core, because it copies the memory that the child shares
-    with the fork server. So this function does part 1, and then ends the process without part 2.
+    Part 2 changes the memory that the child shares with the fork server, so Linux must copy this
+    memory. This takes a third of a second of a core. So this function does part 1, and then ends
+    the process without part 2.
 
     In three cases Python itself ends the process, because it prints a message and sets the exit
-    code: an error of the script, SystemExit with a text (both are raised here), and output that
-    cannot be written (this function returns).
+    code:
+
+        an error of the script              this function raises it
+        SystemExit with a text              this function raises it
+        output that cannot be written       this function returns
     """
     exit_code = 0
     try:
@@ -523,7 +531,7 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
 # ---- In a child that starts another Python program ----------------------------------------------
 #
 # The new program must not inherit anything from the program that starts it, e.g. no handler of a
-# signal. `replace_program` removes what it would inherit.
+# signal. `replace_program` removes everything that a fork would inherit.
 #
 # A launcher that is not a fork starts new Pythons, as it does for users. One test uses such a
 # launcher: test_a_signal_to_the_launcher_saves_the_run_for_another_start.
@@ -538,7 +546,7 @@ def start_programs_as_forks() -> None:
         os.execve                  a program that a platform starts calls it to become torchrun's
                                    agent
 
-    Both still start a new Python if the program needs one: see `script_of`.
+    Both new functions still start a new Python if the program needs one (`script_of`).
     """
     name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
     handler: Any = importlib.import_module(name).SubprocessHandler
@@ -557,11 +565,10 @@ def start_programs_as_forks() -> None:
             stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
-            # Popen calls `preexec_fn` in the new process, which is a fork, and would then replace
-            # the fork by `command`. But this `preexec_fn` never returns, so the process stays a
-            # fork. A fork has one thread only. The threads of the agent's store (the table of
-            # values by which ranks find one another) are missing, but the fork does not use this
-            # store.
+            # Popen makes a fork and calls `preexec_fn` in it. Then it would replace the fork by
+            # `command`. But this `preexec_fn` never returns, so the process stays a fork. A fork
+            # has one thread only. So the threads of the agent's store, by which ranks find one
+            # another, are missing. The fork does not use this store.
             preexec_fn=lambda: replace_program(argv, env),
         )
 
@@ -599,9 +606,11 @@ def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
 def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     """Run a script in this process, and end the process with it, as `exec` would.
 
-    argv: the script and its arguments. Before the script runs, everything is removed that the
-    former program has left behind in Python: its handlers of signals, its output that is not yet
-    written, its modules of the project, and the functions to be called at its end.
+    Before the script runs, everything is removed that the former program has left in Python:
+    handlers of signals, output that is not yet written, modules of the project, and functions that
+    would be called at its end.
+
+    argv: the script and its arguments.
     """
     # As with `exec`, an ignored signal stays ignored. Every other signal is set as at the start of
     # Python.
@@ -639,8 +648,8 @@ def unbuffered(descriptor: int) -> io.TextIOWrapper:
 def make_models() -> None:
     """Make the pydantic models of all parts that an option file can name, e.g. of each network.
 
-    A registry makes a model when it is first needed, and keeps it. Each training would make 13
-    models, which takes 25 ms.
+    A registry makes a model when the model is first needed, and keeps it. Without this function
+    each training would make 13 models, which takes 25 ms.
     """
     registry: Any = importlib.import_module("utils.options.registry").Registry
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in PACKAGES]
@@ -662,8 +671,8 @@ def main() -> types.CodeType:
         # A fork has only one thread. If a library gave work to another thread, a child would wait
         # for this work forever.
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
-    # Exclude all present objects from garbage collection. Otherwise each child would search them at
-    # its end, which takes a second and a half and copies their memory.
+    # Exclude all present objects from garbage collection. Otherwise each child would search these
+    # objects at its end. This would copy their memory and take a second and a half.
     gc.freeze()
     # pytest may ignore Ctrl-C and hang-up, e.g. under nohup. The processes of the tests must react
     # to both signals.

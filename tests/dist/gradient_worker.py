@@ -2,8 +2,11 @@
 
 gradient_worker.py OPTIONS OUT PER_RANK PARTS STEPS
 
-OPTIONS: an option file. OUT: the file of the results. PER_RANK: samples of a micro-batch on each
-rank. PARTS: micro-batches of a step (accumulation steps). STEPS: steps of training.
+    OPTIONS     an option file
+    OUT         the file of the results
+    PER_RANK    number of samples of a micro-batch on each rank
+    PARTS       number of micro-batches of a step (accumulation steps)
+    STEPS       number of training steps
 
 Rank 0 writes to the file OUT:
     gradients           parameter -> its gradient in the first step
@@ -29,8 +32,8 @@ PER_RANK = int(sys.argv[3])
 PARTS = int(sys.argv[4])
 STEPS = int(sys.argv[5])
 
-# Shape of what the samples of a step have: 4 samples, 2 frames, channels, height, width. No step
-# takes more than 4 samples.
+# Shapes of the tensors of a step: 4 samples, 2 frames, channels, height, width. No step takes more
+# than 4 samples.
 SHAPES = {"lq": (4, 2, 3, 32, 32), "spike": (4, 2, 2, 32, 32), "gt": (4, 2, 3, 32, 32)}
 
 
@@ -58,9 +61,9 @@ def samples_of(step: int) -> dict[str, Tensor]:
 def micro_batches(step: int) -> list[dict[str, object]]:
     """Return the micro-batches of this rank in a step.
 
-    The samples are shared out as the sampler of a training does: rank, rank + world size, ... E.g.
-    rank 1 of 2 takes the samples 1 and 3. With PER_RANK 1 and PARTS 2, its first micro-batch has
-    sample 1, and its second micro-batch has sample 3.
+    The samples are divided as the sampler of a training divides them: a rank takes the samples
+    rank, rank + world size, ... E.g. rank 1 of 2 takes the samples 1 and 3. With PER_RANK 1 and
+    PARTS 2, its first micro-batch has sample 1, and its second micro-batch has sample 3.
     """
     samples = samples_of(step)
     world_size = RUN.launch.world_size

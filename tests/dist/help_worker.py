@@ -3,7 +3,7 @@
     help_worker.py COMMAND ...
 
 A command is e.g. "scripts/spike_tool.py info". Prints a JSON object: command -> [exit code, text].
-If a program fails, its exception stands in place of the exit code.
+If a program fails, the exit code is replaced by the exception.
 """
 
 import contextlib

@@ -4,12 +4,12 @@
 
 A case is a function of this module, e.g. `collectives`. Before the case, `main` makes the process
 group, unless the case does this itself (BEGINS_ITSELF). Several cases make one rank fail or stand
-still. Then the test reads what the ranks say, and their exit codes.
+still. The test reads what the ranks print, and their exit codes.
 
 A new case is a new function here, which a test names. tests/dist/test_dist.py, test_trust.py and
 tests/faults/test_startup.py run the present cases. These tests look for the texts of the errors,
-and their limits of time depend on the sleeps. So if you change a text or a sleep, change the test,
-too.
+and the time limits of the tests depend on the sleeps. So if you change a text or a sleep, change
+the test, too.
 """
 
 import json
@@ -97,7 +97,7 @@ def work() -> None:
 
 
 def write_much() -> None:
-    """Write 200 kB to a terminal that is paused meanwhile. A phase may last two seconds."""
+    """Write 200 kB to a terminal that is paused meanwhile. A phase may last at most two seconds."""
     utils_dist.begin(WatchdogOptions(stall_s=2), timeout_s=60)
     for step in range(200):
         watchdog.phase("compute", step)
@@ -120,7 +120,7 @@ def nccl_of_a_peer() -> None:
 
 
 def second_life() -> None:
-    """Meet the other ranks, and say so. Before that rank 1 has died once, see `end_first_life`."""
+    """Meet the other ranks, and print this. Before, rank 1 has died once (`end_first_life`)."""
     utils_dist.barrier()
     print(f"second life of rank {utils_dist.get_rank()}", flush=True)
 
@@ -128,7 +128,7 @@ def second_life() -> None:
 def end_first_life(mark: Path) -> None:
     """End rank 1 before it meets the others, unless it has died once.
 
-    mark: a file that its first life leaves behind, so that its second life knows of the first.
+    mark: a file that rank 1 makes before its first end. If the file exists, rank 1 goes on.
     """
     if os.environ["RANK"] == "1" and not mark.exists():
         mark.touch()

@@ -1,7 +1,8 @@
 """Starts real programs for tests: ranks (each rank is a process) and other commands.
 
-* `Ranks` starts ranks, which a test can watch, signal and wait for. `run_ranks` runs them to their
-  end. The ranks get the environment variables that torchrun would give them: RANK, WORLD_SIZE, ...
+* `Ranks` starts ranks. A test can watch the ranks, send them signals and wait for them. `run_ranks`
+  runs ranks to their end. Ranks get the environment variables that torchrun would give them: RANK,
+  WORLD_SIZE, ...
 * `run_command`, `start_command` and `run_into` start any other command.
 * Each wait has a limit, and no test leaves a process behind: all processes are killed at the end.
 
@@ -34,7 +35,7 @@ from typing import IO, Any
 
 from tests.dist.fork_server import ADDRESS, ROOT, ForkedProcess, clean_env, fork_server
 
-# The limits of tests only end programs that hang; they do not measure speed. A test gives the
+# The time limits of tests only end programs that hang. They do not measure speed. A test gives the
 # seconds that a program may take on an idle machine. A busy machine takes longer, so a program is
 # ended only after PATIENCE times as many seconds.
 PATIENCE = 5
@@ -75,7 +76,7 @@ class RankResult:
 
 
 class Ranks:
-    """Running ranks. Use it in a `with` statement, which kills the ranks that still run at its end.
+    """Running ranks, for a `with` statement. At its end, ranks that still run are killed.
 
     Attributes for tests:
 
@@ -100,9 +101,9 @@ class Ranks:
         args: arguments of the script. args_of: rank -> its arguments in place of `args`.
         env: additional variables of all ranks. env_of: rank -> additional variables of this rank,
             which replace the variables of `env`. An empty value removes a variable.
-        prefix: a command that is given the command of each rank, e.g. ("nice", "-n", "5"). Usually
-            a rank is a fork of a process that has imported torch. With a prefix it is a new
-            process, which must import torch first.
+        prefix: a command that runs the command of each rank, e.g. ("nice", "-n", "5"). Usually a
+            rank is a fork of a process that has imported torch. With a prefix it is a new process,
+            and must import torch first.
         cwd: the folder in which the ranks run. If it is given, `script` must be a whole path.
         """
         self.start = time.monotonic()
@@ -119,7 +120,8 @@ class Ranks:
         # ends when `gate_writer` is closed, after the last rank was started.
         gate, gate_writer = os.pipe()
         for rank in range(n):
-            # Later variables replace earlier ones, so a test may replace variables of the launch.
+            # Variables that are set later replace earlier ones, so a test may replace variables of
+            # the launch.
             variables = clean_env()
             if n > 1:
                 variables |= _variables_of_launch(rank, n, self.port)
@@ -154,7 +156,7 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the ranks that still run. `wait` also calls this; a second call changes nothing.
+        """Kill the ranks that still run. `wait` also calls this. A second call changes nothing.
 
         The files with the output of the ranks stay open, so that tests can read the output after
         the `with` block.
@@ -301,7 +303,7 @@ def fork_client_variable() -> dict[str, str]:
 
 
 def write_python(path: Path, before: str = "") -> Path:
-    """Write a command that runs a script as `python` does, but as a fork. Returns `path`.
+    """Write a command that runs a script as `python` does, but in a fork. Returns `path`.
 
     The command needs the variable of `fork_client_variable`. before: shell commands to run first,
     e.g. "shift; ".
@@ -341,10 +343,10 @@ AnyProcess = subprocess.Popen | ForkedProcess
 def start_command(command: Sequence[object], log: Path, **env: str) -> Generator[AnyProcess]:
     """Give the process of a command, whose stdout and stderr go to the file `log`.
 
-    A script that this Python runs becomes a fork of the fork server, which starts faster than a new
-    Python. (The fork server cannot give a fork every environment, see `ForkServer.can_start`. If it
-    cannot, the script is run by a new Python.) At the end of the `with` block, the process and all
-    processes that it has started are killed.
+    If the command is a script of this Python, the process is a fork of the fork server, which
+    starts faster than a new Python. The fork server cannot give a fork every environment
+    (`ForkServer.can_start`). If it cannot, a new Python runs the script. At the end of the `with`
+    block, the process and all processes that it has started are killed.
 
     command: the program and its arguments. env: additional environment variables.
     """
@@ -372,8 +374,8 @@ def start_command(command: Sequence[object], log: Path, **env: str) -> Generator
 def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
     """Wait until a regular expression matches in the text of `log`. Return the text.
 
-    The file need not exist at first. Raises AssertionError after `limit_s` seconds, which a busy
-    machine does not make longer.
+    The file need not exist at first. Raises AssertionError after `limit_s` seconds, also on a busy
+    machine.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -399,13 +401,13 @@ def _start(
 
     arguments: the script and its arguments. env: the whole environment.
     out, err: the files for stdout and stderr.
-    prefix: a command that is given the command of the rank, e.g. ("nice", "-n", "5"), or ().
-    gate: the end of a pipe from which a fork reads. It begins when the other end is closed.
+    prefix: a command that runs the command of the rank, e.g. ("nice", "-n", "5"), or ().
+    gate: the reading end of a pipe. A fork begins when the writing end is closed.
     cwd: the folder in which the rank runs.
     """
-    # A fork has the libraries of the fork server, which have read their environment variables. So a
-    # rank that needs other values of these variables cannot be a fork. A rank with a prefix, e.g.
-    # `nice`, cannot be a fork either.
+    # A fork has the libraries of the fork server. The libraries have already read their environment
+    # variables. So a rank that needs other values of these variables cannot be a fork. A rank with
+    # a prefix, e.g. `nice`, cannot be a fork, either.
     can_fork = not prefix and fork_server().can_start(env)
     if can_fork:
         return fork_server().start(arguments, env=env, out=out, err=err, gate=gate, cwd=cwd)

@@ -1,7 +1,7 @@
 """Two hosts on one machine: namespaces of Linux with a network, a name and processes of their own.
 
-A host does not see the processes of the other host. Otherwise a rank could end a rank of the other
-host, which is impossible on real hosts.
+A host must not see the processes of the other host. Otherwise a rank could end a rank of the other
+host, and this is impossible on real hosts.
 """
 
 import os
@@ -10,7 +10,7 @@ import subprocess
 
 
 def reason_to_skip() -> str:
-    """Return why there can be no namespaces here, or "" if there can."""
+    """Return why no namespaces can be made here, or "" if they can be made."""
     has_programs = shutil.which("ip") and shutil.which("unshare")
     if os.geteuid() != 0 or not has_programs:
         return "needs root, ip and unshare"
@@ -21,9 +21,9 @@ def reason_to_skip() -> str:
 
 
 class TwoHosts:
-    """Hosts 0 and 1 at the addresses 10.77.0.1 and 10.77.0.2. Use it in a `with` statement.
+    """Hosts 0 and 1 at the addresses 10.77.0.1 and 10.77.0.2, for a `with` statement.
 
-    The devices cable0 and cable1 are the two ends of the cable between them.
+    A virtual cable connects the hosts. Its ends are the devices cable0 and cable1.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,8 @@ class TwoHosts:
         end_0 = ("cable0", "netns", host_0)
         end_1 = ("cable1", "netns", host_1)
         _ip("link", "add", *end_0, "type", "veth", "peer", *end_1)
-        # Give each end its address, and switch it on. "lo" is the network of a host to itself.
+        # Give each end of the cable its address, and switch the end on. "lo" is the network of a
+        # host to itself.
         for i, name in enumerate(self.names):
             _ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"cable{i}")
             for device in ("lo", f"cable{i}"):
@@ -61,7 +62,7 @@ class TwoHosts:
         return [*into_network, *own_host, *shell, *command]
 
     def cut(self) -> None:
-        """Cut the cable. No connection is closed: the hosts only receive nothing any more."""
+        """Cut the cable. No connection is closed, but the hosts receive nothing any more."""
         for i, name in enumerate(self.names):
             _ip("-n", name, "link", "set", f"cable{i}", "down")
 

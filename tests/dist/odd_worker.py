@@ -1,4 +1,4 @@
-"""A training or a test in which something goes wrong, on one rank and at one step.
+"""Train or test with a fault: something goes wrong on one rank and at one step.
 
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py OR main_test_vrt.py
 
@@ -74,9 +74,9 @@ RANK = int(sys.argv[2])
 STEP = int(sys.argv[3])
 
 FOREVER_S = 600  # longer than every limit of a test
-LATE_S = 0.3  # by which a loader starts late in the case "late"
-TILE_S = 0.05  # as long as a tile of a real network takes at least
-# What the case "drift" adds to the bias of one rank. The number is small, because even a small
+LATE_S = 0.3  # seconds by which a loader starts late in the case "late"
+TILE_S = 0.05  # seconds that a tile of a real network takes at least
+# The case "drift" adds this number to the bias of one rank. It is small, because even a small
 # difference between the ranks must be found.
 DRIFT = 1e-6
 
@@ -102,7 +102,7 @@ def is_struck_rank() -> bool:
 
 @NETWORKS.register("odd")
 class Odd(nn.Module):
-    """One convolution, in whose forward pass the case strikes."""
+    """A network of one convolution. The case strikes in its forward pass."""
 
     # Number of training steps so far. A validation runs a second network of this class, with the
     # averaged weights. The second network must know the number, too. So the number belongs to the
@@ -135,7 +135,7 @@ class Odd(nn.Module):
         return restored * float("nan") if self.is_nan() else restored
 
     def strike(self) -> None:
-        """Do what goes wrong once, as the head of this file says. Other cases do nothing here.
+        """Do what goes wrong in the cases that happen once. Other cases do nothing here.
 
         `forward` calls this in forward pass STEP of rank RANK.
         """
@@ -204,8 +204,8 @@ def checkpoints_in_memory() -> int:
 
 # ---- Observers of the loaders and of the progress ------------------------------------------------
 
-# `main` puts these functions in the place of methods of the product. `position` stands for the
-# arguments of the method, which are handed on as they are.
+# `main` replaces methods of the product by these functions. `position` stands for the arguments of
+# the method. They are passed on unchanged.
 
 # Times in seconds for the case "late". Each list has one time for each epoch.
 moments: dict[str, list[float]] = {"loader": [], "progress": []}

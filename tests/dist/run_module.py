@@ -2,8 +2,8 @@
 
     run_module.py MODULE ARGUMENTS
 
-The fork server can only start scripts. With this script it also starts the launchers of torch,
-which then need not import torch anew.
+The fork server can only start scripts. With this script it can also start the launchers of torch,
+so that they need not import torch anew.
 """
 
 import runpy

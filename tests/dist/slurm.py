@@ -1,4 +1,4 @@
-"""A real SLURM with this machine as its only node, for tests/dist/test_slurm.py.
+"""Start a real SLURM with this machine as its only node, for tests/dist/test_slurm.py.
 
 SLURM is a scheduler of compute clusters. `Cluster` starts the daemons of SLURM that are listed
 here. All their files are below one folder. Their ports, state and logs are separate from any SLURM
@@ -6,10 +6,10 @@ that the system may have.
 
     munged      signs the messages between the daemons
     slurmctld   decides which job runs
-    slurmd      runs the jobs, on the one node of the cluster, which is this machine
+    slurmd      runs the jobs on the only node of the cluster, this machine
 
-The two partitions in `_conf` and their PreemptMode must stay. They allow the urgent job of
-tests/dist/test_slurm.py to stop another job, which SLURM then puts into the queue again.
+What must stay: the two partitions in `_conf` and their PreemptMode. They allow the urgent job of
+tests/dist/test_slurm.py to stop another job. SLURM then queues the stopped job again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def reason_to_skip() -> str:
 
 
 class Cluster:
-    """A cluster of one node. Use it in a `with` statement, which ends all jobs and daemons.
+    """A cluster of one node, for a `with` statement. At its end, all jobs and daemons end.
 
     The node has as many cores as this machine, but at least 4, so that a job of two ranks and a job
     of one rank can run together. It has two partitions: "main", and "urgent", whose jobs may stop
@@ -116,8 +116,9 @@ class Cluster:
     def _conf(self) -> str:
         """Return the text of slurm.conf.
 
-        The partition "urgent" has the higher PriorityTier. So its jobs may stop jobs of "main", for
-        which PreemptMode is REQUEUE: a stopped job is queued again. GraceTime gives it 60 s to end.
+        The partition "urgent" has the higher PriorityTier. So its jobs may stop jobs of "main". In
+        "main" PreemptMode is REQUEUE, so a stopped job is queued again. GraceTime gives the job 60
+        s to end.
 
         cred_expire=5           a job that is queued again waits for 5 s, by default for 120 s
         config_overrides        the node may have fewer cores than CPUs says
@@ -162,7 +163,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         self.processes.append(subprocess.Popen(command, start_new_session=True, **how))
 
     def wait(self, is_up, name: str, limit_s: float = 100) -> None:
-        """Wait until is_up() is true. name: what the test waits for; the error names it.
+        """Wait until is_up() is true. name: what the test waits for, in the words of the error.
 
         At the limit, raises AssertionError with the last part of all logs.
         """
@@ -179,7 +180,8 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
     def run(self, *command: str, check: bool = True, limit_s: float = 150, cwd: Path = ROOT) -> str:
         """Run a command of SLURM. Return what it prints.
 
-        check: fail if the command fails. cwd: the repository, or a copy of it.
+        check: whether an error is raised if the command fails. cwd: the repository, or a copy of
+            it.
         """
         done = subprocess.run(
             command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=limit_s

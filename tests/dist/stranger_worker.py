@@ -6,9 +6,9 @@
     FILE    the file that rank 0 would create if it unpickled the message
     BEAT    the JSON text of a beat, which the stranger writes as rank 1
 
-tests/dist/test_trust.py starts this program. The stranger writes the same keys into the store as a
-rank (utils/dist/rendezvous.py). If the keys change there, change them here, too. Otherwise rank 0
-would wait for rank 1 in vain, and the message would never arrive.
+tests/dist/test_trust.py starts this program. The stranger writes the keys into the store that
+utils/dist/rendezvous.py writes for a rank. If the keys of rendezvous.py change, change this file,
+too. Otherwise rank 0 would wait for rank 1 in vain, and the message would never arrive.
 """
 
 import os

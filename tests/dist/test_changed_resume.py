@@ -2,8 +2,8 @@
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
 tests/dist/odd_worker.py. `run_odd` runs such a training until it ends. Three of its arguments say
-what goes wrong: `case` is the kind of fault, `struck_rank` the rank, and `at_step` the step of this
-start.
+what goes wrong: `case` is the kind of fault, `struck_rank` the rank, and `at_step` the step,
+counted from the beginning of this start.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 4 no finite loss, 75
 stopped by a signal and to be started again, -9 killed by SIGKILL.
@@ -34,7 +34,7 @@ from tests.helpers.train_files import (
     write_odd_options,
 )
 
-# Options of a run without a validation.
+# Option of a run without a validation.
 NO_TEST = "datasets.test={}"
 TENSORBOARD = "logging.use_tensorboard=true"
 REPORT = "logging.use_report=true"
@@ -196,7 +196,7 @@ def test_a_second_run_in_a_folder_is_refused(story):
     assert start.result.exit_codes == [2], start.result.text
     assert start.result.text.count("another run is at work in this folder") == 1
     assert "process " in start.result.text
-    # The checkpoint is still the one of the start before.
+    # The checkpoint is still the checkpoint of start 2.
     assert start.state["step"] == 13
 
 

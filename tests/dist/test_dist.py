@@ -23,7 +23,7 @@ from tests.dist.launching import run_ranks
 from utils.dist.round import FailedRank, Round
 
 WORKER = "tests/dist/helpers_worker.py"
-# A program that runs a worker in namespaces of its own.
+# This program runs a worker in namespaces of its own.
 CONFINED = "tests/dist/confined_worker.py"
 
 
@@ -155,13 +155,13 @@ def test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torc
 @pytest.mark.skipif(bool(netns.reason_to_skip()), reason=f"no namespaces: {netns.reason_to_skip()}")
 def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for_dead():
     # Each rank is in a namespace of its own, in which process ids begin at 1. Rank 0 has an id
-    # above 40, and rank 1 has a small id. So no process in the namespace of rank 1 has the id of
-    # rank 0.
+    # above 40, and rank 1 has a small id. So rank 1 finds no process with the id of rank 0 in its
+    # namespace.
     result = run_ranks(2, CONFINED, "own_process_ids", WORKER, "four_beats")
 
     assert result.exit_codes == [0, 0], result.text
     pids = [found["pid"] for found in result.jsons]
-    # 20 lies between the two ids. Any other number between them would do.
+    # 20 is an arbitrary number between the two ids.
     assert pids[0] > 20
     assert pids[1] < 20
 

@@ -30,9 +30,9 @@ from tests.helpers.train_files import (
     write_odd_options,
 )
 
-# Options of a run that a test ends.
+# Option of a run that trains until a test ends it.
 ENDLESS = "train.total_iter=100000"
-# Options of a run without a validation.
+# Option of a run without a validation.
 NO_VALIDATION = "datasets.test={}"
 # Permissions of a file: its owner may read and write, and nobody else may do anything.
 OWNER_ONLY = 0o600
@@ -193,8 +193,8 @@ def test_the_checkpoints_of_a_run_may_be_a_link_to_another_disk(tmp_path):
     options = write_odd_options(tmp_path)
     elsewhere = tmp_path / "large disk"
     elsewhere.mkdir()
-    # The name is almost the name of a temporary file of a checkpoint. A start removes such
-    # temporary files, but must not remove this file.
+    # The name resembles the name of a temporary file of a checkpoint. A start removes temporary
+    # files of checkpoints, but must not remove this file.
     foreign = elsewhere / ".checkpoint_latest.notes.tmp"
     foreign.write_text("somebody's own")
     folder_of_run(options).mkdir(parents=True)

@@ -7,7 +7,7 @@ A step has ranks x batch x accumulated samples. `batch` is the number of samples
 `accumulated` is the number of batches that a rank takes in a step. E.g. 2 ranks, batch 2 and
 accumulated 1 are 4 samples. With train.global_batch_size 4, the program chooses `accumulated`.
 
-The table of `Starts` has the starts that most tests look at. Each depends on the starts before it,
+Most tests look at the seven starts of the class `Starts`. Each start depends on the earlier starts,
 so a new start must be added at the end.
 """
 
@@ -25,7 +25,7 @@ from tests.dist.launching import ROOT, RankResult, run_ranks
 from tests.helpers import train_files as runs
 from utils.files import MARK
 
-# Exit codes: an option must be changed, or a file cannot be used.
+# Exit codes of a start that is refused: an option must be changed, or a file cannot be used.
 CHANGE_OPTIONS = 2
 FILE_UNUSABLE = 3
 
@@ -35,7 +35,8 @@ def run(
 ) -> RankResult:
     """Train until step `until` of the run.
 
-    accumulated: None: as many batches as a step of 4 samples needs.
+    accumulated: number of batches that a rank takes in a step. None: as many as a step of 4 samples
+        needs.
     """
     if accumulated is None:
         samples_of_step = "train.global_batch_size=4"
@@ -80,7 +81,7 @@ def samples_of_steps(result: RankResult) -> dict[int, list[str]]:
 
 @dataclass
 class Starts:
-    """Seven starts of two runs, one after another. Each is named by the step it trains to.
+    """Seven starts of two runs, one after another. A name says to which step a start trains.
 
     The run "run" is named by the option file. The run "other" begins from the checkpoint of "run":
 
@@ -205,8 +206,8 @@ def test_a_run_that_begins_from_another_run_does_not_change_the_checkpoint_of_th
 
 
 # A checkpoint says how many steps of the epoch are done, and not how many samples. E.g. 1 step of 4
-# samples has used the samples 0 to 3. If this were read as 1 step of 1 sample, only sample 0 would
-# count as used. So a start with another number of samples in a step is refused.
+# samples has used the samples 0 to 3. If a step had 1 sample now, only sample 0 would count as
+# used. So a start with another number of samples in a step is refused.
 OTHER_SAMPLES = "samples a step 4 -> 1"
 
 
@@ -250,9 +251,9 @@ def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_s
 
 # ---- Ranks without a common disk ----
 
-# A program that runs a rank in the folder of its first argument. The folder of the results is
+# A program that runs a rank in the folder of its first argument. The path of the results is
 # relative, so each rank has results of its own, as on hosts without a common disk. `pop` removes
-# the first argument, which is none of odd_worker.py.
+# the first argument, because odd_worker.py must not get it.
 APART = f"""
 import os, runpy, sys
 os.chdir(sys.argv.pop(1))

@@ -103,8 +103,8 @@ def restarted_run(tmp_path_factory) -> RestartedRun:
     folder = tmp_path_factory.mktemp("restarted")
     log = folder / "log"
     launcher = (*TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
-    # "odd" is the tiny network of tests/dist/odd_worker.py, a program in which something can go
-    # wrong on purpose. Here nothing does.
+    # tests/dist/odd_worker.py trains the tiny network "odd". In this program something can go wrong
+    # on purpose. Here nothing goes wrong.
     worker = odd_command(write_odd_options(folder), *SAVING_AND_WATCHED, ENDLESS)
     command = (*launcher, *worker)
 
@@ -158,14 +158,14 @@ class Hopeless(NamedTuple):
     errors: int
 
 
-# torchrun treats all exit codes in the same way. So one case in `make test` is enough, "stopped by
-# a signal". `make slow` has the others.
+# torchrun treats all exit codes in the same way. So `make test` has only the case "stopped by a
+# signal". `make slow` has all cases.
 @pytest.mark.parametrize(
     "run",
     [
         pytest.param(
-            # A wrong option ends the run before its first step. "none": odd_worker.py makes nothing
-            # go wrong by itself.
+            # A wrong option ends the run before its first step. In the case "none", odd_worker.py
+            # itself makes nothing go wrong.
             Hopeless("none", ("train.totl_iter=2",), exit_code=2, starts=0, errors=1),
             id="unknown option",
             marks=pytest.mark.slow,
@@ -371,7 +371,7 @@ def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
 
     texts = [node.log.read_text() for node in both]
     # Usually one node reports the wrong option for both nodes. If the nodes do not hear of each
-    # other in time, each node reports it.
+    # other in time, each node reports the wrong option.
     messages = sum(text.count("OptionError: unknown option x") for text in texts)
     assert messages in (1, 2), texts
     for text in texts:

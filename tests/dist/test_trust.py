@@ -53,7 +53,7 @@ def begin_work(folder: Path, env: dict[str, str] | None = None) -> Ranks:
 
 @pytest.fixture
 def run(tmp_path):
-    """Give two ranks at work. A test ends them by a forged value, so each test has its own."""
+    """Give two ranks at work. Each test has its own ranks, because a forged value ends them."""
     with begin_work(tmp_path) as ranks:
         ranks.wait_for("at work", rank=0, limit_s=60)
         yield ranks
@@ -404,8 +404,9 @@ def test_a_second_process_of_our_own_user_does_not_report_an_error_again():
     assert second.stdout == "False\n"
 
 
-# Two processes of one user claim the same error. The number of the user is above 2^31, as users of
-# a directory service have it. Importing needs the files of this user, so it comes before `setuid`.
+# Two processes of one user claim the same error. The number of the user is above 2^31, as in a
+# directory service. The imports need the files of the user who runs the tests, so they come before
+# `setuid`.
 TWO_CLAIMS = """
 import os
 from utils.dist import claims

@@ -1,7 +1,7 @@
 """Several ranks validate together, and begin each epoch together.
 
 A validation restores test clips in tiles: pieces of some frames, which overlap in time. The
-watchdog ends a run that gives no sign of life for too long, so each tile must give one.
+watchdog ends a run that gives no sign of life for too long. So each tile must give a sign of life.
 """
 
 import re
@@ -49,7 +49,8 @@ class Clip:
     def __init__(self, number: int, frames: int) -> None:
         self.name = f"clip{number}"
         self.number = number
-        # Blurry frames that are in memory now, and the most at once.
+        # `alive` is the number of blurry frames that are in memory now, and `most` the largest
+        # number so far.
         self.alive = 0
         self.most = 0
         self.stems = [f"{i:03d}" for i in range(frames)]

@@ -36,13 +36,13 @@ from utils.options.models import Options
 FOLDERS = "scripts|lab|tests|docs|models|data|utils|options"
 # A file of the project, e.g. "docs/ddp.md".
 PATH = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]+\.(?:py|md|sh|json|png))\b")
-# A block of code between two lines of three backticks.
+# A block of code between two lines that begin with three backticks.
 FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 # A number, e.g. "12", "1,111" or "0.9.1".
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 # The target of a link without its heading, e.g. "ddp.md" of "[memory](ddp.md#memory)".
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
-# A link to a heading, in two groups: the file, which may be empty, and the name of the heading.
+# A link to a heading. Group 1 is the file, which may be empty. Group 2 is the name of the heading.
 LINK_TO_HEADING = re.compile(r"\]\(([^):]*)#([^)]+)\)")
 
 # Runs a test once for each page.
@@ -60,7 +60,7 @@ def read_page(name: str) -> str:
 def anchors(page: Path) -> set[str]:
     """Return the names that links use for the headings of a page.
 
-    GitHub makes them from the titles, e.g. "## Time limits" -> "time-limits".
+    GitHub makes these names from the titles, e.g. "## Time limits" -> "time-limits".
     """
     # Leave out blocks of code, because a line of code may begin with "#", too.
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
@@ -92,16 +92,16 @@ def test_links_to_files_lead_to_files(page):
 
 
 def files_that_the_reader_writes(text: str) -> set[str]:
-    """Return the files that a page asks its reader to write, e.g. "Save this file as `a.py`".
+    """Return the files that the user of a page must write, e.g. "Save this file as `a.py`".
 
-    A block of code whose first line is "# a.py" is such a file, too.
+    A block of code with the first line "# a.py" also is the file a.py.
     """
     files = set(re.findall(r"(?m)^# (\S+\.py)$", text))
     files |= set(re.findall(r"(?:[Ss]ave (?:this|this file|it) as|保存为) `(\S+)`", text))
     return files
 
 
-# The change log names files that have been removed since.
+# The change log is left out, because it names files that were removed later.
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
 )
@@ -144,14 +144,14 @@ def test_the_head_of_a_folder_names_each_of_its_modules(head):
 
 # ---- Addresses on the web ----
 
-# Data sets, programs and methods that the pages name, and whose addresses docs/links.md must have.
+# Data sets, programs and methods that the pages name. docs/links.md must have their addresses.
 PLACES = (
     "GoPro", "Spk-GoPro", "REDS", "Vimeo-90K", "DVD", "DAVIS", "X4K1000FPS", "Spk-X4K", "S-SDM",
     "Spike-Zoo", "SpikeCV", "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM",
     "KAIR", "S-VRT", "BasicSR", "coffee", "park",
 )  # fmt: skip
-# An address, e.g. "https://a.b/c", with the bracket "<" if the page has one in front of the
-# address.
+# An address, e.g. "https://a.b/c". If the page has the bracket "<" before it, the match begins with
+# the bracket.
 ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
 # A complete address: the host has a point, and the path does not end with a point.
 WHOLE_ADDRESS = re.compile(r"<?https?://[\w.-]+\.\w+(?:/[\w./%~+-]*)?[\w/]")
@@ -166,7 +166,7 @@ def rows_with_address() -> str:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_each_named_data_set_and_program_has_its_address(rows_with_address, name):
-    # As a whole word: "VRT" must not be found in "S-VRT".
+    # Look for a whole word: "VRT" must not be found in "S-VRT".
     assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", rows_with_address)
 
 
@@ -216,19 +216,19 @@ def run_in(monkeypatch):
 
 def test_the_code_of_the_page_on_python_runs(run_in, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", read_page("docs/python.md"), re.DOTALL)
-    assert len(blocks) > 5  # with fewer blocks, the pattern would not fit the page any more
+    assert len(blocks) > 5  # fewer blocks: the pattern does not fit the page any more
 
     run_in(blocks, tmp_path)
 
 
 def test_the_code_of_the_notebook_runs(run_in):
     cells = cells_of_notebook()
-    assert len(cells) > 5  # with fewer cells, `cells_of_notebook` would not find them any more
+    assert len(cells) > 5  # fewer cells: `cells_of_notebook` misses some
 
     run_in(cells, ROOT / "notebooks")
 
 
-# Slow, because this test clones the whole project.
+# This test is slow, because it clones the whole project.
 @pytest.mark.slow
 def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     if not (ROOT / ".git").exists():
@@ -240,8 +240,8 @@ def test_the_notebook_alone_fetches_the_project_as_on_colab(tmp_path):
     code = f"{forget}\n{fetching}\nfrom models import portable\nprint(portable.__file__)"
     program = tmp_path / "program.py"
     program.write_text(code)
-    # These variables are one setting of git. With it, git clones this repository in place of the
-    # address on GitHub.
+    # These variables are one setting of git. With this setting, git clones this repository instead
+    # of the address on GitHub.
     git_settings = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.file://{ROOT}.insteadOf",
@@ -353,7 +353,7 @@ def keys_of(block: str) -> dict[str, Any]:
 class OptionBlocks:
     """The blocks of options in the pages on data, in the order of the pages."""
 
-    # A complete option file for each layout of files: case 1, case 2, and both forms of case 3.
+    # A complete option file for each of four layouts: case 1, case 2, and both forms of case 3.
     files: list[dict[str, Any]]
     exposures: list[str]  # three forms of the key `exposure`
     section: str  # a section `train` with most of its keys
@@ -484,7 +484,7 @@ def test_the_file_for_a_gpu_has_the_data_of_two_simulated_cameras(large_file):
 
 
 def test_both_splits_of_a_small_network_have_the_same_spikes():
-    # So the additions to the line of `train` are right in `test`, too.
+    # Then the additions to the line of `train` are right in `test`, too.
     for file in [*files_of_the_cases(), *read_option_files("docs/quickstart.md")]:
         sections = file["datasets"]
         assert sections["train"].get("spike") == sections["test"].get("spike")
@@ -523,7 +523,7 @@ def test_the_lines_spike_of_the_large_network_follow_the_additions(page):
         added.append(keys_of("".join(blocks)))
     two_cameras, ideal_camera, recordings, calibration_file = added
 
-    # "As above": the line of the option file, which the test before compares.
+    # The row of two simulated cameras says only "As above", because the test before compares it.
     assert two_cameras == {}
     assert ideal_camera["spike"] == LARGE_SPIKES["ideal camera"]
     # The lines of case 1 and case 2 have all keys. The line of case 3 lacks what the row adds.
@@ -578,7 +578,7 @@ def test_other_numbers_of_gpus_take_the_clips_that_the_page_says(option_file, la
     opt = main_train_vrt.read_options(["--opt", str(option_file)])
 
     # Two rows of a table: the numbers of GPUs, and the clips of a step. The first column is for
-    # several numbers of GPUs, and the last one for more than 8: one clip for each GPU.
+    # several numbers of GPUs. The last column is for more than 8 GPUs, with one clip for each GPU.
     table = r"(?m)^\| GPU[^|\n]*\|(.*)\|\n\|[-|]+\|\n\|[^|\n]*\|(.*)\|$"
     gpus_row, clips_row = re.findall(table, read_page(page))[-1]
     *columns, _more_than_8 = zip(gpus_row.split("|"), clips_row.split("|"), strict=True)
@@ -671,8 +671,8 @@ METHODS = [
     Method("ZeRO-2", divided=4 + 8, exchanges=2),
     Method("FSDP", divided=4 + 4 + 8, exchanges=3),
 ]
-# Allowed error of a number in the table: half a unit of its last digit, 0.0005 GB, and a little
-# more because A is rounded in the page.
+# Allowed error of a number in the table. Half a unit of its last digit is 0.0005 GB. The limit is a
+# little larger, because A is rounded in the page.
 ROUNDED_GB = 6e-4
 
 
@@ -720,8 +720,8 @@ def memory() -> MemoryTable:
 
 def bytes_per_rank(memory: MemoryTable, method: Method) -> float:
     """Return the bytes that a rank holds: its part of all parameters, and the activations."""
-    # Bytes of a parameter that this rank does not hold, on average over all parameters. E.g. of 8
-    # divided bytes on 8 ranks: 7.
+    # The bytes of a parameter that this rank does not hold, on average over all parameters. E.g. if
+    # 8 bytes are divided among 8 ranks, these are 7 bytes.
     on_other_ranks = method.divided * (1 - 1 / memory.ranks)
     return memory.parameters * (BYTES_PER_PARAMETER - on_other_ranks) + memory.activations
 
@@ -755,7 +755,8 @@ def test_the_numbers_of_a_row_follow_from_the_bytes_of_a_parameter(memory, metho
     assert float(row.total) == pytest.approx(sum_of_parts, abs=2e-3)
     assert float(row.total) == pytest.approx(expected, abs=ROUNDED_GB)
     assert float(row.saved) == pytest.approx(expected_of_ddp - expected, abs=ROUNDED_GB)
-    # In an exchange, a rank sends 4 bytes for each parameter, except for its own 1 / N of them.
+    # In an exchange, a rank sends 4 bytes for each parameter, except for its own share, 1 / N of
+    # the parameters.
     bytes_of_exchange = 4 * memory.parameters * (memory.ranks - 1) / memory.ranks
     expected_sent = method.exchanges * bytes_of_exchange / 1e9
     assert float(row.sent) == pytest.approx(expected_sent, abs=ROUNDED_GB)
@@ -796,8 +797,8 @@ def sections_of(page: Path) -> list[str]:
     The first text is the text before the first heading.
     """
     text = page.read_text(encoding="utf-8")
-    # In a block of code, a comment begins with "#" like a heading. Put a backslash before it, so
-    # that the text is not cut there.
+    # In a block of code, a comment begins with "#" like a heading. Put a backslash before "#", so
+    # that the text is not cut at the comment.
     without_comments = FENCED.sub(lambda block: block[0].replace("\n#", "\n\\#"), text)
     return re.split(r"(?m)^(?=#+ )", without_comments)
 
@@ -808,7 +809,7 @@ def english_page_of(path: Path) -> Path:
 
 
 def facts_of_section(page: Path, section: str) -> dict[str, object]:
-    """Return what must be equal in both languages of a section: everything but its words."""
+    """Return what must be equal in both languages of a section: everything except its words."""
     # "##" of "## Time limits": the level of the heading.
     heading = section[: section.find(" ")] if section.startswith("#") else ""
     blocks = FENCED.findall(section)
@@ -817,7 +818,8 @@ def facts_of_section(page: Path, section: str) -> dict[str, object]:
         blocks = [re.sub(r"\s+# .*", "", block) for block in blocks]
     prose = FENCED.sub("", section)
     rows = [line for line in prose.splitlines() if line.lstrip().startswith("|")]
-    # A link leads to a page in its own language. Both languages count as the English page.
+    # A Chinese page links to Chinese pages. Replace each of these by the English page, so that both
+    # languages can be compared.
     links = {english_page_of(link) for link in files_linked_by(page, prose)}
     # Each page links to itself in the other language.
     links.discard(english_page_of(page))
@@ -827,7 +829,7 @@ def facts_of_section(page: Path, section: str) -> dict[str, object]:
         "blocks": blocks,
         # "\|" is a character of a cell, and "|" separates two cells.
         "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
-        # Sorted, because languages have another order of words.
+        # The numbers are sorted, because the order of words differs between the languages.
         "numbers of each row": [sorted(NUMBER.findall(row)) for row in rows],
         "numbers": sorted(NUMBER.findall(prose)),
         "links": links,

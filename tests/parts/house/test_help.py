@@ -1,8 +1,7 @@
 """Every program and launcher explains itself with --help: usage, and two examples.
 
-The flags in these examples, and the flags in the commands of all pages (the documents), must be
-flags that the programs have. tests/dist/help_worker.py asks many programs for their help in one
-process.
+The programs must have all flags in these examples, and all flags in the commands of the documents
+(called pages). tests/dist/help_worker.py asks many programs for their help in one process.
 
 A launcher is a shell script that starts a program, e.g. launch_train.sh. A program with subcommands
 takes one of them as its first argument, e.g. `spike_tool.py view`.
@@ -37,7 +36,7 @@ def programs() -> list[str]:
 def launchers() -> list[str]:
     """Return the shell scripts that users run.
 
-    They begin with "#!". Other shell scripts are only read by these scripts, with `source`.
+    A launcher begins with "#!". Shell scripts without "#!" are only read by launchers, by `source`.
     """
     scripts = [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
     return names_of([path for path in scripts if path.read_text().startswith("#!")])
@@ -83,12 +82,13 @@ def examples(program: str, text: str) -> list[str]:
 
     E.g. the line "  python scripts/doctor.py --data    check the data" -> "--data".
 
-    text: the help. An example is an indented line. So is the usage, but the usage has brackets.
+    text: the help. An example is an indented line. The usage is indented, too, but it has brackets.
     """
     if program.startswith("tests/"):
         # Programs of the tests are called as modules, e.g. "python -m tests.faults.trials".
         program = program.removesuffix(".py").replace("/", ".")
-    # The name of the program, but not within a longer name, and then the rest of the line.
+    # Matches the name of the program, but not within a longer name. Group 1 is the rest of the
+    # line.
     called = re.compile(rf"(?<![\w.]){re.escape(program)}(?!\w)(.*)")
     # A long example continues in the next line after a backslash.
     joined = re.sub(r" *\\\n +", " ", text)
@@ -136,7 +136,7 @@ def commands_in(page: Path) -> list[str]:
 def flags_in_pages() -> dict[str, set[str]]:
     """Return the flags that the pages give to programs.
 
-    E.g. "scripts/spike_tool.py view" -> {"--size", "--out"}: a program with its subcommand.
+    E.g. "scripts/spike_tool.py view" -> {"--size", "--out"}. "view" is a subcommand.
     """
     found: dict[str, set[str]] = {}
     for page in PAGES:
@@ -180,8 +180,8 @@ def ask_for_help(names: list[str]) -> dict[str, Help]:
 def help_texts() -> dict[str, Help]:
     """Give the help of all programs, subcommands and launchers, by their names.
 
-    E.g. "scripts/spike_tool.py view" is a subcommand. Its name comes from an example or a page, so
-    a subcommand that neither of them uses is missing.
+    E.g. "scripts/spike_tool.py view" is a subcommand. The names of subcommands are taken from the
+    examples and the pages. So a subcommand is missing if no example and no page uses it.
     """
     found = ask_for_help(sorted({*PROGRAMS, *FLAGS_IN_PAGES}))
 
@@ -269,10 +269,11 @@ def test_a_job_asks_for_a_gpu_for_each_task(help_texts, where):
     for job in jobs_with_tasks:
         # The number of tasks, or a letter that stands for it.
         [tasks] = re.findall(r"--ntasks-per-node=(\w+)", job)
-        # Without such a flag, a job gets the number of GPUs in submit_job.sh, even if it has
-        # another number of tasks.
+        # Without a flag for GPUs, a job gets the number of GPUs that submit_job.sh says, even if it
+        # has another number of tasks.
         if "--gres=" in job:
-            # Some clusters know only --gres. There the line of submit_job.sh must change, too.
+            # Some clusters know only --gres. For these clusters, the line of submit_job.sh must
+            # change, too.
             assert f"--gres=gpu:{tasks} " in job
             assert "`#SBATCH --gres=gpu:8`" in text
         else:

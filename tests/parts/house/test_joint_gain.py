@@ -13,7 +13,7 @@ from lab.joint_gain import WAYS, Scores, read_arguments, table_of
 
 def test_the_table_has_the_gain_with_its_interval_and_names_the_worst_clip():
     gains = {"camel_00": 3.0, "camel_01": 1.0, "park_00": -0.5}
-    # All ways but the last have these scores of each clip.
+    # In all ways except the last, each clip has these scores.
     usual = Scores(psnr=25.0, blurry=20.0, moving=24.0, s_per_frame=0.5)
     found = {way: dict.fromkeys(gains, usual) for way in WAYS}
     for clip, gain in gains.items():
@@ -33,8 +33,8 @@ def test_the_table_has_the_gain_with_its_interval_and_names_the_worst_clip():
     ]
 
 
-# A misspelt way, a method of --formulas, and the operator itself. Without another way, the table
-# would compare the operator with itself.
+# "motin" is misspelt, "exposure" is a method of --formulas, and "operator" is the operator itself.
+# With "operator" alone, the table would compare the operator with itself.
 @pytest.mark.parametrize("way", ["motin", "exposure", "operator"])
 def test_a_way_that_cannot_be_compared_with_the_operator_is_refused(way, capsys):
     with pytest.raises(SystemExit):

@@ -52,8 +52,8 @@ def write_square(path: Path, error: int) -> None:
     """
     picture = np.full((64, 64, 3), 100, np.uint8)
     picture[:32, :32] += np.uint8(error)
-    # In the blurry frame this is 10 levels, and more than 12 would count as motion. The rows are
-    # far from the square.
+    # In the blurry frame `error` / 2 is 10 levels. More than 12 levels would count as motion. The
+    # rows are far from the square.
     picture[60:] += np.uint8(error // 2)
     imwrite_rgb(path, picture)
 
@@ -92,7 +92,7 @@ QUANTILES = {3: 4.303, 11: 2.228, 12: 2.201, 14: 2.160, 21: 2.086, 31: 2.042, 12
 
 @pytest.mark.parametrize("n", QUANTILES)
 def test_the_interval_has_the_quantile_of_the_number_of_differences(n):
-    # E.g. 1, -1, 1, -1, 0 for n = 5. The mean is 0.
+    # E.g. for n = 5 the differences are 1, -1, 1, -1, 0. The mean is 0.
     differences = [1.0, -1.0] * (n // 2) + [0.0] * (n % 2)
     mine = dict(enumerate(differences))
 
@@ -137,7 +137,8 @@ def all_scores(psnr: float) -> dict[str, float]:
 def unequal_methods() -> list[Outcome]:
     """Give two methods with two seeds and two clips.
 
-    "wide" has 6 % more parameters than "concat". With the first seed it is worse than its input.
+    "wide" has 6 % more parameters than "concat". With the first seed, its clips are worse than
+    their input.
     """
     concat = outcome("concat", 100, (29, 29), (30, 30))
     wide = outcome("wide", 106, (24, 24), (31, 31))
@@ -149,8 +150,8 @@ def unequal_rows(unequal_methods: list[Outcome]) -> dict[str, str]:
     """Give the rows of the first table: name of a method -> its row."""
     text = tables(unequal_methods, ["recorded"])
     rows = {}
-    # The tables are separated by empty lines. The first one has a head, a rule, and a row for each
-    # method.
+    # The tables are separated by empty lines. The first table has a head, a rule, and a row for
+    # each method.
     first_table, _, _ = text.partition("\n\n")
     for line in first_table.splitlines():
         if line.startswith("|"):
@@ -173,8 +174,8 @@ def test_the_table_counts_the_clips_that_are_worse_than_their_input(unequal_rows
 def test_the_tables_say_the_mean_with_the_deviation_over_seeds(unequal_methods):
     text = tables(unequal_methods, ["recorded"])
 
-    # "concat" has 29 dB with one seed and 30 dB with the other. Their mean and their standard
-    # deviation:
+    # "concat" has 29 dB with one seed and 30 dB with the other seed. The table has their mean and
+    # their standard deviation.
     assert "29.50 ± 0.71" in text
 
 
@@ -194,7 +195,8 @@ def test_the_interval_over_clips_is_of_the_mean_differences_over_shared_seeds():
 
 
 def test_only_a_method_of_opt_can_be_chosen(capsys):
-    # A method is an option file of --opt, by default concat.json and others. "concta" is mistyped.
+    # A method is an option file of --opt. By default, concat.json is one of the files. "concta" is
+    # mistyped.
     with pytest.raises(SystemExit):
         quality.parse(["--only", "concat", "concta"])
     assert "--only concta: choose from " in capsys.readouterr().err
@@ -203,7 +205,7 @@ def test_only_a_method_of_opt_can_be_chosen(capsys):
 # ---- lab/benchmark.py ----
 
 
-# Slow: two networks are timed.
+# This test is slow, because two networks are timed.
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["net", "train"])
 def test_the_benchmark_compares_with_the_naive_network(tmp_path, capsys, command):
@@ -251,8 +253,8 @@ def test_a_measurement_of_a_gpu_writes_its_figures(tmp_path):
 def failing_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let lab/gpu.py start a program that fails in place of Python.
 
-    It exits with 3. If the variable SECONDS_ASLEEP is set, it only sleeps. With `exec` the
-    sleeping program takes the place of the shell. So a kill of the shell ends the sleep.
+    The program exits with 3. If the variable SECONDS_ASLEEP is set, the program only sleeps. `exec`
+    replaces the shell by the program `sleep`. So a kill of the shell ends the sleep.
     """
     python = tmp_path / "python"
     sleep = '[ -z "$SECONDS_ASLEEP" ] || exec sleep "$SECONDS_ASLEEP"'

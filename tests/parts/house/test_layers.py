@@ -1,11 +1,11 @@
 """Imports only run down, between folders and within them. data/spike/ needs only numpy.
 
-"Down" means: a module imports only modules of lower layers, and of its own layer. So a reader of a
-lower layer needs to know nothing of the higher layers. `MAY_IMPORT` and `LAYERS` say what is lower.
+"Down" means: a module imports only modules of lower layers, and of its own layer. So a lower layer
+can be understood without the higher layers. `MAY_IMPORT` and `LAYERS` say which layer is lower.
 
-The tests read the source of all modules (tests/helpers/imports.py), and import nothing. We do not
-use the program import-linter, because it reads no module outside of a package, and finds circles
-only within one folder.
+The tests read the source of all modules (tests/helpers/imports.py), and import nothing. The program
+import-linter is not used, because it reads no module outside of a package, and finds circles only
+within one folder.
 """
 
 import shutil
@@ -64,7 +64,7 @@ HEIGHT = heights()
 
 
 class Import(NamedTuple):
-    """A module that imports another one, both by their dotted names."""
+    """The dotted names of a module and of a module that it imports."""
 
     module: str
     imported: str
@@ -77,7 +77,8 @@ class Import(NamedTuple):
 def graph() -> dict[str, set[str]]:
     """Return what each module imports: name of a module -> names.
 
-    This takes a second, so it is done when a test asks, and not when the tests are collected.
+    This takes a second, so it is done in the first test that needs it, and not when the tests are
+    collected.
     """
     return {name: imports_of(path, ROOT, MODULES) for name, path in MODULES.items()}
 
@@ -96,8 +97,9 @@ def folder_of(module: str) -> str:
 
 # ---- Layers ----
 #
-# Between folders: OWN names all folders and programs, and MAY_IMPORT[folder] those that the folder
-# may import. Within a folder: HEIGHT[layer] may not be below the height of what is imported.
+# Between folders: OWN has all folders and programs, and MAY_IMPORT[folder] has the folders and
+# programs that the folder may import. Within a folder: HEIGHT of a layer may not be below HEIGHT of
+# a layer that it imports.
 
 
 @pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
@@ -131,8 +133,8 @@ def test_imports_within_a_folder_run_down_only():
         is_of_project = found.imported in MODULES
         if not (is_within_folder and is_of_project):
             continue
-        # A module needs the packages around it: Python runs the __init__.py of `utils` before
-        # utils.run.folder. So such an import does not count.
+        # A module needs the packages around it. E.g. Python runs the __init__.py of `utils` before
+        # utils.run.folder. So an import of a package around the module does not count.
         if found.module.startswith(f"{found.imported}."):
             continue
         layer = layer_of(found.module)

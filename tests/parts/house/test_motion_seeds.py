@@ -1,8 +1,8 @@
 """lab/motion_seeds.py: runs of the learned steps are compared on the frames of main_test_vrt.py.
 
-A method restores a clip: by the operator, by the shipped weights, or by the steps that a run has
-trained. A run has a kind (EQUATIONS; PLAIN: the control, from which the motion is hidden), a seed,
-and a number of updates.
+A method restores a clip. It is the operator, the shipped weights, or the steps that a run has
+trained. A run has a kind, a seed, and a number of updates. The kind is EQUATIONS, or PLAIN for the
+control, from which the motion is hidden.
 """
 
 from pathlib import Path
@@ -26,15 +26,15 @@ from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene
 from tests.helpers.weights_files import read_metrics, restore
 
-# Slow: 4 seconds of a core, for a program that is not part of the product.
+# The tests are slow: 4 seconds of a core, for a program that is not part of the product.
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 
 
-# The last layer of the steps has 6 channels with 4 outputs each (2 x 2 pixels). The last channel is
-# the gate: the share of the way from the frame to the proposal that a step goes. Its outputs are 5
-# x 4 = 20 to 23.
+# The last layer of the steps has 6 channels with 4 outputs each (2 x 2 pixels). The last channel,
+# number 5, is the gate of the proposal: a step moves the frame by this share of the way to the
+# proposal. The outputs of channel 5 are 5 x 4 = 20 to 23.
 GATE_OF_PROPOSAL = slice(20, 24)
 
 
@@ -51,7 +51,7 @@ def learned_with(run: Run, gate: float) -> TrainedRun:
 
 
 def reader_of(clip, operator: SavedNetwork) -> DatasetClip:
-    """Open a clip of `Scene.write` in the form on which the operator was trained."""
+    """Open a clip of `Scene.write`. Its spikes are read as in the training of the operator."""
     spike = {}
     for key, value in not_none(operator.spike).items():
         if key not in KEYS_OF_OPERATOR_DATA:
@@ -76,8 +76,8 @@ class Comparison(NamedTuple):
     methods: AllMethods
 
 
-# The steps of NEW go no part of the way to the proposal, as untrained steps do. The steps of the
-# other two runs go half of the way.
+# The steps of NEW stay at the first estimate, as untrained steps do. The steps of the other two
+# runs go half of the way to the proposal.
 NEW = Run(EQUATIONS, seed=0, updates=0)
 SEEING = Run(EQUATIONS, seed=1, updates=1)
 CONTROL = Run(PLAIN, seed=1, updates=1)

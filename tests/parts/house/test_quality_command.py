@@ -22,8 +22,8 @@ from scripts.make_sample_data import SAMPLE, make_sample
 from tests.dist.launching import run_ranks
 from tests.helpers.train_files import network_section
 
-# The comparison makes data, trains twice and tests five methods: 15 seconds of a core, for a tool
-# of the maintainers. Its statistics are tested in test_lab.py.
+# The tests are slow: the comparison makes data, trains twice and tests five methods, which takes 15
+# seconds of a core. test_lab.py tests the statistics of the comparison.
 pytestmark = pytest.mark.slow
 
 SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
@@ -82,9 +82,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]
     start_program = programs.call
 
     def fork_program(program: str, *options: str, out: Path, name: str) -> None:
-        """Run a program as a fork, which need not import torch. That saves seconds.
+        """Run a program as a fork, which need not import torch. This saves seconds.
 
-        To make the data, and for the method "tfp", a new Python is started, as in real use.
+        A new Python makes the data, and tests the method "tfp", as in real use.
         """
         if name in ("made", "tfp"):
             return start_program(program, *options, out=out, name=name)
@@ -142,7 +142,7 @@ def test_the_report_has_a_row_for_each_method(comparison, row):
 
 def test_methods_without_colour_are_left_out_of_the_tables_of_rgb(comparison):
     before_luma = comparison.report.split("PSNR-Y in dB")[0]
-    # Paragraphs: the title, then a caption and a table in turn.
+    # The paragraphs are the title, then a caption and a table in turn.
     tables_of_rgb = before_luma.split("\n\n")[2::2]
 
     for table in tables_of_rgb:

@@ -1,8 +1,8 @@
 """lab/train_motion.py: the steps of weights/motion.pth are trained on frames of clips.
 
-A sample is one frame of a clip with all that its equations are made of. Here it is the middle frame
-of a clip that moves, 64 x 64 pixels. Its first estimate z_0 is the blurry frame; in a real training
-it is the frame of the operator, the network of weights/operator.pth.
+A sample is one frame of a clip with everything that its equations are made of. Here it is the
+middle frame of a clip that moves, 64 x 64 pixels. Its first estimate z_0 is the blurry frame. In a
+real training, z_0 is the frame of the operator, the network of weights/operator.pth.
 """
 
 from dataclasses import replace
@@ -36,12 +36,12 @@ from models.portable import read_saved
 from tests.helpers.checked import not_none
 from tests.helpers.moving_scene import Scene, reader_of
 
-# Slow: 4 seconds of a core, for a program that is not part of the product.
+# The tests are slow: 4 seconds of a core, for a program that is not part of the product.
 pytestmark = pytest.mark.slow
 
 # A cheap solver of the equations. A real training has 12 groups and 8 steps.
 SOLVER = Solver(groups=6, linearisations=1, steps=4)
-# Updates of a training: enough for the frame to become better.
+# Number of updates of a training. They are enough for the frame to become better.
 UPDATES = 12
 # The two parts of the learned steps: for good light, which has many spikes, and for few spikes.
 GOOD_LIGHT = "good"
@@ -66,11 +66,11 @@ def sample(tmp_path_factory):
         gain=gain,  # spikes per plane at full light, for each spike pixel
         is_good=is_good,  # whether the gain of a spike pixel can be trusted
         z_0=z_0,
-        proposal=z_0,  # any frame; it is replaced below, where the sample can make its equations
+        proposal=z_0,  # a placeholder, because only a finished sample can make its equations
         sharp=frame["gt"].clone(),
     )
     # The proposal is the frame that solves the equations along the measured motion, beginning at
-    # z_0. A learned step may go towards it.
+    # z_0. A learned step may go towards the proposal.
     found.proposal = found.measured_equations(SOLVER).proposal(z_0)
     return found
 
@@ -101,8 +101,8 @@ def train_on(sample, operator):
     def save(weights, updates):
         saved.update(weights)
 
-    # SETS: names of the sets of clips from which a real training draws. Here each has this one
-    # sample.
+    # SETS has the names of the sets of clips from which a real training draws. Here each set has
+    # this one sample.
     samples = {name: [sample] for name in SETS}
     train(net.steps, samples, SOLVER, UPDATES, seed=0, save=save)
     return TrainedSteps(net.steps, saved)
@@ -156,9 +156,10 @@ def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_bett
     # first estimate is wrong by 0.1 everywhere.
     sharp = torch.full((3, 24, 24), 0.5)
     z_0 = sharp + 0.1
-    # Half as wrong everywhere: a mean square of 0.05^2 = 0.0025.
+    # `better` is half as wrong everywhere: its mean square error is 0.05^2 = 0.0025.
     better = sharp + 0.05
-    # Right in three squares, and wrong by 0.12, so worse, in one: 0.12^2 / 4 = 0.0036.
+    # `mixed` is right in three squares. In the fourth square it is wrong by 0.12, which is worse
+    # than the first estimate. Its mean square error is 0.12^2 / 4 = 0.0036.
     mixed = sharp.clone()
     mixed[:, :12, :12] += 0.12
     assert mean_square(better - sharp) == pytest.approx(0.0025)
@@ -169,7 +170,7 @@ def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_bett
     loss_of_mean_only, _ = loss_of([mixed] * STEP_COUNT, z_0, sharp, worse_weight=0)
 
     assert loss_of_better < loss_of_mixed
-    # The square that became worse counts beside the mean over the frame.
+    # With worse_weight=0, a square that became worse does not count, so the loss is lower.
     assert loss_of_mean_only < loss_of_mixed
 
 
@@ -194,7 +195,7 @@ def test_the_written_weights_keep_all_of_the_operator_but_its_fusion(tmp_path, o
 def finder(tmp_path):
     """Give a file of random weights of a network that finds the motion.
 
-    (Elsewhere, a `Finder` is a function that finds the motion.)
+    In other files, a `Finder` is a function that finds the motion.
     """
     torch.manual_seed(1)
     path = tmp_path / "network.pt"
@@ -251,12 +252,12 @@ def test_few_spikes_and_good_light_have_different_steps(begun):
 # ---- Samples ----
 
 
-# `wrong_motion` first draws one of five ways to be wrong. The seeds 0 to 21 draw all of them.
+# `wrong_motion` first draws one of five ways to be wrong. The seeds 0 to 21 draw all five ways.
 @pytest.fixture(params=range(22), ids=lambda seed: f"seed {seed}")
 def false_motion(request, sample):
     """Give a wrong motion."""
-    # One of the ways takes the motion of another frame. There is no other frame here, so give it
-    # the motion of a scene that moves the other way.
+    # One of the ways takes the motion of another frame. There is no other frame here. So give
+    # `wrong_motion` the motion of a scene that moves in the opposite direction.
     other = replace(sample.motion, shifts=-sample.motion.shifts)
     return wrong_motion(sample.motion, other, np.random.default_rng(request.param))
 
@@ -291,7 +292,8 @@ def test_the_control_sees_neither_the_motion_nor_its_equations(sample):
     # along no motion.
     assert torch.equal(hidden.evidence(), hidden_still.evidence())
     assert torch.equal(hidden.pulls(z_0), hidden_still.pulls(z_0))
-    # The last channel stays: the spikes of the sharp instant, which need no motion.
+    # The last channel is not hidden: it compares the frame with the spikes of the sharp instant,
+    # and needs no motion.
     assert hidden.pulls(z_0)[-1].any()
 
 

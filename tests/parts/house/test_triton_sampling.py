@@ -1,8 +1,8 @@
 """lab/triton_sampling.py: deformable sampling by our Triton kernels gives the numbers of float64.
 
 The network does not use these kernels yet. Triton's interpreter runs them on the CPU. Triton
-decides at its import whether it interprets, so this happens in another process
-(tests/helpers/interpreted.py). The process runs tests/helpers/sampling_errors.py, which computes
+decides at its import whether it interprets, so the kernels run in another process
+(tests/helpers/interpreted.py). This process runs tests/helpers/sampling_errors.py. It computes
 three small convolutions, by our kernels and by models.vrt.deform_conv in float64.
 """
 
@@ -13,7 +13,7 @@ from tests.dist.launching import run_ranks
 pytest.importorskip("triton", reason="Triton is not installed (CPU wheels of torch)")
 
 # The largest relative error of a case. A rounding error is 6e-8 in float32, and 5e-4 in float16.
-# A result is a sum of rounded numbers, so its error may be some times larger.
+# A result is a sum of rounded numbers, so its error may be several times as large.
 MOST_ERROR = {
     "one source, float32": 2e-6,
     "one source, float16": 2e-3,
@@ -21,7 +21,7 @@ MOST_ERROR = {
 }
 
 
-# Slow: 3 seconds of a core, for a kernel that is not part of the product yet.
+# This test is slow: it takes 3 seconds, for a kernel that is not part of the product yet.
 @pytest.mark.slow
 def test_sampling_and_its_gradients_are_near_float64():
     done = run_ranks(

@@ -11,8 +11,8 @@ from data.motion.exposure import Recording
 from data.motion.view import View
 from lab.true_motion import TrueMotion, table_of
 
-PLANES = 40  # in a frame interval
-SIDE = 32  # of a frame in pixels
+PLANES = 40  # number of planes in a frame interval
+SIDE = 32  # side of a frame in pixels
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,8 @@ def test_the_motion_belongs_to_the_frame_whose_picture_is_seen(scene):
     recording = Recording(blurry=second, stream=no_spikes, begin=0, end=PLANES, sharp=PLANES / 2)
     # Each spike pixel lies on the RGB pixel of the same place.
     view = View(size=size, plane=size, to_rgb=np.eye(3), is_display=False)
-    # A recording has no number of its frame. `find` compares its picture with the two frames.
+    # A recording does not say the number of its frame. `find` compares its picture with the two
+    # frames.
     find = TrueMotion(scene, PLANES, blurry=[first, second])
 
     motion = find(recording, view, gain=np.ones(size, np.float32))

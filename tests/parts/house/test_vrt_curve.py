@@ -1,4 +1,4 @@
-"""lab/vrt_curve.py: what attention over frames is worth at equal training time.
+"""lab/vrt_curve.py measures how much attention over frames gains, at equal training time.
 
 A form is a place where attention over frames is added:
 
@@ -6,8 +6,8 @@ A form is a place where attention over frames is added:
     BehindForm    in a VRT that improves the frames of the network of weights/operator.pth
     MotionForm    in the network that finds the motion
 
-Each form has two networks, its arms: one with attention, and a control without. Here they are
-trained for less than a second, on two frames of 72 x 72.
+Each form has two networks, its arms: one with attention over frames, and a control without
+attention. Here they are trained for less than a second, on two frames of 72 x 72.
 """
 
 import json
@@ -33,15 +33,15 @@ from lab.vrt_forms.prior import PriorForm, steps_of_clip
 from lab.vrt_forms.training import Training
 from tests.helpers.moving_scene import Scene, reader_of
 
-# Slow: 15 seconds of a core, for a program that is not part of the product.
+# The tests are slow: 15 seconds of a core, for a program that is not part of the product.
 pytestmark = pytest.mark.slow
 
 # Training times at which the networks are tested, in minutes: 0.05 s and 0.1 s. A step may take
-# more.
+# longer.
 POINTS = [0.05 / 60, 0.1 / 60]
 # A cheap solver of the equations of a frame.
 SOLVER = Solver(groups=4, linearisations=1, steps=2)
-# The file weights/motion.pth, to which the form "prior" compares its networks.
+# The form "prior" compares its networks with this file.
 SHIPPED = "weights/motion.pth"
 
 
@@ -79,7 +79,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
 def form_of_clips(form, clip):
     """Build a form that is trained and tested on one clip.
 
-    A form is tested on clips in each light. Here they are the same clip, under each light's name.
+    A form is tested on clips in each light. Here all lights have the same clip.
 
     form: a class, PriorForm or BehindForm. clip: its samples.
     """
@@ -111,7 +111,7 @@ def test_both_networks_of_a_form_are_trained_for_the_same_time(form, clip, tmp_p
     assert [first["minutes"], second["minutes"]] == POINTS
     for arm in ARMS:
         assert first[arm]["steps"] > 0
-        # Equal, if one step took longer than the time of both points.
+        # The numbers are equal if one step takes longer than the times of both points.
         assert second[arm]["steps"] >= first[arm]["steps"]
         assert set(second[arm]["scores"]) == set(LIGHTS)
 
@@ -128,8 +128,8 @@ def test_a_new_network_changes_nothing(form, arm, clip):
     # The score is the gain over the first estimate, in dB. "rig" is one of the lights, and "a" is
     # the name of the clip.
     if form is PriorForm:
-        # The network is the learned steps of SHIPPED with a prior between them. A new prior adds 0.
-        # So the gain is the gain of the steps without a prior, which is a reference of the form.
+        # The network has the learned steps of SHIPPED with a prior between them. A new prior adds
+        # 0. So its gain is the gain of the steps without a prior, which `references` returns.
         expected = curve.references()[SHIPPED]["rig"]["a"]
     else:
         # The network gets the first estimates as its input. A new network returns them unchanged,
@@ -144,7 +144,8 @@ def test_attention_sees_the_other_frames_and_the_control_does_not(form, arm, see
     curve = form_of_clips(form, clip)
     torch.manual_seed(0)
     net = curve.network(arm).eval()
-    # The last layer of a new network is 0, so that it changes nothing. Give it other weights.
+    # The last layer of a new network is 0, so that the network changes nothing. Give this layer
+    # random weights.
     for parameter in net.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
@@ -172,7 +173,8 @@ def test_attention_sees_the_other_frames_and_the_control_does_not(form, arm, see
 def test_a_stopped_training_goes_on_where_it_was(clip, tmp_path):
     curve = form_of_clips(BehindForm, clip)
 
-    # Six steps without a stop, and three steps, a stop and three more steps.
+    # One training takes six steps without a stop. The other one takes three steps, stops, and takes
+    # three more steps.
     whole = Training(curve, CONTROL, seed=0, file=tmp_path / "whole.pt")
     for _ in range(6):
         whole.step()
@@ -194,7 +196,7 @@ def test_a_point_before_the_saved_training_is_refused(clip, tmp_path):
     curve = form_of_clips(BehindForm, clip)
     training = Training(curve, CONTROL, seed=0, file=tmp_path / "state.pt")
     # Points are in CPU seconds. The first point is shorter than a step, so one step passes it. The
-    # second point lies just behind this step, so a second step passes it.
+    # second point lies just after this step, so a second step passes it.
     first_point = 2e-6
     weights_at_first_point = training.weights_after(first_point)
     second_point = training.seconds + 1e-6
