@@ -337,11 +337,13 @@ def _answer_requests(tcp_store: Store, name: str, launch: LaunchInfo) -> None:
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < launch.join_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
             count = tcp_store.add("requests", 0)  # adding 0 reads the number
-            # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new.
-            # If there were 1000 instead of 5, and `most` is 4: only 997 ... 1000 are looked for.
-            unanswered.update(range(max(known_count, count - most) + 1, count + 1))
-            unanswered = set(sorted(unanswered)[-most:])
+            # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new. If there are
+            # 1000 now, and `most` is 4, only the requests 997 ... 1000 are looked for.
+            first_new = max(known_count, count - most) + 1
+            unanswered.update(range(first_new, count + 1))
             known_count = count
+            oldest_first = sorted(unanswered)
+            unanswered = set(oldest_first[-most:])  # the newest requests, `most` of them at most
             unanswered -= _answer_written(tcp_store, unanswered, name)
             time.sleep(0.1)
 
