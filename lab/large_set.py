@@ -14,7 +14,7 @@ picture and a spike file:
     options.json                                                 the option file of the training
     experiments/                                                 what the training writes
 
-test_lab.py tests only the pictures, so run `lab/benchmark.py start --clips 100` after a change. Free
+test_lab.py tests only the pictures: run `lab/benchmark.py start --clips 100` after a change. Free
 to change: all of it. But figures of two versions can only be compared if the sets and the
 measurements are the same.
 """
