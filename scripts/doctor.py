@@ -101,7 +101,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     from main_train_vrt import PARTS
 
     problems = []  # for each report: (the checked data root, its problems)
-    unreadable = []  # errors that stop the check of a split, e.g. a missing folder
+    unreadable = []  # errors of a whole split, e.g. a missing folder
     warning_count = 0
     # PARTS has the networks, data sets and losses that the training program knows. So the options
     # are checked as for a training.
@@ -124,9 +124,30 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             problems.append((report.source, report.problems))
             warning_count += len(report.warnings)
             print_report(report)
+        try:
+            refuse_unfit_clips(section, reports)
+        except DataError as e:
+            unreadable.append(e)
     # Every problem is named: `shown` is the largest number of problems in the message.
     raise_problems(problems, shown=sys.maxsize, unreadable=unreadable)
     print(verdict(warning_count))
+
+
+def refuse_unfit_clips(section: Any, reports: Sequence[Any]) -> None:
+    """Raise the error of a training whose crops do not fit into its clips. Test sets have no crops.
+
+    section: the resolved options of a split. reports: the `Report` of each of its roots.
+    """
+    from data.clips.clip_lists import join_clips
+    from data.root_spikes import is_auto
+
+    # A user's own training set may have no crops.
+    refuse_unfit = getattr(section.constructor, "refuse_unfit", None)
+    # With spike.calibration "auto", only a training knows what the spike camera sees of a clip,
+    # because it fits the calibrations first.
+    needs_fit = any(is_auto(report.source) for report in reports)
+    if refuse_unfit is not None and reports and not needs_fit:
+        refuse_unfit(join_clips([report.clips for report in reports]), section.gt_size)
 
 
 def verdict(warning_count: int) -> str:

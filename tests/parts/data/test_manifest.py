@@ -1043,6 +1043,20 @@ def test_the_check_knows_every_root(two_roots, tmp_path, capsys):
     assert "train 1: 3 clips, 12 frames of 32 x 40" in output
 
 
+def test_the_check_refuses_crops_that_a_training_refuses(two_roots, tmp_path, capsys):
+    # The clips of the first root are 16 x 24.
+    values = section_of_roots(two_roots[:1], gt_size=20)
+
+    code = clip_files.doctor_of_data(tmp_path, train=values)
+    of_doctor = capsys.readouterr()
+    with pytest.raises(DataError, match="crops of 20 do not fit into clip a") as refused:
+        set_for_training(values)
+
+    assert code == 3
+    assert "train: 2 clips" in of_doctor.out
+    assert str(refused.value) in of_doctor.err
+
+
 def test_a_training_set_for_testing_is_refused_by_the_check(two_roots, tmp_path, capsys):
     # The section is a section for training, but it stands in datasets.test.
     clip_files.doctor_of_data(tmp_path, test=section_of_roots(two_roots))
