@@ -1,4 +1,4 @@
-"""The geometry and the timing of the two cameras, the RGB camera and the spike camera.
+"""Handle the geometry and the timing of two cameras: the RGB camera and the spike camera.
 
 Geometry and timing say which spike pixels and which planes show the same light as a pixel of a
 frame. A plane is one read-out of the spike camera.

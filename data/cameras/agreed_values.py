@@ -1,16 +1,17 @@
 """Take the geometry of a plane, the rate and the calibration from the options or dataset.json.
 
-Both may give a value. If the two values differ, one of them must be wrong, so an error is raised:
+An option and dataset.json may both give a value. If the two values differ, one of them must be
+wrong, so an error is raised:
 
     option spike.h   "h" in dataset.json   value
     360              missing               360
     missing          360                   360
     360              250                   an error
-    missing          missing               the default; an error if there is none
+    missing          missing               the default, or an error if there is no default
 
 What must stay: the rules of this table, because data sets and option files rely on them.
 
-Tests: tests/parts/data/test_dataset_video_rgbspike.py notices another rule, and a missing error.
+Tests: tests/parts/data/test_dataset_video_rgbspike.py notices a changed rule, and a missing error.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -38,7 +39,7 @@ def agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) 
     for value in (option, recorded, default):
         if value is not None:
             return value
-    # Only h and w come here, because the callers below give all other keys a default.
+    # Only h and w can reach this line, because the callers below give all other keys a default.
     raise OptionError(
         what=f"spike.{key} is missing",
         where=f"spike.{key}",
@@ -54,8 +55,8 @@ def agreed_rate(
 ) -> float | Literal["match"]:
     """Return the rate: the option, else the value of dataset.json, else 1.
 
-    The rate is the number of spikes per plane at full light. With "match" it is measured in each
-    frame (measured_rate.py), so it is not compared with dataset.json. Raises OptionError if a
+    The rate is the number of spikes per plane at full light. With "match", the rate is measured in
+    each frame (measured_rate.py), so it is not compared with dataset.json. Raises OptionError if a
     number differs from dataset.json.
     """
     if rate == "match":
@@ -64,7 +65,7 @@ def agreed_rate(
 
 
 class FileCalibration(NamedTuple):
-    """A calibration that a file holds: the file of spike.calibration, or dataset.json."""
+    """A calibration, and the file that has it: the file of spike.calibration, or dataset.json."""
 
     calibration: Calibration
     path: str  # path of the file, for messages
@@ -94,8 +95,8 @@ def agreed_geometry(
     calibrated_height = calibrated_width = None
     if calibration_of_file:
         calibrated_height, calibrated_width = calibration_of_file.calibration.spike_size
-    # By default, the rows of a "raster" file are stored from bottom to top, and so must be flipped.
-    # The rows of an "sps100" file are not.
+    # By default, the rows of a "raster" file are stored from bottom to top, so they must be
+    # flipped. The rows of an "sps100" file are stored from top to bottom.
     default_flip = layout == "raster"
     height = agreed_value("h", h, info, default=calibrated_height)
     width = agreed_value("w", w, info, default=calibrated_width)

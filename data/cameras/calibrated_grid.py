@@ -7,9 +7,9 @@ of the spike camera):
     (u, v, d) = M (x, y, 1)
 
 This position usually lies between four spike pixels. The value is interpolated between the four
-(calibrated_window.py), or it is the value of the nearest spike pixel. Outside of the spike camera's
-view, the edge of the spike plane is repeated. data/cameras/spike_grid.py explains grids and
-windows.
+pixels (calibrated_window.py), or the value of the nearest spike pixel is taken. Outside of the
+spike camera's view, the edge of the spike plane is repeated. data/cameras/spike_grid.py explains
+grids and windows.
 
 What must stay: a pixel has the same channels in every crop, to the bit, because networks are
 trained on crops and restore whole frames. So the position of an RGB pixel in the spike plane must
@@ -50,7 +50,7 @@ class CalibratedGrid:
 
         path: file of the calibration, for messages.
         nearest: whether to take the nearest spike pixel instead of interpolating.
-        Raises DataError for planes of another size, for cameras without a common view, and for a
+        Raises DataError for planes of a wrong size, for cameras without a common view, and for a
         region that the spike camera does not see.
         """
         plane_size = (geometry.height, geometry.width)
@@ -60,7 +60,7 @@ class CalibratedGrid:
         self.size = (height, width)  # size of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
         # Number of RGB pixels across a spike pixel, e.g. 3.96. It is below 1 if a spike pixel is
-        # smaller than an RGB pixel. Then round() may give 0.
+        # smaller than an RGB pixel. In this case, round() may give 0.
         scale = scale_of(matrix_to_rgb)
         self.rgb_per_spike_pixel = max(1, round(scale))
         self._plane = plane_size
@@ -70,12 +70,13 @@ class CalibratedGrid:
         # With "nearest", an RGB pixel must have the value of a single spike pixel, e.g. 0 or 1. The
         # mean of two points may be 0.5. So an RGB pixel has only one point.
         self._points_across = 1 if nearest else self._points_across_a_pixel()
-        # The last crop and its window, for the next frame of the same sample (`window`).
+        # The last crop and its window. The next frame of the same sample uses them again
+        # (`window`).
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
         # `covered` (H, W) is a mask of the pixels that the spike camera sees, and `coverage` is the
-        # fraction of these pixels. Crops for training lie in `region`: the region in the
-        # calibration file, or else the largest rectangle of covered pixels.
+        # fraction of these pixels. Crops for training lie in `region`. It is the region in the
+        # calibration file. If the file has none, it is the largest rectangle of covered pixels.
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
         self.region = usable_region(calibration, covered, path)
@@ -88,8 +89,8 @@ class CalibratedGrid:
         2, which makes the channels smoother and needs four times as many points. So 0.05 (chosen by
         hand) is subtracted first.
 
-        `scale_of` would not do here: it gives the mean of both directions, at spike pixel (0, 0).
-        n must suit the direction with more spike pixels.
+        `scale_of` (calibration.py) cannot be used here, because it gives the mean of both
+        directions, at spike pixel (0, 0). n must suit the direction with more spike pixels.
 
         If n is always 1, test_spikes_finer_than_the_frame_are_averaged_over_its_pixels fails.
         """
@@ -101,14 +102,14 @@ class CalibratedGrid:
         here = np.ravel(self._centres(middle))
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))
-        # One RGB pixel to the right, and one RGB pixel down, in spike pixels.
+        # The step of one RGB pixel to the right, and of one RGB pixel down, in spike pixels.
         step_right = right - here
         step_down = below - here
         longest_step = max(np.hypot(*step_right), np.hypot(*step_down))
         return max(1, int(np.ceil(longest_step - 0.05)))  # at least 1, because a step may be 0.03
 
     def check_size(self, size: tuple[int, int]) -> None:
-        """Raise DataError for frames of another size (H, W) than the calibration's."""
+        """Raise DataError for frames whose size (H, W) is not the size in the calibration."""
         if size == self.size:
             return
         height, width = size
@@ -124,8 +125,8 @@ class CalibratedGrid:
     def window(self, crop: Crop) -> CalibratedWindow:
         """Return the window of a crop of the frame.
 
-        The last window is kept, because all frames of a sample have the same crop. Making a window
-        takes longer than using it.
+        The last window is kept, because all frames of a sample have the same crop, and making a
+        window takes longer than using it.
         """
         # `crop` may be an `Augment` (data/augment.py), a subclass of `Crop` that also has flips.
         # Leave the flips out, because a window does not depend on them.
@@ -140,9 +141,9 @@ class CalibratedGrid:
 
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
-        # The distances of the points from the centre of an RGB pixel, along x or y. The side of the
-        # pixel reaches from -0.5 to 0.5. This side is divided into n equal parts, and a point is in
-        # the middle of each part: 0 for n = 1, and -0.25 and 0.25 for n = 2.
+        # The distances of the points from the centre of an RGB pixel, along x or y. A pixel reaches
+        # from -0.5 to 0.5. It is divided into n equal parts, and a point is in the middle of each
+        # part: 0 for n = 1, and -0.25 and 0.25 for n = 2.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         points = []
@@ -168,7 +169,7 @@ class CalibratedGrid:
         y = crop.top + np.arange(crop.height, dtype=np.float64)[:, None] + dy  # (H, 1)
         M = self._matrix_to_spike  # (3, 3), from RGB pixels to spike pixels
         # (u, v, depth) = M (x, y, 1). The depth is 1 if M is affine. Do not use a matrix product
-        # here, because for another crop it may add in another order.
+        # here, because its order of additions may depend on the size of the crop.
         u = M[0, 0] * x + M[0, 1] * y + M[0, 2]  # (H, W)
         v = M[1, 0] * x + M[1, 1] * y + M[1, 2]
         depth = M[2, 0] * x + M[2, 1] * y + M[2, 2]
@@ -189,7 +190,7 @@ class CalibratedGrid:
 def _refuse_planes_of_other_size(
     calibration: Calibration, size: tuple[int, int], path: str
 ) -> None:
-    """Raise DataError for spike planes of another size (h, w) than the calibration's."""
+    """Raise DataError for spike planes whose size (h, w) is not the size in the calibration."""
     calibrated_height, calibrated_width = calibration.spike_size
     height, width = size
     raise DataError(

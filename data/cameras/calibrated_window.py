@@ -6,8 +6,8 @@ x = 2.25, y = 1 lies a quarter of the way from column 2 to column 3, on row 1:
 
     value = 0.75 * pixel (row 1, column 2) + 0.25 * pixel (row 1, column 3)
 
-If spike pixels are smaller than RGB pixels, an RGB pixel is the mean of n x n such points.
-data/cameras/calibrated_grid.py decides where the points lie, and what n is.
+If spike pixels are smaller than RGB pixels, the value of an RGB pixel is the mean over n x n
+points. data/cameras/calibrated_grid.py decides where the points lie, and what n is.
 
 What must stay: a pixel has the same channels in every crop, to the bit, because networks are
 trained on crops and restore whole frames. So the weights of a pixel must not depend on other
@@ -48,7 +48,8 @@ def neighbours_of(
     plane: size (h, w) of the spike plane. nearest: whether to take only the nearest spike pixel.
     """
     height, width = plane
-    # Move points outside of the plane to its edge. So they get the value of the pixel at the edge.
+    # Move points outside of the plane to its edge, so that they get the value of the pixel at the
+    # edge.
     x = np.clip(x, 0, width - 1)
     y = np.clip(y, 0, height - 1)
     return _nearest_pixels(x, y) if nearest else _four_pixels(x, y)
@@ -74,9 +75,10 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     column = x.astype(np.int64)
     right = x - column  # how far the point lies to the right of the upper left pixel, 0 to 1
     below = y - row  # how far the point lies below the upper left pixel, 0 to 1
-    # Where `below` is 0, the weight of the next row is 0. Take the row itself there, because the
-    # point may lie on the last row, which has no next row. (`below` is 0 on the last row, because
-    # `neighbours_of` has moved all points into the plane.) The columns are treated in the same way.
+    # Where `below` is 0, the weight of the next row is 0, and the row itself is taken in place of
+    # the next row. The reason: a point may lie on the last row, and there is no next row. `below`
+    # is 0 on the last row, because `neighbours_of` has moved all points into the plane. The columns
+    # are treated in the same way.
     next_row = row + (below > 0)
     next_column = column + (right > 0)
     weights = (
@@ -122,8 +124,8 @@ class CalibratedWindow:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
 
         What must stay: the products of spike pixel and weight are added one by one, in this order.
-        A matrix product may add in an order that depends on the size of the crop. Then an RGB pixel
-        would have other last bits in another crop, and
+        A matrix product may add in an order that depends on the size of the crop. Then the last
+        bits of an RGB pixel would depend on the crop, and
         test_a_crop_is_bit_for_bit_the_crop_of_the_whole would fail.
         """
         count = len(channels)
@@ -131,13 +133,13 @@ class CalibratedWindow:
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for point in self.points:
             # Each RGB pixel has k spike pixels around this point, e.g. 4. The first turn of the
-            # loop adds the first of them, for all RGB pixels at once: `indices` (H W,) are these
-            # spike pixels, and `weights` (H W,) are their weights.
+            # loop adds the first spike pixel of all RGB pixels at once. `indices` (H W,) are these
+            # first spike pixels, and `weights` (H W,) are their weights.
             for indices, weights in zip(point.indices, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.
                     out_channel += channel[indices] * weights
-        # The mean over the points of an RGB pixel.
+        # Divide by the number of points of an RGB pixel, to get their mean.
         if len(self.points) > 1:
             out /= np.float32(len(self.points))
         return out.reshape(count, *self.covered.shape)  # (S, H, W)
@@ -155,7 +157,8 @@ class CalibratedWindow:
         if not is_seen.any():
             is_seen = np.ones_like(is_seen)
         rate_of_spike_pixels = stream.mean(axis=0, dtype=np.float32)  # (h, w)
-        # As one channel: (1, h, w) -> (1, H, W) -> (H, W).
+        # `to_rgb` takes channels, so pass the rate as one channel: (1, h, w) -> (1, H, W) -> (H,
+        # W).
         rate = self.to_rgb(rate_of_spike_pixels[None])[0]
         mean_rate = float(rate[is_seen].mean(dtype=np.float64))
         mean_colour = image[is_seen].mean(axis=0)
@@ -179,7 +182,7 @@ def window_of(points: list[Neighbours], covered: np.ndarray) -> CalibratedWindow
 
 
 def _rectangle_of(points: list[Neighbours]) -> Crop:
-    """Return the smallest rectangle of the spike plane that contains all these spike pixels."""
+    """Return the smallest rectangle of the spike plane with all spike pixels of the points."""
     top = min(int(point.rows.min()) for point in points)
     left = min(int(point.columns.min()) for point in points)
     last_row = max(int(point.rows.max()) for point in points)

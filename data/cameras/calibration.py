@@ -1,4 +1,4 @@
-"""Read and write the calibration of two cameras: how the spike camera looks at the frame, and when.
+"""Read and write the calibration of two cameras: where the spike camera looks, and when.
 
     matrix M         the spike pixel at column x and row y lies at column u / d and row v / d of the
                      frame, with (u, v, d) = M (x, y, 1)
@@ -58,7 +58,7 @@ class Calibration(Section):
     1.12 times as many planes (`share_to_read`).
     tick_hz: planes per second. None if it is unknown.
 
-    made: how the file was made, for the person who opens it. It has no effect.
+    made: says how the file was made, for a person who opens the file. It has no effect.
 
     Only the motion within an exposure (data/motion/joint/) uses `rolling` and `lens_blur`:
     rolling: the last row of a frame is exposed later than the first row by this fraction of the
@@ -175,7 +175,8 @@ def scale_of(matrix: np.ndarray) -> float:
 
     The area of a spike pixel in the frame is the determinant of the upper left part. The side is
     the square root of the area, e.g. 2 for a determinant of 4. If one camera is tilted, the spike
-    pixels differ a little in size. Then the result is about the side of spike pixel (0, 0).
+    pixels differ a little in size. In this case, the result is about the side of spike pixel (0,
+    0).
     """
     # A homography times any factor is the same map. The division by its last value, matrix[2, 2],
     # removes the factor.
@@ -250,7 +251,7 @@ def save_calibration(path: str | Path, calibration: Calibration) -> None:
 
 # Largest condition number of a matrix that is inverted. With a condition number of 1e12, an inverse
 # loses 12 of the 16 digits of float64, so 4 digits are correct. A larger condition number would
-# leave even fewer.
+# leave fewer correct digits.
 LARGEST_CONDITION = 1e12
 
 

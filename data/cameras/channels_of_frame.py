@@ -1,7 +1,7 @@
-"""Read the spike channels of one frame: its planes become channels on the pixels of the frame.
+"""Read the spike channels of one frame: turn its planes into channels on the pixels of the frame.
 
 A plane is one read-out of the spike camera. Channels are what a network sees of the planes.
-`read_channels` does this for each frame of a sample, within the crop of the sample:
+`read_channels` reads the channels of each frame of a sample, within the crop of the sample:
 
     1. Read the planes, with the io backend of the data set. From files on disk: `stream` in
        data/clips/disk_files.py, then data/clips/file_content.py, and in data/spike/ formats.py,
@@ -14,7 +14,7 @@ A plane is one read-out of the spike camera. Channels are what a network sees of
 What must stay: the result of `read_channels`, because it is what a network sees, and the order of
 the steps.
 
-Tests: tests/parts/data/test_dataset_video_rgbspike.py notices another order.
+Tests: tests/parts/data/test_dataset_video_rgbspike.py notices a changed order.
 """
 
 from typing import Any
@@ -67,11 +67,11 @@ def read_channels(
     before = exposure.before
     end_of_frame = before + exposure.own.count
     rate = rate_of(spikes, stream[before:end_of_frame], image, window)
-    # The option `spike.rate` is the rate of the real camera. The simulated camera has another rate.
-    # E.g. with twice the threshold, a pixel fires half as often, so the factor is 0.5. If the
-    # option camera.known_rate is false, the factor is 1: the network learns to handle an unknown
-    # threshold. With "match", no factor is needed, because the rate was measured from the spikes of
-    # the simulated camera.
+    # The option `spike.rate` is the rate of the real camera. `known_rate_factor` is the rate of the
+    # simulated camera, divided by the rate of the real camera. E.g. with twice the threshold, a
+    # pixel fires half as often, so the factor is 0.5. If the option camera.known_rate is false, the
+    # factor is 1, and the network learns to handle an unknown threshold. With "match", no factor is
+    # needed, because the rate was measured from the spikes of the simulated camera.
     if camera and spikes.rate != "match":
         rate *= camera.known_rate_factor
     after = len(stream) - end_of_frame
@@ -81,7 +81,7 @@ def read_channels(
 
 
 def rate_of(spikes: DatSpikes, stream: np.ndarray, image: np.ndarray, window: Window) -> float:
-    """Return the spikes per plane at full light: the known rate, or the measured one ("match").
+    """Return the spikes per plane at full light: the known rate, or the measured rate ("match").
 
     stream: the planes of the frame, (T, h, w). image: the blurry frame at the same place,
     (H, W, 3) uint8, B, G, R. window: which spike pixel lies at which RGB pixel.

@@ -9,12 +9,13 @@ may lie in the files of other frames, because spike files follow one another in 
     file of the frame before    file of the frame    file of the frame after
     plane -56 ... -1            plane 0 ... 55       plane 56 ... 111
 
-Here each file has 56 planes. Planes are counted from the first plane of the file of the frame.
+In this example, each file has 56 planes. Planes are counted from the first plane of the file of the
+frame.
 
 What must stay: the pieces and their order, because they are the stream that a network sees. Free to
 change: how they are found.
 
-Tests: tests/parts/data/test_timing.py notices other pieces
+Tests: tests/parts/data/test_timing.py notices wrong pieces
 (test_context_of_a_file_per_frame_is_in_the_files_beside).
 """
 
@@ -42,15 +43,15 @@ def with_context(
     file_index: index in `files` of the file of the frame.
     span: the planes of the frame in this file.
     context: number of planes that are wanted before and after the planes of the frame. Near the
-    ends of the clip, fewer planes may exist. Then fewer planes are read.
+    ends of the clip, fewer planes may exist, so fewer planes are read.
 
-    E.g. each file has 56 planes, all of one frame, and the context is 8. Then the pieces are the
-    planes 48 ... 55 of the file before, 0 ... 55 of the file of the frame, and 0 ... 7 of the file
-    after. The result is 8 and these three pieces.
+    E.g. each file has 56 planes, all of one frame, and the context is 8. The result is 8, and three
+    pieces: the planes 48 ... 55 of the file before, 0 ... 55 of the file of the frame, and 0 ... 7
+    of the file after.
     """
     nearby_files = _nearby_files(files, file_index)
     # The wanted planes are `wanted_from` ... `wanted_end` - 1: -8 ... 63 in the example. From each
-    # file, take the wanted planes that it has.
+    # file, take the wanted planes that the file has.
     wanted_from = span.first - context
     wanted_end = span.first + span.count + context
     pieces = []
@@ -62,7 +63,7 @@ def with_context(
             pieces.append(Piece(file.path, first=first - file.begin, count=end - first))
 
     # The context before the frame begins at the first plane of the first nearby file, or later. So
-    # it may be shorter than wanted.
+    # this context may have fewer planes than wanted.
     planes_before = min(context, span.first - nearby_files[0].begin)
     return planes_before, tuple(pieces)
 

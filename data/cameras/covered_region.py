@@ -1,11 +1,12 @@
-"""Find the region of the frame from which crops for training are drawn: both cameras see all of it.
+"""Find the region of the frame from which crops for training are drawn. Both cameras see it whole.
 
 A spike camera with a view of its own may see only a part of the frame. The region is a rectangle in
-this part. The calibration file gives it, or it is the largest rectangle in this part.
+this part. The calibration file gives the region. Otherwise it is the largest rectangle in this
+part.
 
 What must stay: the chosen rectangle, because the crops of a seed are drawn from it. Of two
 rectangles of equal area, the one with the higher first row is chosen, and then the one with fewer
-rows. Free: how the rectangle is found.
+rows. Free to change: how the rectangle is found.
 
 Tests: tests/parts/data/test_spike_grid.py
 """
@@ -78,7 +79,7 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     if not len(rows):
         return None
     # The true pixels of row i are first[i] ... after[i] - 1. argmax finds the first true pixel of a
-    # row. To find the last one, mirror the row. E.g. row 0 above:
+    # row. To find the last true pixel, mirror the row. E.g. row 0 of the example:
     #
     #     row         . # # . .    argmax 1, so `first` is 1
     #     mirrored    . . # # .    argmax 2, so `after` is 5 - 2 = 3
@@ -95,8 +96,8 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     heights = rows[None] - rows[:, None] + 1
     areas = np.where(heights > 0, widths * heights, 0)
 
-    # argmax returns a flat index. Of equal areas it takes the first one: the higher first row, then
-    # fewer rows. unravel_index turns the index into (i, j), e.g. 7 into (2, 1) if n is 3.
+    # argmax returns a flat index. Of equal areas, argmax takes the first one: the higher first row,
+    # then fewer rows. unravel_index turns the index into (i, j), e.g. 7 into (2, 1) if n is 3.
     i, j = np.unravel_index(areas.argmax(), areas.shape)
     if not areas[i, j]:
         return None

@@ -36,7 +36,8 @@ from utils.json_file import cause_in_words, read_json
 
 # ---- What is known ------------------------------------------------------------------------------
 
-# Upper bound of planes in a file, about 17 years at 2 kHz. Sums of such numbers fit into 64 bits.
+# Largest number of planes in a file. At 2 kHz, so many planes last about 17 years. Sums of such
+# numbers fit into 64 bits.
 MOST_PLANES = 2**40
 # Types of the values in dataset.json, with the limits that pydantic checks.
 Side = Annotated[int, Field(ge=1, le=2**16)]  # height or width of a plane
@@ -67,7 +68,7 @@ class DatasetInfo:
     path: str = ""  # path of the file; "" if there is no dataset.json
     h: Side | None = None  # height of a spike plane
     w: Side | None = None  # width of a spike plane
-    flip: bool | None = None  # whether rows are stored bottom first
+    flip: bool | None = None  # whether the lowest row of the image is stored first
     planes: Planes | None = None  # number of planes in a file
     gt_plane: Plane | None = None  # number of the plane at which the sharp frame was taken
     rate: Rate | None = None  # spikes per plane at full light
@@ -85,8 +86,8 @@ class DatasetInfo:
         """Return what is known about the spikes of one clip.
 
         A value of the clip replaces the value for all clips (KEYS_OF_ONE_CLIP). If the clip has no
-        such value, the result is this object itself, not a copy. data/root_spikes.py relies on
-        this: it compares with `is` to find clips with values of their own.
+        such value, the result is this object itself, not a copy. data/root_spikes.py compares the
+        result with `is`, to find clips with values of their own.
         """
         values_of_clip = {}
         for key, value in self.clips.get(clip, {}).items():
@@ -100,8 +101,8 @@ class DatasetInfo:
     def trained_rate(self) -> float | str | None:
         """The spikes per plane at full light, for a network trained on these clips.
 
-        Returns "match" if each clip has a rate of its own: the rate must then be measured from the
-        frames (spike.rate "match"). Returns None if the rate is unknown.
+        Returns "match" if each clip has a rate of its own, because the rate must then be measured
+        from the frames (spike.rate "match"). Returns None if the rate is unknown.
         """
         if self.rate is not None:
             return self.rate
@@ -111,14 +112,14 @@ class DatasetInfo:
         return None
 
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
-        """Return how many planes a file of a clip has, and how many its last file has at least.
+        """Return the number of planes of a clip's files, and the least number for its last file.
 
         usual: number of planes that most files have, used if dataset.json has no number.
 
         The last file may be shorter for two reasons. Planes are interpolated between a raw frame
         and the next one, but there is no raw frame after the last one. E.g. with 8 planes per raw
-        frame, the last 7 of 56 planes are missing, so the result is (56, 49). And if sharp frames
-        are `offset` raw frames later than the middle of their exposure, the planes of `offset` more
+        frame, the last 7 of 56 planes are missing, so the result is (56, 49). If sharp frames are
+        `offset` raw frames later than the middle of their exposure, the planes of `offset` further
         raw frames are missing.
         """
         values_of_clip = self.clips.get(clip, {})
@@ -137,7 +138,7 @@ class DatasetInfo:
         """Return the plane of the sharp frame in a file of `planes` planes.
 
         The plane comes from dataset.json, or else from a clip name of Spk-GoPro. Returns None if
-        both do not tell the plane.
+        neither dataset.json nor the name tells the plane.
 
         The name GOPR0372_07_00 says that n = 7 raw frames were averaged. Each raw frame is a plane,
         and 7 interpolated planes follow it:
@@ -167,10 +168,10 @@ class DatasetInfo:
         n = int(match[1])
         if n == 0:
             return None
-        # E.g. n = 7 allows 49 to 56 planes. A file with another number of planes was made in
-        # another way. Then the name of the clip does not tell the plane. The numbers are written
-        # out because Spk-GoPro always has 8 planes for each raw frame: 8 is GOPRO_INTERPOLATE, 7
-        # is 8 - 1, and 4 is 8 / 2.
+        # E.g. n = 7 allows 49 to 56 planes. A file with fewer or more planes was made in another
+        # way, so the name of the clip does not tell the plane. The numbers are written out because
+        # Spk-GoPro always has 8 planes for each raw frame: 8 is GOPRO_INTERPOLATE, 7 is 8 - 1, and
+        # 4 is 8 / 2.
         most_planes = 8 * n
         least_planes = most_planes - 7
         if least_planes <= planes <= most_planes:
@@ -181,8 +182,8 @@ class DatasetInfo:
 class ClipKeys(BaseModel, strict=True, extra="allow"):
     """The keys of one clip in "clips" of dataset.json, with the types that they must have.
 
-    A key has the same meaning as in `DatasetInfo`, but only for this clip. Other keys are allowed,
-    because the programs that make data use such keys to record how a clip was made. The types
+    A key has the same meaning as in `DatasetInfo`, but only for this clip. Further keys are
+    allowed, because the programs that make data record in them how a clip was made. The types
     `Side`, `Rate`, ... at the top of this file have the limits of the values.
     """
 
@@ -200,8 +201,8 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 # ---- Reading the file ---------------------------------------------------------------------------
 
 FILE_NAME = "dataset.json"
-# The version of the format of the file. Files of another version are refused. So do not raise it
-# for a new key that files may lack.
+# The version of the format of the file. Files of any other version are refused. So do not raise
+# FORMAT for a new key that files may lack.
 FORMAT = 1
 
 
@@ -212,7 +213,7 @@ def nearest_info(path: Path) -> DatasetInfo:
     file is <root>/<split>/<clip>/spike/<file>, and dataset.json lies in the root. The folders
     around `path` are tried, the nearest first. E.g. for the file root/train/a/spike/0.dat, the
     folders root/train/a/spike, root/train/a, root/train, root and the parent of root are tried.
-    Returns an empty DatasetInfo if none of them has a dataset.json.
+    Returns an empty DatasetInfo if no folder has a dataset.json.
 
     If more folders are tried, test_a_dataset_json_far_above_belongs_to_other_files fails.
     """
@@ -231,7 +232,8 @@ def nearest_info(path: Path) -> DatasetInfo:
 def load_info(dataroot_spike: str) -> DatasetInfo:
     """Return the dataset.json in the spike folder, or in its parent, the folder of all splits.
 
-    dataroot_spike: the option, or any other folder (`nearest_info` tries several).
+    dataroot_spike: the value of the option dataroot_spike, or any folder (`nearest_info` tries
+    several).
     Returns an empty DatasetInfo if there is no such file.
     Raises DataError for a file that is not a JSON object of this format, and for values of a wrong
     type.
@@ -262,8 +264,8 @@ def _read_info(path: Path) -> DatasetInfo:
             '"light", "gt_plane"',
             do="correct dataset.json, or make the data set again",
         ) from e
-    # The path does not go through the JSON above, because the name of a folder may have bytes that
-    # JSON cannot hold.
+    # The path is set here and not in the JSON text, because the name of a folder may have bytes
+    # that JSON cannot hold.
     return dataclasses.replace(info, path=str(path))
 
 
@@ -314,7 +316,8 @@ def _refuse_misspelt_keys(values_of_clip: dict[str, Any]) -> None:
     """
     valid_keys = list(ClipKeys.model_fields)
     for key in values_of_clip:
-        # cutoff: "gt_plan" and "gt_plane" have a similarity of 0.93. Other words lie below 0.8.
+        # cutoff: smallest similarity. "gt_plan" and "gt_plane" have a similarity of 0.93. Unrelated
+        # words have less than 0.8.
         similar_keys = difflib.get_close_matches(key.lower(), valid_keys, n=1, cutoff=0.8)
         if key not in valid_keys and similar_keys:
             raise ValueError(f"the key {key!r} is unknown; the nearest one is {similar_keys[0]}")

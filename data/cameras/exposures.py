@@ -6,8 +6,8 @@
 `read_exposures` checks the option and returns {clip: `Exposures`}. `Exposures` computes the planes
 of a frame. A plane is one read-out of the spike camera.
 
-What must stay: the forms of the option, because option files have them, and the planes that they
-give, because these are the spikes of a sample. Free to add: another form, in `_exposures_of_clip`.
+What must stay: the forms of the option, because option files have them, and the planes of each
+form, because they are the spikes of a sample. Free to add: a new form, in `_exposures_of_clip`.
 
 Tests (in tests/parts/data): test_data_json.py (forms), test_timing.py (planes)
 """
@@ -26,7 +26,7 @@ from utils.user_path import advice_on, expand_path
 
 # Numbers of planes, with the limits that pydantic checks.
 Start = Annotated[float, Field(strict=True, ge=0, le=MOST_PLANES, allow_inf_nan=False)]
-# At least half a plane, which is rounded to one plane.
+# A length is at least half a plane, because half a plane is rounded to one plane.
 Length = Annotated[float, Field(strict=True, ge=0.5, le=MOST_PLANES, allow_inf_nan=False)]
 
 
@@ -45,8 +45,9 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     """
 
     start: Start = 0.0
-    # The default 0.0 of the next two means that `rows` is given. 0.0 is below 0.5, the lower limit
-    # of the type Length. This is allowed, because pydantic does not check defaults.
+    # The default 0.0 of `length` and `period` means that `rows` is given. 0.0 is below 0.5, the
+    # lower limit of the type Length. Such a default is allowed, because pydantic does not check
+    # defaults.
     length: Length = 0.0
     # The lower limit of Length, 0.5, refuses a period of 0, by which `frames_in` would divide.
     period: Length = 0.0
@@ -83,9 +84,9 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
         #     planes from      0      25     50     75     100
         #     planes before    20     45     70     95     120, beyond the file: so 4 frames
         #
-        # Begin with a number of frames that surely fit, the whole periods in the planes behind the
-        # first exposure: 80 / 25, rounded down to 3. (If the loop below began with 1 frame, it
-        # would take long for a file of a billion planes.)
+        # Begin with a number of frames that surely fit: the number of whole periods in the planes
+        # after the first exposure, here 80 / 25, rounded down to 3. (If the loop below began with 1
+        # frame, it would take long for a file of a billion planes.)
         first, count = self.planes_of(0, offset)
         planes_after_first = planes - first - count
         frames = max(int(planes_after_first / self.period), 1)
@@ -104,7 +105,7 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
 def nearest_plane(time: float) -> int:
     """Return the nearest whole number. Half a plane is rounded up: 2.5 -> 3, -2.5 -> -2.
 
-    round() would take the even number: 2.5 -> 2, but 3.5 -> 4.
+    round() is not used, because it rounds a half to the even number: 2.5 -> 2, but 3.5 -> 4.
 
     With round(), test_half_a_plane_is_rounded_up fails.
     """
@@ -182,8 +183,9 @@ def _exposures_of_clip(entry: dict[str, Any] | list[Any]) -> Exposures:
     """
     if isinstance(entry, list):
         return Exposures.model_validate({"rows": entry})
-    # The user must give all three keys. But each key has a default in `Exposures`, which is meant
-    # for lists of rows. So a missing key gets the value None here, which `Exposures` refuses.
+    # The user must give all three keys. But each key has a default in `Exposures`, because a list
+    # of rows has no such keys. So a missing key gets the value None here, and `Exposures` refuses
+    # None.
     fields: dict[str, Any] = dict.fromkeys(PERIODIC_KEYS)  # {key: None}
     fields.update(entry)
     return Exposures.model_validate(fields)
@@ -194,8 +196,8 @@ def _exposures_in(path: str) -> Any:
     try:
         return read_json(path)
     except (OSError, ValueError) as e:
-        # A path such as "$DATA/exposures.json" may have a variable without a value. Then
-        # `advice_on` returns "; set the variable $DATA, which has no value here", otherwise "".
+        # If a path such as "$DATA/exposures.json" has a variable without a value, `advice_on`
+        # returns "; set the variable $DATA, which has no value here". Otherwise it returns "".
         raise DataError(
             what=f"cannot read the exposures: {cause_in_words(e)}",
             where=path,

@@ -2,11 +2,11 @@
 
 A plane is one read-out of the spike camera. `exposures_of` finds and checks the planes when the
 clips are listed, before a sample is read. `DatSpikes` (spike_source.py) has the options. Each step
-has a module of its own:
+has its own module:
 
-    timing.py            the planes of a frame, without context: a `Span`
-    sharp_plane.py       the plane of the sharp frame: the center
-    context_planes.py    the planes around the planes of a frame
+    timing.py            finds the planes of a frame, without context: a `Span`
+    sharp_plane.py       finds the plane of the sharp frame: the center
+    context_planes.py    finds the planes before and after the planes of a frame
 
 The result for each frame is an `Exposure` (data/clip.py). channels_of_frame.py reads these planes.
 
@@ -38,7 +38,7 @@ def exposures_of(
 ) -> tuple[Exposure, ...]:
     """Return the planes of each frame of a clip, and check that they can be used.
 
-    All errors of the planes are found here, before a run starts: e.g. the files lack planes, or a
+    All errors of the planes are found here, before a run starts. E.g. the files lack planes, or a
     frame has too few planes for the representation. `read_channels` (channels_of_frame.py) relies
     on this check.
 
@@ -88,7 +88,7 @@ def _exposure(
     Raises OptionError if the plane of the sharp frame is unknown.
     """
     path, _ = files[file_index]
-    # If the representation ignores the center, the plane of the sharp frame need not be known. Then
+    # If the representation ignores the center, the plane of the sharp frame need not be known, and
     # any plane that is read may be the center.
     if "center" in spikes.without_effect:
         plane = middle_of_read_planes(span)
@@ -141,12 +141,12 @@ def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
 
 
 def of_exposure(spikes: DatSpikes, context: int) -> DatSpikes:
-    """Return a copy that reads the planes during which a frame was exposed, and context planes.
+    """Return a copy that reads exactly the planes of the exposure, and context planes.
 
     A calibration has two shares (fractions) of the planes of a frame:
 
         exposure_share   the planes during which the frame was exposed, e.g. 0.5
-        share_to_read    the planes that channels are made of, 1.12 times as many, e.g. 0.56
+        share_to_read    the planes that are read for channels, 1.12 times as many, e.g. 0.56
 
     The copy reads the planes of `exposure_share`. data/motion/recording.py calls this function,
     because the motion within the exposure is computed from exactly these planes.

@@ -13,8 +13,8 @@ reason in words, such as "the numbers in the names of the frames do not rise".
 data/cameras/timing.py then refuses the clip and asks the user for the exposures.
 
 What must stay: the planes of each frame, for clips that are accepted today, because these planes
-decide the samples of a run. The words of a `doubt` may change, because no program reads them; tests
-quote some.
+decide the samples of a run. The words of a `doubt` may change, because no program reads them, but
+tests quote some.
 
 Tests: tests/parts/data/test_frame_times.py
 """
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Gap:
-    """Frames in a row that are missing."""
+    """A gap: missing frames that follow one another."""
 
     # Number of the first missing frame, counted from 0 or as in the names. None: not known.
     number: int | None = None
@@ -62,16 +62,16 @@ class PlaneRange(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """The times of the frames of a clip: in seconds for a film, else in the unit of the file names.
+    """The times of the frames of a clip: in seconds for a film, else in the unit of the names.
 
-    E.g. the frames with the names 1, 2 and 4, of which frame 3 is missing:
+    E.g. the frames with the names 1, 2 and 4. Frame 3 is missing:
 
         starts   1  2  4        begin   1
         ends     2  3  5        end     5        step   1
     """
 
     starts: tuple[Fraction, ...]  # when each frame begins
-    # When each frame ends. If no frame is missing after it, this is the start of the next frame.
+    # When each frame ends. If no frame is missing after it, its end is the start of the next frame.
     ends: tuple[Fraction, ...]
     begin: Fraction  # when the whole clip begins, missing frames included
     end: Fraction  # when the whole clip ends
@@ -102,8 +102,8 @@ class FrameTimes:
 
             first + (t - begin) count / (end - begin),  rounded down
 
-        E.g. the frames 1, 2 and 4 last from 1 to 5, with the missing frame 3. So 40 planes are 10
-        for each unit of time, and the frames get (0, 10), (10, 20) and (30, 40).
+        E.g. the frames 1, 2 and 4 last from 1 to 5, and frame 3 is missing. With 40 planes, each
+        unit of time has 10 planes, and the frames get (0, 10), (10, 20) and (30, 40).
         """
         if self.is_even:
             frames = len(self)
@@ -127,10 +127,10 @@ class FrameTimes:
         return [round((start - self.begin) / self.step) for start in self.starts]
 
     def until(self, end: Fraction) -> "FrameTimes":
-        """Return the times of the same clip, with the end that another clock measured.
+        """Return the times of the same clip, with the end by the clock of the spike camera.
 
         A film does not say how long its last frame lasts, but the number of planes does. E.g. the
-        frames begin at 0, 1 and 2 seconds, so the longest lasts 1 second:
+        frames begin at 0, 1 and 2 seconds, so the longest frame lasts 1 second:
 
             end    last frame of the result
             2      doubt, because the last frame begins at 2
@@ -140,13 +140,13 @@ class FrameTimes:
 
         A doubt means that the two clocks contradict each other.
 
-        end: the end of the clip by the other clock (the planes), in the unit of `starts`.
+        end: the end of the clip by the number of its planes, in the unit of `starts`.
         """
         last_start = self.starts[-1]
         lengths = [stop - start for start, stop in zip(self.starts, self.ends, strict=True)]
         longest = max(lengths)
-        # One length is for the last frame itself, and one for errors of the clocks
-        # (test_clocks_may_not_differ_by_more_than_a_frame).
+        # The first length is for the last frame itself, and the second length for errors of the
+        # clocks (test_clocks_may_not_differ_by_more_than_a_frame).
         latest_end = last_start + 2 * longest
         if last_start < end <= latest_end:
             end_of_last_frame = min(end, last_start + longest)
@@ -188,7 +188,7 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
     steps = steps_between(starts)
     # But if the times are numbers of frames, a difference of a tick is a missing frame. E.g. the
     # numbers 0, 1 and 3 have the tick 1, the period 3 / 2 = 1.5, and the distances 1 and 2. So at
-    # most half a period is allowed, here 0.75, and 2 - 1 is more than that
+    # most half a period is allowed, here 0.75. The difference 2 - 1 = 1 is larger
     # (test_only_rounding_to_a_tick_counts_as_one_distance).
     allowed_difference = min(tick, period / 2)
     if max(steps) - min(steps) > allowed_difference:
@@ -203,7 +203,7 @@ def _are_even(starts: Sequence[Fraction]) -> bool:
 
 
 def _tick(starts: Sequence[Fraction]) -> Fraction:
-    """Return the tick of a clock: the largest 1 / n of which every time is a multiple.
+    """Return the tick of a clock: the largest 1 / n such that every time is a multiple of 1 / n.
 
     E.g. 1/24 s and 1/36 s are multiples of 1/72 s: 3/72 and 2/72.
     """
@@ -274,7 +274,7 @@ def _ends_in_film(
     """Return when the frames of a film end, in seconds.
 
     A frame lasts until the next frame begins, or until the next missing frame begins. E.g. frames
-    begin at 0, 1 and 3, and one is missing at 2. Then they end at 1, 2 and 4.
+    begin at 0, 1 and 3, and a frame is missing at 2. The three frames end at 1, 2 and 4.
 
     starts: when frames begin, at least two. gap_starts: when missing frames begin, sorted.
     """
@@ -286,8 +286,8 @@ def _ends_in_film(
         if gap_index < len(gap_starts):
             end = min(gap_starts[gap_index], next_start)
         ends.append(end)
-    # Most encoders write an arbitrary length of the last frame. So assume that it lasts as long as
-    # the frame before it.
+    # Most encoders write an arbitrary length of the last frame. So assume that the last frame lasts
+    # as long as the frame before it.
     length_before = ends[-1] - starts[-2]
     ends.append(starts[-1] + length_before)
     return tuple(ends)
@@ -312,7 +312,7 @@ def usual_of(steps: Sequence[Fraction]) -> Fraction:
     counts = Counter(steps)  # distance -> how often it occurs
     highest_count = max(counts.values())
     if highest_count == 1:
-        # The median. If there are two middle distances, it is the smaller one.
+        # Take the median. If there are two middle distances, take the smaller one.
         middle = (len(steps) - 1) // 2
         return sorted(steps)[middle]
     return min(step for step in counts if counts[step] == highest_count)

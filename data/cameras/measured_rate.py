@@ -5,14 +5,14 @@ mean brightness of the blurry frame, is the rate at full light (brightness 1):
 
     rate = mean spikes per plane / mean brightness        e.g. 0.2 / 0.4 = 0.5
 
-A plane is one read-out of the spike camera, with 0 or 1 for each pixel.
-The threshold and the gain of the spike camera need not be known, because the rate contains both.
-The means are over the pixels that both cameras see.
+A plane is one read-out of the spike camera, with 0 or 1 for each pixel. The threshold and the gain
+of the spike camera need not be known, because the rate contains both. The means are over the pixels
+that both cameras see.
 
 What must stay: the measured rate, because channels are divided by it, and trained networks expect
 these channels.
 
-Tests (in tests/parts/data): test_spike_source.py and test_dataset_video_rgbspike.py notice another
+Tests (in tests/parts/data): test_spike_source.py and test_dataset_video_rgbspike.py notice a wrong
 rate
 """
 
@@ -26,10 +26,10 @@ from data.spike.pictures import LUMA, to_linear
 
 # Display value 0 ... 255 -> linear light 0 ... 1, (256,) float32.
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
-# A firing rate or brightness below its limit is replaced by the limit. Without the limits, planes
-# without a spike would give the rate 0, and a black frame would divide by 0. Both limits were
-# chosen by hand, far below the firing rate and the brightness of a clip in which anything can be
-# seen. Larger limits would change the channels of dim clips.
+# If a firing rate or a brightness is below its limit, the limit is used in its place. Without the
+# limits, planes without a spike would give the rate 0, and a black frame would divide by 0. Both
+# limits were chosen by hand, far below the firing rate and the brightness of any clip that shows
+# something. Larger limits would change the channels of dim clips.
 LEAST_FIRING_RATE = 1e-4  # spikes per plane
 LEAST_BRIGHTNESS = 1e-3  # white is 1
 

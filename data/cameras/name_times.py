@@ -4,12 +4,12 @@
     432.133333.png, 432.166667.png     time stamps
     left.png, right.png                no numbers, so the times are not known
 
-`times_of_names` returns the times. If the numbers tell no times, it returns equal distances between
-the frames, with a `doubt`: the reason in words. data/cameras/timing.py refuses a clip with a doubt,
-and asks the user for the exposures.
+`times_of_names` returns the times. If the numbers tell no times, the result has equal distances
+between the frames, and a `doubt`: the reason in words. data/cameras/timing.py refuses a clip with a
+doubt, and asks the user for the exposures.
 
 What must stay: the times of names that are accepted today, because they decide which spikes a frame
-gets. Free to add: another form of names, if names of this form have a doubt today.
+gets. Free to add: a new form of names, if names of this form have a doubt today.
 
 Tests: tests/parts/data/test_frame_times.py
 """
@@ -104,7 +104,8 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
     """Return whether names with a text and a number have two orders: by digits, and by value.
 
     For example, t_432.1 comes before t_432.03 if the digits after the point count as a whole number
-    (1 < 3). By value, 432.03 comes first. Nobody knows which of the two is the order of time.
+    (1 < 3). By value, 432.03 comes first. The names do not tell which of the two orders is the
+    order of time.
     """
     texts = set()
     numbers = []
@@ -154,14 +155,14 @@ def _gaps(starts: Sequence[Fraction], steps: Sequence[Fraction], step: Fraction)
     """Return the frames that are missing between other frames.
 
     If the times are numbers of frames (step 1), a missing frame has the number that its name would
-    have. If they are time stamps, frames are counted from 0.
+    have. If the times are time stamps, frames are counted from 0.
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
     """
     # `times_of_names` has set the step to 1 if the numbers count frames.
     are_numbers_of_frames = step == 1
     gaps = []
-    number_in_whole_clip = 0  # of the frame, counted from 0; missing frames are counted, too
+    number_in_whole_clip = 0  # number of the frame, from 0. Missing frames are counted, too.
     for start, distance in zip(starts[:-1], steps, strict=True):
         missing_frames = 0
         if distance > MOST_DISTANCES_WITHOUT_GAP * step:

@@ -1,10 +1,11 @@
-"""Read the section `spike.representation` of the options: which representation, with which options.
+"""Read the section `spike.representation`: the name and the options of a representation.
 
     "representation": {"type": "voxel", "num_bins": 4}
 
-"type" is the name of a representation, i.e. of a function (data/spike/represent.py). All other keys
-are parameters of this function. This module checks the keys, and `channels_of` returns the number
-of channels, here 4. A new representation needs only its function, and no change here.
+"type" is the name of a representation, i.e. of a function that turns spike planes into channels
+(data/spike/represent.py). All other keys are parameters of this function. This module checks the
+keys, and `channels_of` returns the number of channels, here 4. A new representation needs only its
+function, and no change here.
 
 What must stay: the names of representations and their options, because option files have them.
 
@@ -31,8 +32,9 @@ import_parts("data.spike", "represent_*")
 # The options of a representation are the parameters of its function, without `stream` and `center`,
 # because the program itself gives these two.
 for _name, _representation in rp.REPRESENTATIONS.items():
-    # This has the same effect as @REPRESENTATIONS.register(...) above the function. The decorator
-    # cannot be there, because the module of the function knows no option files.
+    # These two calls have the same effect as the decorator @REPRESENTATIONS.register(...) above the
+    # function. The decorator cannot be used, because the module of the function knows no option
+    # files.
     register_function = REPRESENTATIONS.register(_name, given=("stream", "center"))
     register_function(_representation.function)
 
@@ -42,7 +44,8 @@ class ChosenRepresentation(NamedTuple):
 
     name: str  # e.g. "voxel"
     options: dict[str, Any]  # arguments of the function of this name in data/spike/represent.py
-    # Keys of the section spike that change nothing with these options. Setting one is an error.
+    # Keys of the section spike that change nothing with these options. Setting such a key is an
+    # error.
     without_effect: frozenset[str]
 
 
@@ -66,7 +69,7 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
     representation: the section, or only the name of a representation.
     Raises OptionError for options that contradict one another.
     """
-    # A dict with all options, as in `read_representation`.
+    # All options as a dict, e.g. {"type": "voxel", "num_bins": 4}.
     options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
     name = options.pop("type")
     try:

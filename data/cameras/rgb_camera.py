@@ -35,8 +35,8 @@ class RgbCamera:
     # exposure. All rows must be exposed within the interval, so exposure * (1 + rolling) is at most
     # 1.
     rolling: float = 0.0
-    # The curve from light to display values. First v = light ** (1 / gamma). Then an S-shaped curve
-    # turns v into the display value:
+    # The curve from light to display values has two steps. First v = light ** (1 / gamma). Then an
+    # S-shaped curve turns v into the display value:
     #     v + contrast * (v^2 * (3 - 2 * v) - v)
     # E.g. with contrast 0.1, 0.25 becomes 0.241, 0.5 stays 0.5, and 0.75 becomes 0.759.
     gamma: float = DISPLAY_GAMMA
@@ -45,9 +45,10 @@ class RgbCamera:
     # The shot noise grows with the light, and the read noise is the same at any light.
     shot: float = 0.0
     read: float = 0.0
-    jpeg: int = 0  # quality, or 0 for no JPEG
-    # A blurry frame is the mean of light ** (1 / sum_gamma) over the exposure. A real camera has 1,
-    # i.e. the mean of light. 2.2 is for data sets whose blurry frames are means of display values.
+    jpeg: int = 0  # quality of JPEG. 0: the frame is not compressed
+    # A blurry frame is the mean of light ** (1 / sum_gamma) over the exposure. A real camera has
+    # sum_gamma 1, i.e. the mean of light. Use 2.2 for data sets whose blurry frames are means of
+    # display values.
     sum_gamma: float = 1.0
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class RgbCamera:
         return to_uint8(v + np.float32(self.contrast) * (s_curve - v))
 
     def values_to_average(self, light: np.ndarray) -> np.ndarray:
-        """Return what the camera averages over an exposure: light, or light ** (1 / sum_gamma)."""
+        """Return the values that the camera averages over an exposure: light ** (1 / sum_gamma)."""
         if self.sum_gamma == 1:
             return light
         return np.power(np.clip(light, 0, 1), np.float32(1 / self.sum_gamma))
@@ -111,7 +112,8 @@ class RgbCamera:
 
         E.g. 8 planes and the exposure 0.5: each row is exposed for 4 planes. Without rolling, the
         planes 2 ... 5 have the weight 1/4 in each row. With rolling 0.5, the last row is exposed 2
-        planes later than the first one: the first row in the planes 1 ... 4, the last in 3 ... 6.
+        planes later than the first row: the first row during the planes 1 ... 4, and the last row
+        during the planes 3 ... 6.
 
         Without the delay of the rows, test_the_exposure_rolls_down_the_rows fails.
         """

@@ -18,7 +18,7 @@ are one frame interval: the time from one RGB frame to the next.
 What must stay:
 
     * The same rig and lights give the same clip, bit for bit, because a data set is made again from
-      its seed. tests/parts/data/test_seeds.py notices another order of random draws. No test
+      its seed. tests/parts/data/test_seeds.py notices a changed order of random draws. No test
       notices if a value changes by a few percent. So if you change arithmetic, make a clip before
       and after the change, and compare the files.
     * Frames, sensor, pixels and parallax draw their flaws from random streams of their own. A new
@@ -52,18 +52,19 @@ from utils.random_streams import random_stream
 
 @dataclass(frozen=True)
 class Rig(RgbCamera):
-    """Both cameras. The fields of the RGB camera come from `RgbCamera`.
+    """A pair of simulated cameras. The fields of the RGB camera come from `RgbCamera`.
 
-    By default the spike camera has no flaw, and the view of the RGB camera.
+    By default, the spike camera has no flaw, and it has the same view as the RGB camera.
     """
 
     # ---- Where the spike camera looks ----
 
     # Shift of the view in RGB pixels, to the right and down. With shift_x = 2, the middle of the
-    # spike plane shows what is 2 pixels right of the middle of the frame.
+    # spike plane shows the point that is 2 pixels to the right of the middle of the frame.
     shift_x: float = 0.0
     shift_y: float = 0.0
-    # Rotation of the view about the middle of the frame in degrees, x towards y.
+    # Rotation of the view about the middle of the frame, in degrees. A positive angle turns x
+    # towards y.
     rotation_deg: float = 0.0
     # Relative size of a spike pixel. At 1, the spike plane covers the whole width of the frame.
     scale: float = 1.0
@@ -86,7 +87,7 @@ class Rig(RgbCamera):
     rate: float = 0.9  # spikes per plane at full light
     # What the sensor integrates, "linear" light or "display" values.
     light: Literal["linear", "display"] = "linear"
-    # A deviation is a standard deviation, and relative to the mean.
+    # A deviation is a standard deviation, divided by the mean.
     jitter: float = 0.0  # relative deviation of the time between two spikes, the same at all lights
     dark_rate: float = 0.0  # spikes per plane without light
     dark_spread: float = 0.0  # relative deviation of the dark rate between pixels
@@ -132,8 +133,8 @@ class Rig(RgbCamera):
     def random(cls, rng: np.random.Generator) -> "Rig":
         """Draw the fields in RANGES. The other fields keep their defaults."""
         values = draw_values(rng)
-        # The seed of the rig's noise must be drawn after the values. Another order of the draws
-        # gives other values, and existing data sets could not be made again.
+        # The seed of the rig's noise must be drawn after the values. If the order of the draws
+        # changed, the values would change, and existing data sets could not be made again.
         return cls(**values, seed=int(rng.integers(2**31)))
 
     def matrix(self, spike_size: Size, rgb_size: Size) -> np.ndarray:
@@ -184,8 +185,8 @@ class Rig(RgbCamera):
 
         lights: (H, W, 3) each. spike_size: (h, w), the size of the sensor.
         """
-        # All lights have one size, so the positions of the points are computed once. Take the first
-        # light to see its size. `chain` puts this light before the other lights again.
+        # All lights have one size, so the positions of the points are computed once. The first
+        # light tells the size. `chain` puts the first light before the other lights again.
         lights = iter(lights)
         first = next(lights, None)
         if first is None:
@@ -227,7 +228,7 @@ class Rig(RgbCamera):
 
         light: (H, W, 3), linear.
 
-        The result must stay float32, because another type would change the bits of existing data
+        The result must stay float32, because any other type would change the bits of existing data
         sets.
         """
         values = to_display(light) if self.light == "display" else light.astype(np.float32)
@@ -268,7 +269,7 @@ class Rig(RgbCamera):
     def _flaws_of_pixels(self, spike_size: Size) -> "FlawsOfPixels":
         """Draw the flaws of each pixel of the sensor. The flaws are the same in all planes.
 
-        The order of the two draws must stay. With another order, a seed would give other data, and
+        The order of the two draws must stay. If it changed, a seed would give different data, and
         test_a_seed_gives_its_broken_pixels would fail.
         """
         rng = random_stream("pixels of a rig", self.seed)
@@ -329,7 +330,8 @@ class Rig(RgbCamera):
 
         `frames` is changed in place: each element is (blurry frame, sharp frame).
         """
-        # The words name the stream of random numbers. Other words would give other noise.
+        # "frames of a rig" names the stream of random numbers. With any other name, the noise would
+        # differ.
         rng = random_stream("frames of a rig", self.seed)
         for light_number, light in enumerate(lights):
             plane = light_number % planes  # number of the plane within its interval
@@ -353,7 +355,7 @@ class Rig(RgbCamera):
         spike_size, rgb_size: (height, width) of a spike plane and of a frame.
         The key `made` records the rig: `Rig(**made["rig"])` is equal to this rig.
         """
-        # The seed comes first, as in existing records. `asdict` alone would put it last.
+        # The seed comes first, as in existing records. `asdict` alone would put the seed last.
         fields = {"seed": self.seed, **asdict(self)}
         return Calibration(
             matrix=self.matrix(spike_size, rgb_size).tolist(),

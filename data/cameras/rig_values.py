@@ -8,9 +8,9 @@ data/cameras/rig.py and data/cameras/rgb_camera.py explain the fields and their 
 What must stay: the values of NAMED, because the benchmarks were measured with them. The ranges and
 their order must stay, too, because they decide the rig of a seed. Free to add: a condition in
 NAMED. A new range, even at the end of RANGES, changes the seed of the noise, which `Rig.random`
-draws after all ranges. So if you add one, raise VERSION in data/making/recipe.py.
+draws after all ranges. So if you add a range, raise VERSION in data/making/recipe.py.
 
-Tests: tests/parts/data/test_seeds.py notices a new range and another order
+Tests: tests/parts/data/test_seeds.py notices a new range and a changed order
 (test_a_seed_gives_its_rig).
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-# Two plausible cameras with small flaws. The firing rate and its jitter are not here, because they
-# differ between "rig" and "dim" below.
+# Two plausible cameras with small flaws. The firing rate and its jitter are left out, because "rig"
+# and "dim" (in NAMED) have different values.
 _TWO_CAMERAS = {
     # Where the spike camera looks, and when.
     "shift_x": 0.6,  # RGB pixels
@@ -66,7 +66,7 @@ NAMED: dict[str, dict[str, Any]] = {
 
 # The values of a random rig: field -> (lowest, highest). The ranges are wider than the values of
 # the few known captures. A value is drawn uniformly, except for the fields in LOGARITHMIC. The
-# order of the fields is the order of the draws (test_a_seed_gives_its_rig notices another order).
+# order of the fields is the order of the draws (test_a_seed_gives_its_rig notices a changed order).
 RANGES: dict[str, tuple[Any, Any]] = {
     # Where the spike camera looks, and when.
     "shift_x": (-2, 2),  # RGB pixels

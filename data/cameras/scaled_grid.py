@@ -27,9 +27,9 @@ class ScaledWindow:
 
     E.g. RGB rows 10 ... 19 of a frame that has 2 RGB pixels per spike pixel:
 
-        crop     spike rows 4 ... 10, which are read: the rows 5 ... 9 and a border of one row
-        size     14 RGB rows, to which the channels of the 7 spike rows are enlarged
-        inner    rows 2 ... 11 of the enlarged channels: the border is cut off
+        crop     spike rows 4 ... 10 are read: the rows 5 ... 9 and a border of one row
+        size     the channels of the 7 spike rows are enlarged to 14 RGB rows
+        inner    rows 2 ... 11 of the enlarged channels are kept: the border is cut off
 
     If the plane is stretched, the window reads the whole plane.
     """
@@ -56,8 +56,8 @@ class ScaledWindow:
     def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean firing rate and the mean colour (3,) of the pixels that both cameras see.
 
-        Both cameras have the same view, so the means are over all pixels of both arguments. The
-        border of one spike pixel is in the mean of the spikes only.
+        Both cameras have the same view, so the means are over all pixels of `stream` and of
+        `image`. The border of one spike pixel is in the mean of the spikes only.
 
         stream: spikes (T, h, w) of `crop`, i.e. also of its border.
         image: (H, W, 3), the crop of the frame, which has no border.
@@ -85,7 +85,7 @@ class ScaledGrid:
         e.g. a frame of 360 x 640 and a plane of 250 x 400:
 
             True     the plane is stretched to the frame, and each window reads the whole plane.
-                     True for a user's own clips
+                     A user's own clips have True
             False    DataError
         """
         height, width = size
@@ -96,8 +96,8 @@ class ScaledGrid:
         is_multiple = size == (self.step * geometry.height, self.step * geometry.width)
         if not is_multiple and not may_be_stretched:
             _refuse_frame_of_no_multiple(geometry, size)
-        # Every grid has the attributes `step` and `rgb_per_spike_pixel` (spike_grid.py). In this
-        # grid they are the same number.
+        # Every grid has the attributes `step` and `rgb_per_spike_pixel` (spike_grid.py). In a
+        # `ScaledGrid`, the two numbers are equal.
         self.rgb_per_spike_pixel = self.step
         self.region = Crop(0, 0, height, width)  # both cameras see the whole frame
         self._is_stretched = not is_multiple
@@ -138,12 +138,13 @@ class ScaledGrid:
 
         The border is needed because an interpolated value at the edge of the crop depends on the
         next spike pixel. At the edge of the plane, there is no border. E.g. with 2 RGB pixels per
-        spike pixel, the RGB rows 10 ... 19 are the spike rows 5 ... 9. With the border, these are
-        the spike rows 4 ... 10. Without it,
+        spike pixel, the RGB rows 10 ... 19 are the spike rows 5 ... 9. With the border, the spike
+        rows 4 ... 10 are read. Without the border,
         test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives fails.
         """
         n = self.step
-        # Exact divisions, because the sides of a crop are at multiples of n. E.g. top 10 // 2 = 5.
+        # The divisions are exact, because the sides of a crop are at multiples of n. E.g. top 10 //
+        # 2 = 5.
         top = max(crop.top // n - 1, 0)
         left = max(crop.left // n - 1, 0)
         bottom = min(crop.bottom // n + 1, self._geometry.height)

@@ -1,4 +1,4 @@
-"""Calibrate two cameras from a clip itself: `spike.calibration` "auto".
+"""Calibrate two cameras from the frames and spikes of a clip (`spike.calibration` "auto").
 
 `calibrate_clips` is called once, when the clips of a data set are listed. For each clip it compares
 FRAMES blurry frames with the spikes around their exposures (`fit` in
@@ -9,9 +9,9 @@ A fit takes seconds for each clip. Two things save time:
 
     * The ranks of a run share the work: each rank fits some of the clips, and then all ranks get
       all results.
-    * Rank 0 writes each result to <path.root>/.preflight/calibration_<key>.json, where later starts
-      read it. If the user changes files or options, the key changes, so an old result is not read.
-      If you change the fit itself, raise FORMAT, because the key does not contain the code.
+    * Rank 0 writes each result to <path.root>/.preflight/calibration_<key>.json, and later starts
+      read the file. If the user changes files or options, the key changes, so an old result is not
+      read. If you change the fit itself, raise FORMAT, because the key does not contain the code.
 
 A function marked "Collective" exchanges data between ranks: every rank must call it, in the same
 order. If a rank leaves out such a call, all other ranks hang.
@@ -53,14 +53,14 @@ from utils.errors import DataError
 from utils.files import write_whole
 
 # Raise this number if the fit finds other values than before, or if the fields of a result change.
-# Then the kept results of older versions are ignored.
+# With a new number, the kept results of older versions are ignored.
 FORMAT = 3
 # Number of frames of a clip that are compared, spread evenly over the clip. With more frames, a fit
 # takes longer. The figures of docs/benchmarks/calibration.md were measured with 8 frames.
 FRAMES = 8
 # Number of additional planes that are read before the exposure, and after it. At the ends of the
 # files there may be fewer planes. If you raise one of the limits in brackets, raise this number,
-# too. What the fit needs the planes for:
+# too. The fit needs the planes for:
 #
 #     20          the exposure may be earlier or later than the options say, because the clocks of
 #                 the two cameras may differ (MOST_OFFSET in registration/fit.py)
@@ -81,7 +81,7 @@ def calibrate_clips(clips: Sequence[Clip], files: Any) -> list[Clip]:
 
     files: object that reads frames and spikes: a `DiskFiles` (data/clips/disk_files.py), or with a
         clip cache a `CacheReader` (data/clips/clip_cache.py). The functions below have the same
-        argument.
+        argument `files`.
     """
     clips = list(clips)
     to_calibrate = []  # indices of the clips to calibrate
@@ -141,12 +141,12 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 
 
 def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
-    """Return the kept result of each clip, None if there is none.
+    """Return the kept result of each clip. It is None if there is no kept result.
 
     Collective: every rank must call it. Rank 0 reads the results and sends them to all ranks.
 
-    kept_files: the file for the result of each clip. None: there is no file, or this is another
-    rank than rank 0.
+    kept_files: the file for the result of each clip. None: there is no file, or this rank is not
+    rank 0.
     """
     tables = []  # the fields of each result as a dict, because ranks send each other plain values
     for path in kept_files:
@@ -211,7 +211,7 @@ def _compared_frames(clip: Clip) -> list[tuple[int, Exposure]]:
 
     An exposure includes AROUND planes of context before it and after it, as far as they exist.
     """
-    # A copy of the settings in which spike.context is AROUND.
+    # A copy of the settings, in which spike.context is AROUND.
     with_context = clip.spikes.changed(context=AROUND)
     around = _exposures_read_by(with_context, clip)
     # E.g. the frames 0, 14, 28, 42, 57, 71, 85 and 99 of 100 frames. In a clip with fewer than
@@ -250,8 +250,8 @@ def _calibrated_clip(clip: Clip, result: FitResult) -> Clip:
         logger.warning(
             "spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what
         )
-    # The found times cannot be used, so use only the found matrix. The two values below are the
-    # nominal values, as in `_calibration_of`.
+    # The found times cannot be used, so use only the found matrix. For the times, take the nominal
+    # values, as in `_calibration_of`.
     without_times = {"time_offset_planes": 0.0, "exposure_share": 1.0}
     return _clip_with(calibration.model_copy(update=without_times), clip)
 
@@ -317,8 +317,9 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
     if not has_file:
         return None
 
-    # Besides the files, these values decide the result. The key is made from their repr. So if the
-    # repr of one of these types changes, the results of earlier runs are not found again.
+    # `properties` are the values that decide the result besides the files. The key is made from
+    # their repr. So if the repr of one of the types changes, the results of earlier runs are not
+    # found again.
     spikes = clip.spikes
     properties = (spikes.geometry, spikes.remainder, spikes.light, clip.size, compared)
     text = repr((FORMAT, names, stamps, properties))
@@ -329,8 +330,8 @@ def _file_for_result(clip: Clip, files: Any) -> Path | None:
 def _names_of_read_files(clip: Clip, compared: list[tuple[int, Exposure]], files: Any) -> list[str]:
     """Return the names of the blurry frames and spike files that are compared.
 
-    With a clip cache, also the names of its files, because the original files need not be on this
-    machine. A name may come several times.
+    With a clip cache, the result also has the names of the files of the cache, because the original
+    files need not be on this machine. A name may come several times.
 
     compared: the result of `_compared_frames`.
     """
@@ -360,10 +361,11 @@ def _read_result(path: Path | None) -> FitResult | None:
 
 
 def _write_result(result: FitResult, path: Path | None) -> None:
-    """Write a result to its file, if it has one.
+    """Write a result to its file. Does nothing if `path` is None.
 
     An existing file is never overwritten. This function is called only if `_read_result` found no
-    result. So if the file exists, it could not be read, and another program may have written it.
+    result. So if the file exists, it could not be read, and a different program may have written
+    it.
 
     If an existing file is overwritten,
     test_a_clip_is_fitted_again_if_its_kept_calibration_cannot_be_used fails.

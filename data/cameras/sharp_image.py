@@ -16,7 +16,7 @@ What must stay: the pictures show the sharp moment, because the check of alignme
 with frames. Free to change: their details, because no network gets them.
 
 Tests: tests/parts/data/test_spike_source.py and tests/parts/scripts/test_show_sample.py notice a
-picture of another moment.
+picture of a wrong moment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,11 +54,12 @@ def sharp_image(
 #
 # A channel of a "proportional" representation (e.g. "voxel") is a picture, because it is
 # proportional to the light. So only the nearest channel is taken, or two channels if the sharp
-# moment lies between them. The distances of these two differ by at most half a plane, because of
-# rounding. A larger number would blur the picture.
+# moment lies between the two. The distances of the two channels differ by at most half a plane,
+# because of rounding. A larger number would blur the picture.
 MORE_PLANES_IF_PROPORTIONAL = 0.51
-# A channel of another representation (e.g. "raw") is a single plane, with too few spikes for a
-# picture. So channels that are up to 10 planes further away are averaged with the nearest channel.
+# If a representation is not proportional (e.g. "raw"), a channel is a single plane, with too few
+# spikes for a picture. So channels that are up to 10 planes further away are averaged with the
+# nearest channel.
 # 10 was chosen by hand: a smaller number would give more noise, and a larger number more blur.
 MORE_PLANES_ELSE = 10
 
@@ -77,8 +78,8 @@ def nearest_channels(
     if offsets and options.get("num_bins") is None:
         return [int(np.argmin(np.abs(offsets)))]
 
-    # How far the planes of each channel are from the sharp moment: the mean, weighted by how much
-    # each plane counts in the channel.
+    # For each channel, compute the mean distance of its planes from the sharp moment. The mean is
+    # weighted by how much each plane counts in the channel.
     weights = _weights_of_planes(name, options, exposure, reverse)  # (S, T)
     distances = np.abs(np.arange(exposure.own.count) - exposure.center)  # (T,)
     sum_of_weights = np.maximum(weights.sum(axis=1), 1e-9)  # not 0, because it is a divisor
@@ -99,7 +100,7 @@ def _weights_of_planes(
     A trial finds the weights of any representation. Its stream has one row of T pixels, and pixel t
     fires only in plane t. So the value of pixel t in channel s is the weight of plane t.
 
-    name, options: the representation. reverse: whether the channels are of reversed time.
+    name, options: the representation. reverse: whether the clip is played backwards.
     """
     planes = exposure.own.count  # T
     impulses = np.eye(planes, dtype=np.uint8)[:, None]  # (T, 1, T): planes, rows, columns
@@ -147,12 +148,13 @@ def image_of_ratios(
     Without the division by 1 - c, test_ratios_are_shown_as_the_light_of_the_scene fails.
     """
     # Take the channel of the window with the middle length. E.g. for the half_windows (12, 2, 6),
-    # by_length is (1, 2, 0): the indices of 2, 6 and 12. The middle one is channel 2.
+    # by_length is (1, 2, 0): the indices of 2, 6 and 12. The middle window is channel 2.
     by_length = np.argsort(half_windows)
     middle_window = by_length[len(by_length) // 2]
     # The sensor integrated values, light ** (1 / sensor_gamma): display values, or the light
-    # itself. r and c were computed from the spikes, so they are in the unit of these values. Then
-    # `represent` has raised all channels to the power sensor_gamma / gamma. Undo this power.
+    # itself. r and c were computed from the spikes, so they are in the unit of the integrated
+    # values. Then `represent` has raised all channels to the power sensor_gamma / gamma. Undo this
+    # power.
     sensor_gamma = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = gamma / sensor_gamma
     channels = channels.astype(np.float64)  # the confidence may be close to 1
@@ -161,5 +163,5 @@ def image_of_ratios(
     confidence = np.clip(channels[-1], 0, 0.999) ** exponent
     integrated = ratio * confidence / (1 - confidence)  # r * c / (1 - c)
     brightest = max(integrated.max(), 1e-9)  # not 0, because it is a divisor
-    # integrated = light ** (1 / sensor_gamma), so this is light ** (1 / 2.2).
+    # integrated = light ** (1 / sensor_gamma), so the result is light ** (1 / 2.2).
     return (integrated / brightest) ** (sensor_gamma / DISPLAY_GAMMA)

@@ -5,7 +5,7 @@
     "file"         the middle of the planes of the frame
     24             plane 24
 
-These numbers count planes "as the options count" (`Span` in timing.py):
+The number of a plane is counted "as the options count" (`Span` in timing.py):
 
     one file per clip     0 is the first plane of the exposure
     one file per frame    0 is the first plane of the file. With a time offset of 3 planes, 0 is
@@ -13,10 +13,10 @@ These numbers count planes "as the options count" (`Span` in timing.py):
 
 A result such as 27.5 lies between the planes 27 and 28.
 
-What must stay: the plane, because channels are windows around it. Free to add: another word for the
+What must stay: the plane, because channels are windows around it. Free to add: a new word for the
 option.
 
-Tests: tests/parts/data/test_timing.py notices another plane.
+Tests: tests/parts/data/test_timing.py notices a wrong plane.
 """
 
 from typing import Literal
@@ -55,8 +55,8 @@ def sharp_plane(
 def middle_of_read_planes(span: Span) -> float:
     """Return the middle of the planes that are read.
 
-    It is the center for representations that ignore the center. `span.middle`, the middle of all
-    planes of the frame, may be a plane that the file lacks.
+    It serves as the center if a representation ignores the center. `span.middle` is not used,
+    because it is the middle of all planes of the frame, and the file may lack this plane.
     """
     last = span.origin + span.count - 1
     return (span.origin + last) / 2

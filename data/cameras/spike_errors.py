@@ -1,8 +1,9 @@
 """Turn the errors of data/spike into the errors of this project.
 
-data/spike imports only numpy, so it cannot raise these errors itself. Use this context manager
-around each call that reads spike files. What must stay: the four parts of an error, because the
-programs show them to the user.
+data/spike imports only numpy, so it cannot raise the errors of this project. Use
+`spike_errors_as_data_errors` around each call that reads spike files.
+
+What must stay: the four parts of an error, because the programs show them to the user.
 """
 
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""Say what a grid is: which spike pixel belongs to which pixel of a frame.
+"""Define what a grid is: it says which spike pixel belongs to which pixel of a frame.
 
 A spike plane (one read-out of the spike camera) and an RGB frame have different sizes. With two
 cameras, they may also have different views. A grid describes the whole frame, and a window
@@ -22,8 +22,10 @@ Both grids have the same attributes:
     region               a `Crop`: the RGB pixels from which crops for training are drawn
     coverage             fraction of the pixels of the frame that the spike camera sees, e.g. 0.9
 
-A third kind of grid needs these attributes and a method `window`. Its windows need `crop`, `to_rgb`
-and `brightness`. What must stay: the names of all these, because the callers use both grids alike.
+A new kind of grid needs these attributes and a method `window`. Its windows need `crop`, `to_rgb`
+and `brightness`.
+
+What must stay: the names of these attributes and methods, because the callers use all grids alike.
 
 Tests: tests/parts/data/test_spike_grid.py, tests/parts/data/test_two_cameras.py
 """
@@ -52,7 +54,7 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     Raises DataError if the spike camera sees less than half of the frame (LEAST_COVERAGE). Every
     rank may call this function, but only rank 0 writes the warning.
     """
-    # Exactly 1.0 if every pixel is seen: then the mean of the mask is n / n.
+    # If every pixel is seen, the mean of the mask is n / n, which is exactly 1.0.
     if grid.coverage == 1.0:
         return
     region = grid.region.in_words()

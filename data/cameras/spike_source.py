@@ -3,8 +3,8 @@
 `DatSpikes` has the options, checked, and completed by the values of dataset.json. Three modules use
 a `DatSpikes`:
 
-    frame_planes.py         when the clips are listed: the planes of each frame
-    channels_of_frame.py    for each sample: reads these planes and turns them into channels
+    frame_planes.py         finds the planes of each frame, when the clips are listed
+    channels_of_frame.py    reads the planes of each sample and turns them into channels
     sharp_image.py          shows channels to people
 
 `DatSpikes` itself uses these modules:
@@ -112,8 +112,8 @@ class DatSpikes:
     # values.
     rate: float | Literal["match"]
     light: Literal["linear", "display"]
-    # Whether rate and light are known: the section or dataset.json gives the value, or the
-    # representation ignores the value, so no code needs it.
+    # Whether rate and light are known. A value is known if the section or dataset.json gives it. It
+    # also counts as known if the representation ignores it, because no code needs it then.
     is_rate_known: bool
     is_light_known: bool
 
@@ -127,7 +127,8 @@ class DatSpikes:
     options: dict[str, Any]  # options of the representation, e.g. {"num_bins": 4}
     channels: int  # number of channels S, e.g. 4
     gamma: float  # gamma of the channels
-    # Keys of the section that change nothing with this representation. Setting one is an error.
+    # Keys of the section that change nothing with this representation. Setting such a key is an
+    # error.
     without_effect: frozenset[str]
 
     # Where the spike pixels lie on a frame.
@@ -221,9 +222,9 @@ class DatSpikes:
 
         # Refuse a key that the user has set although the representation ignores it. A key counts as
         # set if its value differs from the default. These five defaults are the defaults in the
-        # signature of `__init__`. So if you change a default there, change it here, too: otherwise
-        # a section that leaves the key out is refused. test_keys_without_effect_are_refused sets
-        # each of the five keys.
+        # signature of `__init__`. So if you change a default in the signature, change it here, too.
+        # Otherwise a section that leaves the key out is refused.
+        # test_keys_without_effect_are_refused sets each of the five keys.
         is_set = {
             "rate": rate is not None,
             "light": light is not None,
@@ -235,9 +236,10 @@ class DatSpikes:
         refuse_keys_without_effect(is_set, chosen.without_effect, with_options)
 
     def _set(self, **values: Any) -> None:
-        """Set fields of a new object. Call this only for an object that nobody else has yet.
+        """Set fields of a new object. Call `_set` only before any other code has the object.
 
-        The class is frozen, so `self.rate = 1` raises an error. Writing to vars(self) does not.
+        The class is frozen, so `self.rate = 1` raises an error. Writing to vars(self) raises no
+        error.
         """
         vars(self).update(values)
 
@@ -269,7 +271,7 @@ class DatSpikes:
         """Set the fields `calibration`, `calibrated_grid` and `timing` of a new object.
 
         path: file of the calibration, for messages.
-        Raises DataError if the calibration holds for planes of another size.
+        Raises DataError if the calibration was made for planes of a different size.
         """
         is_nearest = self.interpolation == cv2.INTER_NEAREST
         timing = dataclasses.replace(
@@ -286,7 +288,7 @@ class DatSpikes:
         self._set(calibration=calibration, calibrated_grid=calibrated_grid, timing=timing)
 
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
-        """Return a copy with other values.
+        """Return a copy in which some values are changed.
 
         calibration: a calibration that was found from the frames and spikes of a clip. It replaces
         the calibration of this object. None: the calibration stays.
@@ -299,7 +301,7 @@ class DatSpikes:
         other = copy.copy(self)
         other._set(**fields)
         if calibration:
-            # This calibration has no file, so messages name the option.
+            # This calibration was not read from a file, so messages name the option.
             other._calibrate(calibration, path="spike.calibration auto")
         return other
 

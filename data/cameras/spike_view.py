@@ -2,9 +2,10 @@
 
 A simulated spike camera stands beside the RGB camera of the rig (rig.py). It differs in two ways:
 
-    where   a spike pixel sees another point of the scene (`places_of_points`). Two things move the
-            point: the matrix of the rig (shift, rotation, size of a pixel), and the parallax, which
-            differs from layer to layer of the scene
+    where   a spike pixel sees a different point of the scene than the RGB pixel at its place
+            (`places_of_points`). Two things move the point: the matrix of the rig (shift, rotation,
+            size of a pixel), and the parallax. The parallax is different for each layer of the
+            scene
     when    a plane shows an earlier or later moment than the frame (`delayed_views`)
 
 Coordinates are as in a calibration file (data/cameras/calibration.py): (0, 0) is the centre of
@@ -78,7 +79,7 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     # searchsorted counts the quartiles below a pixel: 0 to 3.
     layer = np.searchsorted(quartiles, clouds)  # (h n, w n)
     depth = np.linspace(0, 1, 4)[layer]  # (h n, w n)
-    # Soften the edges of the layers by a blur whose sigma is one spike pixel, i.e. n points.
+    # Blur the edges of the layers. The sigma of the blur is one spike pixel, i.e. n points.
     soft_depth = cv2.GaussianBlur(depth, (0, 0), float(n))
     shift = soft_depth * parallax
     angle = rng.uniform(0, 2 * np.pi)
@@ -89,7 +90,7 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
 def are_pixel_centres(places: np.ndarray, rgb_size: Size) -> bool:
     """Return whether positions in the frame are the centres of its pixels, one for each pixel.
 
-    Then the light at the positions is known without interpolation.
+    If so, the light at the positions is known without interpolation.
 
     places: x and y of the positions, (2, h, w). rgb_size: (H, W), the size of the frame.
     """
@@ -110,8 +111,8 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
         offset 1.25    result 10 is 0.75 * view 9 + 0.25 * view 8, a weighted mean
         offset -3      result 10 is view 13
 
-    There are as many results as views. At times before the first view, the result is the first
-    view. At times after the last view, the result is the last view.
+    There are as many results as views. Before the first view, the result is the first view. After
+    the last view, the result is the last view.
 
     The views are read one by one, because all of them together would not fit into the memory.
     Result p is yielded only after view p was read: `Rig.record` makes the frame of an interval from
@@ -141,8 +142,8 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     delay = max(whole, 0)
     ahead = max(-whole, 0)
     recent: deque[np.ndarray] = deque(maxlen=delay + 2)
-    # With a negative offset, the last results need views that do not exist. The last view is
-    # repeated in place of them.
+    # With a negative offset, the last results need views that do not exist. So the last view is
+    # repeated.
     for newest_number, newest in enumerate(_with_last_repeated(views, ahead)):
         if not recent:
             # Before the first view, all views are taken to be equal to the first view.

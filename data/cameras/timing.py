@@ -26,8 +26,8 @@ The planes around a frame (`spike.context`) are added later, in context_planes.p
 What must stay:
 
     * the planes of each frame, because they are the spikes of a sample
-    * the `repr` of `Timing`, because digests of runs hold it. So do not rename or reorder fields. A
-      new field must not appear in the repr while it has its default
+    * the `repr` of `Timing`, because digests of runs contain it. So do not rename or reorder
+      fields. A new field must not appear in the repr while it has its default
 
 Free to change: the names with _, and how `span` finds its result.
 
@@ -78,9 +78,11 @@ class Span:
     first: int  # the planes first ... first + count - 1 of the frame's file are read
     count: int
     origin: int  # number of the plane `first`, as the options count
-    length: int  # one file per clip: planes of the exposure. One file per frame: planes of the file
-    # Middle of all planes that belong to the frame, as the options count, also of the planes that
-    # the file lacks: in the second example it is the middle of 0 ... 55, and not of 0 ... 52.
+    # Number of planes: of the exposure if a clip has one file, of the file if a frame has a file.
+    length: int
+    # Middle of all planes that belong to the frame, as the options count. The planes that the file
+    # lacks are counted, too: in the second example, `middle` is the middle of 0 ... 55, and not of
+    # 0 ... 52.
     middle: float
 
 
@@ -101,7 +103,7 @@ class _PlanesOfFrame(NamedTuple):
         share: fraction of the planes that is read, in their middle. E.g. share 0.5 of the planes
         100 ... 155 gives (114, 142).
 
-        The part has at least one plane if the frame has planes. A frame has none if, e.g.,
+        The part has at least one plane if the frame has planes. A frame has no planes if, e.g.,
         `spike.first` is 60 and the file has 56 planes. `span` refuses such a frame.
         """
         count = nearest_plane(self.count * share)
@@ -113,7 +115,7 @@ class _PlanesOfFrame(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """Which planes of the spike files are read. The defaults read whole files:
+    """The options that decide which planes are read. The defaults read whole files:
 
         Timing().span("clip_07", frame=0, planes=56)
         # Span(first=0, count=56, origin=0, length=56, middle=27.5)
@@ -126,8 +128,9 @@ class Timing:
     first: int | Literal["central"] = 0  # "central": the window is in the middle of the file
     count: int | None = None  # None means all planes to the end of the file
     # The option `spike.exposure`: {clip: its exposures}, for clips that have one file. The key ""
-    # is for every clip without a key of its own. None if the option is not given. Then each frame
-    # has a file, or a clip has one file, which `plane_ranges` divides by the times of the frames.
+    # is for every clip without a key of its own. None if the option is not given. In this case,
+    # each frame has a file, or a clip has one file and `plane_ranges` divides its planes by the
+    # times of the frames.
     exposures: dict[str, Exposures] | None = None
     # Two values of the calibration. The repr leaves out `share`, because digests of runs contain
     # the calibration already. The repr shows `offset` only because the digests of existing runs
@@ -203,13 +206,13 @@ class Timing:
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
         # Two clocks may tell the length of the clip in seconds: the time stamps of a film, and the
-        # spike camera if `tick_hz` is known. If one of the two is missing, the times are taken as
-        # they are.
+        # spike camera if `tick_hz` is known. If one of the two clocks is missing, the times are
+        # taken as they are.
         if not (times.is_film and tick_hz):
             return times.plane_ranges(first, count)
         # The length by the spike camera: e.g. 2000 planes at 20,000 Hz are 0.1 s. `until` returns
-        # the same times, but the clip ends at begin + 0.1 s. If the two lengths do not agree, these
-        # times have a `doubt`, which says so in words.
+        # the same times, but the clip ends at begin + 0.1 s. If the two lengths do not agree, the
+        # returned times have a `doubt` that says so in words.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -258,11 +261,11 @@ class Timing:
         #     first of the frame       start    100      number_of_start     0
         #     first that is read       first    114      number_of_first    14 = 0 + (114 - 100)
         number_of_first = of_frame.number_of_start + (first - of_frame.start)
-        # The middle of all planes of the frame: the numbers 0 ... 55 have the middle 27.5. It does
-        # not depend on which of these planes are read.
+        # The middle of all planes of the frame: the numbers 0 ... 55 have the middle 27.5. The
+        # middle does not depend on which of these planes are read.
         middle = of_frame.number_of_start + (of_frame.count - 1) / 2
-        # `first`, `count` and `origin` are about the planes that are read. `length` and `middle`
-        # are about all planes of the frame or file.
+        # `first`, `count` and `origin` describe the planes that are read. `length` and `middle`
+        # describe all planes of the frame or file.
         return Span(
             first=first,
             count=end - first,
@@ -292,10 +295,11 @@ class Timing:
             count = of_frame.end - of_frame.first
             return _PlanesOfFrame(start, count, number_of_start=0, length=count)
         # One file for each frame. With offset 3, the frame begins at plane 3 of the file instead of
-        # plane 0. The options still call the first plane of the frame 0, because their numbers are
-        # given without the offset. So the offset is added to `start`, not to `number_of_start`.
-        # `length` is the whole file, even if spike.count reads less of it: `gt_plane_of` compares
-        # it with the number of planes that a clip name of Spk-GoPro tells, e.g. 56.
+        # plane 0. In the options, the first plane of the frame still has the number 0, because the
+        # numbers in the options do not contain the offset. So the offset is added to `start`, not
+        # to `number_of_start`. `length` is the whole file, even if spike.count reads less of it:
+        # `gt_plane_of` compares it with the number of planes that a clip name of Spk-GoPro tells,
+        # e.g. 56.
         first_plane, count = self.window(planes)
         start = first_plane + nearest_plane(self.offset)
         return _PlanesOfFrame(start, count, number_of_start=first_plane, length=planes)
@@ -308,7 +312,7 @@ class Timing:
         listed = self.listed_exposures(clip)
         if listed is None:
             raise _unlisted_frame("does not list", clip, frame)
-        # Without rows, the exposures repeat with a period. Then every frame has an exposure.
+        # Without rows, the exposures repeat with a period, so every frame has an exposure.
         if listed.rows and frame >= len(listed.rows):
             raise _unlisted_frame(f"lists {len(listed.rows)} frames of", clip, frame)
         return listed.planes_of(frame, self.offset)
@@ -333,11 +337,11 @@ class Timing:
         )
 
     def describe(self) -> str:
-        """Return the text of these options in a digest.
+        """Return the text of these options that enters a digest.
 
-        The text is "" for the defaults, which read whole files. For other options it is a space and
-        the repr. The text must stay, because digests of existing runs contain it
-        (test_the_text_of_the_planes_in_a_digest_stays notices another text).
+        The text is "" for the defaults, which read whole files. For other options, it is a space
+        and the repr. The text must stay, because digests of existing runs contain it
+        (test_the_text_of_the_planes_in_a_digest_stays notices a changed text).
         """
         if self == Timing():
             return ""

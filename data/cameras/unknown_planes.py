@@ -2,10 +2,10 @@
 
 A plane is one read-out of the spike camera. If one spike file holds a whole clip, the times of the
 frames tell the planes of each frame, or the option `spike.exposure` lists the planes. If the times
-are in doubt, or if frames are missing, the planes could only be guessed. A wrong guess would train
-a network with the spikes of other frames. So the clip is refused. The error proposes exposures (the
-first plane and the number of planes of each frame), which the user corrects and pastes into the
-command line:
+are in doubt, or if frames are missing, the planes could only be guessed. After a wrong guess, a
+network would be trained with the spikes of other frames. So the clip is refused. The error proposes
+exposures, i.e. the first plane and the number of planes of each frame. The user corrects them and
+pastes them into the command line:
 
     correct these exposures where they are wrong, and give them (or a file that holds them):
     'spike.exposure={"clip_07": {"start": 0, "length": 40.0, "period": 40.0}}'
@@ -98,8 +98,8 @@ def unknown_times(
 
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
     tick_hz: planes per second, from the calibration. The caller gives it only if the length of a
-        film contradicts the number of planes. Then the guess uses the seconds of the film, because
-        the planes of the file do not end with the film. Otherwise None.
+        film contradicts the number of planes. In this case, the guess uses the seconds of the film,
+        because the planes of the file do not end with the film. Otherwise `tick_hz` is None.
     """
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.in_words()}"
     return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))
@@ -114,8 +114,8 @@ def _guessed_exposures(
 
         frames at equal distances       equal numbers of planes, e.g. 120 planes for 3 frames:
                                         {"start": 0, "length": 40.0, "period": 40.0}
-        other frames, with `tick_hz`    the seconds of the film, turned into planes. The planes of
-                                        the file do not end with the film
+        other frames, with `tick_hz`    the seconds of the film, turned into planes, because the
+                                        planes of the file do not end with the film
         other frames                    the planes, divided by the times of the frames
 
     The first and the last guess assume that the first plane was recorded at the start of the clip,
@@ -151,7 +151,7 @@ def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list
     # Compute with exact fractions, and round only the results. So `tick_hz` becomes a fraction,
     # too: a fraction times a float would be a rounded float.
     for start, end in zip(times.starts, times.ends, strict=True):
-        begin = (start - times.begin) * Fraction(tick_hz)  # planes since the first one
+        begin = (start - times.begin) * Fraction(tick_hz)  # in planes, 0 at the start of the film
         length = (end - start) * Fraction(tick_hz)
         rows.append([first + _with_three_digits(begin), _with_three_digits(length)])
     return rows
@@ -182,7 +182,8 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
         return
     rows = []
     for number in times.numbers_in_whole_clip():  # e.g. 0, 1, 3 if frame 2 is missing
-        # A list that is too short has no row for the last frames. The user must add these rows.
+        # A list that is too short has no row for the last frames. The user must add the missing
+        # rows.
         if number < len(listed.rows):
             start, length = listed.rows[number]
             rows.append([start, length])

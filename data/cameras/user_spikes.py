@@ -1,17 +1,17 @@
 """Decide how a user's own spikes are read for a network that was trained on other spikes.
 
 A network expects channels of a known rate (spikes per plane at full light; a plane is one read-out
-of the spike camera) and light ("linear" light or "display" values). A user's spikes may come
-without these two values. Then `user_spikes` assumes:
+of the spike camera) and light ("linear" light or "display" values). If the rate or the light of a
+user's spikes is not known, `user_spikes` assumes:
 
     light   the light of the training
     rate    measured from the brightness of the frames ("match"), if the training had a rate. If the
             training had no rate, or is not known, the rate is 1: the firing rates are not divided.
             A warning says which rate is assumed
 
-`user_spikes` also reads the spikes for a formula (--method). There the rate is never unknown,
-because data/formula_spikes.py has already set an unknown rate to "match", with a warning of its
-own.
+`user_spikes` also reads the spikes for a formula (--method). For a formula, the rate is never
+unknown, because data/formula_spikes.py has already set an unknown rate to "match", with a warning
+of its own.
 
 What must stay: the assumed values, because results of users depend on them. The words of the
 warnings may change.
@@ -40,8 +40,8 @@ def user_spikes(
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     _warn_if_taken_as_aligned(source, trained, clip)
-    # A representation that ignores the light, such as "raw", also ignores the rate. Then no value
-    # is assumed.
+    # A representation that ignores the light, such as "raw", also ignores the rate. In this case,
+    # no value is assumed.
     if "light" in source.without_effect:
         return source
 
@@ -50,7 +50,7 @@ def user_spikes(
         light = trained.get("light")
     changes = {"light": light}
     if not source.is_rate_known:  # always known with a formula, see the head of this file
-        # If the training had no rate, spike.rate stays unset, which is the rate 1.
+        # If the training had no rate, spike.rate stays unset, which means the rate 1.
         had_rate = trained is not None and trained["rate"] is not None
         if had_rate:
             changes["rate"] = "match"
