@@ -212,7 +212,7 @@ def saved_per_pixel(net: VRT) -> float:
                 saved_of_attention = 0.0 if block.checkpoint_attn else SAVED_OF_ATTENTION
                 channels = block.attn.proj.out_features  # channels of a token, e.g. 120
                 values += (SAVED_OF_BLOCK + saved_of_attention) * channels / pixels_per_token
-        # Stage 8 is a list of layers, not a `Stage`. It aligns nothing.
+        # Stage 8 aligns nothing. It is a list of layers and not a `Stage`.
         if isinstance(stage, Stage) and stage.aligns:
             saved_of_alignment = SAVED_OF_ALIGNMENT + SAVED_OF_SOURCE * stage.pa_deform.source_count
             channels = stage.linear1.out_features

@@ -19,7 +19,7 @@ from utils.contract import InputSpec
 from utils.errors import OptionError
 
 
-# `given`: the names of the arguments that the program supplies. They are no options.
+# `given`: names of arguments that the program supplies, and that are no options.
 @NETWORKS.register("fusion", given=("spike_channels",))
 class FusionNet(nn.Module):
     """Restores each frame by a fusion operator: (B, N, 3, H, W) in [0, 1] -> the same shape.

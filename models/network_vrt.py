@@ -429,7 +429,7 @@ class VRT(nn.Module):
 
         The flows must be exact, because they decide which pixels `nearest4` (flow_warp.py) takes:
         for a shift of 2.999 the pixels 2 and 3 to the right, but for 3.001 the pixels 3 and 4. So
-        they are float32 or float64, also under autocast, and are computed without TF32. TF32 is the
+        the flows are float32 or float64, also under autocast, and computed without TF32. TF32 is a
         less exact arithmetic that torch uses by default in cuDNN's convolutions.
         (test_flows_have_full_precision_under_autocast)
 

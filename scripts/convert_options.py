@@ -168,9 +168,9 @@ def convert(conversion: Conversion, command: argparse.Namespace, parts: Any) -> 
     command: the result of `parse`.
     parts: PARTS of main_train_vrt.py.
     """
-    # argparse gives --drop all words that follow it, so `command.drop` may contain overrides, which
-    # have an equals sign. E.g. `--drop train.lora_rank path.root=runs` drops train.lora_rank, and
-    # path.root=runs is an override.
+    # argparse gives --drop all words that follow it, so `command.drop` may contain overrides.
+    # Overrides have an equals sign. E.g. `--drop train.lora_rank path.root=runs` drops
+    # train.lora_rank, and path.root=runs is an override.
     keys_to_drop = [word for word in command.drop if "=" not in word]
     overrides = command.overrides + [word for word in command.drop if "=" in word]
 

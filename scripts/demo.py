@@ -10,8 +10,8 @@ both clips are simulated. The results are experiments/demo/report.html and a vid
 beside it.
 
 In the second part, main_train_vrt.py begins the sample run. After 45 seconds of training the demo
-stops it with the signal that a scheduler would send. The run saves a checkpoint and ends, and its
-curves are added to the page. `make sample` continues the run to its end.
+stops the run with the signal that a scheduler would send. The run saves a checkpoint and ends. Then
+its curves are added to the page. `make sample` continues the run to its end.
 """
 
 # Users of this file: app.py takes the demo clip from here, and tests/stories/test_main_test.py runs
@@ -256,8 +256,8 @@ def train_for(seconds: float, sample: Path, root: Path) -> int:
 
     A slow machine needs longer for the first line. Its run still has a loss to draw.
     """
-    # The file of losses, to which the run adds a line at each log step. An earlier demo may have
-    # begun the run, so wait until the file grows, not until it exists.
+    # The run adds a line to this file of losses at each log step. An earlier demo may have begun
+    # the run, so wait until the file grows, not until it exists.
     history = root / SAMPLE_OPTIONS.stem / LINES_NAME
     bytes_before = _size(history)
     folders = data_roots("train", sample) + data_roots("test", sample)

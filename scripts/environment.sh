@@ -36,6 +36,8 @@ fi
 # With 1, an error of NCCL ends the rank. The second variable is the old name of the first one.
 export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}"
+# The number of work queues from a process to its GPU. With 1, kernels begin in the order in which
+# they are launched.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 # With this setting, clips of several sizes do not break the memory of a GPU into small pieces.
 # PYTORCH_CUDA_ALLOC_CONF is the old name. If the user has set it, do not set the new one.

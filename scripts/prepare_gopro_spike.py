@@ -4,9 +4,9 @@
     python scripts/prepare_gopro_spike.py --source GOPRO_Large_all --out trainsets/gopro
     python scripts/prepare_gopro_spike.py --source my_videos --rig random --out trainsets/mine
 
-The first command is for video of a high frame rate. It averages frames, which gives blurry frames
-(in the folders blur and blur_gamma), and makes sharp frames and spikes. The second command takes
-videos of any rate, folders of frames and photographs. Two simulated cameras (data/cameras/rig.py)
+The first command is for video of a high frame rate. It averages frames to blurry frames (in the
+folders blur and blur_gamma), and makes sharp frames and spikes. The second command takes videos of
+any rate, folders of frames and photographs. Two simulated cameras (data/cameras/rig.py)
 record the light. Between the frames of a video, the light moves along the optical flow. A
 photograph is seen by a moving camera. The sharp frames are real frames.
 

@@ -4,9 +4,10 @@
     python scripts/show_motion.py --input CLIP --spike FILE --spike-size H W
     python scripts/show_motion.py --input CLIP --spike FILE --frames 0 3 --out motion.html
 
-Writes a page of one file. It shows, for each frame, the blurry frame, the way of each pixel within
-the exposure, and the expected error of this way. main_test_vrt.py uses the same motion with the
-same weights and spike options. If the input has several clips, the first clip is shown.
+The program writes a page of one file. For each frame, the page shows the blurry frame, the way of
+each pixel within the exposure, and the expected error of this way. main_test_vrt.py uses the same
+motion with the same weights and spike options. If the input has several clips, the first clip is
+shown.
 """
 
 # The program in its order:

@@ -70,8 +70,8 @@ class ExposureFusion(ImageFusion):
     A small conv net gives the weights of the mixture and the correction. The weights sum to 1. The
     correction is 0 at the start of a training.
 
-    `MotionFusion` (fusion_motion.py) inherits from this class. Its first estimate is the result of
-    `on_input` here.
+    `MotionFusion` (fusion_motion.py) inherits from this class. The first estimate of `MotionFusion`
+    is the result of `on_input` of this class.
 
     The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
     and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).

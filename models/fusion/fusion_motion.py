@@ -27,8 +27,8 @@ Words:
     z_0, z      the first estimate, and the frame that the steps so far have made of it
     residual    by how much a frame misses an equation
     pull        how a frame would change, so that it fits the equations better
-    proposal    a frame that solves all equations. Where the motion that was found is wrong, the
-                equations are wrong, and so is the proposal
+    proposal    a frame that solves all equations. If the motion that was found is wrong at a pixel,
+                the equations and the proposal are wrong there
     evidence    six channels that say how far to trust the equations at each pixel, e.g. the
                 expected error of the motion (data/motion/joint/network_channels.py has the list)
 
@@ -313,9 +313,9 @@ def _channels_at_half_size(
 class MotionFusion(ExposureFusion):
     """Makes the first estimate as "exposure" does, and improves it along the motion of the spikes.
 
-    The weights of the operator "exposure" fit, because it makes the same first estimate. The steps
-    that follow need all spike planes: main_test_vrt.py runs them, and lab/train_motion.py trains
-    them. main_train_vrt.py trains only the first estimate.
+    The weights of the operator "exposure" fit, because "exposure" makes the same first estimate.
+    The steps that follow need all spike planes. main_test_vrt.py runs the steps, and
+    lab/train_motion.py trains them. main_train_vrt.py trains only the first estimate.
 
     groups: largest number of groups into which the spike planes of an exposure are divided. The
     planes of a group count as one time. A slow motion needs fewer groups.
@@ -358,8 +358,9 @@ class MotionFusion(ExposureFusion):
         self.proposal_steps = proposal_steps
         self.steps = MotionSteps(step_features, step_layers, step_count)
         self.motion_by = motion_by
-        # A second set of steps for exposures with few spikes. Weights files contain its name, and
-        # the name `motion_net`. The order of the modules decides their random initial weights.
+        # A second set of steps for exposures with few spikes. Weights files contain the names
+        # `few_steps` and `motion_net`. The order of the modules decides their random initial
+        # weights.
         self.few_steps = None
         if motion_by == "both":
             self.few_steps = MotionSteps(step_features, step_layers, step_count)

@@ -51,7 +51,7 @@ def finish_clip(
     A strip is a picture with a frame beside its input, its spikes and its sharp frame.
 
     This function calls `watchdog.go_on` after each slow part, to report progress. The watchdog ends
-    a process that hangs. Without these calls, it would end a test of long clips.
+    a process that hangs. Without these calls, the watchdog would end a test of long clips.
 
     clip: the input, with its spikes and sharp frames.
     indices: indices of the restored frames in the clip.

@@ -160,9 +160,9 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
     # and "size_patch" is its side in pixels.
     tile_options = ValOptions().plain()
     if saved.released and tile is None:
-        # `released` is the name of the published weights, e.g. "006_VRT_videodeblurring_GoPro". Its
-        # first three characters are their number, e.g. "006". The overlap of the authors, 2 frames
-        # and 20 pixels, is the default of `ValOptions`.
+        # `released` is the name of the published weights, e.g. "006_VRT_videodeblurring_GoPro". The
+        # name begins with the number of the weights, e.g. "006". The overlap of the authors, 2
+        # frames and 20 pixels, is the default of `ValOptions`.
         number = saved.released[:3]
         frames, side = RELEASED_TILES[number]
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}

@@ -61,7 +61,7 @@ PLACES = {
     "clip": "clips/{clip}.json",
     # The restored frame that the report shows.
     "example": "clips/{clip}.png",
-    # A picture of how the method restored this frame, e.g. of the motion that it found. Its stem is
+    # A picture of how the method restored this frame, e.g. of the motion that it found. {stem} is
     # the name of the picture, e.g. "motion". The captions are {name of a picture: text}.
     "picture": "pictures/{clip}/{stem}.png",
     "captions": "pictures/{clip}/captions.json",

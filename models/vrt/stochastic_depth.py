@@ -6,7 +6,7 @@ so that the mean over many steps does not change. E.g. probability 0.2: factors 
 
     draw_drop      draws the factors of a step
     Drop           the factors of a step. All tokens of a sample have the same factor. A GPU reads a
-                   factor for each token, and a CPU a number for each sample
+                   factor for each token. A CPU reads a number for each sample
     Factors        the factors of both branches, for a chunk: some windows of the feature maps that
                    are computed together (chunk.py)
     is_dropped     whether a branch is skipped

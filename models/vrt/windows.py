@@ -221,8 +221,8 @@ def _groups_of_mask(windows_of_clip: Tensor, window: Triple, shift: Triple) -> I
         0 ... 1         2           0 ... 1    4         along the height
         0 ... 1         2           2          2         along both
 
-    What must stay: the order of the groups. It decides the order of sums, and so the last bits of
-    every training result.
+    What must stay: the order of the groups, because it decides the order of sums, and so the last
+    bits of every training result.
 
     windows_of_clip: the token numbers of one clip, (windows along D, along H, along W, T).
     """

@@ -7,11 +7,11 @@ A folder has the parts of the program with its name. Other programs may use them
     default_output.py     where a file without a given name is written
 
     spike_tool/           spike files: their size, their pictures, simulated spikes
-    calibrate/            where and when two cameras see the same
+    calibrate/            position and time of two cameras that see the same scene
     compare_runs/         tables of training runs, and of tests
     show_sample/          the page of a sample
     convert_options/      option files of S-VRT
-    prepare_gopro_spike/  clips from videos; data/making/ makes each clip
+    prepare_gopro_spike/  clips from videos, with data/making/
     doctor/               checks of host, ranks and training, and failures in a log
     make_sample_data/     the scene of a made clip
     torchrun_quiet/       ranks of one host

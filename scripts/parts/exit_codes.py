@@ -55,8 +55,8 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
         except BrokenPipeError:
             if not _is_reader_gone():
                 raise  # it was another pipe, to a process that the script has started
-            # The buffer of stdout may still hold text, which Python would write when it ends. This
-            # write would fail again, so connect stdout to the null device.
+            # The buffer of stdout may still hold text. Python would write this text when it ends,
+            # and the write would fail again. So connect stdout to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return READER_GONE
 

@@ -168,8 +168,8 @@ class LeftOutFrames:
     def frame(self, index: int, reverse: bool = False) -> dict[str, Any]:
         """Return "gt", the left-out frame, and "lq", the mean of the two given frames around it.
 
-        The mean is the simplest interpolation. Its score stands as the score of the input beside
-        the score of the network.
+        The mean is the simplest interpolation. The table of scores shows the score of the mean as
+        the score of the input.
 
         reverse: has no effect, because only spikes depend on the direction of time.
         """

@@ -2,8 +2,8 @@
 
     y = u * weight + bias,     u = (x - mean) * factor,     factor = 1 / sqrt(var + eps)
 
-x has n rows of C channels. Mean and variance are over the channels of a row. They are computed in
-float32, and so are the gradients of weight and bias. layers.layer_norm calls `layer_norm`, which
+x has n rows of C channels. Mean and variance are over the channels of a row. Mean, variance and the
+gradients of weight and bias are computed in float32. layers.layer_norm calls `layer_norm`, which
 gives no gradients of gradients.
 
 A kernel runs many times at once, and each run is called a program. A program works on a tile: ROWS

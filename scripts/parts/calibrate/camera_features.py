@@ -12,8 +12,8 @@ are at whole numbers, as in data/cameras/calibration.py.
 
 What must stay: the same pairs give the same matrix, so RANSAC keeps its seed. A mirrored camera is
 found (test_a_mirrored_camera_is_found).
-Free to change: the limits below, and the settings of SIFT and RANSAC. All of them are chosen by
-hand. They decide which pairs are refused (test_pictures_of_different_scenes_are_refused).
+Free to change: the limits below, and the settings of SIFT and RANSAC. All are chosen by hand, and
+decide which pairs are refused (test_pictures_of_different_scenes_are_refused).
 """
 
 from collections.abc import Sequence

@@ -176,7 +176,7 @@ class Counterpart(NamedTuple):
 
 def _counterpart_of(reconstruction: Reconstruction) -> Counterpart | None:
     """Return our representation in place of a representation of S-VRT. Returns None without one."""
-    # A file may hold anything in place of the name, e.g. a list, which cannot be looked up.
+    # A file may hold anything in place of the name. E.g. a list cannot be looked up in a dict.
     if not isinstance(reconstruction.kind, str):
         return None
     return _counterparts(reconstruction).get(reconstruction.kind)

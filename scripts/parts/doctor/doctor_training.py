@@ -89,7 +89,7 @@ def make_parts(argv: list[str], findings: list[Finding]) -> tuple[Any, ModelVRT]
 
     def read_options() -> Any:
         opt = main_train_vrt.read_options(argv)
-        # `for_ranks` sets the number of batches in a step, which depends on the number of ranks.
+        # `for_ranks` sets the number of batches in a step by the number of ranks.
         return opt.for_ranks(utils_dist.get_world_size())
 
     opt = made_on_all_ranks(

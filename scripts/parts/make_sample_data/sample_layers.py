@@ -26,7 +26,7 @@ from data.spike.pictures import to_linear, to_uint8
 
 SIZE = 128  # side of an RGB frame, in pixels
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
-# Pixels of texture on each side of the frame, which the camera sees when it moves. If the camera
+# Pixels of texture beyond each side of the frame. The camera sees them when it moves. If the camera
 # moves farther, it sees the mirror image of the texture (BORDER_REFLECT in `render`).
 MARGIN = 96
 # The characters that `_paint_shape` paints.
@@ -174,7 +174,7 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     number_of_shapes = int(n * n / 900)
     for _ in range(number_of_shapes):
         _paint_shape(rng, picture)  # in place
-    # A blur of 0.9 pixels makes an edge about two RGB pixels wide, which are one spike pixel.
+    # A blur of 0.9 pixels makes an edge about two RGB pixels wide, as wide as one spike pixel.
     smooth = cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9)
     # Now no pixel is completely black or white.
     return np.clip(smooth, 0.04, 0.98)

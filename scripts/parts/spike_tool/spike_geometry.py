@@ -13,8 +13,8 @@ dataset.json, or from the length of the file. These sources are tried in this or
 
 Words of a geometry (`SpikeGeometry` in data/spike/geometry.py):
 
-    head columns   columns without image, which some cameras store. Despite their name, they are at
-                   the end of each row
+    head columns   columns without image. Some cameras store them at the end of each row (despite
+                   their name)
     bit order      which bit of a byte is the first pixel
     flip           the bottom row of a plane comes first in the file
     layout         "raster": row after row. "sps100": the lines of the camera SPS100, 1000 x 1000

@@ -51,7 +51,7 @@ AVERAGED_PLANES = 64
 # number, a wrong size would sometimes be clear. Smoothness is the correlation of neighbouring
 # pixels, from -1 to 1 (spike_sizes.py).
 CLEAR_LEAD = 0.05
-# Below this smoothness an image is hardly better than noise, for which the smoothness is 0.
+# Below this smoothness an image is hardly better than noise. The smoothness of noise is 0.
 LEAST_SMOOTHNESS = 0.3
 # The mean spikes per plane and pixel of real streams lie in this range. With a wrong geometry, a
 # header or an array of other numbers may be read as spikes, and the mean may lie outside.
@@ -158,7 +158,7 @@ class Ranking:
     shown: the candidates, the smoothest image first.
     others: sizes (h, w) that fit the length of the file too, but are less smooth. They were judged
         by the mean of a few planes (`smoothest_first`). They are no candidates, because a candidate
-        needs the mean of more planes, which takes time.
+        needs the mean of more planes, and this takes time.
     is_given: whether the file, the options or dataset.json say the geometry.
     picture: height and width of a frame of the same view. Only sizes with its ratio of height to
         width are tried. None: no frame is given.
