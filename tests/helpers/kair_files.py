@@ -2,8 +2,14 @@
 
 KAIR is the project in which VRT was published. tests/data/kair_options.json has the options of its
 files: the keys that all files share ("base"), and for each file the keys of its own. A key has dots
-between sections, e.g. `netG.img_size`. `write_file` writes an option file in KAIR's form.
-`write_data` writes the folders, LMDBs and meta files that the paths of an option file name.
+between sections, e.g. `netG.img_size`.
+
+    options_of        the options of a file
+    shrink_options    the same options with a tiny network
+    write_file        writes an option file in KAIR's form
+    write_data        writes the folders, LMDBs and meta files that the paths of the options name
+
+What must stay: names, layouts and forms, because files of KAIR have them.
 """
 
 import json

@@ -159,8 +159,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return softmax(q k^T / sqrt(C / heads) + bias + mask) v as (windows, T, C).
 
-        q, k, v: (windows, heads, T, C / heads). mask: (windows of a clip, T, T).
-        bias: (heads, T, T).
+        q, k, v: (windows, heads, T, C / heads).
+        mask: (windows of a clip, T, T), or None to add no mask.
+        bias: (heads, T, T), or None to add no bias.
         """
         logits = (q * self.scale) @ k.transpose(-2, -1)  # (windows, heads, T, T)
         if bias is not None:
@@ -174,11 +175,14 @@ class Attention(nn.Module):
         return out.transpose(1, 2).flatten(2)  # (windows, T, C)
 
     def forward(self, u: Tensor, mask: Tensor | None) -> Tensor:
-        """Return attention within windows u (windows, T, C), in the same shape."""
+        """Return attention within windows u (windows, T, C), in the same shape.
+
+        mask: (windows of a clip, T, T), or None if the windows are not shifted.
+        """
         # A window that is smaller than usual uses the first T rows and columns of the index. If
         # the window only lacks frames, these rows and columns belong to its own pairs of tokens.
-        # If its height or width is smaller, they belong to other pairs. They are used nevertheless,
-        # because the published network uses them.
+        # If its height or width is smaller, they belong to other pairs of tokens. The published
+        # network uses these rows and columns, too, so this must stay.
         t = u.shape[1]
         index = self.relative_position_index[:t, :t]  # row of the table for each pair of tokens
         bias = self.relative_position_bias_table[index.flatten()]  # (T * T, heads)
@@ -192,7 +196,11 @@ class Attention(nn.Module):
         return self.proj(out)
 
     def attend_mutually(self, u: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention of each frame of a window to the other frame (windows, T, C)."""
+        """Return the attention of each frame of a window to the other frame, (windows, T, C).
+
+        u: (windows, T, C). The first T / 2 tokens are the first frame.
+        mask: (windows of a clip, T, T), or None if the windows are not shifted.
+        """
         half = u.shape[1] // 2  # tokens of a frame
         # `position_bias` has the values of one frame, (1, T / 2, C). Both frames get these values.
         positions = self.position_bias.repeat(1, 2, 1)

@@ -1,5 +1,6 @@
-"""Pages in Chromium without a screen, for tests and for pictures of the documents
-(lab/demo_picture.py).
+"""Open pages in Chromium without a screen.
+
+Tests look at pages in this way, and lab/demo_picture.py makes pictures for the documents.
 """
 
 import shutil
@@ -12,11 +13,11 @@ import pytest
 
 @contextmanager
 def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Generator[Any]:
-    """Give a browser, as a driver of selenium. Skips the test if selenium or Chromium is missing.
+    """Yield a browser, as a driver of selenium. Skips the test if selenium or Chromium is missing.
 
     width, height: size of the window in CSS pixels.
     scale: device pixels per CSS pixel, along an axis. E.g. with 2, a picture of the page has twice
-    the width and height of the window.
+        the width and height of the window.
     """
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):

@@ -5,6 +5,9 @@ the same places.
 
     moving_view    the picture swings, so a fit can find the times of the exposure
     pan            the picture moves at one speed, so a time offset looks like a shift of a camera
+
+What must stay: sizes, planes and rates. The tests compare the results of fits with limits that fit
+these numbers.
 """
 
 import cv2

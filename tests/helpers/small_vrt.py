@@ -1,4 +1,7 @@
-"""A VRT whose training step takes a fraction of a second on one core."""
+"""A VRT whose training step takes a fraction of a second on one core.
+
+Many tests of models use it. A larger network makes all of them slower.
+"""
 
 from typing import Any
 

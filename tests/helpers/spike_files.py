@@ -2,6 +2,8 @@
 
 Some files are stored in tests/data/spike. `bytes_of_sps100` makes files in the format of a camera,
 the SPS100.
+
+What must stay: the format of the SPS100, because the published reader of this camera expects it.
 """
 
 import lzma

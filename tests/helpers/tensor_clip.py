@@ -1,4 +1,11 @@
-"""Restoration of a clip in tiles, without files and options: the clip is a tensor."""
+"""Restoration of a clip in tiles, without files and options: the clip is a tensor.
+
+    make_tiling     how a clip is cut into tiles
+    make_reader     the function by which `stream_clip` reads frames and spikes
+    restore_clip    restores a whole clip
+
+lab/gpu.py uses these functions as well as the tests.
+"""
 
 import dataclasses
 from typing import Any
@@ -33,12 +40,14 @@ def make_tiling(**fields: Any) -> Tiling:
 def make_reader(lq, spike=None, spike_reversed=None):
     """Return a function that reads frames and spikes of a clip, as `stream_clip` wants it.
 
-    lq: frames (B, T, C, H, W). spike: spike channels (B, T, S, H, W), or None without spikes.
-    spike_reversed: the spike channels for frames that are played backwards.
-
     The argument of the returned function is a list of n moments. A moment is a pair (index of a
-    frame, whether it is played backwards). The result is the frames (B, n, C, H, W), and the spike
-    channels (B, n, S, H, W) if there are spikes.
+    frame, whether it is played backwards), e.g. [(0, False), (1, False), (1, True), (0, True)] for
+    a clip of two frames and its reversal. The function returns a tuple: the frames (B, n, C, H, W),
+    and the spike channels (B, n, S, H, W) if there are spikes.
+
+    lq: frames (B, T, C, H, W).
+    spike: spike channels (B, T, S, H, W), or None without spikes.
+    spike_reversed: the spike channels for frames that are played backwards.
     """
 
     def read(moments):
@@ -61,7 +70,8 @@ def restore_clip(net, lq, spike=None, spike_reversed=None, **tiling):
     only the middle frame.
 
     net: the network that restores a tile.
-    lq: frames (B, T, C, H, W). spike: spike channels (B, T, S, H, W), or None without spikes.
+    lq: frames (B, T, C, H, W).
+    spike: spike channels (B, T, S, H, W), or None without spikes.
     spike_reversed: the spike channels for frames that are played backwards.
     tiling: fields of Tiling and of InputSpec, e.g. flip_seq=True.
     """

@@ -1,4 +1,11 @@
-"""Runs a script in a pseudo-terminal, and tells what a person would see there."""
+"""Runs a script in a pseudo-terminal, and tells what a person would see there.
+
+    run_in_terminal    runs the script, and returns the bytes that it wrote
+    screen             returns the rows that these bytes show
+
+Free to add: a control sequence in `screen`, which fails if it meets a sequence that it does not
+know.
+"""
 
 import fcntl
 import os

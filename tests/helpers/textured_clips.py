@@ -1,7 +1,7 @@
 """A training set whose spikes fit its frames, and its option file.
 
 Each clip shows a random texture that moves. Frames have 96 x 96 pixels, and spike planes have
-48 x 48 pixels.
+48 x 48 pixels. `make_textured_home` writes the whole set.
 """
 
 import json

@@ -1,7 +1,11 @@
 """An option file, clips and weights for main_test_vrt.py, and functions that run the program.
 
-`make_home` writes all that a test needs, `restore` runs the program in this process, and
-`read_metrics` reads its scores. `refusal_message` runs a command that must be refused.
+    make_home          writes all that a test needs
+    restore            runs the program in this process
+    read_metrics       reads the scores that the program has written
+    refusal_message    runs a command that must be refused
+
+What must stay: the numbers of test clips and frames (`write_options`), because tests count them.
 """
 
 import json

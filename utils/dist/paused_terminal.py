@@ -3,6 +3,8 @@
 A paused terminal (Ctrl-S, a selection, `less`) takes no output, so a main thread that writes to it
 waits. The watchdog thread asks with each beat, and does not count this time as time in the phase.
 
+Free to change: both times, and the text in the log file.
+
 Test: test_a_paused_terminal_is_no_stall (tests/dist/test_dist.py).
 """
 

@@ -1,7 +1,9 @@
 """Wait for a key of the store, or for a call that may hang, within a time limit.
 
 torch's own waits ignore Ctrl-C, print a message when their time is over, or have no time limit.
-Here, seconds in which the process is suspended do not count.
+
+What must stay: seconds in which the process is suspended do not count, because a run that was
+suspended as a whole must go on when it wakes. Free to change: CHECK_S and the pauses.
 
 Tests: tests/faults/test_startup.py.
 """

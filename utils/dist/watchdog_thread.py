@@ -110,9 +110,11 @@ class _PhaseClock:
         self.paused_terminal = PausedTerminal(rank)
 
     def age_of(self, place: Place) -> float:
-        """Return the seconds since the phase began. place: the present value of RUN.place.
+        """Return the seconds since the phase began.
 
         Time in which the process is suspended, or waits for a paused terminal, does not count.
+
+        place: the present value of RUN.place. It is a new object in each phase.
         """
         now = self.clock.now()
         if place is not self.place:

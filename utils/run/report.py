@@ -4,6 +4,9 @@
 its folder, and gives it to utils/templates/run.html. If a file is missing, its part of the page is
 left out.
 
+What must stay: the names that run.html reads, i.e. the arguments of `render` and the fields of
+`_Score`, `_ValidationRow` and `_Warning`. A new name needs a place in run.html.
+
 Tests: tests/parts/utils/test_results.py.
 """
 
