@@ -387,7 +387,10 @@ class VRT(nn.Module):
     def _interpolate_frames(self, fused: Tensor, spike: Tensor | None) -> Tensor:
         """Make new frames in the middle of the clip.
 
-        fused: result of fusion.on_input, (B, N, C, H, W). Returns (B, out_chans / 3, 3, H, W).
+        fused: result of fusion.on_input, (B, N, C, H, W).
+        spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
+
+        Returns (B, out_chans / 3, 3, H, W).
         """
         height, width = fused.shape[3:]
         # The network sees the frames minus the mean colour of the clip, which is added again at the
@@ -454,6 +457,7 @@ class VRT(nn.Module):
         The result is a view of (B, N, H, W, E), because the stages compute with the channels last.
 
         flows: the result of `estimate_flows`. None if nothing is aligned.
+        spike: (B, N, S, H, W), or None if the fusion operator takes no spikes.
         """
         clips, frames = x.shape[:2]
         shallow = self.conv_first(x.flatten(0, 1))  # (B N, E, H, W)

@@ -61,6 +61,7 @@ def tape_of_forward(
 def tape_of_backward(has_own_attention: bool, recorded: Sequence[Tensor]) -> Tape | None:
     """Return the tape for a backward pass, or None if torch's attention is used.
 
+    has_own_attention: as in `tape_of_forward`.
     recorded: what the tape of the forward pass has recorded. If it is empty, our attention for CPUs
         computes its results again.
     """

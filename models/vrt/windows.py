@@ -169,7 +169,9 @@ def _sorted_by_mask(
     """List the windows of all clips, sorted by mask, and the spans of windows with the same mask.
 
     windows_of_clip: the token numbers of one clip, (windows along D, along H, along W, T).
+    window, shift: size and shift of the windows along the three axes.
     batch: number of clips.
+    tokens_of_clip: number of tokens of a clip.
     device: device of the masks.
 
     Returns two results:
@@ -285,6 +287,7 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
 
     numbers: token numbers in clip 0, -1 at padding. E.g. clips of 7 tokens: the window 5 6 -1 of
         clip 0 is 12 13 -1 in clip 1.
+    batch: number of clips.
     """
     is_padding = numbers < 0
     numbers_of_clips = []

@@ -100,6 +100,7 @@ def _warn_of_small_budget(budget_gb: float, need: float, parameter_bytes: int) -
     """Warn that a step does not fit the budget, and say how small a crop would fit.
 
     need: the estimate for a step with every branch recomputed, in bytes.
+    parameter_bytes: bytes of the weights, gradients and moments.
     """
     # `fit_memory` computes need = MARGIN * (parameter_bytes + activations). Solved for activations:
     activations = need / MARGIN - parameter_bytes

@@ -54,6 +54,7 @@ def _on_frame(rates: np.ndarray, frame: np.ndarray, grid: CalibratedGrid) -> np.
     Pixels that the spike camera does not see are 0.
 
     rates: (h, w) of the spike camera, in [0, 1]. frame: (H, W), in [0, 1].
+    grid: where each spike pixel lies in the frame.
     """
     # Bring the spikes to the pixels of the frame. `grid` says which spike pixel sees which point of
     # the frame, and the window is the whole frame.

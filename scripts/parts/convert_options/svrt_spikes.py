@@ -66,6 +66,7 @@ def convert_spike_size(
 
     The report always says what the file of S-VRT says, so that the user can compare.
 
+    spike_size: [height, width] of --spike-size, or None.
     info: DatasetInfo, what the dataset.json of the spikes says.
     """
     spike = f"{split}.spike"  # S-VRT's keys are e.g. `spike_h`, and ours are e.g. `spike.h`
