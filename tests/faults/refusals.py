@@ -1,6 +1,6 @@
 """Trials of what cannot go well: launches that cannot work, and files that break during training.
 
-tests/faults/trials.py runs all of them, and tests/faults/test_startup.py a few.
+tests/faults/trials.py runs all of these trials, and tests/faults/test_startup.py runs a few.
 """
 
 import os
@@ -23,7 +23,7 @@ class BadLaunch:
     """A launch that cannot work, e.g. because the port is in use.
 
     name: what is wrong, for the report.
-    message: words that explain it, which a rank must print.
+    message: words of the explanation that a rank must print.
     ranks: number of processes.
     env: environment variables of all processes.
     env_of: rank -> additional variables of this process. An empty value removes a variable.
@@ -87,8 +87,8 @@ BAD_LAUNCHES = (
     ),
     BadLaunch("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
     BadLaunch("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
-    # The watchdog must end a run before the time-out of torch does. The limit of the watchdog is
-    # 300 s by default (the option watchdog.stall_s). So a time-out of 200 s would come too early.
+    # The watchdog must end a run before torch's time-out ends it. The limit of the watchdog is 300
+    # s by default (the option watchdog.stall_s). So a time-out of 200 s would come too early.
     BadLaunch(
         "time-outs in the wrong order",
         "the time-out of the process group is 200 s",
@@ -134,8 +134,8 @@ def open_silent_server() -> socket.socket:
 
 # ---- Files ---------------------------------------------------------------------------------------
 
-# Number of bytes that "cut spikes" leaves of a spike file. It is no whole number of planes: a plane
-# of 16 x 16 bits has 32 bytes, and 100 = 3 x 32 + 4.
+# Number of bytes that "cut spikes" leaves of a spike file. These bytes are no whole number of
+# planes: a plane of 16 x 16 bits has 32 bytes, and 100 = 3 x 32 + 4.
 BYTES_LEFT = 100
 # Kind of damage -> words of the error of a sample that reads the file.
 BROKEN = {
@@ -148,7 +148,7 @@ BROKEN = {
 def damage(folder: Path, kind: str) -> None:
     """Break each frame or each spike file of the training clips.
 
-    So whichever sample comes next, it reads a broken file. kind: a key of `BROKEN`.
+    So the next sample reads a broken file, whichever sample it is. kind: a key of `BROKEN`.
     """
     frames = (folder / "GOPRO_Large/train").glob("*/sharp/*.png")
     spike_files = (folder / "GOPRO_Large_spike_seq/train").glob("*/spike/*.dat")
@@ -165,11 +165,11 @@ def damage(folder: Path, kind: str) -> None:
 
 @dataclass
 class BrokenFile:
-    """What became of a run whose files broke.
+    """The end of a run whose files were damaged.
 
     kind: kind of the damage, a key of `BROKEN`.
     ranks: number of ranks.
-    seconds: from the damage until all ranks had gone.
+    seconds: time from the damage until all ranks had gone.
     is_named: whether the message names a file, and all ranks ended with exit code 3.
     text: output of the ranks.
     """
@@ -185,7 +185,7 @@ def break_file(kind: str, ranks: int) -> BrokenFile:
     """Break the files of a run while it trains.
 
     The run trains "odd", a network of one convolution, because it starts fast. Nothing else goes
-    wrong in it (case "none" of tests/dist/odd_worker.py).
+    wrong in this run (case "none" of tests/dist/odd_worker.py).
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

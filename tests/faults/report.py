@@ -1,18 +1,18 @@
 """Makes the first sections of docs/reliability.md from the results of the trials.
 
-tests/faults/trials.py calls `page` with the results of docs/benchmarks/faults.json. There, each kind
-of trial has its figures, e.g.
+tests/faults/trials.py calls `page` with the results of docs/benchmarks/faults.json. This file has
+figures for each kind of trial, e.g.
 
     "kills": {"trials": 50, "identical": 50, "gone_s_max": 2.87, "wrong": [], ...}
 
-`ROWS` has a template of the page's row for each kind, with the names of figures in braces. E.g. the
-template of "kills" and its row:
+`ROWS` has a template for each kind, with the names of figures in braces. E.g. the template of
+"kills", and the row that the page gets:
 
     | kill -9 of a random rank at a random time, resumed | {trials} trials | {identical} identical |
     | kill -9 of a random rank at a random time, resumed | 50 trials | 50 identical |
 
-A new kind of trial needs a row here, or the page says nothing of it. After a change of this file,
-`python -m tests.faults.trials --write` writes the page, without any new trial.
+A new kind of trial needs a row in ROWS. Otherwise the page does not mention this kind. After a
+change of this file, `python -m tests.faults.trials --write` writes the page, without any new trial.
 """
 
 # ruff: noqa: E501 - a line of the page is one line here
@@ -59,8 +59,7 @@ TABLE_HEAD = """
 # The part of the page after the rows.
 TAIL = """[faults.json](benchmarks/faults.json) has each trial. `make faults` repeats all of them, in an hour on two cores."""
 
-# From this heading on, `page` keeps the present text, because it is written by hand and by other
-# programs.
+# From this heading on, `page` keeps the present text, because people and other programs write it.
 FIRST_HEADING_THAT_STAYS = "\n## Many ranks"
 
 
@@ -159,8 +158,7 @@ ROWS = {
         result="{right} ended with 75; gone after {gone_s_max} s at worst",
     ),
 }
-# Results until 2026-11-23 do not have the figure "signals". In their trials, these two signals were
-# sent.
+# Results until 2026-11-23 do not have the figure "signals". Their trials sent these two signals.
 FORMER_SIGNALS = "SIGTERM or SIGUSR1"
 
 

@@ -1,9 +1,10 @@
-"""A training of stall_worker.py whose reporting rank is killed before it has reported.
+"""Train as stall_worker.py does, but kill the reporting rank before it has reported.
 
     reporter_worker.py REPORTER  ARGUMENTS OF stall_worker.py
 
-Rank REPORTER alone looks for a rank that stands still. A second after it has claimed the report, it
-gets SIGKILL, e.g. as from the out-of-memory killer. By then the other ranks have read the claim.
+Only rank REPORTER looks for a rank that stands still. It claims the report, and gets SIGKILL a
+second later, as the out-of-memory killer would send it. By then the other ranks have read the
+claim.
 """
 
 import os

@@ -1,12 +1,12 @@
 """Strikes the real training at a random moment, then lets the same command finish the run.
 
-    interrupt             SIGKILL or a signal of a scheduler; the final weights are compared
-    suspend               SIGSTOP to all processes, longer than the watchdog waits
-    signal_launcher       a signal to launch_train.sh
-    restart_of_one_agent  a rank that dies before the ranks have met, under torchrun
+    interrupt             sends SIGKILL or a signal of a scheduler, and compares the final weights
+    suspend               stops all processes (SIGSTOP) for longer than the watchdog waits
+    signal_launcher       sends a signal to launch_train.sh
+    restart_of_one_agent  lets a rank die before the ranks have met, under torchrun
 
-Each trial draws its moment and the struck ranks ("victims") from a seed. So the same seed strikes
-the same ranks in the same step again. tests/faults/trials.py runs many trials, and
+Each trial draws its moment and the struck ranks ("victims") from a seed. So a seed always strikes
+the same ranks in the same step. tests/faults/trials.py runs many trials, and
 tests/faults/test_interruptions.py runs a few. These tests name the victims of their seeds. So if
 you add a random draw, it must come after the present draws.
 """
@@ -58,10 +58,10 @@ class Interruption:
 
     ranks: number of ranks.
     interrupted_by: signal and ranks, e.g. "SIGTERM to rank 0, 1".
-    at_iter: step at which the second start continued; 0 if there was no checkpoint yet.
-    exit_codes: of the ranks of the first start.
-    gone_s: seconds from the signal until all ranks had gone.
-    identical: whether every bit of the final state is as after an uninterrupted run, and the
+    at_iter: step at which the second start continued, or 0 if there was no checkpoint yet.
+    exit_codes: exit codes of the ranks of the first start.
+    gone_s: seconds from the signal until all ranks had ended.
+    identical: whether the final state has the same bits as after an uninterrupted run, and the
         history has each step once.
     text: output of both starts.
     """
@@ -90,7 +90,7 @@ def state_without_interruption(ranks: int, is_odd: bool = False) -> dict[str, An
     """Return the last checkpoint of a run that was never interrupted.
 
     All trials with this number of ranks are compared with one such run. is_odd: whether the network
-    is "odd" (tests/dist/odd_worker.py), which is much faster than a tiny VRT.
+    is "odd" (tests/dist/odd_worker.py). "odd" is much faster than a tiny VRT.
     """
     write = write_odd_options if is_odd else write_options
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def interrupt(
         first = running.wait(limit_s=120)
     gone_s = time.monotonic() - struck_at
 
-    # Repeat the same command. The run begins anew if the first start has saved nothing.
+    # Repeat the command. If the first start has saved nothing, the run begins anew.
     second: RankResult = run_ranks(ranks, *command, limit_s=START_S)
     resumed_at = re.findall(r"resumed from \S+ at iter (\d+)", second.text)
     trained_steps = [step for step, _ in read_history(folder_of_run(options, task))["train/loss"]]
@@ -144,8 +144,7 @@ def interrupt(
 
 def wait_for_random_moment(running: Ranks, rng: random.Random) -> None:
     """Wait until up to 0.3 s after a step, or after the start of the training (step 0)."""
-    # The last steps are left out. A signal after them would come too late, because the run would
-    # just end.
+    # The last steps are left out, because the run would already end when the signal comes.
     step = rng.randint(0, STEPS - 3)
     words = "starting at iter 0 of" if step == 0 else f"Iter: {step},"
     running.wait_for(words, rank=0, limit_s=START_S)
@@ -153,7 +152,7 @@ def wait_for_random_moment(running: Ranks, rng: random.Random) -> None:
 
 
 def struck_ranks(rng: random.Random, ranks: int, how: str) -> list[int]:
-    """Draw the ranks to be struck: one rank for SIGKILL; one or all ranks for other signals."""
+    """Draw the ranks to strike: one rank for SIGKILL, and one or all ranks for other signals."""
     if how == "kill" or rng.random() < 0.5:
         return [rng.randrange(ranks)]
     return list(range(ranks))
@@ -196,7 +195,7 @@ def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
 def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
     """Send a signal to launch_train.sh while it trains.
 
-    Returns its exit code, and the seconds until it was gone.
+    Returns the exit code of the script, and the seconds until it had ended.
     """
     rng = random.Random(seed)
     task = f"launcher-{ranks}-{seed}"
@@ -225,7 +224,7 @@ def restart_of_one_agent(limit_s: float = 120) -> str:
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"agent{number}.log" for number in range(2)]
         agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
-        # Where the agents meet ("rendezvous").
+        # The address at which the agents meet ("rendezvous").
         meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
         worker = ["tests/dist/helpers_worker.py", "second_life", f"{folder}/mark"]
         command = [*agent, "--max-restarts=1", *meeting, *worker]

@@ -1,4 +1,4 @@
-"""Kills a process that writes checkpoints back to back, at random moments.
+"""Kills a process at a random moment while it saves one checkpoint after the other.
 
 The newest checkpoint whose save had returned must be readable afterwards. tests/faults/trials.py
 runs `kill_while_saving`.
@@ -19,7 +19,8 @@ from utils.run import checkpoint
 
 # Numbers of a checkpoint: 4 MB. Writing them takes so long that a kill often comes within a write.
 FLOATS = 2**20
-# Longest time from the first save to the kill, in seconds. Some tens of saves take so long.
+# Longest time from the first save to the kill, in seconds. In this time a process makes some tens
+# of saves.
 LONGEST_S = 0.3
 
 
@@ -32,7 +33,7 @@ def write_for_ever(folder: Path, acknowledge: int) -> None:
     while True:
         step += 1
         state = {"step": step, "weights": torch.full((FLOATS,), float(step))}
-        # keep is 0 or 1, so that both kinds of saves are struck.
+        # keep is 0 or 1 in turn, so that a kill can come in both kinds of saves.
         checkpoint.save(state, folder / "checkpoint_latest.pth", keep=step % 2)
         os.write(acknowledge, b".")
 

@@ -1,8 +1,8 @@
 """Simulated ranks: the beats of thousands of ranks in one process, against one real store.
 
 A simulated rank uses the code of the product for its beats and verdicts (`Beats` and `Judge` in
-utils/dist). Only its training is missing: `since` and `syncs` say in which collective it waits, and
-since when.
+utils/dist). Only the training is missing. Instead, `syncs` and `since` say in which collective the
+rank waits, and since when.
 
 tests/faults/trials.py runs `seconds_until_named`, which measures how soon a silent or stuck rank
 among so many ranks is named. tests/faults/test_scale.py counts what the ranks ask of the store.
@@ -28,7 +28,7 @@ PER_HOST = 8  # simulated ranks on each host
 # beat says how long the rank has been in the phase ("age"). A healthy rank goes on from phase to
 # phase, so its age must always be 0. With infinity, `publish` computes max(0, now - infinity) = 0.
 HEALTHY = float("inf")
-EXIT_CODE = 70  # of a run that stalled
+EXIT_CODE = 70  # exit code of a run that stalled
 
 
 class CountingStore:
@@ -59,18 +59,20 @@ class CountingStore:
 class SimulatedRank:
     """One rank.
 
-    fault: "" if the rank is healthy; "silent" if it gives no beats; "stuck" if it alone never
-        enters the collective. The fault "host" of `strike` makes all ranks of a host "silent".
+    fault: "": the rank is healthy. "silent": the rank gives no beats. "stuck": this rank alone
+        never enters the collective. The fault "host" of `strike` makes all ranks of a host
+        "silent".
     syncs: number of collectives that the rank has entered.
     since: time at which the rank entered its phase.
-    known_at: time at which the rank read that another rank had named a failure; 0: not yet.
+    known_at: time at which the rank read that another rank had named a failure. Before this, it is
+        0.
     """
 
     def __init__(self, rank: int, world_size: int, store: Store) -> None:
         self.rank = rank
         self.world_size = world_size
-        # A CountingStore answers as a Store does, but its class is another one. `Any` hides this
-        # from the type checker.
+        # A CountingStore has the methods of a Store, but is no Store. `Any` hides this from the
+        # type checker.
         self.store: Any = CountingStore(store)
         self.beats = Beats(rank, world_size, self.store, machine_name=f"host{rank // PER_HOST}")
         self.judge = Judge(self.beats)
@@ -113,8 +115,8 @@ class SimulatedRank:
         if verdict is None:
             return None
         failure = Failure(verdict.rank, code=EXIT_CODE, by=self.rank)
-        # Only the first rank that claims a failure reports the failure. `claim_failure` returns the
-        # failure of this first rank to all ranks.
+        # Only the first rank that claims a failure reports it. `claim_failure` returns the failure
+        # of the first rank to all ranks.
         if claim_failure(self.store, failure, self.world_size) != failure:
             return None
         return {"rank": verdict.rank, "kind": verdict.kind, "at": time.time()}
@@ -126,7 +128,7 @@ class SimulatedRank:
         (utils/dist/agreement.py). All rounds make the same requests. So two rounds are enough to
         count the requests of a round.
         """
-        # The mode has no effect here: `meet` does not look at it.
+        # The mode "platform" has no effect here, because `meet` does not read it.
         launch = LaunchInfo("platform", self.rank, local_rank=0, world_size=self.world_size)
         meet(self.store, launch)
         for number in range(2):
@@ -136,7 +138,7 @@ class SimulatedRank:
 
 
 def struck_ranks(world_size: int, fault: str) -> range:
-    """Return the ranks that a fault strikes: one in the middle, or all ranks of its host.
+    """Return the ranks that a fault strikes: a rank in the middle, or all ranks of its host.
 
     fault: "silent", "stuck" or "host", see `strike`.
     """
@@ -148,8 +150,8 @@ def struck_ranks(world_size: int, fault: str) -> range:
 def strike(ranks: list[SimulatedRank], fault: str) -> None:
     """Let all ranks enter a collective and stay there, except for the struck ranks.
 
-    fault: "silent" and "host" strike one rank and all ranks of a host: they give no more beats.
-    "stuck" strikes one rank, which does not enter the collective.
+    fault: "silent": one rank gives no more beats. "host": all ranks of a host give no more beats.
+        "stuck": one rank does not enter the collective.
     """
     for rank in ranks:
         rank.since = time.monotonic()
@@ -194,12 +196,12 @@ def seconds_until_named(n: int, fault: str, beat_s: float, stall_s: float) -> di
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = new_ranks(server, fault, n)
-    # The clock of a watchdog counts at most slice_s seconds between two turns; it takes a longer
-    # time for a suspension (utils/dist/awake_clock.py). Here a turn of all ranks takes up to
+    # The clock of a watchdog counts at most slice_s seconds between two turns, because a longer
+    # time may be a suspension (utils/dist/awake_clock.py). Here a turn of all ranks takes up to
     # `beat_s` seconds. So slice_s must be longer.
     for rank in ranks:
         rank.beats.clock.slice_s = 2 * beat_s
-    # Three rounds in which nothing is wrong. A verdict in them is a false alarm.
+    # In these three rounds nothing is wrong, so each verdict is a false alarm.
     wrong = 0
     for _ in range(3):
         begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""One rank of a small DDP training that is struck by one fault: the subject of the stall trials.
+"""Train one rank of a small DDP training, in which one fault strikes. The stall trials run it.
 
     stall_worker.py KIND RANK STEP STALL_S [MINUTES]
 
@@ -7,9 +7,8 @@ STALL_S is the option watchdog.stall_s. Just before the fault happens, the rank 
 TIME". With MINUTES, KIND is "none": the ranks train for this time without a fault, and print the
 number of steps and the longest step.
 
-You may change the network and the samples. These texts must stay, because tests/faults/stalls.py
-looks for them: "FAULT at", the function names `strike` and `__getitem__` in stacks, and "clip 7 is
-short".
+Free to change: the network and the samples. What must stay: "FAULT at", the function names `strike`
+and `__getitem__`, and "clip 7 is short", because tests/faults/stalls.py looks for these texts.
 """
 
 import ctypes
@@ -37,7 +36,7 @@ STEP = int(sys.argv[3])
 STALL_S = float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
 
-FOREVER_S = 3600  # seconds for which a rank sleeps if it hangs, longer than any trial waits
+FOREVER_S = 3600  # seconds for which a hanging rank sleeps. This is longer than any trial
 STEPS = 100  # length of a run without MINUTES
 STEP_S = 0.02  # pause after each step of a run without MINUTES
 EXCHANGE_STEPS = 5  # the ranks meet at a barrier every fifth step, as in a validation
@@ -51,18 +50,17 @@ def say_fault() -> None:
 def wait_in_c_code() -> None:
     """Wait forever in C code that holds Python's lock (GIL), without work for the processor.
 
-    The code waits for a mutex that nobody releases. A signal does not end this wait, as it would
-    end a `sleep`. Functions of ctypes.PyDLL keep Python's lock. Functions of ctypes.CDLL would
-    release it.
+    The code waits for a mutex that nobody releases. A signal ends a `sleep`, but does not end this
+    wait. Functions of ctypes.PyDLL keep Python's lock. Functions of ctypes.CDLL would release it.
     """
     libc = ctypes.PyDLL(None)
-    mutex = ctypes.create_string_buffer(64)  # zeros: a free mutex; it has 40 bytes on most machines
+    mutex = ctypes.create_string_buffer(64)  # zeros: a free mutex, of 40 bytes on most machines
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
 
 def strike(kind: str, step: int) -> None:
-    """Let the fault of this kind happen, if this trial is about it, on this rank, in this step.
+    """Let a fault of this kind happen, if it is the fault of this trial, rank and step.
 
     The name of this function is in the stack that the watchdog prints, and the trials look for it.
     """
@@ -111,7 +109,7 @@ def main() -> None:
 
 
 def batches() -> Iterator[Tensor]:
-    """Return batches of one loader process. It ends with its rank, as in the program."""
+    """Return batches of one loader process, which ends with its rank, as in the product."""
     loader = DataLoader(
         Numbers(), num_workers=1, prefetch_factor=1, worker_init_fn=lambda _: die_with_parent()
     )
@@ -151,7 +149,7 @@ def train() -> None:
 
 
 def train_step(net: nn.Module, loader: Iterator[Tensor], step: int) -> None:
-    """Take one step, whose phases are named as in a training. The fault may strike in it."""
+    """Take one step. Its phases have the names of a real training. The fault may strike in it."""
     watchdog.phase("data", step)
     batch = next(loader)
     watchdog.phase("forward", step)

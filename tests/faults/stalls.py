@@ -5,7 +5,8 @@ processes, and returns a `Trial`. tests/faults/test_stalls.py runs a few trials,
 tests/faults/trials.py runs many.
 
 A new kind of fault needs two things: a branch in the worker that lets it happen, and an entry in
-KINDS. `Trial.is_right` must stay as strict as it is, because docs/reliability.md counts by it.
+KINDS. What must stay: `Trial.is_right` is as strict as it is now, because docs/reliability.md
+counts the right trials.
 """
 
 import math
@@ -23,13 +24,13 @@ START_S = 60.0  # seconds that the ranks may take to start
 
 
 class ExpectedOutput(NamedTuple):
-    """What the ranks must say of a fault.
+    """What the ranks must print about a fault.
 
     E.g. a rank that stands still in a forward pass must be named by "rank 1 is STUCK", and the
     output must have the line "in strike" of its stack: ExpectedOutput("STUCK", "in strike").
 
-    verdict: "STUCK" (the rank beats, but makes no progress), "SILENT" (it gives no beats) or "DEAD"
-        (its process has gone). If `is_error`, the name of the error.
+    verdict: "STUCK" (the rank gives beats, but makes no progress), "SILENT" (it gives no beats) or
+        "DEAD" (its process has ended). With `is_error`, the name of the error.
     words: text that must be in the output as well.
     is_error: whether the rank itself raises an error, which the ranks report in place of a verdict.
     """
@@ -39,7 +40,7 @@ class ExpectedOutput(NamedTuple):
     is_error: bool = False
 
 
-# Kind of fault, see `strike` of the worker -> what the ranks must say.
+# Kind of fault (`strike` in stall_worker.py) -> what the ranks must print.
 KINDS = {
     "barrier": ExpectedOutput("STUCK", "in strike"),  # sleeps before a barrier
     "forward": ExpectedOutput("STUCK", "in strike"),  # sleeps before the forward pass
@@ -66,11 +67,11 @@ class Trial:
     kind: kind of the fault, a key of `KINDS`.
     ranks: number of ranks.
     rank: the rank that was struck.
-    detected_s: seconds from the fault to the first message; infinite if none came.
-    gone_s: seconds from the fault to the end of the last process, loader processes included;
-        infinite if a process did not end.
+    detected_s: seconds from the fault to the first message. Infinite if no message came.
+    gone_s: seconds from the fault to the end of the last process, loader processes included.
+        Infinite if a process did not end.
     left: processes that still lived at the time limit, in words.
-    blamed: every text that fits `BLAME`, of all ranks.
+    blamed: all texts that match `BLAME`, of all ranks.
     has_stack: whether the output has the words that `KINDS` names for this kind, usually a line of
         the stack.
     exit_codes: of each rank.
@@ -113,7 +114,8 @@ def run_stall(
 
     kind: kind of the fault. rank, step: where it strikes.
     stall_s: option of the watchdog: seconds that a phase may take.
-    limit_s: all processes must be gone within START_S (for the start) plus this number of seconds.
+    limit_s: seconds for the trial without its start. All processes must end within START_S +
+        limit_s.
     """
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
         # Each rank leads a session, so the number of its session is its pid.
@@ -137,7 +139,7 @@ def run_stall(
 
 @dataclass
 class Moments:
-    """When the three events of a trial came, as `time.time()`. None for an event that has not come.
+    """The times (`time.time()`) of the three events of a trial. None: the event has not come.
 
     fault: the rank was struck.
     detected: a rank has written the first error, within the 0.02 s between two looks.
@@ -155,7 +157,7 @@ def watch(running: Ranks, sessions: list[int], deadline: float) -> Moments:
     while time.time() < deadline and moments.gone is None:
         output = "".join(running.output(rank) for rank in range(len(sessions)))
         now = time.time()
-        # The worker says the moment of the fault itself, which is more exact than `now`.
+        # The worker prints the time of the fault. This time is more exact than `now`.
         fault_line = re.search(r"FAULT at ([\d.]+)", output)
         if moments.fault is None and fault_line:
             moments.fault = float(fault_line[1])
@@ -171,14 +173,14 @@ def watch(running: Ranks, sessions: list[int], deadline: float) -> Moments:
 
 
 def seconds_between(fault: float | None, event: float | None) -> float:
-    """Return the seconds from the fault to an event. None is a time that never came: infinite."""
+    """Return the seconds from the fault to an event. Infinite if one of the two never came."""
     if fault is None or event is None:
         return math.inf
     return event - fault
 
 
 def processes_of(sessions: list[int]) -> list[str]:
-    """Return the living processes of the ranks, in words: the ranks and all that they started."""
+    """Return the living processes in words: the ranks, and all processes that they started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         # The file has "71 (pt main) S 60 71 71 ...": pid, (name), state, parent, group, session.

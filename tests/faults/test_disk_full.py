@@ -70,7 +70,7 @@ def fill(folder: Path) -> None:
 
 # Each function full_... below gets the folder of a disk of 5 MB, which already has a checkpoint of
 # 2 MB. The function returns the content of a second checkpoint for which the disk has no room. If
-# necessary, it first fills the disk with other files.
+# necessary, the function first fills the disk with other files.
 
 
 def state(step: int, floats: int = 500_000) -> dict[str, object]:
@@ -80,7 +80,8 @@ def state(step: int, floats: int = 500_000) -> dict[str, object]:
 
 def full_at_the_start(folder):
     """Leave less room than the content needs. The program can see this before it writes."""
-    # The disk has 5 x 2^20 bytes = 5.2 MB. 5.2 - 2.0 - 2.6 leaves 0.6 MB, which rounds to 1 MB.
+    # The disk has 5 x 2^20 bytes = 5.2 MB. After the checkpoint and this file, 5.2 - 2.0 - 2.6 =
+    # 0.6 MB are left. The message rounds this to 1 MB.
     (folder / "other").write_bytes(bytes(2_600_000))
     return state(step=2)
 
@@ -251,8 +252,7 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     options = write_odd_options(tmp_path)
     make_folder_of_earlier_run(options)
     command = odd_command(options, *no_validation("train.total_iter=2", "debug.every=1"))
-    # Neither the log files nor stdout can be written, because /dev/full is a device that is always
-    # full.
+    # Neither the log files nor stdout can be written. /dev/full is a device that is always full.
     with disk(folder_of_run(options) / "log", "4k") as logs, open("/dev/full", "wb") as full:
         (logs / "other").write_bytes(bytes(4096))
         code, errors = run_into(full, *command)

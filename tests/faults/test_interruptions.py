@@ -1,8 +1,8 @@
 """A run that is killed or preempted and started again ends as one without an interruption.
 
 A signal ends a run in order: the run saves, and its exit code is 75. `kill -9` ends the run at
-once. In both cases the next start must go on from the last checkpoint. It must lead to the same
-weights, optimizer and position, bit for bit (tests/faults/runs.py).
+once. In both cases the next start must go on from the last checkpoint. The weights, the optimizer
+and the position must then have the same bits as without an interruption (tests/faults/runs.py).
 
 tests/faults/trials.py interrupts in the same way at many more moments. In the last test of this
 file, the seeds are chosen so that one case strikes rank 0, one strikes rank 1, and one strikes
@@ -63,8 +63,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
     assert result.text.count("Ctrl-C again ends it at once") == expected_count
 
 
-# Two programs that train the network "odd". The second one ignores signals from its start, as under
-# nohup.
+# Two programs that train the network "odd". The second program ignores signals from its start, as
+# under nohup.
 USUAL = "tests/dist/odd_worker.py"
 DEAF = "tests/faults/deaf_worker.py"
 # A shell that ignores the signals, and then starts a command. The command is a new process that

@@ -3,13 +3,13 @@
 The ranks are simulated: objects in this process, which use a real key-value store as ranks do
 (tests/faults/simulated.py). The store counts their requests. Words of this file:
 
-    beat      what a rank writes into the store each half second, to say that it is alive
-    turn      what a rank does then: it writes its beat, and reads the beats of a few other ranks
-    verdict   that a rank is "SILENT" (no more beats) or "STUCK" (the others wait for it)
+    beat      a rank writes a beat into the store each half second, to say that it is alive
+    turn      in a turn, a rank writes its beat, and reads the beats of a few other ranks
+    verdict   it says that a rank is "SILENT" (no more beats) or "STUCK" (the others wait for it)
     meeting   a point of the start at which each rank waits for all others
 
-The counts of requests are exact. A change that adds a request to each beat or start fails here, so
-that it is made on purpose: with thousands of ranks, all requests go to one process.
+The counts of requests are exact. A change that adds a request to each beat or start must fail here,
+because all requests of thousands of ranks go to one process.
 """
 
 import threading
@@ -70,7 +70,8 @@ def ranks_after_turns(server) -> dict[int, list[SimulatedRank]]:
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_in_a_turn_a_rank_writes_one_key_and_reads_once(ranks_after_turns, count):
     for rank in ranks_after_turns[count]:
-        # `requests` has the number of requests of each name, and `keys` the number of their keys.
+        # Both counters have the names of methods of the store: `requests` counts the calls, and
+        # `keys` the keys in these calls.
         assert rank.store.requests == {"set": TURNS, "multi_get": TURNS}
         assert rank.store.keys["set"] == TURNS
 
@@ -135,7 +136,7 @@ STALL_S = 1.5
 
 
 class Verdict(NamedTuple):
-    """What a rank says of another rank, e.g. that rank 32 is silent."""
+    """The verdict of a rank about a rank, e.g. that rank 32 is silent."""
 
     rank: int  # the rank that is named
     kind: str  # "STUCK" or "SILENT"
@@ -163,7 +164,7 @@ def verdicts_of(
 def verdicts_after(ranks: list[SimulatedRank], fault: str) -> list[Verdict]:
     """Strike ranks with a fault. Return the verdicts until each rank that still beats has read one.
 
-    fault: "host" (all ranks of a host fall silent) or "stuck" (one rank is waited for).
+    fault: "host" (all ranks of a host fall silent) or "stuck" (all other ranks wait for one rank).
     """
     strike(ranks, fault)
 
@@ -243,7 +244,7 @@ def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named(server
 
 @pytest.fixture(scope="module")
 def names_of_starts(server) -> list[list[str]]:
-    """Give the name of each of two starts, as the three ranks hear it: start -> rank -> name.
+    """Give the name of each of two starts, as each of three ranks reads it: start -> rank -> name.
 
     torchrun restarts ranks, and its store outlives the restart. All keys of a start begin with the
     name of the start, so that ranks do not read the keys of an earlier start.

@@ -123,7 +123,7 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     assert "odd_worker.py" in result.text
 
 
-# This test is slow, because the other run keeps a core busy.
+# This test is slow, because the second run keeps a core busy.
 @pytest.mark.slow
 def test_other_programs_of_the_same_parent_do_not_delay_the_end_of_a_run(tmp_path):
     # E.g. a queue of jobs has started two runs, so both have the same parent. The first run ends,
@@ -152,9 +152,9 @@ PAUSE_S = STALL_S + 6
 class Pause(NamedTuple):
     """How a run is suspended: one process (or rank) stops first and wakes last.
 
-    It stops `lead_s` seconds before the other processes, and wakes a moment after them. While only
-    this process is stopped, the others wait for it, as for a process that hangs. The watchdog must
-    not end the run because of this.
+    This process stops `lead_s` seconds before the other processes, and wakes a moment after them.
+    While only this process is stopped, the others wait for it, as for a process that hangs. The
+    watchdog must not end the run because of this wait.
     """
 
     last: str  # the process that wakes last
@@ -196,7 +196,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
 
 
 def in_order_of_waking(pids, last):
-    """Return the groups of processes of a run, in the order in which they wake.
+    """Return the groups of processes of a run, in the order in which the groups wake.
 
     pids: the process of each rank. last: the group that wakes last, see `Pause`.
     A group is a list of numbers for os.kill. A negative number -pid stands for the process group of
@@ -220,7 +220,7 @@ def suspend(groups, pids, lead_s):
     send(groups[-1], signal.SIGSTOP)
     time.sleep(lead_s)
     for group in groups:
-        send(group, signal.SIGSTOP)  # the last group is stopped already, and stays so
+        send(group, signal.SIGSTOP)  # the last group is already stopped, and stays stopped
     time.sleep(PAUSE_S)
 
     for pid in pids:
@@ -390,7 +390,7 @@ def test_the_command_of_the_documents_shows_the_stacks_of_a_rank_that_stands_sti
 def stacks_of(pid, limit_s):
     """Run the command of the documents for a rank until its stack has `strike`. Returns the stacks.
 
-    The command is repeated, because it may be too early for two reasons. The rank may not have
+    The command is repeated, because it may come too early for two reasons. The rank may not have
     reached its step 2 yet. Or, on a busy machine, the rank writes its stacks after the command has
     read them.
     """
@@ -436,7 +436,7 @@ def run_with_different_networks(folder, case, step):
 
 
 def check_message(result, difference):
-    """Check that both ranks ended with the code of an error, and that one message says why."""
+    """Check that both ranks ended with the exit code of an error, and that one message says why."""
     assert result.exit_codes == [2, 2], result.text
     assert "Traceback" not in result.text, result.text
     assert result.text.count(f"DistError: {difference} between the ranks") == 1

@@ -2,7 +2,7 @@
 
 Within seconds, one message must explain each fault, without a traceback of Python. No rank may be
 left waiting. The faults are real: foreign programs on a port, ranks with wrong variables, files
-that are cut short. They happen to small trainings (tests/helpers/train_files.py), or to the program
+that are cut. The faults happen to small trainings (tests/helpers/train_files.py), or to the program
 `collectives` of tests/dist/helpers_worker.py.
 
 To add a launch that cannot work, add an entry to WORLDS. To add a broken file, add a line to
@@ -39,13 +39,13 @@ from tests.helpers.train_files import (
 from utils.dist.process import descendants_of
 from utils.options.watchdog_options import WatchdogOptions
 
-# A program in which the ranks meet and exchange tensors: the shortest run that needs all ranks.
+# In this program the ranks meet and exchange tensors. It is the shortest run that needs all ranks.
 WORKER = ("tests/dist/helpers_worker.py", "collectives")
 # Environment variable that makes a rank give up soon: it waits 3 seconds for the other ranks. The
 # default is minutes, which would make these tests slow.
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
-# A port that may not be opened: by default, Linux reserves all ports below 1024 for root.
+# This port may not be opened, because by default Linux reserves all ports below 1024 for root.
 RESERVED_PORT = 81
 
 # ---- Ranks that do not come together ----
@@ -139,9 +139,9 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
 
 def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
     changes = ("datasets.test={}", "train.total_iter=100000")
-    # "odd" is a training with a fault of choice (tests/dist/odd_worker.py). With case="slow", each
-    # forward pass of rank 0 sleeps for `at_step` milliseconds, here 1000. So the first run is idle
-    # most of the time, and does not slow the second run down.
+    # tests/dist/odd_worker.py is a training with a fault, which `case` chooses. With case="slow",
+    # each forward pass of rank 0 sleeps for `at_step` milliseconds, here 1000. So the first run is
+    # idle most of the time, and does not slow the second run down.
     first_command = odd_command(write_odd_options(tmp_path), *changes, case="slow", at_step=1000)
     with Ranks(2, *first_command) as first:
         first.wait_for("Iter: 1,", rank=0, limit_s=120)
@@ -232,7 +232,8 @@ def test_source_files_that_differ_between_ranks_are_refused(tmp_path):
 
     # Rank 0 runs the code of ROOT, and rank 1 the changed copy, because `args_of` gives it other
     # arguments. A program of the repository would run in a process that has already imported the
-    # code. But this program lies outside, so each rank imports the code that its argument names.
+    # code. But this program is outside of the repository, so each rank imports the code that its
+    # argument names.
     result = run_ranks(
         2,
         program,
@@ -249,14 +250,14 @@ def test_source_files_that_differ_between_ranks_are_refused(tmp_path):
 
 # The next two tests are about two time limits. The watchdog ends a run that hangs, and names the
 # rank and the phase. The process group of torch also has a time-out, NCCL_TIMEOUT seconds, but it
-# cannot name the rank and the phase. So each limit of the watchdog (there is one for each kind of
-# phase) must be shorter than this time-out.
+# cannot name the rank and the phase. The watchdog has a limit for each kind of phase. Each limit
+# must be shorter than this time-out.
 
 
 def test_a_time_out_of_collectives_that_comes_before_the_watchdog_is_refused(tmp_path):
     result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
 
-    # These are the default limits of the watchdog. All of them are longer than 200 s, the time-out.
+    # These are the default limits of the watchdog. All limits are longer than the time-out, 200 s.
     limits = "stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s"
     assert result.exit_codes == [2, 2]
     assert result.text.count(limits) == 1
@@ -295,7 +296,7 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 class Limits:
     """The limits of time that follow from the options of the watchdog, in seconds."""
 
-    options: dict[str, int]  # the options that are given; the others have their defaults
+    options: dict[str, int]  # the given options. All other options have their defaults
     step: int
     start: int
     validate: int
@@ -370,7 +371,7 @@ def test_the_outer_phase_decides_the_limit_whatever_the_name_of_the_clip_is(
     ("launch", "message"),
     [
         pytest.param({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json", id="one rank"),
-        # SLURM sets these variables in a shell of one task. Any number of a job would do.
+        # SLURM sets these variables in a shell of one task. The number of the job is arbitrary.
         pytest.param(
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"},
             "nothere.json",
@@ -397,7 +398,7 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, message
         assert result.exit_codes == [2], result.text
         assert result.text.count("Error: ") == 1, result.text
         assert message in result.text, result.text
-    # The ranks of one launch agree by such a file which rank reports. The file must have been
+    # The ranks of one launch use such a file to agree which rank reports. The file must have been
     # removed.
     assert not list(tmp_path.glob("spikevrt-*"))
 

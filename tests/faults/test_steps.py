@@ -1,13 +1,16 @@
 """A loss that is NaN, or a lack of memory, on one rank of two.
 
-tests/dist/odd_worker.py trains a network of one layer, in which something goes wrong on one rank at
-one step: "once" makes the loss NaN in this step, "nan" from this step on, and "memory" raises the
-error that torch raises when a GPU has no memory left. All ranks must take the same decision, or
-they would wait for one another.
+tests/dist/odd_worker.py trains a network of one layer. A fault happens on one rank at one step:
+
+    once      the loss is NaN in this step
+    nan       the loss is NaN from this step on
+    memory    torch's error for a GPU without free memory is raised
+
+All ranks must take the same decision. Otherwise they would wait for one another.
 
 The arguments `struck_rank` and `at_step` say on which rank and at which step something goes wrong.
-Most runs have the option "datasets.test={}", so that they have no test clips. Otherwise they would
-validate at their end, which takes time.
+Most runs have the option "datasets.test={}", so that they have no test clips. With test clips they
+would validate at their end, which takes time.
 """
 
 import json
@@ -120,8 +123,8 @@ def steps_of_dump(run_stopped_by_nan) -> list[dict[str, Any]]:
     # The run ends at step 3, so the name of the file has a 3. The log must name the file.
     dump = folder_of_run(run_stopped_by_nan.options) / "nonfinite_3.json"
     assert str(dump) in run_stopped_by_nan.result.text
-    # NaN is no JSON, so the file must have the text "nan" in its place. Python's reader would
-    # accept a bare NaN, but it calls `parse_constant` for it, which fails the test.
+    # JSON has no NaN, so the file must have the text "nan" instead. Python's reader calls
+    # `parse_constant` for a NaN without quotes. Here this call fails the test.
     return json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
 
 
@@ -194,14 +197,15 @@ def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
     second = run_odd(options, *changes, "train.total_iter=3")
 
     assert second.exit_codes == [0], second.text
-    # The finite step 3 keeps the scale. A run that had begun anew with 2^16 would have 2^16 here.
+    # The finite step 3 keeps the scale. If the run had begun with 2^16 again, the scale would be
+    # 2^16.
     assert latest_checkpoint(options)["scaler"]["scale"] == 2.0**15
 
 
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
     # The first step with this learning rate makes the weights of the flow so large that the flow is
     # NaN from the second step on. The run starts from weights of a file, because the last layer of
-    # a new network has zeros, through which no gradient would reach the flow.
+    # a new network has zeros, and with these zeros no gradient would reach the flow.
     options = write_options(tmp_path)
     weights = save_weights(options, tmp_path / "w.pth")
     changes = (

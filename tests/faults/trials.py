@@ -17,8 +17,8 @@ e.g. of "suspensions":
 "wrong" has a text for each trial that did not end as it should.
 
 A new kind of trial needs an entry in KINDS_OF_TRIAL, and a row in tests/faults/report.py that names
-the figures of this kind. So if you rename a figure here, rename the figure there, too. Do not
-change which outcomes count as right, because docs/reliability.md states them.
+the figures of this kind. So if you rename a figure here, rename the figure there, too. What must
+stay: which outcomes count as right, because docs/reliability.md describes them.
 """
 
 import argparse
@@ -55,7 +55,7 @@ from tests.helpers.train_files import odd_command, write_odd_options, write_opti
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 PAGE = ROOT / "docs/reliability.md"
-# Kinds of fault in which a process stands still, but does not end. In the other kinds the process
+# Kinds of fault in which a process stops working, but does not end. In the other kinds the process
 # ends.
 STALL_KINDS = [kind for kind, each in KINDS.items() if each.verdict in ("STUCK", "SILENT")]
 # Value of watchdog.stall_s in the trials: seconds without progress after which the watchdog calls a
@@ -80,7 +80,8 @@ def number_of(trials: int, share: float, at_least: int = 1) -> int:
 def results_of(outcomes: list[str], **more: Any) -> Results:
     """Return the results of trials.
 
-    outcomes: for each trial what went wrong, or "" if nothing did. more: additional figures.
+    outcomes: for each trial, a text about what went wrong, or "" if nothing went wrong. more:
+        additional figures.
     """
     # The error is at the end of a text. The last 500 characters hold the error, and faults.json
     # stays short.
@@ -120,8 +121,8 @@ def summary_of_stalls(trials: list[Trial]) -> Results:
     """Return the figures of stall trials.
 
     A trial has two times: detected_s, the seconds from the fault to the message of the watchdog,
-    and gone_s, the seconds from the fault to the end of the last process. The time of an event that
-    never came is infinite. Such times are left out of the figures, and the trial is in "wrong".
+    and gone_s, the seconds from the fault to the end of the last process. If an event never came,
+    its time is infinite. Infinite times are left out of the figures, and the trial is in "wrong".
     """
     detected = [trial.detected_s for trial in trials if math.isfinite(trial.detected_s)]
     gone = [trial.gone_s for trial in trials if math.isfinite(trial.gone_s)]
@@ -285,8 +286,8 @@ def interruptions(how: str, share: float) -> Results:
 
     how: "kill" (SIGKILL), or "signal" (SIGTERM, SIGUSR1 and SIGHUP in turn).
     """
-    # Number of ranks -> number of trials, 50 in all. How the 50 are divided does not matter,
-    # because the moments of the interruptions are random.
+    # Number of ranks -> number of trials, 50 in all. The division is arbitrary, because the moments
+    # of the interruptions are random.
     number_of_trials = {1: 18, 2: 20, 4: 12}
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -309,7 +310,7 @@ def interruptions(how: str, share: float) -> Results:
                 f"{trial.interrupted_by} of {trial.ranks}: resumed at {trial.at_iter}, exit codes "
                 f"{trial.exit_codes}, identical: {trial.identical}"
             )
-    # How many trials resumed at step 0, at step 1, ..., and at step STEPS.
+    # The numbers of trials that resumed at step 0, at step 1, ..., and at step STEPS.
     steps = [trial.at_iter for trial in found]
     resumed_at_step_counts = [steps.count(step) for step in range(STEPS + 1)]
     return {
@@ -427,7 +428,7 @@ def readers(share: float) -> Results:
         #
         #     parts/data/test_any_bytes.py::test_name:\n ... 300 passing examples, 0 failing ...
         #
-        # The first piece is what comes before the statistics, so it is left out.
+        # The first piece is the text before the statistics, so it is left out.
         for statistics_of_test in ended.stdout.split("\ntests/")[1:]:
             counts = re.search(r"(\d+) passing\D+(\d+) failing", statistics_of_test)
             if counts:
@@ -481,11 +482,11 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
     # {"loader": [...], "progress": [...]}, the times at which each epoch has begun.
     command = odd_command(options, *changes, case="late", struck_rank=1)
     with Ranks(ranks, *command) as running:
-        # At most this number of seconds: for the start, and for each epoch. Chosen by hand.
+        # At most 120 s for the start, and 10 s for each epoch. Both limits are chosen by hand.
         result = running.wait(120 + 10 * full_number)
     if result.exit_codes != [0] * ranks:
         return 0
-    # jsons: what each rank has printed as JSON. An epoch counts if all ranks have begun it.
+    # jsons: what each rank has printed as JSON. An epoch counts if all ranks have begun the epoch.
     return min(len(moments["progress"]) for moments in result.jsons if moments)
 
 
@@ -546,7 +547,7 @@ def main() -> None:
         load = os.getloadavg()[0]
         found = KINDS_OF_TRIAL[name](share=args.share)
         found |= {"seconds": round(time.monotonic() - start), "load_before": round(load, 1)}
-        results = {**read_results(), name: found}  # others may have written meanwhile
+        results = {**read_results(), name: found}  # the file may have changed meanwhile
         print(name, json.dumps(found, indent=2), flush=True)
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
