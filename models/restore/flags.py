@@ -53,7 +53,7 @@ def parser_of_tests(description: str | None) -> OptionParser:
 
     # Flags that launchers such as torchrun add.
     add_launch_flags(parser)
-    # The options, which are no flags: e.g. netG.fusion=none for an option file, spike.rate=0.4 for
+    # Words without dashes set options: e.g. netG.fusion=none for an option file, spike.rate=0.4 for
     # the user's own clips (--input), and method.half_window=8 for a --method.
     add(
         "overrides",

@@ -53,8 +53,8 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     distance: distance of the farthest neighbour, in frames. Flows of all distances from 1 to this
         distance are returned.
 
-    SpyNet estimates only the flows between adjacent frames, in both directions as one batch. The
-    flows between frames that are further apart follow from these.
+    SpyNet estimates only the flows between adjacent frames, in both directions as one batch.
+    `_extended` computes the flows between frames that are further apart.
     """
     b, n, _, height, width = frames.shape
     # The frames at six scales, coarsest first. Each frame is scaled once, although it is in several
@@ -79,9 +79,9 @@ def _adjacent_pairs(levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     A flow is read at the reference, and leads to the neighbour. The batch has first the pairs for
     the backward flows, and then the pairs for the forward flows:
 
-                        reference    neighbour
-        backward flow   first        second frame of the pair
-        forward flow    second       first
+                        reference       neighbour
+        backward flow   first frame     second frame of the pair
+        forward flow    second frame    first frame
 
     levels: the pyramid, (B, N, 3, h, w) each. Returns tensors (2 B (N - 1), 3, h, w).
     """

@@ -31,10 +31,10 @@ WIDTHS = (8, 32, 64, 32, 16, 2)
 class SpyNet(nn.Module):
     """SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017).
 
-    At each of six scales, coarsest first, a small conv net takes the reference frame, the neighbour
-    warped by the flow so far, and this flow itself. The net returns a correction of the flow. The
-    flows of the four finest scales are used, because the stages of VRT have these resolutions: 1,
-    1/2, 1/4 and 1/8.
+    At each of six scales, coarsest first, a small conv net takes three inputs: the reference frame,
+    the flow so far, and the neighbour warped by the flow so far. The net returns a correction of
+    the flow. Only the flows of the four finest scales are used, because the stages of VRT have the
+    resolutions 1, 1/2, 1/4 and 1/8.
     """
 
     mean: Tensor
@@ -42,7 +42,7 @@ class SpyNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # Mean and standard deviation of RGB in ImageNet: the frames are normalised by them.
+        # Mean and standard deviation of RGB in ImageNet. `pyramid` normalises the frames by both.
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
         self.basic_module = nn.ModuleList()
@@ -89,9 +89,9 @@ class SpyNet(nn.Module):
 
         Returns one flow (n, 2, h / s, w / s) for each of the four finest scales s, finest first.
         """
-        # At the coarsest scale the flow starts at zero. `flow_so_far` is what the scales before
-        # have found, in pixels of the present scale. `flow` has the present correction, too.
-        # The first two of three channels only give the shape, (n, 2, h / 32, w / 32).
+        # At the coarsest scale the flow starts at zero. `flow_so_far` is the flow of the scales
+        # before, in pixels of the present scale. `flow` is flow_so_far + the present correction.
+        # `[:, :2]` only gives the shape, (n, 2, h / 32, w / 32).
         flow_so_far = torch.zeros_like(references[0][:, :2])
         flow = flow_so_far
         flows = []
