@@ -138,8 +138,8 @@ class ModelState:
     def _load_weights(self, state: dict[str, Any] | None) -> None:
         """Load the weights of netG from the checkpoint `state`, or from path.pretrained_netG.
 
-        Raises CheckpointError if they do not fit. For a checkpoint, the error names the options
-        that have changed since.
+        Raises CheckpointError if the weights do not fit. For a checkpoint, the error names the
+        options that have changed since the checkpoint was written.
         """
         net = unwrap_ddp(self.netG)
         if state is None:

@@ -182,8 +182,8 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
     if not operator or not spike:
         return
     # `operator` is the section netG.fusion, and `operator.constructor` is the class of the operator
-    # (models/fusion/). The class may name the only representation that it understands, e.g.
-    # "relative". None if it takes any representation.
+    # (models/fusion/). Its attribute `representation` is the only representation that the operator
+    # understands, e.g. "relative", or None if the operator takes any representation.
     only_representation = operator.constructor.representation
     if only_representation is None or spike.representation.type == only_representation:
         return
@@ -197,7 +197,7 @@ def _check_representation(netG: Section, spike: Any, dataset: str) -> None:
 
 def _check_equal_kinds(train_spike: Section, test_spike: Section) -> None:
     """Raise OptionError if the spike channels of training and test mean different things."""
-    # The first difference is enough for the error. None if there is no difference.
+    # The first difference is enough for the error. Without a difference, `next` returns None.
     first_difference = next(kind_differences(train_spike.plain(), test_spike.plain()), None)
     if first_difference is None:
         return

@@ -194,7 +194,7 @@ def write_clips(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
 
 
 def _has_content(folder: Path) -> bool:
-    """Return whether there is a folder of this name that is not empty."""
+    """Return whether `folder` is a folder that is not empty."""
     return folder.is_dir() and any(folder.iterdir())
 
 
@@ -261,7 +261,7 @@ def instant_planes(count: int) -> list[int]:
 def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
     """Write dataset.json: how to read the spikes, and how the set was made.
 
-    The clips must be written before, because the file holds their digest. docs/data_reference.md
+    Write the clips before this file, because the file holds their digest. docs/data_reference.md
     describes the keys of the first half.
 
     seed, instants: as in `make_sample`.
@@ -279,7 +279,7 @@ def write_info(root: Path, plan: SetPlan, seed: int, instants: int) -> None:
         "rate": SENSOR["rate"],
         "light": "linear",
         "gt_plane": GT_PLANE,
-        "gamma": 2.2,  # of the pictures
+        "gamma": 2.2,  # the gamma of the pictures
         # How the set was made, for `info_of_unchanged_set` and `is_up_to_date`.
         "seed": seed,
         "version": plan.version,

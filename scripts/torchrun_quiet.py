@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 # them. The exit code must stay, too, because schedulers read it, e.g. to start a stopped run again
 # (test_a_signal_to_the_launcher_saves_the_run_for_another_start,
 # test_torchrun_restarts_no_run_that_a_restart_does_not_mend).
-# Free to change: texts. A function with a version in its name goes when this version is no longer
+# Free to change: texts. Remove a function with a version in its name when this version is no longer
 # supported.
 
 from utils import system

@@ -96,8 +96,8 @@ class ExposureFusion(ImageFusion):
         base: Base = "fused",
         spike_channels: int = 0,
     ) -> None:
-        # The last spike channel is the confidence, all other channels are ratios.
-        # E.g. 9 spike channels: at most 8 estimates.
+        # The last spike channel is the confidence. All other channels are ratios. So 9 spike
+        # channels give at most 8 estimates.
         estimate_count = spike_channels - 1 if estimates is None else estimates
         is_valid = 1 <= estimate_count < spike_channels
         if not is_valid:
@@ -174,7 +174,7 @@ class ExposureFusion(ImageFusion):
             # as before, bit for bit.
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         x = self.features_of(inputs)  # (N, features, H, W)
-        weights = torch.softmax(self.weight(x), dim=1)  # (N, pictures, H, W); they sum to 1
+        weights = torch.softmax(self.weight(x), dim=1)  # (N, pictures, H, W), sum 1
         correction = self.value(x)  # (N, 3, H, W)
         weighted = weights.unsqueeze(2) * pictures  # (N, pictures, 3, H, W)
         return weighted.sum(dim=1) + correction

@@ -104,8 +104,8 @@ def claim_folder(
         kept_clips = sorted(earlier_run["inputs"].keys() - stems.keys())
         _refuse_names_of_kept_clips(owners, kept_clips, outputs)
         all_inputs = earlier_run["inputs"] | inputs
-        # The files of the earlier test, to which step 3 adds the files of this test. Older versions
-        # did not write "files".
+        # The files of the earlier test. Step 3 adds the files of this test. Older versions did not
+        # write "files".
         files_of_clips = dict(earlier_run.get("files", {}))
 
     # 3. Write run.json. From here on nothing is refused.

@@ -97,7 +97,7 @@ def _stream_both_ways(
 ) -> Iterator[Tensor]:
     """Yield the mean of each wanted frame and of the same frame in the time-reversed clip.
 
-    test_flip_seq_averages_both_directions_of_time compares these means.
+    test_flip_seq_averages_both_directions_of_time checks the means.
 
     net, read, tiling, tick: arguments of `stream_clip`. moments: the clip in forward time.
     wanted: indices of the frames to yield.
@@ -106,8 +106,8 @@ def _stream_both_ways(
     backwards = [Moment(moment.index, is_reversed=True) for moment in reversed(moments)]
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
-    # The two results of a frame come far apart: frame 0 has the first and the last result. So the
-    # first results are kept in a file, because they would not all fit into memory.
+    # The two results of a frame come far apart: frame 0 has the first and the last result. All
+    # results are kept in a file, because they would not fit into memory.
     with tempfile.TemporaryFile() as file:
         results = FrameStore(file)
         all_positions = range(count)

@@ -101,7 +101,7 @@ def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
 
 
 def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
-    """Return for each flag of `owner`: the bytes that autograd saves in addition without the flag.
+    """Return, for each flag of `owner`, how many more bytes autograd saves without the flag.
 
     A flag that is set lets backward recompute its branch. All flags must be set before the call.
     The flags are cleared one by one, and are set again at the end. E.g.

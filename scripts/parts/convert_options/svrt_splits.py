@@ -60,7 +60,7 @@ def convert_frames(conversion: Conversion, split: str) -> None:
 
 
 def divide_totals(conversion: Conversion) -> None:
-    """Divide batch size and number of workers: S-VRT counts all GPUs together, we count each.
+    """Divide batch size and number of workers: S-VRT's are for all GPUs together, ours for each.
 
     The number per GPU is rounded down, but it is at least 1, because a batch needs a sample on each
     GPU. For example:

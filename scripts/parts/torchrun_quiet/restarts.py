@@ -33,7 +33,7 @@ FINAL_CODES = (
 
 
 class FinalError(Exception):
-    """The run ended with an exit code of FINAL_CODES. scripts/torchrun_quiet.py ends with it."""
+    """The run ended with a code of FINAL_CODES. scripts/torchrun_quiet.py ends with this code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
