@@ -3,9 +3,11 @@
 RUN holds the rank of this process, the number of ranks, the store by which the ranks exchange short
 texts, and the present phase of the main thread.
 
-Only `utils_dist` and the modules of utils/dist change RUN. The main thread writes the fields, while
-the threads of the watchdog and of the status file read them without a lock. So a field gets a new
-value in one assignment, and the object that a field holds is never changed in place.
+Only `utils_dist` and the modules of utils/dist change RUN.
+
+What must stay: a field gets a new value in one assignment, and the object that a field holds is
+never changed in place. The main thread writes the fields, while the threads of the watchdog and of
+the status file read them without a lock.
 
 `utils_dist._forget_run` resets the fields at the end of a run. A new field of a run needs a line in
 that function.
@@ -55,6 +57,11 @@ class Place(NamedTuple):
     syncs: int = 0
 
 
+def _start_now() -> Place:
+    """Return the phase "start", which begins now."""
+    return Place(since=time.monotonic())
+
+
 class Reported(NamedTuple):
     """An error that `failure.report_error` has handled on this rank."""
 
@@ -91,8 +98,8 @@ class Run:
     record_ids: dict[str, Any] = field(default_factory=dict)
 
     # ---- Where the main thread is ----
-    # At first this is the phase "start", which begins when this object is made.
-    place: Place = field(default_factory=lambda: Place(since=time.monotonic()))
+    # At first this is the phase "start", which begins when this object is made (`_start_now`).
+    place: Place = field(default_factory=_start_now)
     # What is added to the name of each phase. E.g. it is " in validate" during a validation, so
     # that its forward pass is the phase "forward in validate". `watchdog.stage` sets it.
     stage: str = ""
