@@ -125,7 +125,7 @@ class DiskFiles:
 
 
 class LmdbFiles(DiskFiles):
-    """Reads files as `DiskFiles` does. A dataroot whose name ends in .lmdb is a database in the
+    """Reads files as "disk" does. A dataroot whose name ends in .lmdb is a database in the
     layout of KAIR and BasicSR.
     """
 
