@@ -43,7 +43,7 @@ constant below needs a new training, too.
 
 Tests: tests/stories/test_motion_weights.py notices another order of the first two channels of
 `evidence`. tests/parts/data/joint/test_network_channels.py notices if the changes of colours and of
-grey change places in `pulls`. No test notices a channel of another scale.
+grey change places in `pulls`, or have another sign. No test notices a channel of another scale.
 """
 
 import math
