@@ -140,8 +140,8 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
         the last two of "homography"       x * this distance, or y * this distance
 
     The last two are treated as "larger". In a square plane, the mean of x^2 + y^2 is 0.67, and the
-    mean of x^2 (x^2 + y^2) is 0.31. So the variance of these two counts about twice too much. This
-    is safe, because the computed error is then too large.
+    mean of x^2 (x^2 + y^2) is 0.31. So their part of the variance becomes about twice too large.
+    This is safe, because the computed error is then too large, and not too small.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -255,7 +255,8 @@ def _shifts(H: np.ndarray, g: np.ndarray, noise: float) -> tuple[np.ndarray, np.
         d_t = -H_t^-1 g_t          H_t and g_t: sums of H_vt and g_vt over the views v
 
     A part has one shift for all views. With several views, the variance of the shift is the mean of
-    two estimates: one from the noise, and one from the spread of the views.
+    two estimates: one from the noise, and one from the spread of the views. No test of
+    test_registration_fit.py notices if the first estimate alone is taken.
 
     H, g: (v, t, 2, 2) and (v, t, 2), the normal equations of each view and part.
     noise: the variance of a residual, increased because neighbours share their noise
