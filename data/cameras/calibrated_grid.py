@@ -31,10 +31,10 @@ from utils.errors import DataError
 class CalibratedGrid:
     """The grid of a spike camera with a view of its own.
 
-    Each RGB pixel takes the mean of n x n points of the spike plane, which are spread evenly over
-    the RGB pixel. Usually n is 1: the only point is the centre of the RGB pixel. If an RGB pixel
-    covers several spike pixels, one point would miss some of them. So n is the number of spike
-    pixels across an RGB pixel, rounded up.
+    Each RGB pixel takes the mean of n x n points of the spike plane. The points are spread evenly
+    over the RGB pixel. Usually n is 1: the only point is the centre of the RGB pixel. If an RGB
+    pixel covers several spike pixels, one point would miss some of them. So n is the number of
+    spike pixels across an RGB pixel, rounded up.
 
         spike pixels across an RGB pixel    n
         0.25                                1
@@ -86,8 +86,8 @@ class CalibratedGrid:
 
         The number of spike pixels across an RGB pixel is measured in the middle of the frame. E.g.
         for two cameras of equal resolution, the measured number may be 1.02. Rounded up, n would be
-        2, which makes the channels smoother and needs four times as many points. So 0.05 (chosen by
-        hand) is subtracted first.
+        2. This would make the channels smoother, and need four times as many points. So 0.05
+        (chosen by hand) is subtracted first.
 
         `scale_of` (calibration.py) cannot be used here, because it gives the mean of both
         directions, at spike pixel (0, 0). n must suit the direction with more spike pixels.
@@ -96,9 +96,9 @@ class CalibratedGrid:
         """
         height, width = self.size
         middle = Crop(top=(height - 1) // 2, left=(width - 1) // 2, height=1, width=1)
-        # The position (u, v) in the spike plane of this RGB pixel, of its neighbour on the right
-        # (dx=1), and of its neighbour below (dy=1). E.g. `_centres` returns u [[80.0]] and v
-        # [[45.0]], and np.ravel makes [80.0, 45.0] of them.
+        # Find the position (u, v) in the spike plane of the middle RGB pixel, of its neighbour on
+        # the right (dx=1), and of its neighbour below (dy=1). E.g. `_centres` returns u [[80.0]]
+        # and v [[45.0]], and np.ravel makes [80.0, 45.0] of them.
         here = np.ravel(self._centres(middle))
         right = np.ravel(self._centres(middle, dx=1))
         below = np.ravel(self._centres(middle, dy=1))

@@ -1,4 +1,4 @@
-"""Find the region of the frame from which crops for training are drawn. Both cameras see it whole.
+"""Find the region of the frame in which crops for training lie. Both cameras see the whole region.
 
 A spike camera with a view of its own may see only a part of the frame. The region is a rectangle in
 this part. The calibration file gives the region. Otherwise it is the largest rectangle in this

@@ -48,7 +48,8 @@ Plane = Annotated[int, Field(ge=0, lt=MOST_PLANES)]  # the number of a plane, co
 Rate = Annotated[float | int, Field(gt=0, allow_inf_nan=False)]
 Light = Literal["linear", "display"]
 
-# The next two constants are for the published data set Spk-GoPro, which may have no dataset.json.
+# GOPRO_INTERPOLATE and GOPRO_NAME are for the published data set Spk-GoPro, because it may have no
+# dataset.json.
 # Number of planes for each raw frame: the raw frame itself, and 7 frames that are interpolated
 # between this raw frame and the next one.
 GOPRO_INTERPOLATE = 8

@@ -68,9 +68,10 @@ def exposures_of(
         exposure = _exposure(spikes, clip, files, file_index, span)
         exposures.append(exposure)
 
-        # Try whether the planes are enough for the representation. This depends only on the number
-        # of planes and on the center, which are the same for most frames of a clip. Try each pair
-        # (number, center) only once, because a trial takes longer than the rest of this loop.
+        # Try whether the planes are enough for the representation. The result depends only on the
+        # number of planes and on the center. Most frames of a clip have the same number and center.
+        # Try each pair (number, center) only once, because a trial takes longer than the rest of
+        # this loop.
         count_and_center = (span.count, exposure.center)
         if count_and_center not in tried:
             tried.add(count_and_center)

@@ -129,8 +129,9 @@ class RgbCamera:
         start = (planes - length) / 2 + later[None]  # (1, rows)
         end = start + length
         plane = np.arange(planes)[:, None]  # (planes, 1)
-        # How long each plane and the exposure of each row overlap: e.g. plane 2 and an exposure
-        # from 2.25 to 6.25 overlap for 0.75. The number is negative if the two do not overlap.
+        # `overlap` says how long each plane and the exposure of each row overlap. E.g. plane 2 and
+        # an exposure from 2.25 to 6.25 overlap for 0.75. The number is negative if plane and
+        # exposure do not overlap.
         overlap = np.minimum(plane + 1, end) - np.maximum(plane, start)  # (planes, rows)
         weights = np.clip(overlap, 0, 1) / length  # (planes, rows)
         return weights.astype(np.float32)[..., None, None]

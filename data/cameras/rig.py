@@ -1,8 +1,8 @@
 """Simulate a pair of cameras (a rig): an RGB camera and a spike camera that see the same scene.
 
 The two cameras may look from slightly different positions, and have noise and other flaws. Rigs
-make clips for training (`scripts/prepare_gopro_spike.py --rig`), and clips for tests, whose true
-calibration is known.
+make clips for training (`scripts/prepare_gopro_spike.py --rig`), and clips for tests. The true
+calibration of such a clip is known.
 
     rig = Rig.of_flag("random", rng)                # or a name in NAMED (rig_values.py)
     for blurry, sharp, spikes in rig.record(lights, planes=88, spike_size=(96, 96)):
@@ -239,14 +239,14 @@ class Rig(RgbCamera):
     def spikes(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
         """Yield a plane of spikes (h, w) uint8 in {0, 1} for each light (H, W, 3)."""
         # The sensor needs the noise of the charge that a pixel collects in one plane. But `jitter`
-        # is the relative noise of the time between two spikes, which is n = 1 / rate planes at full
-        # light. In this time a pixel collects one threshold of charge. The charge of n planes has
-        # sqrt(n) times the noise of the charge of one plane:
+        # is the relative noise of the time between two spikes. At full light, this time is n = 1 /
+        # rate planes. In this time a pixel collects one threshold of charge. The charge of n planes
+        # has sqrt(n) times the noise of the charge of one plane:
         #
         #     jitter = sqrt(1 / rate) * noise_of_a_plane
         #
         # E.g. with rate 0.25 and jitter 0.02, a spike takes 4 planes, and the noise of a plane is
-        # 0.02 / sqrt(4) = 0.01. test_rig.py does not notice another noise.
+        # 0.02 / sqrt(4) = 0.01. test_rig.py does not notice a wrong noise.
         noise_of_a_plane = self.jitter * np.sqrt(self.rate)  # in thresholds
         height, width = spike_size
         sensor = IntegrateAndFire(

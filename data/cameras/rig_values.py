@@ -7,8 +7,8 @@ data/cameras/rig.py and data/cameras/rgb_camera.py explain the fields and their 
 
 What must stay: the values of NAMED, because the benchmarks were measured with them. The ranges and
 their order must stay, too, because they decide the rig of a seed. Free to add: a condition in
-NAMED. A new range, even at the end of RANGES, changes the seed of the noise, which `Rig.random`
-draws after all ranges. So if you add a range, raise VERSION in data/making/recipe.py.
+NAMED. `Rig.random` draws the seed of the noise after all ranges. So a new range changes this seed,
+even if it is at the end of RANGES. So if you add a range, raise VERSION in data/making/recipe.py.
 
 Tests: tests/parts/data/test_seeds.py notices a new range and a changed order
 (test_a_seed_gives_its_rig).

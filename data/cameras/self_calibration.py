@@ -129,7 +129,7 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
         for index, result in zip(in_round, new_results, strict=True):
             results[index] = result
             # Write each result at once, so that it is kept if the run ends during a later round.
-            # Without a file, e.g. on another rank than rank 0, `_write_result` does nothing.
+            # Without a file, e.g. on every rank except rank 0, `_write_result` does nothing.
             _write_result(result, kept_files[index])
 
     # RUN.checks_folder is the folder in which results are kept. Without an option file it is None.

@@ -43,7 +43,7 @@ Grid = ScaledGrid | CalibratedGrid
 logger = logging.getLogger(__name__)
 
 # If the spike camera sees less than this fraction of a frame, the clip is refused. The reason: the
-# rest of the frame shows only repeated edge pixels of the spike plane. Chosen by hand.
+# rest of the frame shows only repeated edge pixels of the spike plane. The limit is chosen by hand.
 LEAST_COVERAGE = 0.5
 
 

@@ -167,7 +167,7 @@ class DatSpikes:
         # The first wrong key raises an error.
         #
         # The files. `calibration_of_file` is None in two cases: there is no calibration, or the key
-        # is "auto", which finds a calibration for each clip later.
+        # is "auto". With "auto", a calibration is found for each clip later.
         calibration_of_file = file_calibration(calibration, info)
         geometry = agreed_geometry(
             info,

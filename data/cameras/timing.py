@@ -169,7 +169,8 @@ class Timing:
             count = planes
             if self.count is not None:
                 count = min(self.count, planes)
-            # As many planes before the window as after it: 10 of 56 planes begin at plane 23.
+            # There are as many planes before the window as after it. E.g. a window of 10 of 56
+            # planes begins at plane 23.
             return (planes - count) // 2, count
         count = self.count
         if count is None:

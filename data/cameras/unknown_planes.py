@@ -53,7 +53,7 @@ class UnknownPlanes(DataError):
 
 
 def error_for_all_clips(errors: Sequence[UnknownPlanes]) -> DataError:
-    """Return one error for several clips, which proposes one `spike.exposure` for all clips.
+    """Return one error for several clips. It proposes one `spike.exposure` for all clips.
 
     With one error for each clip, a user would correct one clip, start again, and get the error of
     the next clip.

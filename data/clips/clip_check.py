@@ -71,7 +71,8 @@ class ClipCheck:
         no meta file, so all frames of the folder belong to the clip.
 
         If `problems` is not empty, the returned clip may lack frames, so it must not be used. The
-        order of the steps is the order of the problems, which tests compare.
+        order of the steps is the order of the problems, and tests compare the order of the
+        problems.
         """
         # The steps report to this object, and it appends each report to the list `self.problems`.
         problems = ClipProblems(self.name, self.source, found=self.problems)
@@ -140,7 +141,7 @@ def _find_instants(
 
     Test: test_a_missing_instant_is_a_problem
     """
-    # {frame: {number of the instant: path}}
+    # {frame: {number of the instant: path}}, e.g. {frame 12: {0: ..., 1: ..., 2: ...}}.
     paths_of_instants: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
     for stem, file in frame_files.by_kind["gt_instants"].items():
         frame, _, number = stem.rpartition("_")  # "000012_2" -> "000012", "_", "2"
@@ -148,7 +149,7 @@ def _find_instants(
         if number.isdecimal() and key in paths_of_instants:
             paths_of_instants[key][int(number)] = file.path
     _report_numbers_of_instants(problems, paths_of_instants, frame_files.stems["lq"])
-    # First the K paths of the first frame, then the paths of the next frame.
+    # `in_order` has the K paths of the first frame, then the K paths of the next frame, and so on.
     in_order = []
     for key in keys:
         paths = paths_of_instants[key]

@@ -111,7 +111,7 @@ def _list_files(clip: str, folder: str, suffixes: tuple[str, ...]) -> _ListedFol
     names = _names_with_first_suffix(sorted_out.names_by_suffix)
     prefix = os.path.join(path, "")  # the path with a slash at its end
     files = Folder.of_names(prefix, names)
-    # `clip` is a clip, and not a folder of clips, if it has any of these:
+    # `clip` is a clip, and not a folder of clips, if it has one of the following:
     #     a folder with the name `folder`, e.g. "blur"
     #     files with one of the suffixes
     #     other files, e.g. a text
@@ -129,7 +129,7 @@ class _SortedOut(NamedTuple):
     # {suffix: names of the files that end with it}, the preferred suffix first.
     names_by_suffix: dict[str, list[str]]
     folders: list[str]  # names of the folders
-    has_other_files: bool  # whether there is a file with another suffix
+    has_other_files: bool  # whether there is a file that ends with none of the suffixes
 
 
 def _sort_out(
@@ -138,9 +138,9 @@ def _sort_out(
     """Sort the entries of a folder into files with a suffix, folders, and other files.
 
     suffixes: the suffixes to look for, e.g. (".png", ".jpg"), the preferred suffix first.
-    find_folders: whether to tell folders from other files, which is slow on some file systems.
-    False: the result has no folders, and a folder sets `has_other_files` like a file with another
-    suffix.
+    find_folders: whether to tell folders from other files. This is slow on some file systems.
+    False: the result has no folders, and a folder sets `has_other_files`, as a file without one of
+    `suffixes` does.
     """
     names_by_suffix: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
     folders = []

@@ -66,7 +66,7 @@ def refuse_columns(columns: Columns, source: Source) -> None:
     _demand(number_of_clips > 0, "clips")
     _demand(number_of_clips == len(Texts(columns["clips"])), "clips")
     _demand_all((frame_counts >= 1) & (frame_counts <= MOST_FRAMES), "frames")
-    # Four numbers for each clip: height and width of lq, height and width of gt.
+    # `sizes` has four numbers for each clip: height and width of lq, height and width of gt.
     sizes = columns["sizes"]
     _demand(len(sizes) == 4 * number_of_clips, "sizes")
     _demand_all((sizes >= 1) & (sizes <= LARGEST_SIDE), "sizes")
@@ -125,7 +125,7 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
     # name is "..".
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
-    # A slash, an empty name, ".", and "..":
+    # The next line refuses a slash, an empty name, ".", and "..", in this order.
     for forbidden in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
         _demand(forbidden not in content, "names")
 
@@ -169,7 +169,7 @@ def _refuse_files(columns: Columns, kind: str, frame_counts: np.ndarray, in_lmdb
     _demand(len(file_counts) == len(frame_counts), kind)
     _demand_all(file_counts >= 1, kind)
     if kind == "spike":
-        # A file for each frame, or one file for the whole clip.
+        # A clip has a spike file for each frame, or one file for all frames.
         _demand_all((file_counts == frame_counts) | (file_counts == 1), kind)
     elif kind == "gt_instants":
         # Every frame of a clip has the same number of instants.

@@ -42,7 +42,7 @@ class DiskFiles:
     _shared_images: SharedImages = field(default_factory=SharedImages, init=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a pickled copy, which keeps no images in memory."""
+        """Return the attributes of a pickled copy. The copy keeps no images in memory."""
         # A loader worker that is not forked gets a pickled copy of this object. Such a worker
         # shares no memory, so its copy keeps no images and reads the files.
         return {

@@ -185,7 +185,7 @@ def _missing_between_frames(
     gaps = []
     # Number of the next frame in the whole film. Missing frames are counted, too. E.g. frames are
     # decoded at 0, 1, 4 and 5 s: after the frame at 1 s, the next number is 2. So the gap has the
-    # number 2 and the count 2, and then the next number is 4, which is the frame at 4 s.
+    # number 2 and the count 2. The next number is 4, for the frame at 4 s.
     next_number = 0
     lost_before_first = [time for time in lost_times if time < times[0]]
     if lost_before_first:

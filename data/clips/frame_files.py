@@ -136,7 +136,7 @@ class FrameFiles:
 
         keys: the frames.
         """
-        # From a frame to its path, e.g.: key of frame 47 -> stem "0047" -> file -> its path.
+        # The key of a frame gives its stem, the stem gives its file, and the file has the path.
         file_of_stem = self.by_kind[kind]
         stem_of_frame = self.stems[kind]
         return tuple(file_of_stem[stem_of_frame[key]].path for key in keys)

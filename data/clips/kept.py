@@ -56,8 +56,8 @@ from utils.json_file import read_json
 
 logger = logging.getLogger(__name__)
 
-# Version of a record. Raise it if the check finds more than before, or if the arrays change. Then
-# records of older versions are ignored, and the data are checked anew.
+# Version of a record. Raise it if the check finds more than before, or if the arrays change.
+# Records of older versions are then ignored, and the data are checked anew.
 FORMAT = 7
 # Default of the option checked_share: the fraction of the files that a repeated start looks at. A
 # larger fraction finds changed files sooner, and a smaller fraction makes starts faster. The
@@ -134,7 +134,8 @@ def checked_clips(source: Source) -> ClipTable | None:
     """Return the clips of a source from its record, if this run has checked the source.
 
     Any rank and any loader worker may call this. Returns None if the run has not checked the
-    source, or if this machine cannot read the record. Then the caller must check the files itself.
+    source, or if this machine cannot read the record. In these cases, the caller must check the
+    files itself.
 
     Test: test_a_rank_reads_only_the_record_and_makes_the_same_samples
     """
@@ -228,7 +229,7 @@ class Record:
             raise ValueError("the arrays of another check")
         types = types_of(kinds_of(self.source))
         columns = columns_in(content, types | STATE_COLUMNS)
-        # The columns are copies, so free the content, which may have a gigabyte.
+        # The columns are copies, so free the content. It may have a gigabyte.
         del content
         refuse_columns({name: columns[name] for name in types}, self.source)
         return columns

@@ -107,10 +107,10 @@ def _open_lmdb(root: str) -> Any:
             do="pip install lmdb",
         ) from e
     try:
-        # Without a lock, nothing is written into the folder, which may be read-only. Without
-        # readahead, the system reads only the pages (blocks of the file, usually of 4096 bytes)
-        # that a sample needs. `meminit` matters only for writing. data/clips/lmdb_sizes.py opens an
-        # LMDB with the same settings.
+        # The folder may be read-only, so no lock is used: without a lock, nothing is written.
+        # Without readahead, the system reads only the pages (blocks of the file, usually of 4096
+        # bytes) that a sample needs. `meminit` matters only for writing. data/clips/lmdb_sizes.py
+        # opens an LMDB with the same settings.
         return lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
     except lmdb.Error as e:
         raise DataError(

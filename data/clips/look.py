@@ -40,8 +40,8 @@ from utils.picture.read import read_header
 
 # The last bytes of every complete PNG: its chunk IEND and the checksum of this chunk.
 PNG_END = b"IEND\xaeB`\x82"
-# Number of bytes at the beginning of a spike file that are read. They are enough to find the header
-# of another format, such as a .npy that is named .dat.
+# Number of bytes at the beginning of a spike file that are read. So many bytes are enough to find
+# the header of any other format, such as a .npy that is named .dat.
 SPIKE_HEAD_BYTES = 64
 
 
@@ -215,7 +215,7 @@ def look_at_spikes(
 
 
 def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
-    """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
+    """Look at a file of planes with a side of 1000 pixels. It may come from an SPS100 sensor.
 
     An SPS100 writes words between the pixels, so its planes are not in the layout "raster". No
     header says which sensor wrote the file. But `open_spikes` looks for the words, and raises

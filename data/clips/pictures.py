@@ -249,8 +249,8 @@ def _refuse_other_size(found: tuple[int, int], size: tuple[int, int] | None, pat
 def image_size(path: str) -> tuple[int, int]:
     """Return (height, width) of an upright image.
 
-    A PNG says its size in its header. Images of other formats are decoded, and the size is the size
-    of the decoded picture, which is upright.
+    A PNG says its size in its header. Images of other formats are decoded. The size of the decoded
+    picture is returned, and the decoded picture is upright.
     """
     header = png_header(path)
     if header is None:

@@ -290,7 +290,7 @@ class DatasetClip(Reader):
         spikes = clip.spikes
         info = None
         if spikes:
-            # Leave out the path of dataset.json, because a copy of the data has another path.
+            # Leave out the path of dataset.json, because a copy of the data has a different path.
             info = dataclasses.replace(spikes.info, path="")
         info_and_stems = repr((info, list(self.stems)))
         sha256 = hashlib.sha256(info_and_stems.encode())

@@ -102,7 +102,7 @@ class _Job(NamedTuple):
     clip: str  # name of its clip
     kind: str  # "lq", "gt", "gt_instants" or "spike"
     path: str
-    # Size and time of a file in an LMDB. None for a file on disk, which is looked up.
+    # Size and time of a file in an LMDB. None for a file on disk, because they are looked up later.
     lmdb_entry: FileEntry | None
 
 
@@ -256,7 +256,7 @@ class RootCheck:
         """Check some clips and report their problems.
 
         Returns the clips with right names, sizes and numbers of files. A file of these clips may
-        still be damaged, which `_check_files` reports.
+        still be damaged. `_check_files` reports damaged files.
 
         names: names of the clips.
         looks: {path: what was seen of this file}, for all files of these clips.
@@ -312,11 +312,11 @@ class RootCheck:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
-        # Are lq and gt the same files? The function `same_files` returns a problem if they are. It
-        # is slow, because following links takes a call to the system for each folder of the path.
-        # Two names of one file always have the same file id (device and inode). So the function is
-        # only called if the ids of the first pair are equal, which is rare. The list
-        # `self.same_files` has its results.
+        # Are lq and gt the same files? If so, the function `same_files` returns a problem. It is
+        # slow, because following links takes a call to the system for each folder of the path. Two
+        # names of one file always have the same file id (device and inode). So the function is only
+        # called if the ids of the first pair are equal, which is rare. The list `self.same_files`
+        # has its results.
         if clip.gt:
             blurry = looks[clip.lq[0]]
             sharp = looks[clip.gt[0]]
@@ -327,7 +327,7 @@ class RootCheck:
         """Warn of pictures that lose bits when they are read, and of spikes that do not fit.
 
         Pictures are read as 8-bit RGB, so a 16-bit picture loses bits. Spikes do not fit if they
-        show something else than their frames. The clips are checked in threads.
+        do not resemble their frames. The clips are checked in threads.
 
         looks: {path: what was seen of this file}.
 

@@ -151,7 +151,7 @@ class Source:
         for kind, root in roots.items():
             if not root:
                 continue
-            # lq_folder may name another folder than "blur", such as "blur_gamma".
+            # lq_folder need not be "blur". It may be e.g. "blur_gamma".
             folder = self.lq_folder if kind == "lq" else FOLDER_OF_KIND[kind]
             # FORMATS are the suffixes of spike files: ".dat", ".bin", ".npy", ".npz".
             suffixes = FORMATS if kind == "spike" else image_suffixes

@@ -57,9 +57,8 @@ FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
 # other scenes. (LEAST_CORRELATION of data/edge_shift.py is a limit for gradients.)
 LEAST_CORRELATION = 0.5
 # If the correlation with the flipped spikes is larger than with the spikes by this value, the
-# spikes are reported as upside down. A smaller value would warn of right data, e.g. of a wall with
-# a regular texture, which correlates with its mirror image, too. A larger value would miss flipped
-# spikes.
+# spikes are reported as upside down. A smaller value would warn of right data. E.g. a wall with a
+# regular texture correlates with its mirror image, too. A larger value would miss flipped spikes.
 LEAST_GAIN_OF_FLIP = 0.3
 
 
@@ -160,7 +159,7 @@ class Correlations(NamedTuple):
 def _correlations(views: Views) -> Correlations:
     """Return the correlations of the frame with the firing rates."""
     images = [image.ravel() for image in views]  # grey, rates, flipped_rates
-    # The correlation of a frame of one colour is 0 / 0. NumPy returns NaN, which is replaced by 0.
+    # The correlation of a frame of one colour is 0 / 0, and NumPy returns NaN. Replace NaN by 0.
     with np.errstate(invalid="ignore"):
         matrix = np.nan_to_num(np.corrcoef(images))  # (3, 3)
     # Row 0 has the correlation of the frame with itself, with the rates, with the flipped rates.

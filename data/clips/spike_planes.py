@@ -8,9 +8,9 @@ two forms of clips:
     one file for all frames             its planes are divided by spike.exposure or by the times of
                                         the frames
 
-What must stay: a frame never gets planes of another frame. If it is not certain which planes belong
-to which frame, a problem is reported. E.g. a file with fewer planes than the other files is a
-problem (test_another_number_of_planes_within_a_clip_is_refused). Free to change: the texts of the
+What must stay: a frame never gets planes of a different frame. If it is not certain which planes
+belong to which frame, a problem is reported. E.g. a file with fewer planes than the other files is
+a problem (test_another_number_of_planes_within_a_clip_is_refused). Free to change: the texts of the
 problems, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_frame_times.py,
@@ -105,17 +105,18 @@ class SpikePlanes:
 
         keys: the frames.
         """
-        # A file for each frame: `find_stems` (frame_files.py) has matched the files by their names.
-        # From a frame to its file, e.g.: key of frame 47 -> stem "0047" -> file "0047.dat".
+        # First case, a file for each frame: `find_stems` (frame_files.py) has matched the files by
+        # their names. The key of a frame gives its stem, and the stem gives its file, e.g. key of
+        # frame 47 -> "0047" -> "0047.dat".
         if "spike" in self.frame_files.stems:
             stems = self.frame_files.stems["spike"]
             return [self.frame_files.by_kind["spike"][stems[key]] for key in keys]
         if not self.source.has_one_spike_file:
             return []
 
-        # One file for all frames. If there is a problem, e.g. if a frame is missing, the planes of
-        # all later frames may be wrong. So no planes are assigned if this step or an earlier step
-        # has found a problem.
+        # Second case, one file for all frames. If there is a problem, e.g. if a frame is missing,
+        # the planes of all later frames may be wrong. So no planes are assigned if this step or an
+        # earlier step has found a problem.
         files = list(self.frame_files.by_kind["spike"].values())
         self._report_unsure_planes(files, first_frame=keys[0])
         if self.problems.found:
@@ -289,8 +290,8 @@ class SpikePlanes:
         times: times of the frames, if one file holds the planes of all frames. None: each frame
         has a file, or the times are not known.
         """
-        # The planes of each frame, from the times. Without times, `span` takes the planes of
-        # spike.exposure, or the whole file if this option is not set.
+        # If there are times, they divide the planes of the file among the frames. Without times,
+        # `span` takes the planes of spike.exposure, or the whole file if this option is not set.
         ranges = None
         if times:
             ranges = plane_ranges(spikes, self.clip, planes_of_first_file, times)

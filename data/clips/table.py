@@ -49,7 +49,7 @@ class Clips(Sequence[Clip]):
         return self._clip(index)
 
     def _clip(self, number: int) -> Clip:
-        """Return clip `number`, which is in 0 ... len - 1."""
+        """Return clip `number`. The number is in 0 ... len - 1."""
         raise NotImplementedError
 
 

@@ -24,7 +24,7 @@ THREADS = 16
 # Number of items that a thread takes at once. Giving items to a thread takes some microseconds, so
 # a smaller number would be slow for a million files. With a larger number, a few threads would
 # still work at the end while the others are idle. The number is chosen by hand. root_check.py and
-# unchanged_data.py pass smaller numbers, because their items are whole clips, which take longer.
+# unchanged_data.py pass smaller numbers, because an item is a whole clip, and a clip takes longer.
 ITEMS_AT_ONCE = 32
 
 Item = TypeVar("Item")

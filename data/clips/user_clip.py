@@ -1,8 +1,8 @@
 """Match the files of a user's clip with its frames: sharp frames and spikes.
 
 Files of one frame have equal names. But the frames of a film have no names, so files beside a film
-are matched with its frames by their order: file 3 belongs to frame 3. Then `ClipCheck`
-(data/clips/clip_check.py) checks the clip as if it were a data set with one clip.
+are matched with its frames by their order: file 3 belongs to frame 3. After the matching,
+`ClipCheck` (data/clips/clip_check.py) checks the clip as a data set with one clip.
 
 What must stay: a file is matched with the right frame, or refused. Otherwise files that do not
 belong together would give a wrong result without an error. Two examples of refusals:
@@ -73,7 +73,7 @@ def user_clip(
     times = times_of(frames)
     _warn_of_doubtful_times(name, times, frames.is_video)
     if spikes and spike is not None:
-        # Planes of another size than the frames are stretched over the whole frame.
+        # Planes whose size differs from the frames are stretched over the whole frame.
         spikes = spikes.changed(may_be_stretched=True)
         paths["spike"] = str(spike)
         listing["spike"] = _listing_of_spikes(name, frames, times, Path(spike))

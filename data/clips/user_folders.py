@@ -55,8 +55,8 @@ def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Pat
 def clips_in(root: Path, inner: str = "", also_read: Sequence[str] = ()) -> list[tuple[str, Path]]:
     """Return (name, path) of the clips in a folder, in natural order.
 
-    A clip is a film, or a folder of images, which may also lie in a folder `inner`. E.g. with inner
-    "blur", a root with "a.mp4", "b/0.png" and "c/blur/0.png" has the clips
+    A clip is a film, or a folder of images. The images may also lie in a folder `inner` of this
+    folder. E.g. with inner "blur", a root with "a.mp4", "b/0.png" and "c/blur/0.png" has the clips
 
         ("a", <root>/a.mp4), ("b", <root>/b), ("c", <root>/c/blur)
 

@@ -35,12 +35,12 @@ class UserFrames(Protocol):
     """Describes the attributes of the frames of one clip of a user.
 
     Two classes have these attributes: `FrameSource` below, and `LongExposures` in
-    data/spikes_alone.py, whose frames are made of spikes.
+    data/spikes_alone.py. The frames of `LongExposures` are made of spikes.
     """
 
     path: Path  # path of the folder, image or video, as the user gave it
-    # The file of each frame. The images of a folder are sorted by the numbers in their names, e.g.
-    # "2" before "10". The frames of a video all have the path of the video.
+    # The file of each frame. The images of a folder are sorted by the numbers in their names: "2"
+    # before "10". The frames of a video all have the path of the video.
     files: list[Path]
     stems: list[str]  # the name of each frame, without a suffix
     size: tuple[int, int]  # (H, W) of the first frame

@@ -70,12 +70,11 @@ class Job:
 class Plan:
     """What the program must know to make a clip."""
 
-    # (height, width) of the frames. Without a rig, the frames of the source. With a rig, the made
-    # frames.
+    # (height, width) of the frames of the source. With a rig: of the made frames.
     size: tuple[int, int]
     bytes: int  # estimated size of the files of the clip
     is_to_make: bool  # whether the clip must be made, because one of its two folders is missing
-    # Number of frames. Without a rig, the raw frames of the source. With a rig, the made frames.
+    # Number of raw frames of the source. With a rig: number of made frames.
     frames: int
     record: dict[str, Any]  # the contents of made.json
 
@@ -119,7 +118,7 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         "recipe": recipe.record(),
         "source": _digest_of(files),
     }
-    # lexists is also true for a broken link, which must not be replaced either.
+    # lexists is also true for a broken link. A broken link must not be replaced either.
     existing = [folder for folder in job.folders if os.path.lexists(folder)]
     _refuse_other_folders(job.name, existing, record)
     is_to_make = len(existing) < len(job.folders)
@@ -235,7 +234,7 @@ def _differences(folder: Path, record: dict[str, Any]) -> list[str]:
 def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int) -> None:
     """Refuse a clip with no whole exposure, or with more instants than an exposure has raw frames.
 
-    The instants are raw frames at several times of an exposure, which are written as sharp frames.
+    The instants are raw frames at several times of an exposure. They are written as sharp frames.
     E.g. with --instants 3, an exposure must average at least 3 raw frames.
 
     frames, exposures: number of frames and of whole exposures of the clip.
@@ -280,7 +279,7 @@ def _refuse_ratio(size: tuple[int, int], ratio: int, path: Path) -> None:
 
 
 def _refuse_other_sizes(clip: str, files: list[Path], size: tuple[int, int]) -> None:
-    """Raise DataError if an image has another size (height, width) than the first image.
+    """Raise DataError if the size (height, width) of an image is not the size of the first image.
 
     Only PNGs are checked, because their header has the size. Images of other formats must be
     decoded to find the size, so they are checked later, when they are read.

@@ -1,6 +1,6 @@
 """Make the pictures and the spikes of a clip from a fast video, without a rig.
 
-A rig is a pair of simulated cameras, which prepare.py needs for other videos and for photographs.
+A rig is a pair of simulated cameras. prepare.py uses a rig for other videos and for photographs.
 
     make_images   averages raw frames to blurry frames, and writes sharp frames
     make_spikes   simulates a sensor that sees the light between the raw frames, and writes spikes

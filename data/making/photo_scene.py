@@ -100,7 +100,7 @@ class PhotoScene:
             yield cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
 
     def shifts(self, plane: int, other: int) -> np.ndarray:
-        """Return the true motion of each pixel from one plane to another.
+        """Return the true motion of each pixel from one plane to a second plane.
 
         What is at the pixel p of the made frame in `plane` is at p + shifts[p] in `other`. The
         pixel shows the nearest layer whose opacity is above 1/2 at p. The result is the shift of
@@ -118,7 +118,7 @@ class PhotoScene:
         y, x = np.meshgrid(in_crop, in_crop, indexing="ij")  # (crop, crop) each
         pixels = np.stack((x, y), axis=-1)  # (crop, crop, 2)
         # The middle of each pixel of the made frame, in pixels of the view. E.g. pixel 0 of the
-        # made frame covers the pixels 0 and 1 of the view, whose middle is 0.5.
+        # made frame covers the pixels 0 and 1 of the view. The middle of 0 and 1 is 0.5.
         points = pixels * FINE + (FINE - 1) / 2
 
         shifts = np.zeros((self.crop, self.crop, 2), np.float32)

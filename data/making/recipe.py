@@ -6,7 +6,7 @@ scripts/prepare_gopro_spike.py has a flag for each setting. There are two ways t
                     raw frames. Each mean is a blurry frame. The light between the raw frames is
                     interpolated, and a simulated sensor turns this light into spikes.
     with a rig      Any video or photograph is shown to a simulated pair of cameras
-                    (data/cameras/rig.py), which move and have flaws.
+                    (data/cameras/rig.py). The cameras move and have flaws.
 
 What must stay: a recipe and a source give the same files on every machine, because interrupted data
 sets are continued, and data sets are published. Neither the order of random draws nor the
@@ -26,7 +26,7 @@ from utils.options.section import Section
 from utils.random_streams import random_stream
 
 # Raise this number if the same recipe and source give other files than before. The program refuses
-# to continue a data set of another version, because the clips would be of two kinds. Version 2
+# to continue a data set of an older version, because the clips would be of two kinds. Version 2
 # changed the sensor: since then, a pixel that fires keeps its charge modulo the threshold. E.g.
 # with the threshold 1, a charge of 1.3 leaves 0.3.
 VERSION = 2
@@ -143,8 +143,8 @@ class Recipe(Section):
     def rig_of(self, clip: str) -> Rig:
         """Return the rig that records a clip.
 
-        Without --rig, only the spike camera is simulated. Then the program reads only the fields
-        `rate` and `light` of the result, which it writes to dataset.json.
+        Without --rig, only the spike camera is simulated. In this case, the program reads only the
+        fields `rate` and `light` of the result, and writes them to dataset.json.
         Raises OptionError if --rig names no rig.
         """
         if self.has_rig:

@@ -77,8 +77,8 @@ def find_cuts(
     rng: the generator that draws the number of frames in an interval.
     """
     least_side, most_side = sides
-    # The least of three numbers: `most_side`, the height and the width. So small frames, whose
-    # shorter side is below `most_side`, are not scaled up.
+    # `side` is the least of `most_side`, the height and the width. So frames whose shorter side is
+    # below `most_side` are not scaled up.
     side = min(most_side, *frames.size)
     # The step from each frame to the next, in pixels of frames that are scaled to `side`. It is inf
     # at a change of the scene.
@@ -143,8 +143,8 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
 
     wanted: the number that the user gave. None: the number is drawn. most: largest possible number.
     rng: generator of the number. One number is drawn for each part that is tried, also for parts
-    that are rejected later. The order of the draws must stay, because another order would make
-    other data sets.
+    that are rejected later. The order of the draws must stay, because a change of the order would
+    change the data sets.
     """
     if wanted is not None:
         return wanted if wanted <= most else None

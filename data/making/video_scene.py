@@ -46,7 +46,8 @@ def video_scene(
         picture = scale_down(frames.read(cut.first + number), cut.side)
         return cv2.LUT(picture, LIGHT_OF_DISPLAY_VALUE)
 
-    # The frames of the intervals, with one frame before and one frame after them (FRAMES_BESIDE).
+    # `cut.frames` counts the frames of the intervals, one frame before them, and one frame after
+    # them (FRAMES_BESIDE).
     light_path = LightPath(light_of, count=cut.frames(intervals=intervals))
     height, width = light_path.at(0.0).shape[:2]
     corners = _corners_of_crop(
@@ -84,10 +85,10 @@ def _corners_of_crop(
     sharp_planes = range(planes // 2, number_of_planes, planes)
     corners = np.empty((number_of_planes, 2))
     for axis, most in enumerate(largest_corner):
-        # A walk between `middle - amplitude` and `middle + amplitude`, with periods of 2 to 8 frame
-        # intervals. The corner may lie from 0 to `most` along this axis. So the amplitude is at
-        # most half of the smaller `most`, and the middle is at least one amplitude away from 0 and
-        # from `most`.
+        # The walk lies between `middle - amplitude` and `middle + amplitude`, and has periods of 2
+        # to 8 frame intervals. The corner may lie from 0 to `most` along this axis. So the
+        # amplitude is at most half of the smaller `most`, and the middle is at least one amplitude
+        # away from 0 and from `most`.
         amplitude = rng.uniform(0.1, 1.0) * min(largest_corner) / 2
         periods = (2.0 * planes, 8.0 * planes)
         walk = smooth_walk(rng, number_of_planes, amplitude, periods)

@@ -39,8 +39,8 @@ HEAD_BYTES = 2**14
 # unpacked again for each read. If they were kept, a loader process that reads many files would fill
 # the memory.
 MOST_BYTES_KEPT = 2**26
-# A .npz with more arrays than this is refused if it has no array of the expected name, because the
-# header of each array must be unpacked, which would take long. The number is chosen by hand.
+# A .npz with more arrays than this is refused if it has no array of the expected name. The reason:
+# the header of each array must be unpacked, which would take long. The number is chosen by hand.
 MOST_ARRAYS = 100
 # Largest number of planes that are in memory at once if a file is read in parts. More planes need
 # more memory, and fewer planes need more steps in Python. The number is chosen by hand.
@@ -267,7 +267,7 @@ def _read_header(head: bytes) -> _Header:
 
 
 def _check_compression(info: zipfile.ZipInfo) -> None:
-    """Raise ValueError for an array of a .npz that is compressed in another way than NumPy does.
+    """Raise ValueError if an array of a .npz is compressed in a way that NumPy does not use.
 
     bzip2 and LZMA could unpack a few bytes to gigabytes.
 

@@ -104,7 +104,8 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
     middles = []
     for i in range(num_bins):
-        # Computed in whole numbers and rounded down. E.g. T = 56 and B = 4 give 7, 21, 35, 49.
+        # The middle is computed in whole numbers and rounded down. E.g. T = 56 and B = 4 give 7,
+        # 21, 35, 49.
         middle_of_bin = (2 * i + 1) * planes // (2 * num_bins)
         at_least_half_window = max(middle_of_bin, half_window)
         middles.append(min(at_least_half_window, planes - half_window))

@@ -74,8 +74,8 @@ def file_errors(path: PathLike) -> Generator[None]:
         ValueError,
         NotImplementedError,
     ) as e:
-        # str() of an OSError also names the file, which is in `where` already. So take its
-        # `strerror`, which may be None.
+        # str() of an OSError also names the file, but `where` names the file already. So take
+        # `strerror`, if it is not None.
         reason = str(e)
         if isinstance(e, OSError) and e.strerror:
             reason = e.strerror

@@ -57,7 +57,7 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
 
     remainder: what happens to bytes after the last whole packed plane: "error" refuses them,
     "truncate" ignores them.
-    Raises SpikeFileError for a missing file, a wrong size and content of another kind.
+    Raises SpikeFileError for a missing file, a wrong size, and content that is not spikes.
     """
     with file_errors(path):
         if not is_array(path):
@@ -69,7 +69,7 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
 
 
 def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> None:
-    """Raise SpikeFileError for an array of another type or shape than spikes have."""
+    """Raise SpikeFileError if the type or the shape of an array is not that of spikes."""
     has_type_of_spikes = array.dtype in (np.uint8, np.bool_)
     if has_type_of_spikes and _has_shape(array.shape, geometry):
         return
@@ -201,13 +201,14 @@ def write_spikes(
 
     spikes: (T, H, W) in {0, 1}, or an iterable of parts (t, H, W). Only one part at a time is in
     memory.
-    The file appears complete or not at all, because it is written under another name and renamed at
-    the end. Raises SpikeFileError for spikes of another size.
+    The file appears complete or not at all, because it is written under a temporary name and
+    renamed at the end. Raises SpikeFileError for spikes of a wrong size.
     """
     path = Path(path)
     parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
-    # A hidden file in the same folder, e.g. ".000001.dat.3f2a9c01". The module tempfile is not
-    # used, because other users could not read its files, whatever the umask of the user is.
+    # The temporary name is a hidden file in the same folder, e.g. ".000001.dat.3f2a9c01". The
+    # module tempfile is not used, because other users could not read its files, whatever the umask
+    # of the user is.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         # "x": refuse a file of this name. "+": the header of a .npy is written a second time.

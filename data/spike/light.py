@@ -56,10 +56,10 @@ class Intervals:
 def intervals_of(stream: np.ndarray) -> Intervals:
     """Find the intervals of each pixel.
 
-    The two outer intervals, before the first spike and after the last one, each lack a spike, which
-    is not in the file. An outer interval is as long as the interval beside it. If this would put
-    the missing spike into the file, the outer interval is longer. In a pixel with a single spike,
-    both outer intervals are T planes long.
+    The outer intervals are before the first spike and after the last spike. Each of them lacks a
+    spike, because this spike is not in the file. An outer interval is as long as the interval
+    beside it. If this would put the missing spike into the file, the outer interval is longer. In a
+    pixel with a single spike, both outer intervals are T planes long.
 
     The comments below show the numbers of a pixel with spikes in the planes 3 and 5 of 10 planes,
     as in the head of this file. Its intervals last from 0 to 4, from 4 to 6, and from 6 to 11.
@@ -148,8 +148,8 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
         a    may be 0 or negative, at least 1 - T     shifted_a = a + T is at least 1
         b    decreases backward in time, at most 2 T  mirrored_b = 2 T + 1 - b is at least 1
 
-    (Both limits are for a pixel with spikes.) So shifted_a is filled in place of a, and mirrored_b
-    in place of b. The length of the interval is then
+    (The two limits hold for a pixel with spikes.) So shifted_a is filled in place of a, and
+    mirrored_b in place of b. The length of the interval is then
 
         b - a = 3 T + 1 - shifted_a - mirrored_b
 

@@ -37,7 +37,7 @@ def packed_planes(
     remainder: what happens to bytes after the last whole raster plane: "error" refuses them,
     "truncate" ignores them. A capture of an SPS100 may end within a plane, so bytes after its last
     whole plane are always ignored.
-    Raises SpikeFileError for a wrong size and for content of another kind.
+    Raises SpikeFileError for a wrong size and for content that is not spikes.
     """
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_other_format(data[:HEAD_BYTES].tobytes(), path)

@@ -164,7 +164,7 @@ def relative(
     channel. The channel is 1 for a pixel without spikes, and for a pixel if one interval covers the
     whole exposure.
     """
-    # As many planes as there are on both sides of the center, without plane 0.
+    # The exposure has as many planes before the center as after it. Plane 0 is not used.
     most_planes = min(center - 1, len(stream) - 1 - center)
     if half_exposure is None:
         half_exposure = most_planes

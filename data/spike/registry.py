@@ -51,7 +51,7 @@ class Representation:
     # has no effect, because a ratio does not depend on it.
     is_ratio: bool = False
     # Whether the function also uses planes outside of the exposure. If so, it must have the option
-    # half_exposure, which tells the function where the exposure ends.
+    # half_exposure, because this option tells the function where the exposure ends.
     takes_context: bool = False
     # Whether the function accepts a center between two planes, such as 27.5. Other functions get
     # the next plane, 28. Around plane 28, `exposure` and `relative` show the time 27.5.

@@ -124,9 +124,9 @@ def _channels_in_reverse(
         * Some functions spread windows over the stream, e.g. 5 windows over 56 planes. They get the
           stream as it is, and their channels are put in reverse order.
 
-    The second way is needed because the middles of spread windows are rounded to planes, which
-    would move the windows in the reversed stream. E.g. the middle of 56 planes is 27.5, which is
-    rounded to plane 28 in both streams:
+    The second way is needed because the middles of spread windows are rounded to planes. The
+    rounding would move the windows in the reversed stream. E.g. the middle of 56 planes is 27.5. It
+    is rounded to plane 28 in both streams:
 
         in the stream             plane 28
         in the reversed stream    plane 28, which is plane 55 - 28 = 27 of the stream
@@ -174,7 +174,7 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
     Test: test_relative_light_of_a_sensor_of_display_values_is_the_ratio_as_it_is
     """
     # Display values to the power of 2.2 are linear light. Linear light to the power of 1 / gamma
-    # has the wanted gamma. Both steps are one power.
+    # has the wanted gamma. The two powers are computed as one power.
     gamma_of_channels = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = gamma_of_channels / gamma
     if exponent == 1.0:

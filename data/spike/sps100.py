@@ -81,8 +81,8 @@ def _start_with_shift(data: np.ndarray, shift: int) -> int | None:
 def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
     """Return which of 2000 half-lines starts a plane of an SPS100, or None if they have no words.
 
-    They have words if each has a line number in 1 ... 500, and exactly one of them has the word of
-    the start of a plane: line number 500 and channel 0.
+    The half-lines have words if each half-line has a line number in 1 ... 500, and exactly one
+    half-line has the word of the start of a plane: line number 500 and channel 0.
 
     half_lines: (2000, 64) uint8. The last two bytes of a half-line are a little-endian number of 16
     bits:
@@ -108,8 +108,8 @@ def _start_among_half_lines(half_lines: np.ndarray) -> int | None:
 def _is_start_of_plane(half_line: np.ndarray) -> bool:
     """Return whether a half-line (64,) uint8 of an SPS100 has line number 500 and channel 0.
 
-    Both together are the number 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F. The mask sets
-    the lowest 4 bits to 0, because these bits are pixels.
+    Line number 500 and channel 0 are the number 500 << 4 = 0x1F40, stored as the bytes 0x40, 0x1F.
+    The mask sets the lowest 4 bits to 0, because these bits are pixels.
     """
     word = half_line[-2:] & [0xF0, 0xFF]
     return np.array_equal(word, [0x40, 0x1F])

@@ -1,4 +1,4 @@
-"""Change recorded spikes as if the sensor had another threshold.
+"""Change recorded spikes as if the sensor had a different threshold.
 
 In training, `change_threshold` makes spikes of many cameras from the recorded spikes of one camera
 (`CameraPerturb` in data/augment.py).
@@ -24,7 +24,7 @@ charge:
        light.
 
 What must stay: all numbers, bit for bit, because training samples consist of them. With other rules
-or another order, test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says fails.
+or a changed order, test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says fails.
 Free to change: how the numbers are computed, if the speed stays the same.
 
 Tests: tests/parts/data/test_spike_simulate.py
