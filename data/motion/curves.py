@@ -118,6 +118,9 @@ def _add_shake(curves: np.ndarray, shifts: np.ndarray) -> None:
     In dim light callers leave the shake out, because dim photographs lost 0.1 dB with the shake.
 
     curves, shifts: (K, H, W, 2), for the same times.
+
+    Without this function, test_the_error_of_the_motion_of_a_scene_is_small fails for the shaking
+    scene.
     """
     for curve, shift in zip(curves, shifts, strict=True):
         residuals = (shift - curve)[::STEP_OF_SHAKE, ::STEP_OF_SHAKE]  # (H / 4, W / 4, 2)

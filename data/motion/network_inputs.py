@@ -63,6 +63,8 @@ def network_inputs(recording: Recording, view: View, network: MotionNetwork) -> 
     recording: the blurry frame and the spikes. view: where the spike pixels lie on the frame.
     network: its `edges` and `inside` (models/fusion/motion_net.py) say which windows of time it
     sees, and which of them lie within the exposure.
+
+    If the edges are counted from another plane, test_the_windows_outside_of_a_clip_are_empty fails.
     """
     # The edges of the windows, in planes after the start of the stream. `network.edges` has them in
     # elevenths after the start of the sharp plane. E.g. in an exposure of 88 planes whose sharp

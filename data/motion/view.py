@@ -80,6 +80,8 @@ class View:
         and column c of the plane are at [r m : (r + 1) m, c n : (c + 1) n].
 
         The array is computed once and returned by each call, so it must not be changed.
+
+        With other places, test_the_points_of_a_spike_pixel_lie_on_the_pixels_that_it_covers fails.
         """
         return self._points_on_frame
 

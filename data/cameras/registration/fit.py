@@ -98,7 +98,8 @@ def fit(
     start_of_binned = to_binned @ start @ to_pixel
     estimate = best_estimate(pairs, start_of_binned, model, most_offset)
 
-    # Convert the results from binned pixels to the pixels of the files:
+    # Convert the results from binned pixels to the pixels of the files. If the gain is not
+    # converted, test_a_camera_is_found_from_a_start_that_is_off fails for binned planes.
     #
     #     matrix       spike pixel -> binned spike pixel -> binned RGB pixel -> RGB pixel
     #     gain, dark   divided by factor^2, because a binned spike pixel has the spikes of factor^2
@@ -109,7 +110,8 @@ def fit(
     offset_error, share_error = estimate.time_errors
     # The last rounds fit only the matrix, with the offset of the earlier rounds. The error of this
     # offset causes an additional error of the matrix, `error_by_offset`. The two errors are taken
-    # as independent, so their squares add up.
+    # as independent, so their squares add up. test_registration_fit.py does not notice if
+    # `error_by_offset` is left out.
     matrix_error = math.hypot(estimate.matrix_error, estimate.error_by_offset)
     return FitResult(
         matrix=matrix,
