@@ -12,7 +12,7 @@ Tests: tests/parts/models/test_weights.py
 
 from dataclasses import dataclass, field
 
-# Number of names of each kind that the report of a loaded file shows. Chosen by hand.
+# The report shows at most this number of names of each kind. The number was chosen by hand.
 SHOWN_NAMES = 6
 
 

@@ -33,9 +33,9 @@ from utils.options.section import Positive
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
 # If the variance of luma in a window is below this number, the window counts as flat: only noise
-# changes its luma. In squared display values. The root is 0.017, about 4 of 255 levels. With a
-# larger number, `colour_changes` would ignore weak edges. With a smaller number, it would fit lines
-# to noise.
+# changes its luma. The unit is squared display values. The root is 0.017, about 4 of 255 levels.
+# With a larger number, `colour_changes` would ignore weak edges. With a smaller number, it would
+# fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
 # Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
 # would amplify noise, and a black window would divide by 0 (test_exposure_keeps_a_dark_place_dark).
@@ -64,7 +64,7 @@ class ExposureFusion(ImageFusion):
     Spikes do not see colour. Where motion blurs two objects together, the blurry colours lie on a
     line between the colours of the two objects. The slope of this line says how much a colour
     changes if luma changes. E.g. if red grows by 0.3 along the line while luma grows by 0.1, the
-    slope of red is 3, so where luma changes by 0.02, red changes by 0.06. `colour_changes` fits the
+    slope of red is 3. So if luma changes by 0.02, red changes by 0.06. `colour_changes` fits the
     slope to the blurry frame.
 
     A small conv net gives the weights of the mixture and the correction. The weights sum to 1. The
@@ -73,8 +73,8 @@ class ExposureFusion(ImageFusion):
     `MotionFusion` (fusion_motion.py) inherits from this class. The first estimate of `MotionFusion`
     is the result of `on_input` of this class.
 
-    The method is of this project. Short and long rates are also in S-SDM, lines of colour in Omer
-    and Werman (CVPR 2004), and their fit in the guided filter (He et al., ECCV 2010).
+    The method is of this project. S-SDM also uses short and long rates, Omer and Werman (CVPR 2004)
+    use lines of colour, and the guided filter (He et al., ECCV 2010) fits such lines.
 
     estimates: number of ratios that give an estimate, which are the first ratios of the input.
     These ratios must be for parts of the exposure around the sharp instant. The other ratios are

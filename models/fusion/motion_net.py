@@ -69,7 +69,8 @@ from models.fusion.motion_windows import (
 #     1  logarithm of the mean brightness of all pixels
 #     2  contrast of the blurry frame
 SCENE_CHANNELS = 3
-# Output channels of a conv net: changes of the coefficients and of the logarithm of the error.
+# Output channels of a conv net: a change for each of the six coefficients, and one change for the
+# logarithm of the error.
 CHANGES = COEFFICIENTS + 1
 
 # ---- Sizes and limits ----
@@ -143,8 +144,7 @@ class MotionNet(nn.Module):
         # Input channels, in the order of `_inputs`:
         #
         #     30  the pictures of all windows
-        #      8  the motion by least squares: x, then y, each from the slope and the curvature of
-        #         the light and of the number of spikes
+        #      8  the motion by least squares, 4 times x, then 4 times y (least_squares.py)
         #      3  the scene
         #      6  the curve so far
         #      1  the logarithm of the expected error of the curve

@@ -206,7 +206,7 @@ def _metric_of_plots(head: Sequence[str]) -> str | None:
 
     Without sharp frames, the table of scores has no column of either metric, and None is returned.
 
-    head: titles of the columns of the table of scores.
+    head: titles of the columns of the score table.
     """
     for metric in ("psnr", "psnr_y"):
         if COLUMNS[metric].title in head:

@@ -60,8 +60,8 @@ class ClipValidator:
         nonfinite_count = 0
         scores: Scores = {}
         panels = {}
-        # A generator: each round of the loop gets the colours of the K instants of a frame,
-        # (3 K, H, W).
+        # A generator: each round of the loop gets one frame, (3 K, H, W), with the colours of all
+        # its K instants.
         restored_frames = restorer.frames(cache, indices, tick)
         for index, instants in zip(indices, restored_frames, strict=True):
             watchdog.go_on()  # tells the watchdog that this rank still works

@@ -51,12 +51,12 @@ WEIGHTS = {
     path.stem: f"weights/{path.name}" for path in sorted(SHIPPED_WEIGHTS.parent.glob("*.pth"))
 }
 WEIGHTS |= {name: name for name in ("vrt/005", "vrt/006", "vrt/007")}
-# What a stranger may ask of the machine. With larger limits, a visitor could use more disk, memory
+# Limits of what a stranger may upload. With larger limits, a visitor could use more disk, memory
 # and time. The limits were chosen by judgement, and not measured.
 MOST_BYTES_OF_FILE = 256 * 2**20  # app.py passes the number to gradio, which refuses larger files
 MOST_BYTES = 512 * 2**20  # bytes of all files together
 MOST_FRAMES = 120
-MOST_PIXELS = 1920 * 1088  # pixels of a frame; codecs round 1080 rows up to 1088
+MOST_PIXELS = 1920 * 1088  # pixels of a frame. Codecs round 1080 rows up to 1088
 # An option of the page, e.g. "spike.exposure=[0, 20]" or "method.groups=8". Only these two sections
 # may be set, and a value has no "/", so that it names no file outside of this project. E.g.
 # "spike.calibration=/etc/passwd" does not match.
@@ -74,7 +74,7 @@ class Work:
 
     @property
     def results(self) -> Path:
-        """Return the folder of the results. It may not be there yet."""
+        """Return the folder of the results. The folder may not exist yet."""
         return self.folder / "results"
 
     def restored(self) -> list[Path]:
@@ -96,7 +96,7 @@ class Work:
         return as_uploaded(text, self.folder)
 
     def cancel(self) -> None:
-        """End the process, and wait until it has ended. It may have ended before.
+        """End the process, and wait until it has ended. The process may have ended before.
 
         Test: test_a_clip_that_is_cancelled_leaves_no_process
         """

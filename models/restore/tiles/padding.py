@@ -85,8 +85,8 @@ def _padded_length(frames: int, tiling: Tiling) -> int:
 def _padded_size(height: int, width: int, spec: InputSpec) -> tuple[int, int]:
     """Return the padded height and width of a tile.
 
-    Each side becomes a multiple of the side of a window and of the stride of the network. E.g. a
-    tile of 20 x 64 and windows of 8 x 8: 24 x 64 with stride 1, and 32 x 64 with stride 16.
+    Each side becomes a multiple of two numbers: the side of a window, and the network's stride.
+    E.g. a tile of 20 x 64 and windows of 8 x 8: 24 x 64 with stride 1, and 32 x 64 with stride 16.
     """
     _, window_height, window_width = spec.window_size
     least_height, least_width = spec.least_size

@@ -67,10 +67,11 @@ def restore_space(
 ) -> Tensor:
     """Restore one tile in time, tile by tile in space: (B, n, C', sH, sW) on the CPU.
 
-    net: takes the tensors `inputs` of a tile, and returns (B, n, C', s tile height, s tile width).
+    net: function that takes the tensors `inputs` of a tile, and returns (B, n, C', s * tile height,
+        s * tile width).
     inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
-    tick: function that is called after each batch of tiles with the share of the batch in all
-        tiles, e.g. 0.25 for 2 of 8 tiles. All shares together are 1. The default does nothing.
+    tick: function that is called after each batch of tiles. It gets the fraction of all tiles that
+        are in the batch, e.g. 0.25 for 2 of 8 tiles. The default does nothing.
     """
     height, width = inputs[0].shape[-2:]
     scale = tiling.spec.scale
@@ -82,7 +83,7 @@ def restore_space(
         tick(1)  # all work is done
         return whole
 
-    # All tiles: first the tiles at the top from left to right, and so on downwards.
+    # List all tiles, row by row from the top, and from left to right in a row.
     patches = []
     for row, top in enumerate(tops):
         for column, left in enumerate(lefts):

@@ -49,7 +49,7 @@ def find_time(
 
     The offset is the number of planes by which the middle of the exposures is later than the middle
     of --planes. Raises DataError if the scene moves too little to tell, or if the offset is at the
-    end of what is searched.
+    end of the search.
 
     calibration: the known calibration. Its matrix stays as it is.
     views: for each pair, the frame and the spikes around its exposure.
@@ -58,7 +58,7 @@ def find_time(
     where: the files, for errors.
     """
     # `mirror_views` below mirrors the views. So take the matrix of a copy of the calibration that
-    # does not mirror, otherwise the views would be mirrored twice.
+    # does not mirror. Otherwise the views would be mirrored twice.
     matrix = calibration.model_copy(update={"mirror": "none"}).to_rgb()
     result = fit(
         mirror_views(views, calibration.mirror),

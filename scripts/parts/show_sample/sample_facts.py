@@ -18,9 +18,11 @@ from scripts.parts.spike_tool.spike_geometry import in_words
 
 
 def facts(draw: Any) -> dict[str, str]:
-    """Return the table of the page, name of a row -> text: what was drawn, how spikes are read.
+    """Return the table of the page, {name of a row: text}.
 
-    E.g. {"frames": "000010, 000011", "crop": "rows 16 to 79, columns 0 to 63 of 128 x 128", ...}.
+    The rows say what was drawn, and how the spikes are read. E.g.
+
+        {"frames": "000010, 000011", "crop": "rows 16 to 79, columns 0 to 63 of 128 x 128", ...}
 
     draw: data.clip_reading.Draw, the clip, frames, crop and flips that were chosen.
     """

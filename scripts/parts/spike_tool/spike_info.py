@@ -43,7 +43,7 @@ CLEAR_ORDER = 0.01
 def print_info(path: Path, options: GeometryOptions, picture: Path | None) -> None:
     """Print which geometries a file may have, and, if one is clear, what its spikes show.
 
-    picture: file of the frame of the time in the middle of the spike file, or None.
+    picture: file of a frame that was taken in the middle of the spike file, or None.
     """
     shape = formats.array_shape(path)  # None for a packed file
     is_packed = shape is None
