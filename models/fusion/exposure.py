@@ -156,7 +156,8 @@ class ExposureFusion(ImageFusion):
         #
         #     estimate = frame + colour_changes * (ratio - 1)
         #
-        # E.g. a colour of 0.4 that changes by 0.3 if luma doubles: at the ratio 1.2 it is 0.46.
+        # E.g. a colour of 0.4 that changes by 0.3 if luma doubles: at the ratio 1.2 it is 0.46. At
+        # the ratio 1 it stays (test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates).
         frame = image.unsqueeze(1)  # (N, 1, 3, H, W)
         changes = self.colour_changes(image).unsqueeze(1)  # (N, 1, 3, H, W)
         ratios = spike[:, : self.estimates].unsqueeze(2)  # (N, estimates, 1, H, W)

@@ -197,6 +197,7 @@ class MotionNet(nn.Module):
                 change = add_shared_motion(net(inputs))  # (B, 7, h, w)
                 change_of_curve, change_of_log_error = change.split((COEFFICIENTS, 1), dim=1)
                 # The change of the curve is in pixels of the level, and the curve in spike pixels.
+                # (test_motion_net.py passes without the factor, but the trained weights need it.)
                 curve = curve + change_of_curve * level.size
                 log_error = log_error + change_of_log_error
             curves_of_levels.append(Curves(level.size, curve, log_error))
