@@ -1,15 +1,14 @@
 """app.py in a browser: upload, restore, cancel, wrong files, privacy, a stop.
 
-app.py serves a page on which a person restores a clip. The tests start app.py, and use the page by
-a real browser as a person does. The class `Page` has a method for each thing that a person does. A
-field, a button or a text of the page is named by its elem_id in `app.build_page`, e.g. "frames",
-"restore" and "state".
+app.py serves a page on which a person restores a clip. The tests start app.py, and use the page
+with a real browser as a person does. The class `Page` has a method for each action of a person. The
+tests name a field, a button or a text of the page by its elem_id in `app.build_page`, e.g.
+"frames", "restore" and "state".
 
 The clip has four frames. The tests of this file share one running app.py (`server`), and the last
 test stops it. Each test loads the page anew.
 
-What is tested: app.py has the page, scripts/parts/uploaded_clip.py what happens to a visitor's
-files.
+What is tested: app.py has the page, and scripts/parts/uploaded_clip.py handles a visitor's files.
 """
 
 import importlib.util
@@ -63,7 +62,7 @@ class Page:
     def wait(self, ask: Callable[[], Any]) -> Any:
         """Call `ask` until its answer is true or not empty. Returns the answer.
 
-        After LIMIT_S the test fails, and shows what the page says.
+        After LIMIT_S the test fails, and shows the text of the page.
         """
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
@@ -222,8 +221,7 @@ def files_of(folder: Path) -> list[Path]:
 # ---- Restoring ---------------------------------------------------------------------------------
 
 
-# This is one test for scores, frames and slider, because a restoration in the page takes many
-# seconds.
+# One test checks scores, frames and slider, because a restoration in the page takes many seconds.
 @needs_gradio
 def test_a_clip_of_a_visitor_is_restored_as_by_the_command_line(page, clip, tmp_path):
     page.upload("frames", files_of(clip.blurry))
@@ -278,7 +276,7 @@ def test_a_cancelled_restoration_ends_its_process_and_has_no_results(page, serve
 @needs_gradio
 def test_the_size_of_a_spike_plane_is_found_from_the_files(page, clip):
     page.upload("frames", files_of(clip.blurry))
-    page.upload("spikes", files_of(clip.spikes))  # without dataset.json, which would say the size
+    page.upload("spikes", files_of(clip.spikes))  # without dataset.json, which has the size
     page.press("restore")
 
     # Without sharp frames there are no scores.
@@ -300,8 +298,8 @@ def test_a_wrong_file_is_refused_in_the_words_of_the_program(page, tmp_path):
     messages = page.messages()
     assert "its content is a web page" in messages
     # A message has four parts: what is wrong, in which file, what is expected, and what to do. The
-    # file has the name that the visitor gave, and not its path on the server, which must stay
-    # private.
+    # message has the name that the visitor gave to the file. It must not have the path on the
+    # server, which must stay private.
     assert re.search(r"\n  in +blur/holiday\.png\n  expected .+\n  do ", messages), messages
 
 
@@ -333,7 +331,7 @@ def test_a_size_of_a_spike_plane_that_does_not_fit_the_files_is_refused(page, cl
 def test_after_a_refusal_the_same_visitor_can_restore(page, clip):
     page.upload("frames", files_of(clip.blurry))
     page.press("restore")
-    page.wait_for_state("refused")  # without spikes
+    page.wait_for_state("refused")  # because there are no spikes
 
     page.upload("spikes", [*files_of(clip.spikes), clip.info])
     page.press("restore")
@@ -375,7 +373,8 @@ def test_a_stop_ends_the_work_and_leaves_no_file(page, server):
     server.process.send_signal(signal.SIGTERM)
 
     assert server.process.wait(LIMIT_S) == 0
-    # A dead process has no state, or the state Z until its parent has asked for its exit code.
+    # A process that has ended has no state. Until its parent has asked for its exit code, it has
+    # the state Z.
     page.wait(lambda: process_state(worker) in (None, "Z"))
     assert not list(server.folder.glob("spikevrt_app_*"))
 

@@ -1,7 +1,7 @@
 """Wrong input ends every rank, of one or two, within seconds, with one error of four parts.
 
-The parts say what is wrong, where ("in"), what was expected, and what to do. The tests read wrong
-options in this process, because that is fast. A few wrong options, and all wrong data, go through a
+The parts say what is wrong, where ("in"), what was expected, and what to do. Most wrong options are
+read in this process, because this is fast. A few wrong options, and all wrong data, are given to a
 whole start of a training.
 
 What is tested: utils/options/ refuses options, data/clips/ refuses data, and
@@ -38,7 +38,7 @@ def assert_is_whole(text: str, words: list[str]) -> None:
 # ---- Wrong options ------------------------------------------------------------------------------
 
 
-# What the message expects in place of a misspelt key of the section train.
+# A part of the message about a misspelt key of the section train.
 KEYS_OF_TRAIN = 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'
 # Words of the message if `task` cannot be the name of a folder.
 NO_TASK = ["a folder name: at most 255 bytes"]
@@ -78,7 +78,7 @@ OPTIONS: dict[str, list[str]] = {
         "dataloader_timeout_s is 300, watchdog.stall_s 300"
     ],
     "train.total_iter=null": ["total_iter and train.epochs are both null"],
-    # What the loss needs, and the data lack.
+    # The loss needs sharp frames, which the data lack.
     "datasets.train.dataroot_gt=null": [
         "needs sharp frames, and datasets.train.dataroot_gt is null"
     ],
@@ -96,7 +96,7 @@ def test_a_wrong_option_is_refused_with_what_to_write_in_its_place(tmp_path, ove
     assert_is_whole(str(error.value), words)
 
 
-# The first option is found when the options are read, the second when the network is checked.
+# The first option is refused when the options are read, and the second when the network is checked.
 @pytest.mark.parametrize(
     ("override", "ranks"), [("train.total_iter=many", 2), ("netG.fusion=concat", 1)]
 )
@@ -157,7 +157,7 @@ def remove_a_sharp_frame(folder: Path) -> None:
 class Input(NamedTuple):
     """Files or data that a training refuses."""
 
-    # Spoils the files of `write_options` in this folder.
+    # A function that spoils the files of `write_options` in a folder.
     spoil: Callable[[Path], None]
     # Words of the message.
     words: list[str]
@@ -201,7 +201,7 @@ INPUTS = {
 }
 
 
-# One input is also given to a run of one process. It reports without a store of the ranks.
+# One input is also given to a run of one process, which reports without a store of the ranks.
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("unmatched frames", 1), *[(name, 2) for name in INPUTS]],
@@ -219,8 +219,8 @@ def test_bad_input_ends_every_rank_with_one_message(tmp_path, name, ranks):
 
 # ---- Control characters -------------------------------------------------------------------------
 
-# ESC ] 0 ; ... BEL gives a terminal another title. The last character, U+202E, lets a terminal show
-# the text behind it from right to left.
+# ESC ] 0 ; ... BEL gives a terminal another title. After the last character, U+202E, a terminal
+# shows text from right to left.
 CONTROL = "\x1b]0;owned\x07\u202e"
 
 
@@ -235,7 +235,7 @@ def test_control_characters_of_an_option_do_not_reach_the_terminal(tmp_path):
 
 def test_control_characters_of_a_log_do_not_reach_the_terminal(tmp_path):
     log = tmp_path / "run.log"
-    # Many lines follow, as in the log of a long run. The doctor must still be fast.
+    # Many lines follow, as in the log of a long run. The doctor must be fast with such a log, too.
     log.write_text(f"DataError: {CONTROL}\n" + "\n" * 2_000_000)
 
     doctor = run_command([sys.executable, "scripts/doctor.py", "--log", log], limit_s=10)
@@ -278,8 +278,8 @@ def test_a_run_with_a_secret_in_a_path_resumes_without_a_word_on_it(tmp_path):
     assert again.text.count(" -> ") == 1
     assert "canary" not in first.text + again.text
     assert_no_file_holds_it(tmp_path / "experiments/run")
-    # The options that the first start has saved can be read. (The names of the files begin with the
-    # time, so `min` finds the oldest file.) The secret is missing, so it must be given anew.
+    # The options that the first start has saved can be read. The names of their files begin with
+    # the time, so `min` finds the oldest file. The secret is missing, so it must be given again.
     saved = min((tmp_path / "experiments/run/options").glob("*.json"))
     opt = read_options(["--opt", str(saved)])
     assert opt.plain()["datasets"]["test"]["dataroot_spike"] == str(tmp_path / "api_key=***")

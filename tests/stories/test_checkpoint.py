@@ -1,7 +1,7 @@
 """Checkpoints: how they are written, read and refused; from which one a run resumes.
 
-Most checkpoints here are small files that the test writes. The tests of the training state use the
-network "watched", which notes the phase of each of its steps. Whole runs that resume are tested in
+Most checkpoints of this file are small files that the tests write. The tests of the training state
+use the network "watched", which notes the phases of its steps. Whole runs that resume are tested in
 tests/stories/test_main_train.py and tests/dist/test_resume.py.
 
 What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
@@ -90,8 +90,8 @@ def test_a_file_system_that_syncs_no_folders_takes_checkpoints(path, monkeypatch
 
 
 def test_a_file_system_that_tells_no_sizes_takes_checkpoints(path, monkeypatch):
-    # Such a file system says that it has 0 blocks of 4096 bytes, and that 0 are free. The fields
-    # are block size, fragment size, blocks, free blocks, and others, which are not read here.
+    # Such a file system says that it has 0 blocks of 4096 bytes, and that 0 are free. The first
+    # fields are block size, fragment size, blocks and free blocks. The other fields are not read.
     without_sizes = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: without_sizes)
 
@@ -123,7 +123,7 @@ def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
 
     found = run_ranks(1, script).json
 
-    # Here are only 8 trials, because they take seconds. `make faults` runs 200 trials
+    # There are only 8 trials here, because trials take seconds. `make faults` runs 200 trials
     # (tests/faults/trials.py).
     assert found["trials"] == 8
     assert found["unreadable"] == 0
@@ -172,7 +172,7 @@ def saved_again(tmp_path):
     path = tmp_path / "folder" / "checkpoint_latest.pth"
     for step, keep in ((1, 1), (2, 1), (3, 0)):
         checkpoint.save(state(step), path, keep=keep)
-        # What a killed save leaves. The next save must remove it.
+        # A killed save leaves such a file. The next save must remove the file.
         (path.parent / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
     checkpoint.save(state(3), path, keep=0)
     return path
@@ -406,8 +406,8 @@ def test_the_code_would_run_if_the_file_were_loaded_without_care(hostile):
 def write_checkpoint(folder, name, step):
     """Write checkpoints/checkpoint_<name>.pth of the run in `folder`. Returns its path.
 
-    step: the step of the checkpoint; "damaged" writes a file that cannot be read; None writes no
-    file.
+    step: the step of the checkpoint. "damaged": write a file that cannot be read. None: write no
+        file.
     """
     path = folder / "checkpoints" / f"checkpoint_{name}.pth"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -420,7 +420,7 @@ def write_checkpoint(folder, name, step):
 
 
 class Runs:
-    """The checkpoints of two runs: "own" is the run that is started, "other" is another run.
+    """The checkpoints of two runs: "own" is the run that is started, and "other" is another run.
 
     own: step of the latest checkpoint of this run. best: step of the best checkpoint of this run.
     other: step of the latest checkpoint of another run. Each may be None (no such file) or
@@ -434,7 +434,7 @@ class Runs:
             "best": write_checkpoint(self.folder, "best", best),
             "other": write_checkpoint(root / "other", "latest", other),
         }
-        # What the option path.resume may name: a word of the cases below -> a file or folder.
+        # The values of the option path.resume: a word of the cases below -> a file or folder.
         self.places = {
             **self.files,
             "folder of own": self.folder,
@@ -456,8 +456,8 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path, resume):
 
 # Each case has path.resume, the steps of the checkpoints that exist, and the checkpoint from which
 # the run resumes. E.g. in the third case, the user names a checkpoint of another run, at step 2.
-# This run itself has a checkpoint at step 4, because it went on from there. So the run resumes
-# from its own checkpoint. In the ids, "its" means: of this run.
+# This run itself has a checkpoint at step 4, because an earlier start continued from step 2. So the
+# run resumes from its own checkpoint. In the ids, "its" means "of this run".
 RESUMED = [
     pytest.param("auto", {"own": 4, "best": 2}, "own", id="auto: the latest"),
     pytest.param("other", {"other": 4}, "other", id="another run's: this run has none"),
@@ -490,7 +490,7 @@ def test_which_checkpoint_wins(tmp_path, resume, steps, chosen):
 
 
 # A run refuses to continue on other data than before, unless the user has named the checkpoint from
-# which it resumes (`is_named`). Whoever names a checkpoint is taken to want the other data.
+# which it resumes (`is_named`). A user who names a checkpoint is assumed to want the other data.
 @pytest.mark.parametrize(("resume", "steps", "chosen"), RESUMED)
 def test_other_data_than_before_are_allowed_if_the_user_named_the_checkpoint(
     tmp_path, resume, steps, chosen
@@ -532,8 +532,8 @@ def test_a_resume_that_would_lose_something_is_refused(tmp_path, resume, steps, 
 
 # ---- The position of a resumed run ----
 
-# The order of the training samples. A run resumes only if the order is the same as before. An epoch
-# has 10 steps here. "0123" takes the place of a digest of the names of the samples.
+# The order of the training samples. A run resumes only if this order has not changed. An epoch has
+# 10 steps here. "0123" stands for a digest of the names of the samples.
 ORDER = DataOrder(samples=10, sample_list="0123", seed=1, steps=10)
 # The options on which the position depends. With these values, a step takes one sample.
 ONE_SAMPLE = {
@@ -571,7 +571,7 @@ def test_a_save_after_a_resume_from_a_former_version_keeps_a_file_that_can_be_re
     for step in (2, 4):
         experiment.save("latest", empty_model, Progress(step=step, batch=step))
     latest = tmp_path / "checkpoints" / "checkpoint_latest.pth"
-    # The disk does not give step 4 while the run starts, so it resumes at step 2.
+    # While the run starts, the file of step 4 cannot be read. So the run resumes at step 2.
     latest.rename(tmp_path / "away")
     found = not_none(find_checkpoint("auto", tmp_path))
     progress = restore_progress(found, tmp_path, options, train, ORDER)
@@ -653,7 +653,7 @@ def test_an_error_by_the_content_of_a_checkpoint_names_its_file(tmp_path):
     found = Resumed(tmp_path / "checkpoint_latest.pth", {})
 
     with pytest.raises(CheckpointError, match="checkpoint_latest"), restoring(found):
-        raise KeyError("exp_avg")  # as the optimizer does for a moment that is missing
+        raise KeyError("exp_avg")  # as the optimizer raises it for a missing moment
 
 
 def test_an_error_of_weights_that_do_not_fit_names_the_file_of_the_checkpoint(tmp_path):
@@ -715,8 +715,8 @@ def test_when_a_run_is_finished(progress, test_every, left):
         pytest.param(100, 5, Progress(), 50, id="epochs end first"),
         pytest.param(30, 5, Progress(), 30, id="steps end first"),
         pytest.param(None, 5, Progress(), 50, id="epochs"),
-        # The run has done 9 steps. It still has 10 - 3 = 7 steps of epoch 2, and 20 steps of epochs
-        # 3 and 4. These are 36 steps.
+        # The run has done 9 steps. Epoch 2 still has 10 - 3 = 7 steps, and epochs 3 and 4 have 20
+        # steps. The sum is 36 steps.
         pytest.param(
             None, 5, Progress(step=9, epoch=2, batch=3), 36, id="former epochs had fewer steps"
         ),
@@ -736,7 +736,7 @@ def test_the_planned_end_is_the_first_of_steps_and_epochs(total_iter, epochs, pr
 class Watched(nn.Module):
     """A network that notes the phase of the run at each forward pass and each backward pass.
 
-    The phase says what the run is doing, e.g. "forward". The watchdog reads it.
+    The phase says what the run is doing, e.g. "forward". The watchdog reads the phase.
     """
 
     def __init__(self, size: int = 3) -> None:
@@ -754,7 +754,7 @@ class Watched(nn.Module):
         return out
 
     def note_phase(self, _gradient: Tensor | None = None) -> None:
-        """Note the phase of the run. As a hook, torch calls this with a gradient, in backward."""
+        """Note the phase of the run. In backward, torch calls this as a hook, with a gradient."""
         self.phases.append(RUN.place.phase)
 
 
@@ -789,7 +789,7 @@ def test_a_checkpoint_of_a_version_without_a_key_is_restored(tmp_path, key):
     state = state_of(model(tmp_path))
     del state[key]
 
-    restored = model(tmp_path, state=state)
+    restored = model(tmp_path, state=state)  # raises no error
 
     assert restored.nonfinite.in_a_row == 0
 
@@ -833,6 +833,7 @@ def test_the_log_names_only_the_keys_that_froze_something(tmp_path, caplog):
 
 
 def test_only_rank_0_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
+    # Make this process rank 1 of two. The other objects are what an `Experiment` needs.
     opt = model(tmp_path).opt
     rank_1 = LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2)
     monkeypatch.setattr(RUN, "launch", rank_1)
@@ -880,8 +881,8 @@ def test_the_watchdog_knows_the_phases_of_a_step(watched_steps):
 
 @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
 def test_moments_follow_their_parameters_when_the_groups_change(tmp_path, moment):
-    # train.fix_keys divides the parameters into two groups of the optimizer, and Adam numbers them
-    # group by group. So with other keys, a parameter gets another number.
+    # train.fix_keys divides the parameters into two groups of the optimizer. Adam numbers the
+    # parameters group by group. So with other keys, a parameter gets another number.
     before = model(tmp_path / "a", 'train.fix_keys=["conv"]')
     before.optimize_parameters(step=1, micro_batches=[batch()])
 

@@ -1,9 +1,9 @@
 """The commands in the documents of KAIR, BasicSR and S-VRT run here, or the error names ours.
 
-KAIR, BasicSR and S-VRT are other projects, whose users may try their usual commands here. A command
-of a training starts the training, if its flags mean the same here. A flag that means something else
-here is refused, and the error says what to do instead (the cure). The test command of KAIR is
-refused, too. The error has the command of this project that does the same.
+KAIR, BasicSR and S-VRT are other projects, whose users may try their usual commands here. A
+training command works here, if its flags mean the same in this project. A flag that means something
+else here is refused, and the error says what to do instead (the cure). The test command of KAIR is
+refused, too. The error gives the command of this project that does the same.
 
 What is tested: utils/options/foreign_flags.py.
 """
@@ -32,9 +32,9 @@ OURS = (
 )
 # Options of a training of one step without a validation.
 SHORT = ("datasets.test={}", "train.total_iter=1")
-# A program that trains the network "odd", a single convolution. With its first arguments (CASE RANK
-# STEP), a test chooses what goes wrong. With the case "none" nothing goes wrong, and RANK and STEP
-# have no meaning. All arguments after "train" are those of main_train_vrt.py.
+# A program that trains the network "odd", a single convolution. The first arguments, CASE RANK
+# STEP, say what goes wrong. In the case "none" nothing goes wrong, and RANK and STEP have no
+# meaning. All arguments after "train" are those of main_train_vrt.py.
 WORKER = ("tests/dist/odd_worker.py", "none", "0", "0", "train")
 # Exit codes.
 WRONG_OPTIONS = 2
@@ -47,14 +47,15 @@ def refusal_of(script: str, *arguments: str) -> str:
     assert result.exit_codes == [WRONG_OPTIONS], result.text
     assert result.text.count("Error: ") == 1
     assert "Traceback" not in result.text
-    # An error has four parts. The first part says what is wrong. The other three parts are below.
+    # An error has four parts. The first part says what is wrong. The other three parts begin with
+    # these words.
     for part in ("  in ", "  expected ", "  do "):
         assert part in result.text
     return result.text
 
 
 def advised_command(message: str) -> list[str]:
-    """Return the words of the command that an error advises, the text behind its last "do"."""
+    """Return the words of the command that an error advises: the text after its last "do"."""
     _, _, advice = message.rpartition("  do ")
     return shlex.split(advice)
 

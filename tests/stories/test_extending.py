@@ -1,8 +1,8 @@
 """What docs/extending.md promises: a new part is one new file, which all programs find and use.
 
 A part is a class that an option file can name, e.g. a network, a data set, a loss or a log writer.
-The new files are the code blocks of this document, and four more files below: DATASET, CHANNELS,
-DEPTH and FIRST. Some programs refuse the last three.
+The new files are the code blocks of this document, and four files of this test: DATASET, CHANNELS,
+DEPTH and FIRST. Some programs refuse CHANNELS, DEPTH and FIRST.
 
 A fixture runs tests/helpers/with_new_parts.py once for all tests, in a process of its own. This
 program checks small clips, trains on them, tests and caches them, in these runs:
@@ -13,7 +13,7 @@ program checks small clips, trains on them, tests and caches them, in these runs
     squares   as "noise", with the test set "Squares" of the document
     page      the option file of the document
 
-Then each test looks at the files that these runs have written. "The page" is docs/extending.md.
+Then each test reads files that these runs have written. "The page" is docs/extending.md.
 """
 
 import json
@@ -33,7 +33,7 @@ from tests.helpers.train_files import network_section
 
 # ---- New files ----
 
-# A data set whose folders have other option keys: recordings, truth and streams.
+# A data set that names its folders by other option keys: recordings, truth and streams.
 DATASET = """
 from pydantic import Field
 from data.clip_dataset import TestClips, TrainClips
@@ -73,7 +73,8 @@ class LabTest(Lab, TestClips):
         super().__init__(section, seed)
 """
 
-# Test sets without files: one with spikes, and one whose clips are not derived from `Reader`.
+# Two test sets without files. One has spikes. The clips of the other one are not derived from
+# `Reader`.
 CHANNELS = """
 import torch
 from torch.utils.data import Dataset
@@ -175,7 +176,7 @@ def new_files() -> dict[str, str]:
 
 # ---- The runs with them ----
 
-# The steps of with_new_parts.py, by their names in its report. The first word is the program:
+# The names of the steps of with_new_parts.py in its report. The first word is the program:
 #
 #     check, examine   scripts/doctor.py, with and without --data
 #     train            main_train_vrt.py
@@ -183,8 +184,9 @@ def new_files() -> dict[str, str]:
 #     show             scripts/show_sample.py
 #     cache            scripts/build_clip_cache.py
 #
-# The other words say what the program uses. "noise", "squares" and "channels" are data sets without
-# files. "vrt" is the network. "the page" is the option file of docs/extending.md. "again" means
+# The other words of a name say what the program uses. "noise", "squares" and "channels" are data
+# sets without files. "vrt" is the network. "the page" is the option file of docs/extending.md.
+# "again" means
 # the options that a run has saved.
 STEPS = (
     "check",
@@ -215,8 +217,8 @@ REFUSED = {
     "motion of channels": "Channels has no spike files, so no motion can be shown",
 }
 
-# An option that is misspelt -> the right key, which the error must name. One option also holds a
-# secret ("canary-3"), which no message may show.
+# A misspelt option -> the right key. The error must name the right key. One option also holds a
+# secret ("canary-3"). No message may show the secret.
 MISSPELT = {
     "datasets.train.recording=x": "recordings",
     "datasets.train.camera.evry=2": "every",
@@ -360,7 +362,7 @@ def used_parts(tmp_path_factory) -> UsedParts:
         path.write_text(text)
 
     # Frames are twice as large as spike planes: 40 x 40 pixels. The network of the page has the
-    # stride 16, and 40 is no multiple of 16. So this size tests that frames are padded.
+    # stride 16. 40 is no multiple of 16, so this size tests that frames are padded.
     size: dict[str, Any] = {"h": 20, "w": 20}
     write_clip(folder, "clip0", frames=2, seed=0, **size)
     write_clip(folder, "clip1", frames=2, seed=1, **size)
@@ -384,7 +386,7 @@ def used_parts(tmp_path_factory) -> UsedParts:
 def run_on_files(request) -> str:
     """Give the name of a run on the data set from files: "tiny", then "vrt".
 
-    So a test with this argument runs twice.
+    A test with this argument runs twice.
     """
     return request.param
 

@@ -1,8 +1,8 @@
 """No program changes or removes a file that it did not make, wherever it is told to write.
 
-Each program first writes into an empty folder, which shows the names of its files. Then it writes
-into folders full of foreign files, folders and links (tests/helpers/foreign.py). Many of these have
-the names of the program's files. All foreign files must stay as they are. If you add a program that
+Each program first writes into an empty folder, to show the names of its files. Then it writes into
+folders full of foreign files, folders and links (tests/helpers/foreign.py). Many foreign files have
+the names of the program's files. All foreign files must stay unchanged. If you add a program that
 writes files, add it to `programs`.
 """
 
@@ -34,7 +34,7 @@ from tests.helpers.train_files import folder_of_run, train, write_options
 from tests.helpers.weights_files import save_weights
 from utils.errors import SpikeVRTError
 
-# A placeholder in the arguments of a program: the path at which it is told to write.
+# A placeholder in the arguments of a program. It stands for the path of the output.
 OUT = "<out>"
 # Exit code of a training that the user must start with other options.
 CHANGE_START = 2
@@ -90,7 +90,7 @@ def programs(home):
     prepare_clips = ("--source", clips, "--average", 1, "--interpolate", 8, "--ratio", 2)
     foreign_options = ROOT / "tests/data/options/svrt_006.json"
     # The clip "clip..1" has two dots in its name. Such a name is allowed. A program must not take
-    # the dots for "..", which means the folder above.
+    # these dots for the parent folder.
     return {
         "restore": Program(main_test_vrt.main, restore),
         "restore, overwrite": Program(main_test_vrt.main, (*restore, "--overwrite")),
@@ -124,7 +124,7 @@ def files_that_it_writes(program, folder):
 
 
 def assert_unchanged(before, *folders):
-    """Check that everything in a snapshot is as it was. There may be new files.
+    """Check that everything in a snapshot is unchanged. There may be new files.
 
     before: a snapshot of the folders, {path: what it is}.
     """
@@ -134,7 +134,7 @@ def assert_unchanged(before, *folders):
     assert {path: after.get(path) for path in before} == before
 
 
-# Only the names of the programs matter here, so any folder will do.
+# Only the names of the programs are used here, so any folder can be given.
 NAMES = list(programs(ROOT))
 
 
@@ -145,7 +145,7 @@ def test_no_program_changes_foreign_files_where_it_writes(home, tmp_path, name):
         names = [program.file]
     else:
         names = files_that_it_writes(program, tmp_path / "clean")
-        assert len(names) > 2  # else the program did not run to its end
+        assert len(names) > 2  # with fewer, the program did not run to its end
 
     # Try three folders, each with other foreign files in it.
     for seed in range(3):

@@ -1,10 +1,10 @@
 """main_test_vrt.py --method joint: sharp frames solved from the blurry frames and the spikes.
 
-The joint solution improves first estimates of the frames. The first estimates come from the formula
-"exposure", or from a network if --weights is given. The clip is a moving scene of three frames
+The joint solution improves first estimates of the frames. The formula "exposure" makes the first
+estimates. With --weights, a network makes them. The clip is a moving scene of three frames
 (tests/helpers/moving_scene.py). Each method restores the clip once, for all tests.
 
-What is tested: data/motion/joint/ has the solution, data/motion/joint_method.py the method.
+What is tested: data/motion/joint/ has the solution, and data/motion/joint_method.py has the method.
 """
 
 from pathlib import Path
@@ -54,7 +54,7 @@ class RestoredClip(NamedTuple):
     """The clip, restored by one method."""
 
     psnr: float  # mean of the frames, in dB
-    psnr_y: float  # the same, of the luma only
+    psnr_y: float  # mean of the frames, of the luma only, in dB
     protocol: dict[str, str]  # what the report says about the method
     frames: Path  # folder of the restored frames
 
@@ -130,8 +130,8 @@ def test_the_report_names_the_weights_that_it_begins_with(restored_clips):
 
 
 def test_options_are_given_as_method_keys(clip, restored_clips, tmp_path):
-    # With one step of the solver, and without the guard, the joint solution is weaker than usual.
-    # So a lower PSNR shows that the options were used.
+    # With one step of the solver, and without the guard, the joint solution is worse than usual. So
+    # a lower PSNR shows that the options were used.
     weak = ["method.steps=1", "method.guard=0"]
 
     restore("--method", "joint", *files_of(clip, tmp_path / "out"), *weak)

@@ -2,10 +2,10 @@
 
 The tests write the option files from tests/data/kair_options.json, and small data sets in KAIR's
 layouts beside them (tests/helpers/kair_files.py). The second half of this file is about two kinds
-of data that only these option files use: septuplets (clips of seven frames, from the data set
-Vimeo-90K), and clips to which noise is added.
+of data that only these option files use. Septuplets are clips of seven frames, from the data set
+Vimeo-90K. The other kind is clips to which noise is added.
 
-What is tested: utils/options/ reads the files, data/dataset_video.py has KAIR's datasets,
+What is tested: utils/options/ reads the files, data/dataset_video.py has KAIR's datasets, and
 models/select_network.py refuses a network that does not fit the datasets.
 """
 
@@ -42,7 +42,7 @@ from tests.helpers.weights_files import save_weights
 from utils.errors import DataError, OptionError
 from utils.options.kair_keys import KAIR_ONLY
 
-# Where messages send a user for published weights.
+# The address of published weights in messages.
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 # The path in KAIR's files for the weights of the network of optical flow. This project does not
 # have these weights.
@@ -88,8 +88,8 @@ def test_the_files_of_kair_load_unchanged(tmp_path, name):
 def write_short_run(folder: Path, number: str, **changes: Any) -> Path:
     """Write the option file with this number for a short run, and its data. Return its path.
 
-    The data and the network are small. The task is "run", and so is the folder of the results. No
-    weights are loaded. changes: dotted keys of the options -> their new values.
+    The data and the network are small. The task and the folder of the results have the name "run".
+    No weights are loaded. changes: dotted keys of the options -> their new values.
     """
     options = shrink_options(options_of(number))
     options["task"] = "run"
@@ -189,7 +189,8 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
 
 
 # The number of an option file, and the number of frames that its test restores. There are two test
-# clips of three frames each. For file 009 they have seven frames, of which it makes the fourth.
+# clips of three frames each. For file 009 the clips have seven frames, and the network makes the
+# fourth.
 @pytest.mark.parametrize(
     ("number", "frames"),
     [
@@ -295,8 +296,8 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     assert run.exit_codes == [0], run.text
     assert steps_of(history(options)["val/psnr"]) == [1]
     assert_stand_in_of_the_flow_is_told(options, run)
-    # The network has 7 stages. In each stage, the convolution that computes the offsets has a
-    # weight and a bias, which do not fit. These are 7 x 2 = 14 tensors.
+    # The network has 7 stages. In each stage, one convolution computes the offsets. Its weight and
+    # its bias do not fit. These are 7 x 2 = 14 tensors.
     assert "mismatched (14): stage" in run.text
     assert "tensors matched" in run.text
 
@@ -507,6 +508,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     assert rest.splitlines()[0].strip() == expected
 
 
+# number: the option file. 006 is for deblurring, 008 for denoising, 009 for frame interpolation.
 @pytest.mark.parametrize(
     ("number", "overrides", "message"),
     [
@@ -531,7 +533,7 @@ def test_a_network_and_datasets_for_different_tasks_are_refused(
 
 # ---- Septuplets ----
 
-# The three septuplets of the data. The meta file lists the first and the last one.
+# The three septuplets of the data. The meta file lists the first and the last septuplet.
 FIRST = "00001/0001"
 NOT_LISTED = "00001/0002"
 LAST = "00096/0936"
@@ -580,7 +582,7 @@ def section_of(root, name=SUPER_RESOLUTION, end="", lq="lq", **changes):
     """Return a section `datasets.train` or `datasets.test` on the septuplets of `root`.
 
     name: class of the dataset. end: "" for folders, ".lmdb" for LMDBs.
-    lq: folder of the input. For interpolation it is "gt", because the input are sharp frames.
+    lq: folder of the input. For interpolation it is "gt", because the input is sharp frames.
     changes: additional keys.
     """
     section = {
@@ -619,7 +621,7 @@ def numbers(frames: torch.Tensor) -> list[int]:
 def end(request):
     """Give the ending of the names of the data: "" for folders, ".lmdb" for LMDBs.
 
-    So each test that takes `end` runs twice.
+    Each test that takes `end` runs twice.
     """
     return request.param
 
@@ -743,7 +745,7 @@ def root_with_a_small_frame(root):
 
 
 # Opening a data set reads only the size of the first clip, because reading the headers of the
-# 64,612 septuplets of Vimeo-90K would take minutes. So another size is found when the frame is
+# 64,612 septuplets of Vimeo-90K would take minutes. So a frame of another size is found when it is
 # read.
 def test_a_frame_of_another_size_is_refused_when_it_is_read(root_with_a_small_frame):
     dataset = build(root_with_a_small_frame)
@@ -939,7 +941,7 @@ def test_crops_larger_than_a_clip_are_refused_with_its_first_file(clean_clips):
 def noisy_test_set(clean, seed, **changes):
     """Return a dataset of testing that adds noise of 30 grey levels.
 
-    It has no filename_ext, as in KAIR's files, although the frames are .jpg files.
+    As in KAIR's files, the section has no filename_ext, although the frames are .jpg files.
     """
     section = {"dataset_type": "VideoRecurrentTestDataset", "sigma": 30}
     section["dataroot_gt"] = clean

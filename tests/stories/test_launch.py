@@ -2,8 +2,8 @@
 
 Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process by environment variables
 which of all processes it is, e.g. by RANK and WORLD_SIZE. The dictionaries below hold these
-variables as the launchers document them. Most tests give such a dictionary to the product, and
-compare the rank that it reads with the expected rank. Other tests start real launchers, or
+variables as the launchers document them. Most tests give such a dictionary to the product. They
+compare the rank that the product reads with the expected rank. Other tests start real launchers, or
 launch_train.sh with a `python` that only prints its arguments.
 
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. The local rank
@@ -81,7 +81,7 @@ NODE = {
     "MASTER_PORT": "29500",
     "NPROC_PER_NODE": "8",
 }
-# The same process as Kubeflow describes it. Its WORLD_SIZE counts ranks: 2 nodes of 8 ranks.
+# The same process, in the variables of Kubeflow. Here WORLD_SIZE counts ranks: 2 nodes of 8 ranks.
 KUBEFLOW = {
     "RANK": "1",
     "WORLD_SIZE": "16",
@@ -261,8 +261,8 @@ def test_a_process_that_sees_one_gpu_takes_it(local_rank, gpu_count, index, monk
 
 # ---- A process for each node, which must start the ranks of its node ----
 
-# The variables by which torchrun knows how many ranks a node has, how many nodes there are, and
-# which of them this node is.
+# The variables by which torchrun knows the number of ranks of a node, the number of nodes, and the
+# number of this node.
 NODE_NAMES = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
 
 
@@ -342,9 +342,9 @@ def test_a_process_with_one_gpu_is_a_rank():
 
 # ---- Other launchers, which have variables of their own ----
 
-# Each dictionary below has what a launcher tells process 1. This process is one of two ranks on one
-# host, or one of four ranks (JSRUN), or one of two nodes (the platforms from SAGEMAKER on).
-# ADDRESS says where rank 0 is. Only some users and launchers give it.
+# Each dictionary below has the variables that a launcher gives to process 1. This process is one of
+# two ranks on one host, or one of four ranks (JSRUN), or one of two nodes (the platforms from
+# SAGEMAKER on). ADDRESS is the address of rank 0. Only some users and launchers give it.
 ADDRESS = {"MASTER_ADDR": "h0", "MASTER_PORT": "23456"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -423,7 +423,7 @@ class Place(NamedTuple):
     address: str  # host of rank 0
 
 
-# Two ranks on one host, which need no address of another host.
+# Two ranks on one host. They need no address of another host.
 ON_ONE_HOST = Place(local_rank=1, world_size=2, address="127.0.0.1")
 # Two ranks on one host, if the launcher gives the address h0.
 ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
@@ -487,8 +487,9 @@ def test_a_rank_of_another_launcher_joins_the_others(env, place):
     ],
 )
 def test_a_process_of_a_platform_stands_for_its_node(env, address):
-    # `with_standard_names` adds torchrun's names for the platform's variables. From these
-    # `node_variables` makes the PET_* variables with which torchrun starts the ranks of this node.
+    # `with_standard_names` adds torchrun's variables for the platform's variables. From torchrun's
+    # variables, `node_variables` makes the PET_* variables with which torchrun starts the ranks of
+    # this node.
     found = node_variables(with_standard_names(env, gpu_count=8), gpu_count=8)
 
     assert found["PET_NPROC_PER_NODE"] == "8"
@@ -663,9 +664,9 @@ def test_ranks_that_do_not_know_where_rank_0_is_are_refused_once(two_steps):
 # ---- torchrun, as scripts/torchrun_quiet.py starts it ----
 
 # A program that removes two options from torchrun, because older versions of torchrun do not have
-# these options. Then the program runs scripts/torchrun_quiet.py, in which `print_instead` takes the
-# place of torchrun's `run`. So no rank is started, and the settings with which torchrun would start
-# the ranks are printed.
+# these options. Then the program runs scripts/torchrun_quiet.py, with `print_instead` in place of
+# torchrun's `run`. So no rank is started. Instead, the settings with which torchrun would start the
+# ranks are printed.
 #
 # argparse has no public way to remove an option, so the program changes private lists of argparse.
 # A new version of Python may need other changes.
@@ -867,6 +868,7 @@ def start_launcher(env, *options):
 def test_the_launcher_refuses_and_suggests_a_command_without_the_secrets(given, shown):
     result = start_launcher(PLATFORM, *given)
 
+    # `exit_codes` is a list of one, because there is one process.
     assert result.exit_codes == [EXIT_REFUSED]
     assert f"do        python -u main_train_vrt.py --opt {SAMPLE_OPTIONS}{shown}" in result.text
     assert "canary" not in result.text
@@ -881,7 +883,8 @@ def test_the_launcher_suggests_one_command_to_a_platform_that_starts_each_rank()
 
 
 def test_without_local_rank_the_launcher_suggests_a_command_for_ranks_and_one_for_nodes():
-    # Without LOCAL_RANK the platform may start each rank, or one process for each node.
+    # An empty value removes the variable. Without LOCAL_RANK, the platform may start each rank, or
+    # one process for each node.
     result = start_launcher({**PLATFORM, "LOCAL_RANK": ""})
 
     assert result.exit_codes == [EXIT_REFUSED]
@@ -900,7 +903,7 @@ def test_the_launcher_needs_a_number_of_processes(count):
 # ---- The launchers start a `python` that prints its variables and arguments ----
 
 
-# Exit code of this `python`. No launcher itself ends with code 3, so this code comes from `python`.
+# Exit code of the false `python`. No launcher itself ends with code 3.
 FAKE_EXIT_CODE = 3
 
 
@@ -991,7 +994,8 @@ def test_the_launcher_keeps_what_the_user_has_set(results_of_launch, count):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_infiniband_is_switched_off_on_a_machine_without_it(results_of_launch, count):
-    # The fake `python` prints the environment that the launcher gives to it, a variable a line.
+    # The false `python` prints the environment that the launcher gives to it, one variable in a
+    # line.
     lines = results_of_launch[count].text.splitlines()
 
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
@@ -1005,8 +1009,8 @@ def test_infiniband_is_switched_off_on_a_machine_without_it(results_of_launch, c
 def test_the_threads_of_one_rank_wait_actively_for_a_moment(results_of_launch, count, expected):
     lines = results_of_launch[count].text.splitlines()
 
-    # Turns of the loop in which a thread waits actively, before it sleeps. scripts/launch.sh sets
-    # this number. On busy cores it would make a step slower.
+    # GOMP_SPINCOUNT is the number of turns of a loop in which a thread waits actively, before it
+    # sleeps. scripts/launch.sh sets this number. On busy cores the loop would make a step slower.
     waits_actively = "GOMP_SPINCOUNT=3000" in lines
     assert waits_actively == expected
 
@@ -1033,7 +1037,7 @@ def test_one_rank_has_all_cores(results_of_launch, count, expected):
 def test_the_launcher_hands_its_arguments_to_the_program(results_of_launch, count, started):
     lines = results_of_launch[count].text.splitlines()
 
-    # The fake `python` prints its arguments in a line that begins with "arguments".
+    # The false `python` prints its arguments in a line that begins with "arguments".
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE_OPTIONS} scale=1 task=a b" in lines
 
 
@@ -1053,8 +1057,8 @@ def test_the_launcher_hands_its_arguments_to_the_program(results_of_launch, coun
     ],
 )
 def test_the_launcher_of_tests_takes_both_forms(fake_python, given, passed_on):
-    # launch_test.sh takes an option file, before which it puts --opt, or flags, which it passes on
-    # as they are.
+    # launch_test.sh takes an option file or flags. It puts --opt before an option file, and passes
+    # flags on unchanged.
     result = run_command(
         [ROOT / "launch_test.sh", "1", *given.split()], limit_s=20, env=fake_python
     )
@@ -1074,7 +1078,7 @@ def busy_cores():
         process.wait()
 
 
-# This test is slow, because it keeps all cores busy for 5 seconds, which delays other tests.
+# This test is slow, because it keeps all cores busy for 5 seconds. This delays other tests.
 @pytest.mark.slow
 def test_threads_do_not_wait_actively_if_others_keep_the_cores_busy(fake_python, busy_cores):
     text = launch(fake_python).text
@@ -1154,8 +1158,7 @@ def test_a_launcher_in_another_folder_uses_the_files_of_the_callers_folder(tmp_p
 
 # ---- A process group that another program made ----
 
-# A program that makes a process group itself, and then trains. At the end the group must still
-# exist.
+# This program makes a process group itself, and then trains. At the end the group must still exist.
 JOINS_A_GROUP = """
 import sys
 

@@ -5,8 +5,8 @@ files (--input, --spike). The test clips test0, test1 and test2 have 2, 3 and 4 
 pixels (tests/helpers/train_files.py). The weights are random, so restored frames differ from their
 input but are not sharp.
 
-The parts of the program are in models/restore/: the command line (request.py), tiles (tiles/), the
-weights (network_method.py), a user's spikes (own_spikes.py).
+The parts of the program are in models/restore/: request.py reads the command line, tiles/ makes
+tiles, network_method.py has the weights, and own_spikes.py reads a user's spikes.
 """
 
 import dataclasses
@@ -141,8 +141,8 @@ def test_the_numbers_equal_the_numbers_of_a_restoration_by_hand(
 
     found = read_metrics(tested_folder)["clips"]["test2"]
 
-    # A few pixel values are rounded in another way (see the next test), so the PSNR differs a
-    # little. The limit of 0.01 dB is chosen by hand.
+    # A few pixel values are rounded in another way, as the next test explains. So the PSNR differs
+    # a little. The limit of 0.01 dB is chosen by hand.
     assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
 
@@ -193,7 +193,8 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(
 def incomplete_folder(home, tmp_path_factory):
     """Give the results of a test of only two frames of one of the three clips."""
     folder = tmp_path_factory.mktemp("incomplete")
-    # A line has the clip, its number of frames, a shape that is not read, and its first frame.
+    # A line has the clip, its number of frames, a shape, and its first frame. The shape is not
+    # read.
     (folder / "meta.txt").write_text("test1 3 0 000000\n")
     options = [f"datasets.test.meta_info_file={folder / 'meta.txt'}", "datasets.test.num_frame=2"]
     metrics_of_restoring(folder / "out", *option_file_arguments(home), *options)
@@ -328,8 +329,8 @@ def interrupted_test(home, tested_folder):
 
 def test_a_second_run_writes_no_finished_file_again(interrupted_test):
     # `times_before` has six frames: 2 + 3 + 4 frames of the clips, without the frame 000001.png of
-    # each clip. It also has the files of test0 and test2 in the folder clips. If it had few files,
-    # the loop below would check nothing.
+    # each clip. It also has the files of test0 and test2 in the folder clips. With no files, the
+    # loop below would check nothing.
     assert len(interrupted_test.times_before) > 5
     for path, time in interrupted_test.times_before.items():
         assert path.stat().st_mtime_ns == time, path
@@ -413,7 +414,8 @@ def path_options(folder, resume):
 def test_these_weights_are_tested(some_weights, resume, found):
     path = path_options(some_weights, resume)
 
-    # The second argument is the folder of the run. The third is --weights, which is not given here.
+    # The second argument is the folder of the run. The third argument is --weights, which is not
+    # given here.
     assert find_weights(path, some_weights / "run", None) == str(some_weights / found)
 
 
@@ -512,7 +514,9 @@ def restore_on_ranks(home, out, ranks):
     --overlap 1,8: neighbouring tiles share one frame. They would also share 8 pixels, but a tile
     is as large as the frame, so it has no neighbour in space.
 
-    Returns {name of a frame: content of its file}. ranks: number of processes.
+    ranks: number of processes.
+
+    Returns {name of a frame: content of its file}.
     """
     tiles = ["--tile", "2,0", "--overlap", "1,8"]
     arguments = [*user_arguments(home, home / "clips" / "test2"), *tiles]
@@ -532,8 +536,8 @@ def test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits(home):
 
 # ---- A user's spikes ----
 
-# The arguments of a user who has spikes. The letters take the place of paths. The paths need not
-# exist, because `read_request` only reads the command line.
+# The arguments of a user who has spikes. The letters stand for paths. The paths need not exist,
+# because `read_request` only reads the command line.
 WITH_SPIKES = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
 # Keys of the section `spike` that say which planes of a spike file belong to which frame.
 PLANE_KEYS = {"first", "count", "exposure", "calibration"}
@@ -706,7 +710,7 @@ def holiday(home, tmp_path_factory):
     write_video(folder / "holiday.mp4", count=5, fps=12.5, height=35, width=45)
     # Tiles of 3 frames and 32 x 32 pixels. Neighbouring tiles share 1 frame and 8 pixels.
     tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
-    # Restores the video into out/. The metrics, which are returned, are not used here.
+    # Restores the video into out/. The returned metrics are not used here.
     metrics_of_restoring(folder / "out", *user_arguments(home, folder / "holiday.mp4"), *tiles)
     return folder
 
@@ -809,7 +813,7 @@ def test_frame_interpolation_keeps_the_given_frames(interpolated_clip):
 
 
 def test_a_frame_between_two_is_made_of_its_four_neighbours(interpolated_clip):
-    # Frame 0_5 is made of frames -1, 0, 1 and 2. There is no frame -1, so frame 0 takes its place.
+    # Frame 0_5 is made of frames -1, 0, 1 and 2. There is no frame -1, so frame 0 is taken twice.
     neighbours = np.stack([interpolated_clip.source[number] for number in (0, 0, 1, 2)])
     # (4, H, W, 3) of 0 to 255 -> (1, 4, 3, H, W) of 0 to 1
     window = torch.from_numpy(neighbours).permute(0, 3, 1, 2)[None] / 255
@@ -907,8 +911,8 @@ def test_tiles_give_nearly_the_numbers_of_the_whole(long_clip):
     assert in_tiles == pytest.approx(whole, abs=0.05)  # dB
 
 
-# This test is slow, because its clip must need much memory compared with Python itself. In `make
-# test`, test_tiling.py tests how many tiles are read and restored at a time.
+# This test is slow, because its clip must need much more memory than Python itself. In `make test`,
+# test_tiling.py tests how many tiles are read and restored at a time.
 @pytest.mark.slow
 def test_tiles_take_less_memory_than_the_whole_and_give_nearly_its_numbers(tmp_path):
     def run(options, arguments):
@@ -1233,8 +1237,8 @@ def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd
 # ---- The demo, the first thing that a user runs ----
 
 
-# The gain in PSNR that each clip of the demo must have, in dB. The clips gain 10 to 12 dB, so the
-# limit only finds a demo that restores badly.
+# The gain in PSNR that each clip of the demo must have, in dB. The clips gain 10 to 12 dB. So the
+# test fails only if the demo restores badly.
 LEAST_GAIN = 6
 
 
@@ -1295,8 +1299,8 @@ def finished_demo(tmp_path_factory):
         former = ["--opt", str(demo.ROOT / "options/operators/exposure_alone.json")]
         former += ["--weights", str(demo.ROOT / "weights/operator.pth")]
         former += demo.data_roots("test", data)
-        # One frame of each clip is enough, because the results only have to be there when the demo
-        # writes over them.
+        # One frame of each clip is enough, because these results only have to exist before the demo
+        # overwrites them.
         metrics_of_restoring(
             out, *former, "--save", "frames", "task=demo", "datasets.test.num_frame=1"
         )

@@ -4,8 +4,8 @@ Each test starts main_train_vrt.py as a user does, with a tiny network on clips 
 (tests/helpers/train_files.py). Then it reads the files and the output of the run. The tests of the
 first part share one finished run.
 
-What is tested: utils/run/run.py has the steps of a run, models/model_vrt.py the training step,
-utils/run/experiment.py what a run writes.
+What is tested: utils/run/run.py has the steps of a run, models/model_vrt.py has the training step,
+and utils/run/experiment.py writes the files of a run.
 """
 
 import json
@@ -165,8 +165,8 @@ def test_the_former_checkpoint_has_the_state_of_the_former_step(finished_run):
 
     previous = torch.load(checkpoints / "checkpoint_latest_previous.pth", weights_only=True)
 
-    # Saved are step 2, step 4 before its validation, and step 4 after its validation. The former
-    # checkpoint must be of step 2, and not the first checkpoint of step 4.
+    # The run saves step 2, step 4 before its validation, and step 4 after its validation. The
+    # former checkpoint must be of step 2, and not the first checkpoint of step 4.
     assert previous["step"] == 2
 
 
@@ -237,7 +237,8 @@ def test_event_files_hold_the_options_as_hyperparameters(events):
     messages = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
     contents = events.PluginTagToContent("hparams")
 
-    # There are two records: the options of this run, and what TensorBoard compares between runs.
+    # There are two records. One has the options of this run. The other one has the values that
+    # TensorBoard compares between runs.
     start = messages.HParamsPluginData.FromString(contents["_hparams_/session_start_info"])
     experiment_record = messages.HParamsPluginData.FromString(contents["_hparams_/experiment"])
 
@@ -255,13 +256,14 @@ def test_event_files_hold_the_options_as_hyperparameters(events):
 KEY = "0123456789abcdef0123456789abcdef01canary"
 
 
-# This is one test for run, key and options, because wandb takes seconds of a core. In `make test`,
+# One test checks run, key and options, because wandb takes seconds of a core. In `make test`,
 # tests/dist/test_life.py has a run with wandb.
 @pytest.mark.slow
 def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     options = write_options(tmp_path)
 
-    # The first start is on a terminal and has no key. wandb itself would ask for one there.
+    # The first start is on a terminal and has no key. On a terminal, wandb itself would ask for a
+    # key.
     code, written = run_in_terminal(
         MAIN,
         "--opt",

@@ -3,7 +3,8 @@
 For the example frame of each clip, the pictures are in the folder pictures/<clip>. They are also on
 the page report.html, with their captions. A method that uses no motion writes no such pictures.
 
-What is tested: data/motion/drawing.py draws the pictures, models/restore/outputs.py writes them.
+What is tested: data/motion/drawing.py draws the pictures, and models/restore/outputs.py writes
+them.
 """
 
 import json
@@ -20,7 +21,8 @@ from utils.image import imread_rgb
 
 # In each exposure the scene moves by 11 pixels to the right and 5 up, a distance of 12.1 pixels.
 MOVING = Scene(velocity=(11.0, -5.0))
-# The joint solution with as few steps as possible: the motion is the same, and the test is faster.
+# Arguments for the joint solution with as few steps as possible. The motion is the same, and the
+# test is faster.
 JOINT = ["--method", "joint", "method.steps=1", "method.linearisations=1"]
 
 

@@ -1,10 +1,10 @@
 """weights/motion.pth: sharp frames by learned steps along the motion that the spikes show.
 
-motion.pth begins with the frames of operator.pth, a small network with spikes, and improves them.
-So the tests compare with operator.pth. The clips are rendered scenes
+operator.pth is a small network with spikes. motion.pth begins with the frames of operator.pth, and
+improves them. So the tests compare both. The clips are rendered scenes
 (tests/helpers/moving_scene.py).
 
-What is tested: data/motion/ finds the motion and says where it can be trusted,
+What is tested: data/motion/ finds the motion and says where the motion can be trusted.
 models/fusion/fusion_motion.py has the learned steps.
 """
 
@@ -31,13 +31,13 @@ MOTION_WEIGHTS = "weights/motion.pth"
 OPERATOR_WEIGHTS = "weights/operator.pth"
 # A scene that moves by 12 pixels in each exposure.
 MOVING = Scene(velocity=(11.0, -5.0))
-# The most that a clip may lose, in dB, where the motion or the model of the frame is wrong. This is
-# little compared with the gain of more than 1 dB where both are right.
+# Largest loss of a clip in dB, if the motion or the model of the frame is wrong. It is little
+# compared with the gain of more than 1 dB, if both are right.
 MOST_LOST = 0.2
 
 # This marks tests with unusual clips. Each test takes two seconds of a core. Its result changes
-# only with the shipped weights or the solver. So most of these tests are only in `make slow`.
-# ("odd" has nothing to do with the network "odd" of other tests.)
+# only with the shipped weights or the solver. So most of these tests are only in `make slow`. The
+# name has nothing to do with the network "odd" of other tests.
 ODD_CLIP = pytest.mark.slow
 
 
@@ -129,8 +129,8 @@ def test_slides_stay_as_the_operator_restores_them(tmp_path):
     slides = tmp_path / "slides"
     for number in range(3):
         scene = Scene(frames=1, seed=number).write(tmp_path / f"scene{number}")
-        # First the folders with all files without a number, e.g. dataset.json. Then the only
-        # numbered file of each folder, under a number of its own.
+        # First copy the folders with all files without a number, e.g. dataset.json. Then copy the
+        # only numbered file of each folder, under the number of the slide.
         shutil.copytree(scene, slides, dirs_exist_ok=True, ignore=shutil.ignore_patterns("0*"))
         for folder in ("blur", "sharp", "spike"):
             [file] = (scene / folder).glob("0*")
@@ -217,7 +217,8 @@ def test_spike_pixels_smaller_than_the_pixels_of_the_frame_give_the_frames_of_th
     tmp_path,
 ):
     clip = MOVING.write(tmp_path / "clip")
-    # Each spike pixel becomes 4 x 4 pixels, so 2 x 2 of them lie in a pixel of the frame.
+    # Each spike pixel becomes 4 x 4 spike pixels. So 2 x 2 spike pixels lie in a pixel of the
+    # frame.
     for path in files_in(clip / "spike", (".dat",)):
         spikes = read_spikes(path, SpikeGeometry(48, 48)).repeat(4, axis=1).repeat(4, axis=2)
         write_spikes(path, spikes, SpikeGeometry(192, 192))

@@ -4,8 +4,8 @@ metric.values says whether frames are rounded or clamped before they are scored.
 whether each clip or each frame has the same weight in the mean. The second half runs the commands
 of docs/benchmarks/published.md, on small data in the layout of the published data sets.
 
-The scores are computed in models/metrics.py and models/restore/. The option files of the protocols
-are in options/protocols/.
+What is tested: models/metrics.py and models/restore/ compute the scores. The option files of the
+protocols are in options/protocols/.
 """
 
 import re
@@ -223,8 +223,8 @@ def test_validation_scores_as_the_test_does(tmp_path):
     assert last_value(history["val/psnr"]) == pytest.approx(means["restored"]["psnr"], abs=1e-5)
     assert last_value(history["val/psnr_input"]) == pytest.approx(means["input"]["psnr"], abs=1e-5)
 
-    # The second run leaves OVER_FRAMES out, so its scores are means over clips. They cannot be
-    # compared with the best score until now, which is a mean over frames.
+    # The second run leaves OVER_FRAMES out, so its scores are means over clips. The best score
+    # until now is a mean over frames, so it cannot be compared with the new scores.
     second = run_odd(options, "train.total_iter=2", *each_step, FLOAT)
     assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", second.text)
 
@@ -275,7 +275,7 @@ def run_tests(heading, *changes, factor=1):
 
 @dataclass(frozen=True)
 class Exposure:
-    """The form of an exposure, and how it is written: a blurry frame, a sharp frame and spikes.
+    """The numbers of planes of an exposure. `write` writes a blurry and a sharp frame, and spikes.
 
     An exposure has `inside` planes. The file of spikes also has planes before and after the
     exposure, which hold noise. If a test reads only the planes of the exposure, the noise changes
@@ -340,10 +340,10 @@ def mean_psnr_of_frames(pairs):
 # Name of a clip of both data sets -> the number of its exposures that count.
 CLIPS = {"GOPR0384_11_00": 3, "GOPR0385_11_01": 2}
 
-# The numbers of planes are as docs/benchmarks/published.md tells them. Spk-GoPro: a file of a clip
-# with the number 11 in its name has 8 x 11 = 88 planes, and plane 4 x 11 - 4 = 40 is the sharp
-# frame. The test reads the central 56 planes, 16 to 71, in which the sharp frame is plane 24.
-# S-SDM: a file has 137 planes, and the sharp frame is in their middle, plane 68 = 20 + 48.
+# docs/benchmarks/published.md has these numbers of planes. Spk-GoPro: a file of a clip with the
+# number 11 in its name has 8 x 11 = 88 planes, and plane 4 x 11 - 4 = 40 is the sharp frame. The
+# test reads the central 56 planes, 16 to 71, in which the sharp frame is plane 24. S-SDM: a file
+# has 137 planes, and the sharp frame is in their middle, plane 68 = 20 + 48.
 SPK_GOPRO = Exposure(before=16, inside=56, after=16, sharp_plane=24, ratio=2)
 S_SDM = Exposure(before=20, inside=97, after=20, sharp_plane=48, ratio=4)
 
@@ -380,8 +380,8 @@ def results_on_spk_gopro(noise_seed):
     Returns the mean PSNR of the blurry frames, and of each test its metrics.json.
     """
     pairs = write_spk_gopro(noise_seed)
-    # The published spikes have larger planes than these, so the size must be given: 32 pixels of a
-    # frame along a side, and 2 of them for a pixel of the spike camera.
+    # The published spikes have larger planes than these, so the size must be given. A side of a
+    # frame has 32 pixels, and a spike pixel covers 2 of them. So a side of a plane has 16 pixels.
     size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
     run_tests("Spk-GoPro", *size, "--overwrite")
     results = {
@@ -545,8 +545,8 @@ def similar_data(tmp_path_factory):
     # 39 raw frames make three blurry frames, because each is the mean of 13 raw frames.
     frames = moving_frames(39, step=1)
     grey = frames[..., :1].repeat(3, axis=3)
-    # Twice as large: 64 x 64. The second command has --ratio 4, so its spike planes have a quarter
-    # of this side: 16 x 16.
+    # `larger` is twice as large: 64 x 64. The second command has --ratio 4, so the side of its
+    # spike planes is a quarter of 64: 16 x 16.
     larger = grey.repeat(2, axis=1).repeat(2, axis=2)
     write_folder(folder / "GOPRO_Large_all/test/GOPR0384_11_00", larger)
     with pytest.MonkeyPatch.context() as patch:

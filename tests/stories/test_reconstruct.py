@@ -5,7 +5,8 @@ computes a frame in colour from a blurry frame and its spikes. Three test clips 
 of 32 x 32 pixels are restored. A frame has 24 planes of 16 x 16 spikes. Plane 12 is the sharp
 instant.
 
-What is tested: data/reconstruct.py has the methods, models/restore/ has the rest of the program.
+What is tested: data/reconstruct.py has the methods, and models/restore/ has the rest of the
+program.
 """
 
 import shutil
@@ -40,8 +41,8 @@ WRONG_DATA = 3  # a file is missing, or cannot be used
 GREY = ("tfp", "tfi", "tfstp")
 METHODS = (*GREY, "exposure")
 
-# What a network reads of the spikes. A method has a representation of its own, so these options
-# must change nothing.
+# These options say what a network reads of the spikes. A method has its own representation, so
+# these options must change nothing.
 OPTIONS_OF_NETWORKS = []
 for split in ("train", "test"):
     spike = f"datasets.{split}.spike"
@@ -135,7 +136,7 @@ def test_scores_equal_scores_that_were_computed_by_hand(home, folders_of_methods
     scores = scores_of_test2(folders_of_methods, method)
 
     # Compute the metrics of the luminance, Y. A written frame may differ by 1 from the frame by
-    # hand (see the test above), so the scores of both may differ a little.
+    # hand, as the test above says. So the scores of both may differ a little.
     restored_y = rgb_to_y(expected.restored)
     sharp_y = rgb_to_y(expected.sharp)
     restored = scores["restored"]
