@@ -5,8 +5,8 @@
     python app.py --port 7861
 
 `make app` installs what it needs (requirements-app.txt) and starts it. Only this machine reaches
-the page. Uploaded files and results are in a temporary folder, which is removed when the program
-ends. Each clip is restored by main_test_vrt.py in a process of its own. See docs/python.md.
+the page. Uploaded files and results are in a temporary folder. The folder is removed when the
+program ends. Each clip is restored by main_test_vrt.py in a process of its own. See docs/python.md.
 """
 
 # How a clip passes through this program:
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory(prefix="spikevrt_app_") as name:
         folder = Path(name)
-        # Settings of gradio, which it takes from environment variables.
+        # Gradio takes these settings from environment variables.
         os.environ["GRADIO_TEMP_DIR"] = str(folder / "uploads")
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # send nothing to its makers
         page = build_page(gradio(), folder)

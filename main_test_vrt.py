@@ -498,15 +498,15 @@ def clips_of_test_set(
         check_clips(dataset, "test", scale, instants=None)
         return dataset.readers()
     check_clips(dataset, "test", scale, method.instants)
-    # A network that interpolates is scored on every second frame, which is left out of its input.
+    # A network that interpolates is scored on every second frame. Its input lacks these frames.
     return scored_clips(dataset.readers(), saved.spec)
 
 
 def folder_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> Path:
     """Return the folder of the results: --output, or else a folder in the folder of the run.
 
-    The folder of a formula is e.g. test_tfp. So its results do not replace the results of the
-    network, which are in the folder test.
+    The folder of a formula is e.g. test_tfp. The results of the network are in the folder test. So
+    a formula does not replace them.
     """
     if request.results.output:
         return Path(request.results.output)

@@ -5,8 +5,8 @@ models/restore/request.py has turned --method and method.key=value into two sect
 the method that restores the clips.
 
 A *formula* computes a frame from spikes without weights (data/reconstruct.py), e.g. tfp or
-exposure. The *joint solution* improves first estimates of the frames, which come from a formula or
-from a network. This module reads only the options of the joint solution
+exposure. The *joint solution* improves first estimates of the frames. A formula or a network makes
+these estimates. This module reads only the options of the joint solution
 (data/motion/joint_options.py). main_test_vrt.py makes the joint solution itself
 (data/motion/joint_method.py).
 

@@ -114,8 +114,8 @@ class Spikes(Section):
 class Crops(Section):
     """Length, crop and augmentation of a training sample."""
 
-    # The upper bounds are far above any use. They only refuse mistyped numbers, which would fill
-    # the memory.
+    # The upper bounds are far above any use. They only refuse mistyped numbers, because such
+    # numbers would fill the memory.
     num_frame: int = Field(ge=1, le=10_000, description="Number of frames of a training sample.")
     gt_size: int = Field(
         ge=1, le=2**16, description="Side of the crop of the sharp frames, in pixels."

@@ -102,7 +102,7 @@ class ClipDataset(ClipSources, Dataset):
         self.sources = self.sources_of(section)
         # `self.camera` is the simulated spike camera, or None. A dataset without spikes has no key
         # `camera`, so ask with a default. The second argument of `build` is the name of the
-        # section, which errors mention.
+        # section, for errors.
         camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
         # Refuse camera.known_rate if it would have no effect. The spike options are the same for

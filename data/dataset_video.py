@@ -365,12 +365,12 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
 
     The changes are the same for all frames, and are made in random order. Returns new frames.
     """
-    # Imported here and not at the top, because torchvision imports torch's compiler, which takes
-    # seconds.
+    # Imported here and not at the top, because torchvision imports torch's compiler. This import
+    # takes seconds.
     from torchvision.transforms import functional as F
 
-    # What must stay: the order of these draws, and the order of `changes`, which the permutation
-    # below numbers. Another order would give other samples.
+    # What must stay: the order of these draws, and the order of `changes`. The permutation below
+    # has the numbers of the changes. Another order would give other samples.
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, size=3)
     hue = rng.uniform(-JITTER, JITTER)
     changes = (

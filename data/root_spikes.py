@@ -120,8 +120,8 @@ def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, An
     root has a calibration, and otherwise no key "calibration".
     """
     # If the roots have different values of a property, the result has the value in this dict, or
-    # None for a property that is not in it. Different light becomes "linear", which is the default
-    # of spike.light: real cameras integrate linear light.
+    # None for a property that is not in it. Different light becomes "linear". This is the default
+    # of spike.light, because real cameras integrate linear light.
     if_different = {"rate": None, "light": "linear"}
     if all(properties["rate"] is not None for properties in properties_of_roots):
         if_different["rate"] = "match"

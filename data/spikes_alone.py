@@ -3,7 +3,7 @@
 data/own_clips.py calls `spike_clip` if main_test_vrt.py restores by a formula, and --spike is given
 without --input. The formula then restores from the same spikes.
 
-What must stay: the values of `LongExposures`, which reports show beside the restored frames.
+What must stay: the values of `LongExposures`, because reports show them beside the restored frames.
 
 Tests: tests/stories/test_reconstruct.py
 """
@@ -31,7 +31,8 @@ from utils.user_path import expand_path
 # value, bright parts of the scene would all become white. Chosen by hand.
 WHITE_PERCENTILE = 99.5
 # Smallest firing rate that counts as white, in spikes per plane. All rates are divided by the rate
-# of white, which must not be 0. This limit only has an effect if a clip has nearly no spikes.
+# of white, so this rate must not be 0. This limit only has an effect if a clip has nearly no
+# spikes.
 LEAST_WHITE = 1e-6
 
 

@@ -53,7 +53,7 @@ class InputSpec:
     least_size: tuple[int, int] = (1, 1)
     least_frames: int = 1
     # Whether each frame is restored without its neighbours. Then the frames of a clip are restored
-    # one by one, which takes least memory.
+    # one by one, because this takes least memory.
     each_frame_alone: bool = False
     # Size of the output divided by size of the input, e.g. 4 for super-resolution.
     scale: int = 1
@@ -118,7 +118,7 @@ def middle_instant(frame: Tensor, instants: int) -> Tensor:
 class FrameReader(Protocol):
     """Reads the frames of a clip one by one."""
 
-    # The name of the clip, which its results have as well.
+    # The name of the clip. Its results have the same name.
     @property
     def name(self) -> str: ...
 
@@ -309,8 +309,9 @@ class ShowsPictures(Protocol):
 def picture_names(method: Any) -> tuple[str, ...]:
     """Return the names of the pictures that the restorers of a Method have, e.g. ("motion",).
 
-    Returns () if the method has no attribute `picture_names`, which is optional. The files of the
-    pictures have these names, so a test knows all files that it will write before it begins.
+    The attribute `picture_names` of a method is optional. Returns () if the method lacks it. The
+    files of the pictures have these names, so a test knows all files that it will write before it
+    begins.
     """
     return getattr(method, "picture_names", ())
 

@@ -55,8 +55,8 @@ def open_plain(path: str | Path) -> BinaryIO:
 def plain_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
     """Open a file to read. Returns its descriptor, and its state (size, time of change, ...).
 
-    The caller closes the descriptor. With the returned state the caller need not call os.stat,
-    which is slow on a network file system. Raises OSError, also for a device or a pipe.
+    The caller closes the descriptor. With the returned state the caller need not call os.stat. On a
+    network file system, os.stat is slow. Raises OSError, also for a device or a pipe.
     """
     # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -125,8 +125,9 @@ def sha256_of(path: Path) -> str:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file completely or not at all, even on a full disk or if the process is killed.
 
-    The content is written to a temporary file, which is then renamed to `path`. An existing file is
-    replaced. The folder is made if it is missing. Raises DataError if the file cannot be written.
+    The content is written to a temporary file. Then the temporary file is renamed to `path`. An
+    existing file is replaced. The folder is made if it is missing. Raises DataError if the file
+    cannot be written.
     """
     path = Path(path)
     with writing(path):
@@ -191,7 +192,7 @@ def free_bytes(folder: Path) -> float:
 def refuse_link(path: Path) -> None:
     """Raise DataError if `path`, which a run writes, is a link.
 
-    The target of the link may be a file of a user, which must not be changed.
+    The target of the link may be a file of a user. Such a file must not be changed.
     """
     if path.is_symlink():
         raise DataError(

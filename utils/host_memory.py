@@ -109,7 +109,8 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
         # skips them.
         folders = [inner, *inner.parents]
     else:
-        # In a container, the line may have the path on the host, which the container does not see.
+        # In a container, the line may have the path on the host. The container does not see this
+        # path.
         folders = [root]
 
     uses = []

@@ -29,9 +29,9 @@ _INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')
 def json_bytes(value: Any) -> bytes:
     """Return a value as valid JSON, with a line end after it.
 
-    JSON has no infinite numbers, and Python would write `Infinity`, which other programs refuse. So
-    an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json` turns the
-    texts back into numbers.
+    JSON has no infinite numbers. Python would write `Infinity`, but other programs refuse this
+    word. So an infinite number becomes the text "inf" or "-inf", and NaN becomes null. `read_json`
+    turns the texts back into numbers.
     """
     # json.dumps writes the words Infinity, -Infinity and NaN, which are not JSON. json.loads reads
     # the text again. It calls parse_constant with each of these words, and puts the result in place

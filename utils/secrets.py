@@ -278,7 +278,7 @@ def _whole_name(match: re.Match[str]) -> str:
     """Return the name in a match of _IN_TEXT, with the words that "_" or "-" join to it in front.
 
     E.g. in "with num_tokens: 8", the match begins at "tokens: ", and the result is "num_tokens: ".
-    `_is_secret_number` needs the word "num", which says that 8 is a count.
+    `_is_secret_number` needs the word "num", because it says that 8 is a count.
     """
     # As in _FLAG, up to 40 characters in front of the match are searched.
     start = match.start()

@@ -27,8 +27,8 @@ def expand_path(path: str) -> str:
 
     Raises DataError for a name that is not UTF-8, because it cannot be written into records.
     """
-    # For a byte that is not UTF-8, Python puts a special character into the path, which cannot be
-    # encoded. "backslashreplace" writes such a character as six letters, e.g. "\udce4".
+    # For a byte that is not UTF-8, Python puts a special character into the path. This character
+    # cannot be encoded. "backslashreplace" writes such a character as six letters, e.g. "\udce4".
     escaped_path = path.encode("utf-8", "backslashreplace").decode()
     if escaped_path != path:  # the path has such a character
         raise DataError(

@@ -121,7 +121,7 @@ def ranks(log: bool = True) -> Generator[None]:
     comments there give the reasons. Tests: tests/faults and tests/dist/test_life.py.
 
     A cloud platform may have started one process for all GPUs of a node. This process then becomes
-    torchrun, which starts this program again, once for each GPU.
+    torchrun, and torchrun starts this program again, once for each GPU.
 
     Within the block, first read the options within `all_ranks_or_none`, then call `begin`. A
     program without options calls `init_dist` in place of `begin`.
@@ -217,7 +217,7 @@ def _end_after_error(error: BaseException) -> NoReturn:
         leave(code, RUN.store)  # ends this process
     # This is a single process, or one of several that failed before it knew its rank.
     process.write_exit_file(code)
-    # The siblings are the other ranks of this host, which may fail with the same error. Only the
+    # The siblings are the other ranks of this host. They may fail with the same error. Only the
     # first of them to claim the error reports it (utils/dist/claims.py). A claim ends with its
     # process, so this rank waits here until its siblings have ended. Otherwise a later sibling
     # could claim the error again, and report it again.

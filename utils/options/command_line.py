@@ -44,8 +44,8 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     # (test_the_command_line_has_short_flags_for_the_commonest_options).
     overrides = [*args.overrides, *args.flags]
     if _asks_for_epochs_only(overrides):
-        # The option file may have train.total_iter, which could end the run before these epochs.
-        # null removes this limit.
+        # The option file may have train.total_iter. This limit could end the run before these
+        # epochs. null removes the limit.
         overrides.append("train.total_iter=null")
     return args.opt, overrides
 

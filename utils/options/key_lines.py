@@ -1,8 +1,8 @@
 """Find the line of each key of an option file, so that a message can name it.
 
-json and json5, which read the values, do not tell the line of a key. So `key_lines` goes through
-the text once more. It also refuses a text with too many nested brackets, or with too long a key,
-before json or json5 read the text.
+json and json5 read the values, but do not tell the line of a key. So `key_lines` goes through the
+text once more. It also refuses a text with too many nested brackets, or with too long a key, before
+json or json5 read the text.
 
 What must stay: the time is in proportion to the length of the text, because hostile files of a
 megabyte are read, too (tests/parts/utils/test_hostile_options.py goes beyond each limit).

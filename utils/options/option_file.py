@@ -227,7 +227,7 @@ def _read_text(path: Path) -> str:
             do="correct the path (a base is relative to the file that names it)",
         )
     try:
-        # "-sig" drops the byte order mark, which some editors write in front of the text.
+        # Some editors write a byte order mark in front of the text. "-sig" drops it.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise OptionError(
@@ -264,7 +264,7 @@ def _cannot_read(path: Path, error: OSError) -> OptionError:
 
 # Largest number of characters of a file that may use all of JSON5, chosen by hand. The package
 # json5 reads about 10 kB per second, so a file of this length takes 1.6 s. A longer file must be
-# JSON with comments, which the fast package json can read.
+# JSON with comments, because the fast package json can read it.
 MOST_JSON5_CHARACTERS = 2**14
 
 

@@ -184,8 +184,8 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     expected (`expected`), and what to do (`do`). E.g. the two errors "unknown option train.epoch"
     and "netG.width is -1" give the first error, with "; then also: netG.width" at the end of `do`.
 
-    Errors of unknown keys come first. An unknown key is often a misspelt key, and then there is a
-    second error, which only says that the right key is missing.
+    Errors of unknown keys come first. An unknown key is often a misspelt key. Then there is a
+    second error, but it only says that the right key is missing.
 
     The attribute `found` of the result has all single errors, because scripts/convert_options.py
     reports each of them (test_the_problems_of_a_file_are_named_at_once).
@@ -328,7 +328,7 @@ SHORT_FLAGS = {
     "epochs": "train.epochs",
     "learning_rate": "train.G_optimizer_lr",
 }
-# Name of an option in other programs -> our name, which the error for an unknown option tells.
+# Name of an option in other programs -> our name. The error for an unknown option tells our name.
 OTHER_NAMES = SHORT_FLAGS | {
     "lr": SHORT_FLAGS["learning_rate"],
     "workers": SHORT_FLAGS["num_workers"],

@@ -23,8 +23,8 @@ from utils.options.section import Positive, Section
 
 class AmpOptions(Section):
     # With mixed precision, the network computes with 16-bit numbers wherever they are exact enough.
-    # float16 has a small range, which would turn small gradients into 0. So with float16 the loss
-    # is multiplied by a large factor (gradient scaling).
+    # float16 has a small range, and would turn small gradients into 0. So with float16 the loss is
+    # multiplied by a large factor (gradient scaling).
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",

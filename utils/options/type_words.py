@@ -18,7 +18,7 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     """Return type and range of a field in words, e.g. "float > 0" or "list of 2 int or null".
 
     Errors and docs/options.md show these words. If you change the words, run
-    lab/make_options_doc.py, which writes the page again (test_option_files.py fails if you do not).
+    lab/make_options_doc.py. It writes the page again (test_option_files.py fails if you do not).
     For a new kind of type, add a branch here and a function below.
 
     annotation: a type, or a field of a model, which has a type and limits

@@ -77,7 +77,7 @@ def read_options(
     totals = _totals_of_kair(raw, dropped_keys, sources)
 
     # First the sections that name a part. The registry of the part checks the section and gives a
-    # typed section, which replaces the dict in `raw`.
+    # typed section. The typed section replaces the dict in `raw`.
     errors: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         try:

@@ -14,8 +14,8 @@ from pydantic import Field
 from utils.options.section import Section
 
 # Key of the limit of a slow phase -> the factor by which watchdog.stall_s is multiplied if the key
-# is null. E.g. stall_s 400 gives start_s 1200. The factors are chosen by hand. After a change,
-# correct the descriptions of the keys below, which name these factors, and
+# is null. E.g. stall_s 400 gives start_s 1200. The factors are chosen by hand. The descriptions of
+# the keys below name these factors. So after a change, correct the descriptions, and
 # test_the_limits_of_time_follow_from_one_number.
 SLOW_LIMIT_FACTORS = {"start_s": 3, "validate_s": 5, "save_s": 3}
 # A user may set a short stall_s, so that a rank that hangs is reported soon. But a start or a

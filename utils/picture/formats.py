@@ -25,8 +25,8 @@ EXIF_BEGIN = b"Exif\0\0"
 JPEG_END = 0xD9  # end of the picture
 JPEG_PIXELS = 0xDA  # the pixels follow
 JPEG_EXIF = 0xE1  # Exif data, with the orientation
-# The markers 0xC0 to 0xCF are frame headers, which have the size of the picture. These three
-# markers are exceptions: tables (0xC4), an extension (0xC8) and arithmetic coding (0xCC).
+# The markers 0xC0 to 0xCF are frame headers. A frame header has the size of the picture. These
+# three markers are exceptions: tables (0xC4), an extension (0xC8) and arithmetic coding (0xCC).
 JPEG_NO_FRAME_HEADER = (0xC4, 0xC8, 0xCC)
 
 

@@ -2,7 +2,7 @@
 
 The readers of the formats (formats.py, png.py and tiff.py) make a `Header`. Programs look at the
 header before they decode a picture. E.g. a file of 100 bytes may say that its picture has 100000 x
-100000 pixels, which would fill the memory.
+100000 pixels. Decoding it would fill the memory.
 
 Free to change: a field may be added. Give it a default, so that only readers that know its value
 need to set it.

@@ -94,8 +94,8 @@ def has_whole_chunks(png: bytes) -> bool:
     Each chunk must end within the file. Otherwise OpenCV would take memory for the length that the
     chunk states, before it finds out that the file is shorter.
 
-    png: all bytes of the file. The first chunk of a PNG is IHDR, which begins at byte 8. So width
-        and height are read from the bytes 16 to 23.
+    png: all bytes of the file. The first chunk of a PNG, IHDR, begins at byte 8. So width and
+        height are read from the bytes 16 to 23.
     """
     width_and_height = png[16:24]  # of the picture, 4 bytes each
     at = PNG_FIRST_CHUNK

@@ -25,8 +25,8 @@ READABLE_SUFFIXES = (
     *WRITABLE_SUFFIXES, ".mts", ".m2ts", ".ts", ".mpg", ".mpeg", ".vob", ".wmv", ".asf", ".flv",
     ".f4v", ".3gp", ".3g2", ".ogv", ".mxf", ".gif", ".apng", ".y4m",
 )  # fmt: skip
-# FFmpeg's names of the containers that are read. All other containers are refused: some of them
-# name other files, which FFmpeg would open as well, and some are not films.
+# FFmpeg's names of the containers that are read. All other containers are refused. Some of them
+# name other files, and FFmpeg would open these files as well. Some are not films.
 CONTAINERS = (
     "mov", "matroska", "avi", "mpegts", "mpeg", "mpegvideo", "asf", "flv", "ogg", "mxf", "gif",
     "apng", "yuv4mpegpipe", "nut", "ivf", "obu", "h264", "hevc", "vvc", "m4v", "mjpeg", "dv",
@@ -54,9 +54,9 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     """
     # PyAV's function for log lines can hang: a decoder thread that logs a line waits for the GIL
     # (the lock of Python), while close() holds the GIL and waits for this thread (PyAV #751). So
-    # restore FFmpeg's own function, which needs no GIL. Silence its lines, because errors come as
-    # exceptions. Do both each time, because importing torchvision 0.23 switches PyAV's function on
-    # again.
+    # restore FFmpeg's own function, because it needs no GIL. Silence its lines, because errors come
+    # as exceptions. Do both each time, because importing torchvision 0.23 switches PyAV's function
+    # on again.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
 
@@ -77,7 +77,7 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
         # metadata_errors: a film is read even if its title is damaged.
         return av.open(url, mode, options=limits, metadata_errors="replace", **options)
     except av.error.ArgumentError as e:
-        # FFmpeg's text is "Invalid argument", which tells a user nothing. FFmpeg raises this error
-        # for a damaged file, and for a container that is not in CONTAINERS.
+        # FFmpeg's text "Invalid argument" tells a user nothing. FFmpeg raises this error for a
+        # damaged file, and for a container that is not in CONTAINERS.
         text = "its content is damaged, or no film of a kind that is read"
         raise OSError(e.errno, text) from e

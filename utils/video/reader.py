@@ -36,9 +36,9 @@ from utils.video.upright import orientation, pixels, upright_aspect, upright_siz
 
 logger = logging.getLogger(__name__)
 
-# Memory for the frames before the wanted frame, which `VideoReader.read` keeps after a step back:
-# about 48 frames of 720p. With a larger number, each loader process takes more memory. With a
-# smaller number, a clip that is read backwards is decoded from its start more often.
+# Memory for the frames before the wanted frame, about 48 frames of 720p. `VideoReader.read` keeps
+# these frames after a step back. With a larger number, each loader process takes more memory. With
+# a smaller number, a clip that is read backwards is decoded from its start more often.
 MOST_KEPT_BYTES = 128 * 2**20
 
 
@@ -260,8 +260,8 @@ def _film_in(container: Any) -> Any:
     pixel_count = film.width * film.height
     if pixel_count > MOST_PIXELS:
         raise OSError(0, f"its frames are {film.width} x {film.height}, {TOO_LARGE}")
-    # With AUTO, each thread decodes a frame of its own, which takes memory for each. With SLICE,
-    # the threads share one frame.
+    # With AUTO, each thread decodes a frame of its own, and each of these frames takes memory. With
+    # SLICE, the threads share one frame.
     film.thread_type = "AUTO" if pixel_count < LARGE_FRAME_PIXELS else "SLICE"
     return film
 

@@ -150,7 +150,7 @@ class VideoWriter(AbstractContextManager):
 
         options = {}
         if self.path.suffix.lower() in MP4_SUFFIXES:
-            # The clock of the whole file counts milliseconds by default, which would round the
+            # By default, the clock of the whole file counts milliseconds. This would round the
             # start of the film. faststart lets players begin before they have the whole file.
             options = {"movie_timescale": str(self._ticks_per_second), "movflags": "+faststart"}
         self._out = open_container(str(self._temporary), "w", options=options)
