@@ -27,18 +27,17 @@ LARGEST_STEP = 0.1
 # MOST_REACH planes before and after the start and the end of the exposure. A larger step would
 # reach planes from which nothing was computed.
 LARGEST_TIME_STEP = MOST_REACH
-# Where the range of the offset is: it has no constant here. The offset stays between -most_offset
-# and most_offset, an argument of `Estimate`. `fit` passes MOST_OFFSET (fit.py, 20 planes), if its
-# caller gives no other number. scripts/calibrate.py gives the number of --search-planes.
-# `limits_of_time_steps` below keeps the offset, the length and the roll in their ranges.
-
-# The length is searched between these fractions of the exposure's planes. If the true exposure is
-# shorter, the search ends at the limit. More than 1 is allowed, because noise makes a true length
-# of 1 longer as often as shorter.
+# The ranges of the three times. `limits_of_time_steps` below keeps the times in their ranges.
+#
+#     offset    -most_offset ... most_offset, an argument of `Estimate`. `fit` passes MOST_OFFSET
+#               (fit.py, 20 planes), or the number of --search-planes of scripts/calibrate.py
+#     length    LEAST_LENGTH ... MOST_LENGTH, as fractions of the exposure's planes
+#     roll      -MOST_ROLL ... MOST_ROLL, as fractions of the exposure's planes
+#
+# If the true time is outside of its range, the search ends at the limit. A length of more than 1 is
+# allowed, because noise makes a true length of 1 longer as often as shorter. Chosen by hand.
 LEAST_LENGTH = 0.4
 MOST_LENGTH = 1.05
-# Largest roll that is searched, as a fraction of the exposure's planes, in both directions. If
-# the true roll is larger, the search ends at this limit.
 MOST_ROLL = 0.2
 
 

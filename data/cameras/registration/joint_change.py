@@ -4,14 +4,16 @@ The spike plane is cut into parts (parts.py). Part t matches the frame best if i
 d_t (2,), to the right and down. But a change of the matrix moves all parts together. E.g. a
 "larger" plane shifts the parts at its right edge to the right, and the parts at its left edge to
 the left. A change is a linear combination of the k CHANGES of the model (matrix.py), with the
-amounts c (k,). Such a change shifts part t by J_t c, where J_t is (2, k).
+amounts c (k,). Such a change shifts part t by J_t c. Of each part, without the index t:
 
-In general no c makes all shifts exactly. So c is found by weighted least squares. Of each part:
-
-    V (2, 2)    variance of the shift of the part
+    d (2,)      shift with which the part matches the frame best
+    J (2, k)    how far an amount of 1 of each change shifts the part (`motions_of_places`)
+    V (2, 2)    variance of d
     extra       additional variance, the same for all parts and directions: the shift also depends
                 on the depth of the objects in the part (parallax)
     W (2, 2)    weight of the part: (V + extra I)^-1
+
+In general no c makes all shifts exactly. So c is found by weighted least squares:
 
     c = (sum J' W J)^-1 sum J' W d        the sums are over the parts, J' is the transpose of J
 

@@ -6,7 +6,7 @@ that are wanted. But if z changes by a small d, what the cameras see changes in 
     A d = (B (slope d), S luma(slope d))    if the spike camera integrates light
     A d = (B (slope d), S luma(d))          if it integrates display values
 
-    slope = dx / dz at z = 2.2 z^1.2, (3, H, W)
+    slope = dx / dz = 2.2 z^1.2, (3, H, W), at the z of each pixel and colour
 
 E.g. at z = 0.5 the slope is 0.96. So d = 0.1 changes the light of the pixel by about 0.096.
 
