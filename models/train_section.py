@@ -33,8 +33,8 @@ def train_section() -> type[TrainOptions]:
         fields |= _new_keys(schedule.rate, schedule.keys)
     for optimizer in OPTIMIZERS.values():
         fields |= _new_keys(optimizer.build, optimizer.keys)
-    # These two options take a registered name. If a file has another name, the error lists the
-    # registered ones.
+    # The next two options take a registered name. If a file has another name, the error lists the
+    # registered names.
     fields["G_scheduler_type"] = _choice("G_scheduler_type", tuple(SCHEDULES))
     fields["G_optimizer_type"] = _choice("G_optimizer_type", tuple(OPTIMIZERS))
     return create_model("TrainOptions", __base__=TrainOptions, **fields)

@@ -70,14 +70,14 @@ def main(argv: list[str]) -> int:
     if args.log:
         return explain_log(args.log)
 
-    # Imported here, so that --help and --log do not wait for torch, which it imports.
+    # Imported here, because doctor_checks.py imports torch. --help and --log do not wait for torch.
     from scripts.parts.doctor.doctor_checks import examine
 
     return examine(args.opt, args.overrides)
 
 
 def explain_log(file: str) -> int:
-    """Print what the failures in a log mean. Return 1 if there is one, or if it cannot be read."""
+    """Print what the failures in a log mean. Return 1 for a failure or an unreadable log, else 0."""
     try:
         findings = read_log(Path(file).read_text(errors="replace"))
     except OSError as e:
@@ -91,7 +91,7 @@ def explain_log(file: str) -> int:
 def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """Print the clips of each split. Raises one DataError with all problems, if there are any.
 
-    tests/parts/data/test_manifest.py calls it for damaged data, and compares what it prints.
+    tests/parts/data/test_manifest.py calls this function for damaged data, and compares the output.
 
     decode: whether to decode whole images, which takes long. Otherwise only the header and the end
         of each file are read.

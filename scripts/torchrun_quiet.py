@@ -163,8 +163,8 @@ def set_grace_in_torch_2_8() -> None:
     """Make the agent of torch 2.8 wait for GRACE_S before it kills the ranks.
 
     torch 2.8 has the function PContext.close(self, death_sig=None, timeout=30). The timeout is the
-    number of seconds until SIGKILL. The agent never passes a timeout, so its default decides. The
-    defaults of a Python function are a tuple, and this function replaces it for the whole process.
+    number of seconds until SIGKILL. The agent never passes a timeout, so the default counts. The
+    defaults of a Python function are a tuple. Here this tuple is replaced for the whole process.
     """
     from torch.distributed.elastic.multiprocessing.api import PContext
 
@@ -176,8 +176,8 @@ def set_grace_in_torch_2_8() -> None:
 def run_ranks(args: Namespace) -> int:
     """Run torchrun's agent until all ranks have ended. Return the exit code of the run.
 
-    The first rank that ends with an error writes its exit code to a file (utils/dist/process.py),
-    because torchrun does not report it.
+    torchrun does not report the exit code of a rank. So the first rank that ends with an error
+    writes its code to a file (utils/dist/process.py).
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException

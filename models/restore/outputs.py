@@ -10,16 +10,17 @@ Each test has a folder of its own. E.g. for a clip "street":
     pictures/street/motion.png      how the example frame was restored, if the method shows it
     metrics.json, table.txt, report.html    results of all clips
 
-main_test_vrt.py makes an `Outputs` from --output, --save and --fps. Four modules ask it for the
-paths of files, by their kind:
+main_test_vrt.py makes an `Outputs` from --output, --save and --fps. Four modules ask the `Outputs`
+for the paths of files, by the kind of a file:
 
     output_folder.py    takes the folder for the test
     run_job.py          writes restored frames, with `write_frame`
     finished_clip.py    writes the scores and videos of a clip
     report.py           writes the files of all clips
 
-What must stay: names and contents of these files, because an interrupted test, also of an older
-version, is continued from them (test_overwrite_removes_what_a_test_of_an_earlier_version_saved).
+What must stay: names and contents of these files, because an interrupted test is continued from
+them. The interrupted test may be of an older version
+(test_overwrite_removes_what_a_test_of_an_earlier_version_saved).
 Free to change: how strips and videos look. A new kind of file is a line in PLACES.
 
 Tests: tests/parts/utils/test_output_folder.py, test_results.py, tests/stories/test_main_test.py

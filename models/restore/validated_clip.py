@@ -117,7 +117,7 @@ class ClipValidator:
 def _in_size_of(lq: torch.Tensor, gt: torch.Tensor) -> torch.Tensor:
     """Return a blurry frame (C, h, w) in the height and width of the sharp frame (3, H, W).
 
-    Only in super-resolution the blurry frame is smaller. The frame is enlarged, so that it can be
+    The blurry frame is smaller only in super-resolution. Then it is enlarged, so that it can be
     scored, too.
     """
     size = gt.shape[-2:]

@@ -1,6 +1,6 @@
 """Describe which tokens are computed together: a chunk, and the spans of windows in it.
 
-windows.py makes the chunks of a block, and gated_mlp.py makes its own.
+windows.py makes the chunks of a block, and gated_mlp.py makes the chunks of a gated MLP.
 
 What must stay: the meaning of the fields, because all computations of a block rely on it. Free to
 change: new fields may be added. Tests: test_windows.py and test_block.py in tests/parts/models.

@@ -234,7 +234,7 @@ def find_size(spikes: Path, picture: tuple[int, int]) -> tuple[int, int] | None:
     `spike_tool.py info` finds a size in the same way. Returns None in three cases:
 
         there is no spike file
-        the file or dataset.json says the size    main_test_vrt.py reads it there
+        the file or dataset.json says the size, and main_test_vrt.py reads this size itself
         no size is clearly the best
 
     spikes: file or folder.

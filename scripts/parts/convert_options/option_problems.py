@@ -1,6 +1,6 @@
-"""Name all problems of an option file in one error, each with what to add to the command.
+"""Name all problems of an option file in one error, and say for each what to add to the command.
 
-What must stay: all problems come in one error, and after its advice the file is converted
+What must stay: all problems come in one error, and whoever follows its advice gets a converted file
 (test_the_problems_of_a_file_are_named_at_once,
 test_a_file_is_converted_after_its_advice_was_followed).
 `_way_out` tells kinds of errors apart by the words of utils/options/section.py. Change both files
@@ -49,8 +49,8 @@ def refuse_problems(
 def note_refused_options(conversion: Conversion, values: dict[str, Any], parts: Any) -> None:
     """Add to `conversion.problems` each option of the new file that our programs refuse.
 
-    This is what main_train_vrt.py would refuse: unknown keys, wrong values, and options that do not
-    fit the network.
+    main_train_vrt.py would refuse the same options: unknown keys, wrong values, and options that do
+    not fit the network.
 
     values: the sections of the new file.
     parts: PARTS of main_train_vrt.py, the networks, data sets and losses that a file may name.

@@ -51,7 +51,7 @@ def strongest_edges(image: np.ndarray) -> np.ndarray:
     # and `high`. So scale the largest gradient to 10000: then the strength is at most 20000.
     largest_x = float(np.abs(gradient_x).max())
     largest_y = float(np.abs(gradient_y).max())
-    largest = max(largest_x, largest_y, 1e-6)  # 1e-6: an image without edges is not divided by 0
+    largest = max(largest_x, largest_y, 1e-6)  # 1e-6: not 0 for an image without edges
     scale = 10000 / largest
     # An edge begins at one of the strongest 8 % of gradients, and continues along gradients of the
     # strongest 20 %. With larger shares, weak texture would be painted as well.
