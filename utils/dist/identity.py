@@ -3,6 +3,8 @@
 Each function reads RUN.launch, which `utils_dist.ranks` sets when the ranks start. Before the
 start, and in a program without ranks, the answers are as in a single process: rank 0 of 1.
 
+What must stay: rank 0 exists in every run, because only rank 0 writes the files of a run.
+
 Test: test_collectives_give_the_same_on_every_rank (tests/dist/test_dist.py).
 """
 

@@ -169,11 +169,19 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
         reads the number of nodes from `env`, as a text, e.g. "2".
     gpu_count: number of GPUs that this process sees.
     """
+    # The number of ranks of the node:
+    #
+    #     the platform says   visible GPUs   ranks
+    #     8                   8              8
+    #     8                   2              2: CUDA_VISIBLE_DEVICES hides some GPUs
+    #     8                   0              8
+    #     no number           4              4
+    #     no number           0              1: one rank on the CPU
     gpus = _number(row.gpus(env))
     if gpus == 0:  # the platform gives no number
-        gpus = max(1, gpu_count)  # without GPUs, one process on the CPU
+        gpus = max(1, gpu_count)
     if gpu_count:
-        gpus = min(gpus, gpu_count)  # CUDA_VISIBLE_DEVICES may hide some GPUs
+        gpus = min(gpus, gpu_count)
     # MASTER_ADDR and MASTER_PORT of the environment take precedence over the cells of the table.
     address = env.get("MASTER_ADDR", "").strip() or row.address(env)
     port = env.get("MASTER_PORT", "").strip() or row.port(env) or DEFAULT_PORT
@@ -223,9 +231,9 @@ def _port_of_job(env: Env) -> str:
     test_two_jobs_on_one_host_meet_at_different_ports.
     """
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or str(os.getppid())
-    # The names of two jobs may differ in a single digit, but their digests differ everywhere. So two
-    # jobs rarely get the same port. The first 4 bytes of a digest, a number below 4.3e9, are enough
-    # for 10,000 ports.
+    # The names of two jobs may differ in a single digit, but their digests differ everywhere. So
+    # two jobs rarely get the same port. The first 4 bytes of a digest, a number below 4.3e9, are
+    # enough for 10,000 ports.
     digest = hashlib.sha256(job.encode()).digest()
     number = int.from_bytes(digest[:4], "big")
     return str(FIRST_PORT + number % PORT_COUNT)

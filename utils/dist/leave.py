@@ -47,9 +47,9 @@ REPORTED = "reported"
 # reports a stall may read the stacks of this rank, or need the store, which this rank may host.
 # With a shorter wait, a report could lack these stacks. A longer wait delays the end of the run.
 REPORT_WAIT_S = 5.0
-# Seconds that a rank with which the store may end waits for the other ranks (`_wait_for_others`).
-# With a shorter wait, the store could end before a slow rank has read in it why the run ends. Both
-# waits are chosen by hand.
+# The store ends with rank 0, or with the first rank that ends (`_sign_off`). Such a rank waits for
+# the other ranks, for at most these seconds (`_wait_for_others`). With a shorter wait, the store
+# could end before a slow rank has read in it why the run ends. Both waits are chosen by hand.
 SIGN_OFF_WAIT_S = 3.0
 # Both waits together, 8 s: the longest time between the moment at which a rank learns of a failure
 # and the end of this rank. CLOSE_S and WAIT_FOR_WATCHDOG_S (failure.py) must fit this time.

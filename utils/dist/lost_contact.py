@@ -24,9 +24,14 @@ from utils.dist.state import RUN
 from utils.dist.store_values import ForeignValueError, State
 from utils.errors import StallError
 
-# Texts in the errors of gloo, NCCL and the store about another rank (a peer) that is gone or does
-# not answer. The cause is then on the other rank. Other errors of NCCL, e.g. a GPU given to two
-# ranks or a full /dev/shm, have their cause on this rank.
+# Matches errors of gloo, NCCL and the store whose cause is another rank (a peer) that is gone or
+# does not answer:
+#
+#     text of the error                                     match
+#     ... Connection closed by peer ..., Broken pipe        yes
+#     ncclRemoteError: ...                                  yes
+#     errors of NCCL whose cause is on this rank, e.g. a    no
+#     GPU that two ranks use, or a full /dev/shm
 PEER_IS_GONE = re.compile(
     r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|"
     r"client socket has timed out|ncclRemoteError|remote process|communicator was aborted|"

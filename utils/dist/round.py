@@ -73,9 +73,9 @@ class Round:
         # the key then holds.
         value = self.store.compare_set(self.failed_key, "", own_value)
         if own_value:
-            # Replace the failure of a higher rank. Another rank may replace it at the same time.
-            # Then compare_set writes nothing, and returns the failure of the other rank. The next
-            # turn of the loop compares this rank with it.
+            # Replace the failure of a higher rank. If another rank replaces it at the same time,
+            # compare_set writes nothing, and returns the failure of the other rank. The next turn
+            # of the loop compares this rank with the other rank.
             failure = self._failure(value)
             while failure is not None and failure.rank > self.rank:
                 value = self.store.compare_set(self.failed_key, value.decode(), own_value)

@@ -1,5 +1,7 @@
 """Compute a digest of the source code. The ranks compare it to find hosts with other versions.
 
+Free to change: how the digest is computed, because all ranks must have the same version anyway.
+
 Tests: test_source_files_that_differ_between_ranks_are_refused (tests/faults/test_startup.py)
 """
 

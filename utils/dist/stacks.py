@@ -8,8 +8,9 @@ signal (test_a_forged_beat_harms_no_file_or_process_that_it_names).
 The stacks go into this memory file, so nothing is left on the disk. faulthandler writes them, even
 if no thread of the rank can run Python code.
 
-The guard (utils/dist/guard.py) uses this module without installed packages. So this module imports
-only the standard library, and modules of this project that do the same.
+What must stay: the guard (utils/dist/guard.py) uses this module without installed packages. So this
+module imports only the standard library, and modules of this project that do the same. Free to
+change: the time that a process gets to write its stacks.
 
 Tests: tests/faults/test_stalls.py, tests/dist/test_trust.py.
 """

@@ -9,8 +9,8 @@ the run (utils.dist.beats). A thread of rank 0, with its own connection to the s
 beats and writes the lines into the file. The main threads do nothing for this answer. So the answer
 comes even if the ranks wait for one another or hang, and it slows no rank.
 
-Users and scripts read these lines: docs/ddp_reference.md shows one. So a new fact goes to the end
-of a line, and no fact is removed.
+What must stay: the facts of a line and their order, because users and scripts read the lines
+(docs/ddp_reference.md shows a line). A new fact goes to the end of a line.
 
 Tests: tests/faults/test_stalls.py.
 """

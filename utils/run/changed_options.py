@@ -5,7 +5,7 @@ options in the checkpoint, so a resumed run may have other options than before. 
 changed options (`log_changed_options`). If the PSNR of a validation depends on a changed option
 (`options_of_psnr`), a new PSNR cannot be compared with the best PSNR so far.
 
-Free to change: the three lists of keys below, which decide what is compared.
+Free to change: the three lists of keys below, which decide which options are compared.
 
 Tests: tests/dist/test_changed_resume.py; tests/stories/test_checkpoint.py, there
 test_the_best_psnr_is_forgotten_if_an_option_of_it_changes.

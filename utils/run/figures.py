@@ -4,6 +4,9 @@
     draw_scalars    one panel for each scalar
     encode          the figure as a file, e.g. a PNG
 
+In this file, `axis` is one panel (an Axes of matplotlib), and `histories` has the curves to draw:
+name of a run -> its history.
+
 No program reads a figure, so the figures may be changed freely. Only `running_mean` has an exact
 test, because numbers are easy to check and pictures are not.
 

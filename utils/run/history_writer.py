@@ -144,7 +144,7 @@ class HistoryWriter:
                 raise
 
     def close(self) -> None:
-        """Bring the report up to date at the end of a run. No file stays open in between."""
+        """Bring the report up to date at the end of a run. There is no open file to close."""
         self._update_report()
 
     def _update_report(self) -> None:

@@ -89,8 +89,8 @@ class Bar(ExitStack):
         terminal: the stream that shows the bars.
         """
         above = AboveBars(stream, terminal)
-        # When an ExitStack ends, it undoes its entries in reverse order. So first the end of
-        # `redirect` puts the original stream back, and then `finish` writes the rest of the text.
+        # An ExitStack undoes its entries in reverse order. So at the end, `redirect` first puts the
+        # original stream back, and then `finish` writes the rest of the text into this stream.
         self.callback(above.finish)
         self.enter_context(redirect(above))
 

@@ -84,9 +84,9 @@ def restore_progress(
     _forget_incomparable_best(progress, folder, options_of_psnr(changes), scored_on)
 
     # A finished run reads no more samples, so changed data do not matter. To find out whether the
-    # run is finished, use the steps per epoch of the checkpoint, not the present ones. E.g. a run
-    # stopped in its last epoch after 90 of 100 steps, and an epoch has 80 steps now. With 80, the
-    # unfinished run would look finished.
+    # run is finished, use the number of steps per epoch in the checkpoint, and not the present
+    # number. E.g. a run stopped in its last epoch after 90 of 100 steps, and an epoch has 80 steps
+    # now. With 80, the unfinished run would look finished.
     planned_then = planned_steps(train, steps_per_epoch_then, progress)
     is_finished = progress.step >= planned_then
     if not is_finished:

@@ -35,8 +35,8 @@ class RunProgress(ExitStack):
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which measures the speed and the pauses.
         every: number of steps between two validations and between two saves, e.g.
-            {"validation": 1000, "save": 5000}. A validation and a save follow the last step in any
-            case. A number of 0 means that the run makes none at all, not even after the last step.
+            {"validation": 1000, "save": 5000}. A validation and a save also follow the last step.
+            With the number 0, the run makes none at all, not even after the last step.
         """
         super().__init__()
         self.kind = kind_to_show(kind)
@@ -119,9 +119,10 @@ class RunProgress(ExitStack):
     def _pauses_to_come(self, step: int, every: int) -> int:
         """Return how many validations (or saves) are still to come after `step` steps.
 
-        They come at each multiple of `every`, and after the last step. A validation at `step`
-        itself is still to come, because the remaining time is shown before it begins. E.g. 10 of 25
-        steps are done and every = 10: the result is 3, for the validations at 10, 20 and 25.
+        Validations come at each multiple of `every`, and after the last step. A validation at
+        `step` itself is still to come, because the remaining time is shown before it begins. E.g.
+        10 of 25 steps are done and every = 10: the result is 3, for the validations at 10, 20 and
+        25.
         """
         # The number of multiples of `every` in 1 ... n is n // every.
         multiples_before_end = (self.total_iter - 1) // every  # in the example 24 // 10 = 2

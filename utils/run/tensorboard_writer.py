@@ -78,7 +78,10 @@ class TensorBoardWriter:
                 self.scalars(repeated_scalars, step)
 
     def _write_options(self, options: dict[str, Any], step: int) -> None:
-        """Write all options as text, and some sections as hyperparameters beside the scores."""
+        """Write all options as text, and some sections as hyperparameters beside the scores.
+
+        step: number of steps done when this start begins.
+        """
         from torch.utils.tensorboard import summary
 
         # TensorBoard shows text as Markdown, which leaves indented lines as they are.
@@ -98,7 +101,11 @@ class TensorBoardWriter:
             file_writer.add_summary(entry)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write a point of each curve."""
+        """Write a point of each curve.
+
+        values: tag -> value, e.g. "train/loss" -> 0.0234.
+        step: number of optimizer steps so far.
+        """
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)
 
