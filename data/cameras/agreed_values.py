@@ -89,8 +89,8 @@ def agreed_geometry(
     data/spike/geometry.py explains them).
     Raises OptionError for wrong sizes.
     """
-    # If an option or dataset.json gives the size of the planes, this size is taken. Else the size
-    # in the calibration file is taken. If the taken size differs from the calibration file,
+    # If an option or dataset.json gives the size of the planes, this size is taken. Otherwise the
+    # size in the calibration file is taken. If the taken size differs from the calibration file,
     # `CalibratedGrid` refuses the calibration later.
     calibrated_height = calibrated_width = None
     if calibration_of_file:
@@ -122,8 +122,8 @@ def file_calibration(option: str | None, info: DatasetInfo) -> FileCalibration |
         option                  returns
         None                    None: spikes and frames are taken as aligned
         "auto"                  None: data/cameras/self_calibration.py finds a calibration later
-        "recorded"              the calibration of dataset.json. If dataset.json has none, None:
-                                spikes and frames are taken as aligned
+        "recorded"              the calibration of dataset.json. If dataset.json has no
+                                calibration, None: spikes and frames are taken as aligned
         a path, e.g. rig.json   the calibration of this file
 
     option: spike.calibration. info: what dataset.json says.

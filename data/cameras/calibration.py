@@ -198,7 +198,7 @@ def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> C
     e.g. from a dataset.json. None: read the file `path`.
     Raises DataError if there is no usable calibration.
     """
-    path = expand_path(str(path))
+    path = expand_path(str(path))  # replaces ~ and $NAME
     table = _table_of(path, table)
     try:
         calibration = read_section(Calibration, table, "", "a calibration file")

@@ -52,8 +52,8 @@ def read_channels(
     Returns (S, aug.height, aug.width) float32. The result is equal to the crop of the channels
     of the whole frame, although only the spike pixels that the crop needs are unpacked.
     """
-    # The order must stay: planes, simulated camera, rate, channels, pixels of the frame.
-    # `clip.grid` is `spikes.grid(clip.size)`, computed once for the clip.
+    # The order of the steps must stay: planes, simulated camera, rate, channels, pixels of the
+    # frame. `clip.grid` is `spikes.grid(clip.size)`, computed once for the clip.
     window = clip.grid.window(aug)  # window.crop: the spike pixels that the crop needs
     # `exposures_of` (frame_planes.py) made the exposures when the clips were listed.
     exposure = clip.exposures[frame]

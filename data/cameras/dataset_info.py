@@ -1,4 +1,4 @@
-"""Read dataset.json: what is known about the spike files of a data set.
+"""Read dataset.json, which describes the spike files of a data set.
 
 The file lies beside the spike files, for example
 
@@ -84,7 +84,7 @@ class DatasetInfo:
     clips: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def of_clip(self, clip: str) -> "DatasetInfo":
-        """Return what is known about the spikes of one clip.
+        """Return the description of the spikes of one clip.
 
         A value of the clip replaces the value for all clips (KEYS_OF_ONE_CLIP). If the clip has no
         such value, the result is this object itself, not a copy. data/root_spikes.py compares the

@@ -140,7 +140,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     where = "spike.exposure"
     table: Any = value
     if isinstance(value, str):
-        where = expand_path(value)
+        where = expand_path(value)  # replaces ~ and $NAME
         table = _exposures_in(where)
     # An object with one of the keys "start", "length", "period" is for all clips. Any other object
     # has the names of clips as its keys.

@@ -80,8 +80,8 @@ def _numbers(stems: Sequence[str]) -> tuple[Fraction, ...] | None:
     The names are numbers ("12" or "432.1"), or texts with a number, in which only the number
     differs ("a_12", "a_13").
     """
-    # `are_values` recognises further forms of numbers by which files are sorted, e.g. -1, 0, 1 or
-    # 1e-3, 2e-4.
+    # `are_values` is true for further forms of numbers, e.g. -1, 0, 1 or 1e-3, 2e-4. Files with
+    # such names are sorted by value.
     are_numbers = all(_DECIMAL.fullmatch(stem) or stem.isdecimal() for stem in stems)
     if are_values(stems) or are_numbers:
         return tuple(Fraction(stem) for stem in stems)
@@ -119,6 +119,8 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
     if len(texts) > 1:
         return False
     values = [Fraction(number) for number in numbers]
+    # `are_values`: the numbers have decimals of different lengths, so the digits alone do not tell
+    # the order.
     return are_values(numbers) and values != sorted(values)
 
 

@@ -75,8 +75,8 @@ def channels_of(representation: Mapping[str, Any] | str) -> int:
     try:
         return rp.channel_count(name, **options)
     except ValueError as e:
-        # The parameters of the function, for the message, e.g.
-        # "(stream: ..., center: float, num_bins: int = 4)".
+        # The message shows the parameters of the function, e.g. "(stream: ..., center: float,
+        # num_bins: int = 4)".
         parameters = str(inspect.signature(rp.REPRESENTATIONS[name].function))
         raise OptionError(
             what=f"spike.representation {name} cannot be made: {e}",

@@ -85,7 +85,7 @@ class Rig(RgbCamera):
     # ---- The sensor of the spike camera ----
 
     rate: float = 0.9  # spikes per plane at full light
-    # What the sensor integrates, "linear" light or "display" values.
+    # The sensor integrates "linear" light or "display" values.
     light: Literal["linear", "display"] = "linear"
     # A deviation is a standard deviation, divided by the mean.
     jitter: float = 0.0  # relative deviation of the time between two spikes, the same at all lights
@@ -172,7 +172,7 @@ class Rig(RgbCamera):
     # ---- The spike camera ----------------------------------------------------------------------
 
     def views(self, lights: Iterable[np.ndarray], spike_size: Size) -> Iterator[np.ndarray]:
-        """Yield what each pixel of the sensor integrates, (h, w) float32, for each light.
+        """Yield the light that each pixel of the sensor integrates, (h, w) float32, for each light.
 
         A pixel of the sensor integrates the mean light of its area. The mean is computed from n x n
         points in the area. Outside of the picture, a point shows the picture mirrored at its edge.

@@ -33,7 +33,7 @@ from data.spike.represent import REPRESENTATIONS, represent
 def sharp_image(
     spikes: DatSpikes, channels: np.ndarray, exposure: Exposure, reverse: bool = False
 ) -> np.ndarray:
-    """Return what the channels (S, H, W) of a frame show of the sharp moment, for people.
+    """Return a picture of the sharp moment from the channels (S, H, W) of a frame, for people.
 
     exposure: the planes of the frame. reverse: whether the clip is played backwards.
     Returns display values (H, W) float32, >= 0.

@@ -336,8 +336,8 @@ class DatSpikes:
         E.g. 4 context planes, 20 planes of the frame, and 4 context planes: T is 28, and outside is
         (4, 4). The center 10 of the frame is then plane 14 of the stream.
 
-        `read_channels` (channels_of_frame.py) calls this for each frame, and `exposures_of`
-        (frame_planes.py) for a trial. A user's subclass may override this method
+        `read_channels` (channels_of_frame.py) calls `represent` for each frame, and `exposures_of`
+        (frame_planes.py) calls it for a trial. A user's subclass may override this method
         (docs/extending.md), so its arguments stay.
         """
         before, _ = outside

@@ -44,7 +44,7 @@ def places_of_points(
     matrix: (3, 3), from a spike pixel (x, y, 1) to an RGB pixel.
     spike_size: (h, w), the size of the sensor.
     n: number of points along a side of a spike pixel.
-    parallax: difference of the shifts of the nearest and the farthest layer, in RGB pixels.
+    parallax: shift of the nearest layer minus shift of the farthest layer, in RGB pixels.
     seed: seed of the layers and of the direction of the parallax.
     """
     height, width = spike_size

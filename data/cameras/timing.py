@@ -203,7 +203,8 @@ class Timing:
             raise unknown_times(clip, times, first, count)
         # The names 1, 2, 4 show that frame 3 is missing. But the names do not tell when frame 4 was
         # taken. E.g. frame 1 was taken at 0 ms and frame 2 at 40 ms. Then frame 4 may be from 120
-        # ms, but also from 100 ms or 150 ms. Only the time stamps of a film tell this.
+        # ms, but also from 100 ms or 150 ms. Only the time stamps of a film tell the time of frame
+        # 4.
         if times.gaps and not times.is_film:
             raise unknown_times(clip, times, first, count)
         # Two clocks may tell the length of the clip in seconds: the time stamps of a film, and the

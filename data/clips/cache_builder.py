@@ -74,7 +74,7 @@ def build_cache(
     partial = target.with_name(f".{target.name}.partial")
     index = json.dumps(_index_of(source, clips))
     if not _has_begun(partial, index):
-        scratch_folder(partial)
+        scratch_folder(partial)  # makes an empty folder
         write_whole(partial / INDEX, index.encode())
     # A clip has a folder only if all its arrays were written (`_write_clip`).
     clips_to_write = [clip for clip in clips if not (partial / clip.name).exists()]
@@ -164,7 +164,7 @@ def _refuse_full_disk(clips: Sequence[Clip], partial: Path) -> None:
     for clip in clips:
         for shape in shapes_of_arrays(clip).values():
             need += math.prod(shape)  # uint8, so one byte for each value
-    free = free_bytes(partial)
+    free = free_bytes(partial)  # of the disk on which `partial` is
     if need > LARGEST_DISK_FRACTION * free:
         raise DataError(
             what=f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",

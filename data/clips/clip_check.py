@@ -1,4 +1,4 @@
-"""Check one clip: which files belong to which frame, and what is wrong with them.
+"""Check one clip: find the files of each frame, and the problems of the clip.
 
 A clip has up to four kinds of files: blurry frames ("lq"), sharp frames ("gt"), several sharp
 frames of an exposure ("gt_instants"), and spikes ("spike"). `ClipCheck.run` gets the listed files

@@ -70,7 +70,7 @@ def list_clip_or_clips(
 
 
 class _ListedFolder(NamedTuple):
-    """What a folder of a data root holds."""
+    """The content of a folder of a data root."""
 
     # The folder that was listed: "/data/clip_a/blur" if it exists, else "/data/clip_a".
     path: str

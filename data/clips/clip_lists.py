@@ -33,7 +33,7 @@ class JoinedClips(Clips):
         return int(self.begins[-1])
 
     def _clip(self, number: int) -> Clip:
-        root = range_of(number, self.begins)
+        root = range_of(number, self.begins)  # number of the root that has the clip
         number_in_root = number - int(self.begins[root])
         return self.clips_of_roots[root][number_in_root]
 

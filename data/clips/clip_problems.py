@@ -1,4 +1,4 @@
-"""Collect what is wrong with one clip, so that one run of the check can show all of it.
+"""Collect the problems of one clip, so that one run of the check can show all of them.
 
 data/clips/clip_check.py and the modules that it calls report to a `ClipProblems`. Its list is the
 output of the check.
@@ -40,7 +40,7 @@ class ClipProblems:
 
         where: a path, or a kind such as "lq". For a kind, the problem names the folder of the clip
         with the files of this kind, e.g. "/data/train/clip_a".
-        do: advice, what the user should do. "" if `what` already makes this clear.
+        do: what the user should do. "" if `what` makes it clear already.
         """
         kinds = self.source.kinds()
         if where in kinds:

@@ -87,7 +87,7 @@ def user_clips(
     Raises DataError if frames, spikes and sharp frames do not belong together. The error names the
     files.
     """
-    root = Path(expand_path(str(path)))
+    root = Path(expand_path(str(path)))  # replaces ~ and $NAME
     if not root.exists():
         raise DataError(
             what="no such file or folder",

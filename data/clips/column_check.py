@@ -303,6 +303,7 @@ def _own_files(frame_counts: np.ndarray, file_counts: np.ndarray) -> _OwnFiles:
     # The comments show the example of `_OwnFiles`: frame_counts are 2 3, and file_counts are 2 1.
     # The number of the clip of each frame: 0 0 1 1 1.
     clip = np.repeat(np.arange(len(frame_counts)), frame_counts)
+    # `begins_of` gives the first frame of each clip, and then the end: 0 2 5.
     first_frame_of_clip = begins_of(frame_counts)[clip]  # 0 0 2 2 2
     number_in_clip = np.arange(len(clip)) - first_frame_of_clip  # 0 1 0 1 2
     # A clip with fewer files than frames has one file for all frames: file 0 of the clip.

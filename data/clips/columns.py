@@ -164,7 +164,7 @@ class Row(NamedTuple):
     next_count: int  # number of planes: 0
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """Return (step, first plane, number of planes) of each of the three files.
+        """Return (step, first plane, number of planes) for each of the three files.
 
         step: -1 is the file before the own file, 0 the own file, and 1 the file after.
         """

@@ -56,8 +56,8 @@ class DiskFiles:
         If this run has checked the data already (data/clips/preflight.py), the clips that the check
         found are returned. Otherwise the files are checked now.
 
-        Call this before loader workers are forked, because with cache_data it reserves the memory
-        that the workers share. A later call would give each worker memory of its own.
+        Call `clips` before loader workers are forked, because with cache_data it reserves the
+        memory that the workers share. A later call would give each worker memory of its own.
         """
         clips: Sequence[Clip] | None = checked_clips(source)
         if clips is None:

@@ -41,7 +41,8 @@ def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> Spike
     """Open a spike file on disk, or the packed planes that are a value in an LMDB.
 
     geometry: shape and layout of a plane.
-    remainder: what to do with a last incomplete plane, a value of the option spike.remainder.
+    remainder: value of the option spike.remainder. "error" refuses an incomplete last plane,
+    "truncate" ignores it.
     Raises SpikeFileError, DataError.
     """
     if LMDB_MARK in path:

@@ -47,7 +47,7 @@ MOST_NAMED_FRAMES = 5
 
 @dataclass
 class Packets:
-    """What a container says of the frames of one video stream, whether they were decoded or not."""
+    """The frames of one video stream, as the container lists them. They need not be decoded."""
 
     stated: int  # number of frames that the header of the container states; 0 if it states none
     # Whether a frame may last longer than usual in this container (a pause). If so, a gap in the

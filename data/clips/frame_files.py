@@ -1,4 +1,4 @@
-"""Find which file of each kind belongs to which frame of a clip, and report what is missing.
+"""Find which file of each kind belongs to which frame of a clip, and report missing files.
 
 A kind of file is "lq" (blurry frames), "gt" (sharp frames), "gt_instants" (several sharp frames of
 an exposure) or "spike". The stem of a file is its name without the suffix. Files are matched by the
@@ -10,8 +10,8 @@ three methods of `FrameFiles` in this order:
     find_frames   which frames does the clip have, and in which order? Reports missing files, gaps
                   in the numbers, and wrong names
 
-A frame has a key: what the stems of its files have in common (`FrameKey`). A data set may have a
-meta file, a list of its clips with the number of frames of each clip.
+A frame has a key, the part that the stems of its files have in common (`FrameKey`). A data set may
+have a meta file, a list of its clips with the number of frames of each clip.
 
 What must stay:
 

@@ -19,7 +19,7 @@ NO_NUMBER = -1  # stands for the number of a stem without digits
 
 
 class FrameKey(NamedTuple):
-    """What a name says of its frame. Files with equal keys belong to one frame.
+    """The parts of a file's name that tell its frame. Files with equal keys belong to one frame.
 
     E.g. "frame_0047" -> ("frame_", 47, ""). Leading zeros do not count, so 47.png and 000047.dat
     belong to one frame.

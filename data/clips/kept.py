@@ -73,7 +73,7 @@ class Result:
     """The result of a check that found no problems."""
 
     counts: str  # numbers of clips and frames, in words
-    warnings: list[Problem]  # what the log should say
+    warnings: list[Problem]  # warnings for the log
     clips: Sequence[Clip]  # the checked clips
 
 
@@ -133,8 +133,8 @@ def digest_of_options(source: Source) -> str:
 def checked_clips(source: Source) -> ClipTable | None:
     """Return the clips of a source from its record, if this run has checked the source.
 
-    Any rank and any loader worker may call this. Returns None if the run has not checked the
-    source, or if this machine cannot read the record. In these cases, the caller must check the
+    Any rank and any loader worker may call `checked_clips`. Returns None if the run has not checked
+    the source, or if this machine cannot read the record. In these cases, the caller must check the
     files itself.
 
     Test: test_a_rank_reads_only_the_record_and_makes_the_same_samples
@@ -180,7 +180,7 @@ class Record:
         self.name = f"{self.options_digest}_x{scale}"
         self.json = folder / f"{self.name}.json"
         self.arrays = folder / f"{self.name}.npz"
-        # What other ranks are told of the record. None until the record was read or written.
+        # Other ranks find the record by this id. None until the record was read or written.
         self.record_id: RecordId | None = None
 
     def read(self, share: float) -> Result | None:

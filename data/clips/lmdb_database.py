@@ -49,7 +49,7 @@ def _transaction(root: str) -> Generator[Any]:
     """Open a transaction that reads an LMDB, for a `with` block.
 
     Values are views of the mapped file, and are not valid after the block. So copy the values.
-    Raises DataError if the LMDB is damaged, even if this shows only within the `with` block.
+    Raises DataError if the LMDB is damaged, even if the damage shows only within the `with` block.
     """
     environment = open_environment(root)  # OptionError if the package lmdb is missing
     import lmdb  # `open_environment` comes first, because its error says how to install lmdb
@@ -96,7 +96,10 @@ def open_environment(root: str) -> Any:
 
 
 def _open_lmdb(root: str) -> Any:
-    """Open an LMDB to read. Only `open_environment` may call this, because it holds the lock."""
+    """Open an LMDB to read.
+
+    Only `open_environment` may call `_open_lmdb`, because `open_environment` holds the lock.
+    """
     try:
         import lmdb  # an optional package
     except ImportError as e:

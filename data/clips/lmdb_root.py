@@ -80,7 +80,7 @@ def list_lmdb(root: str, names: Collection[str] | None) -> Listing:
 def _lines_of_meta_info(root: str) -> list[str]:
     """Return the lines of meta_info.txt. Raises OSError if it cannot be read or is not UTF-8."""
     try:
-        with open_plain(Path(root, "meta_info.txt")) as file:
+        with open_plain(Path(root, "meta_info.txt")) as file:  # refuses pipes and devices
             return file.read().decode("utf-8").splitlines()
     except UnicodeDecodeError as e:
         # The caller turns an OSError into a DataError, so make this error an OSError, too.

@@ -1,4 +1,4 @@
-"""Look at a file for the data check: open it once, and return what was seen as a `Look`.
+"""Look at a file for the data check: open it once, and return the result as a `Look`.
 
 A `Look` has the size and the time of change of the file, the size of the picture in it, and what is
 wrong with the file. Reading takes nearly all the time of a first check, so as little as possible is
@@ -46,7 +46,7 @@ SPIKE_HEAD_BYTES = 64
 
 
 class Look(NamedTuple):
-    """What was seen of one file."""
+    """The result of a look at one file."""
 
     entry: FileEntry  # path, size and time of change
     # (device, inode) of a file on disk. Two names of one file have the same file id. (0, 0) for a
@@ -100,7 +100,7 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
     head = os.read(descriptor, HEAD_BYTES)
 
     def read_all() -> bytes:
-        return head + rest_of(descriptor)
+        return head + rest_of(descriptor)  # all bytes after `head`
 
     look = _with_shape(look, head, read_all, decode)
     # `_with_shape` has decoded every picture that is not a PNG, and decoding finds a missing end.
@@ -198,8 +198,8 @@ def look_at_spikes(
     `ClipCheck` (data/clips/clip_check.py) opens such a file later.
 
     geometry: size and layout of a plane, as the options say.
-    remainder: the option spike.remainder, "error" or "truncate": what to do with bytes after the
-    last whole plane.
+    remainder: the option spike.remainder. "error" refuses bytes after the last whole plane,
+    "truncate" ignores them.
     lmdb_entry: size and time of a file in an LMDB, which is not read. None for a file on disk.
     Raises DataError for a broken link.
     """
@@ -222,7 +222,8 @@ def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) 
     SpikeFileError if it finds words.
 
     geometry: size of a plane.
-    remainder: "error" or "truncate", what to do with bytes after the last whole plane.
+    remainder: what to do with bytes after the last whole plane. "error" refuses them, "truncate"
+    ignores them.
     """
     look = Look(entry_of(path))
     try:
@@ -259,7 +260,8 @@ def _inspect_file(
     error would end the check of all other files.
     """
     try:
-        # about: size, time and inode of the file, an os.stat_result
+        # `plain_descriptor` opens a file, and refuses pipes and devices. about: size, time and
+        # inode of the file, an os.stat_result.
         descriptor, about = plain_descriptor(path)
     except OSError as e:
         # `entry_of` raises DataError if there is no file at all.

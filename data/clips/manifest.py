@@ -129,7 +129,7 @@ def entries_of(
 def gone_error(source: Source, listings: Mapping[str, Listing]) -> DataError:
     """Return the error for broken links. It names the first broken link of each kind of file.
 
-    All files are looked up again, so call this only after a broken link was found.
+    All files are looked up again, so call `gone_error` only after a broken link was found.
 
     listings: {kind: {clip: its files}}.
     """
@@ -287,9 +287,9 @@ def same_files(source: Source, clips: Sequence[Clip]) -> list[Problem]:
 def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
     """Return whether the sharp frames of all clips are copies of the blurry frames.
 
-    Only the first and the last frame of each clip are compared. This is enough, because every frame
-    with real blur differs from its sharp frame. The comparison ends with the first frame that
-    differs, so it is fast for usual data.
+    Only the first and the last frame of each clip are compared. Two frames are enough, because
+    every frame with real blur differs from its sharp frame. The comparison ends with the first
+    frame that differs, so it is fast for usual data.
 
     Test: test_copies_of_the_blurry_frames_as_sharp_frames_are_warned_of
     """

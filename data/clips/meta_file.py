@@ -94,7 +94,7 @@ def _lines_of(path: str, needs_list: bool) -> list[str]:
     needs_list: as in `read_meta_file`.
     """
     try:
-        with open_plain(path) as file:
+        with open_plain(path) as file:  # refuses pipes and devices
             # "utf-8-sig" removes the byte order mark, which some editors on Windows put before the
             # first line.
             return file.read().decode("utf-8-sig").splitlines()

@@ -133,6 +133,7 @@ def _damage_in(encoded: bytes, header: Header | None) -> str:
         return f"JPEG of {len(encoded)} bytes is cut short"
     if header is None:
         return _other_kind(encoded) or _unknown_damage(encoded)
+    # `has_whole_chunks`: each part of the PNG ends within the file.
     if header.kind == "PNG" and not has_whole_chunks(encoded):
         return f"PNG of {len(encoded)} bytes is damaged or cut short"
     return ""
@@ -194,8 +195,8 @@ def _other_kind(content: bytes) -> str:
 def refuse_header(header: Header, path: str) -> None:
     """Refuse a picture that is too large, or has values other than whole numbers of 8 or 16 bits.
 
-    Every reader of pictures must call this before it decodes. E.g. a file of 100 bytes may state a
-    size of 100,000 x 100,000 pixels, and decoding it would fill the memory.
+    Every reader of pictures must call `refuse_header` before it decodes a picture. E.g. a file of
+    100 bytes may state a size of 100,000 x 100,000 pixels, and decoding it would fill the memory.
 
     path: file of the picture.
     Raises DataError.

@@ -47,8 +47,8 @@ def preflight(
 ) -> dict[str, RecordId]:
     """Check the data of all splits, each by its dataset class.
 
-    Only rank 0 may call this, because it writes the stored results. The other ranks wait, and then
-    read the stored results (`checked_clips` in data/clips/kept.py).
+    Only rank 0 may call `preflight`, because it writes the stored results. The other ranks wait,
+    and then read the stored results (`checked_clips` in data/clips/kept.py).
 
     datasets: the sections of the splits.
     stored: folder of stored results.
@@ -104,7 +104,7 @@ def check_source(
 ) -> Report:
     """Check the clips of one data root, and return the report. Problems raise no error.
 
-    `ClipDataset.check` calls this, for `preflight` and for scripts/doctor.py.
+    `ClipDataset.check` calls `check_source`, for `preflight` and for scripts/doctor.py.
 
     source: the data root.
     name: name of the split, and of the root if there are several, e.g. "train".

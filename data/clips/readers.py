@@ -78,7 +78,7 @@ class Reader:
         raise NotImplementedError
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return a picture of what the spikes of a frame show at its sharp instant.
+        """Return a picture that shows the spikes of a frame at its sharp instant.
 
         Returns display values (H, W), at least 0. The picture is shown beside the frame. This class
         does not know what the channels mean, so the picture is their mean.
@@ -192,7 +192,7 @@ class DatasetClip(Reader):
     # decode no frame.
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """Return a picture of what the spikes of frame `index` show: display values (H, W).
+        """Return a picture that shows the spikes of frame `index`: display values (H, W).
 
         `Reader.spike_light` gives only the mean of the channels. `DatasetClip` has the settings by
         which spikes became channels, so it computes the light at the sharp instant.

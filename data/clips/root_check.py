@@ -49,10 +49,10 @@ from utils.errors import DataError
 # a function `show`: `with show(2103, "checking train", "files") as progress`.
 OpenProgress = Callable[[int, str, str], Any]
 # Size of a group: number of files that are looked at before their clips are checked. A group ends
-# with the clip that reaches this number. A larger group takes more memory, because what was seen of
-# each file (a `Look`) is kept until the end of the group. With a group of e.g. 10 files, threads
-# would often be idle at the end of a group. (LEAST_FILES in unchanged_data.py is 4096, too, but it
-# counts the files of a repeated start.)
+# with the clip that reaches this number. A larger group takes more memory, because the `Look` of
+# each file is kept until the end of the group. With a group of e.g. 10 files, threads would often
+# be idle at the end of a group. (LEAST_FILES in unchanged_data.py is 4096, too, but it counts the
+# files of a repeated start.)
 FILES_AT_ONCE = 4096
 
 
@@ -64,7 +64,7 @@ class Report:
     source: Source  # the checked root
     clips: Sequence[Clip]  # the clips of the root that have no problems
     problems: list[Problem] = field(default_factory=list)  # faults that forbid a run
-    warnings: list[Problem] = field(default_factory=list)  # what the log should say
+    warnings: list[Problem] = field(default_factory=list)  # warnings for the log
     # If a stored result or a clip cache was read, the log shows this text in place of `counts()`,
     # e.g. "22 cached clips". If the files were checked, the text is "".
     note: str = ""
@@ -175,8 +175,8 @@ class RootCheck:
         scale: scale of the network.
         """
         source = self.source
-        # The lines below add problems to the list `clip_problems` itself. This is harmless, because
-        # `run` is called once.
+        # The report shares the list `clip_problems`, so the lines below change the list itself. The
+        # change does no harm, because `run` is called once.
         report = Report(
             name,
             source,

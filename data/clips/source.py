@@ -103,9 +103,9 @@ class Source:
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
     excluded_clips: frozenset[str] = frozenset()
-    # Whether lq and gt may be the same files. This is right if noise is added to lq, or if a sample
-    # takes different frames as lq and gt. Otherwise lq and gt would be equal, so a network would
-    # learn to change nothing.
+    # Whether lq and gt may be the same files. Set it to True if noise is added to lq, or if a
+    # sample takes different frames as lq and gt. Otherwise lq and gt would be equal, so a network
+    # would learn to change nothing.
     may_share_frames: bool = False
     # Whether the data set is Vimeo-90K. Its clips are <a>/<b>, with the frames im1 ... im7, and all
     # have one size. Only clips of the meta file are read.

@@ -41,8 +41,8 @@ class Clips(Sequence[Clip]):
             return [self[each] for each in range(start, stop, step)]
         index = int(number)
         if index < 0:
-            # -1 is the last clip. `index` is Python's int, because the type of a NumPy integer may
-            # be too small for this sum: an int8 cannot hold -1 + 300.
+            # -1 is the last clip. `index` is Python's int. The type of a NumPy integer may be too
+            # small: an int8 cannot hold -1 + 300.
             index += len(self)
         if index < 0 or index >= len(self):
             raise IndexError(number)

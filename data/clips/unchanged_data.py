@@ -177,8 +177,8 @@ def _clips_to_look_at(table: ClipTable, share: float) -> range:
 class _Comparison:
     """Compares clips of the record (the stored result of the check) with their files.
 
-    Several threads call `is_same_clip` at once. This is safe, because `is_same_clip` changes no
-    attribute.
+    Several threads call `is_same_clip` at once. They do not disturb one another, because
+    `is_same_clip` changes no attribute.
     """
 
     def __init__(self, table: ClipTable, columns: Columns) -> None:

@@ -71,7 +71,7 @@ def section_and_info(section: Any, spike: Path, clip: str = "") -> tuple[Any, Da
         if shape and len(shape) == 3:
             _, h, w = shape  # (planes, h, w)
             section = section.model_copy(update={"h": h, "w": w})
-    # Does dataset.json describe these files?
+    # If two sizes differ, dataset.json describes other files.
     if _contradict(section.h, info.h) or _contradict(section.w, info.w):
         return section, DatasetInfo()
     return section, info

@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the program must know to make a clip."""
+    """The values that the program needs to make a clip."""
 
     # (height, width) of the frames of the source. With a rig: of the made frames.
     size: tuple[int, int]

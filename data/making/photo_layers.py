@@ -74,8 +74,8 @@ def draw_camera(
         """Draw a random motion (P,) between -amplitude and amplitude."""
         return smooth_walk(rng, number_of_planes, amplitude, periods)
 
-    # The amplitude of a shake is 2 pixels to a sixth of the side of a made frame. The amplitude is
-    # drawn before its walk.
+    # The amplitude of a shake is at least 2 pixels, and at most crop / 6, a sixth of a made frame.
+    # The amplitude is drawn before its walk.
     shake_x = walk(rng.uniform(2, crop / 6))  # in pixels of the made frame
     shake_y = walk(rng.uniform(2, crop / 6))
     shake = FINE * np.stack([shake_x, shake_y], axis=1)  # in pixels of the view

@@ -102,9 +102,9 @@ class PhotoScene:
     def shifts(self, plane: int, other: int) -> np.ndarray:
         """Return the true motion of each pixel from one plane to a second plane.
 
-        What is at the pixel p of the made frame in `plane` is at p + shifts[p] in `other`. The
-        pixel shows the nearest layer whose opacity is above 1/2 at p. The result is the shift of
-        this layer. It stays the same if a nearer layer hides this layer in `other`.
+        The point of the scene that pixel p of the made frame shows in `plane` is at p + shifts[p]
+        in `other`. The pixel shows the nearest layer whose opacity is above 1/2 at p. The result is
+        the shift of this layer. It stays the same if a nearer layer hides this layer in `other`.
 
         plane, other: numbers of two planes, from 0.
         Returns (crop, crop, 2) float32: x and y in pixels of the made frame.

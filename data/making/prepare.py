@@ -57,6 +57,7 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     # folder of the pictures, then the folder of the spikes.
     scratch_folders = []
     for folder in job.folders:
+        # `scratch_folder` makes an empty folder, in place of a folder that a killed run has left.
         scratch_folders.append(scratch_folder(folder.with_name(f".{job.name}.tmp")))
     pictures, spikes = scratch_folders
     (spikes / "spike").mkdir()
@@ -77,13 +78,14 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:
-            publish_folder(scratch, folder)
+            publish_folder(scratch, folder)  # renames it
 
 
 def _record_with_rig(
     job: Job, cut: Cut, recipe: Recipe, frames: FrameSource, pictures: Path, spikes: Path
 ) -> None:
-    """Write what a rig (two simulated cameras) records of a cut, a part of the source.
+    """Write the recordings of a rig (two simulated cameras). A cut is the recorded part of the
+    source.
 
     The rig records blurry frames, sharp frames and spikes. The folders blur and sharp have the same
     names as without a rig (fast_video.py), because option files name them (`lq_folder`).

@@ -240,7 +240,7 @@ def _length_of(part: slice, length: int) -> int:
 
 
 class _Header(NamedTuple):
-    """What the header of an array states."""
+    """The values in the header of an array."""
 
     shape: tuple[int, ...]
     is_fortran: bool  # whether the first axis varies fastest (the order of Fortran)

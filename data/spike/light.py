@@ -73,8 +73,8 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     last_end = ends.max(axis=0)  # (h, w), the end at the last spike: 6
 
     # An outer interval is as long as the interval beside it: from the first spike to the second,
-    # or from the last but one to the last. These two lengths are the smallest numbers above 0 in
-    # two arrays:
+    # or from the last but one to the last. The two lengths are the smallest numbers above 0 in two
+    # arrays:
     #
     #     plane                 0   1   2   3   4   5   6   7   8   9
     #     ends                  0   0   0   4   0   6   0   0   0   0
@@ -89,8 +89,8 @@ def intervals_of(stream: np.ndarray) -> Intervals:
     # From here on, the numbers are signed, because `begin` may be negative.
     first_end = first_end.astype(np.int32)
     last_end = last_end.astype(np.int32)
-    # A pixel with a single spike has no interval beside the outer two. (A pixel without a spike
-    # also has equal ends, 0. The callers set its light to 0.)
+    # A pixel with a single spike has only the two outer intervals. (A pixel without a spike also
+    # has equal ends, 0. The callers set its light to 0.)
     is_single = first_end == last_end
     length_after_first = np.where(is_single, planes, length_after_first.astype(np.int32))
     length_before_last = np.where(is_single, planes, length_before_last.astype(np.int32))
