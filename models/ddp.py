@@ -54,7 +54,7 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
             net,
             # Training changes no buffer of our networks, so there is nothing to send.
             broadcast_buffers=False,
-            # The gradients are views of DDP's buckets. Otherwise DDP would hold a copy of each.
+            # The gradients are views of DDP's buckets. Otherwise DDP would copy each gradient.
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
             static_graph=use_static_graph,

@@ -55,7 +55,7 @@ from utils.run import figures, history, report
 #     history    name of a scalar, e.g. "train/loss" -> its entries (step, value)
 
 # Scalar: PSNR of the blurry frames at the same validation. models/restore/validation.py and
-# utils/run/experiment.py write this name, so change it there, too.
+# utils/run/experiment.py write this name, so change all three files.
 BLURRY_PSNR = "val/psnr_input"
 LINE_WIDTH = 100  # characters in a line of a table
 

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def explain_log(file: str) -> int:
-    """Print what the failures in a log mean. Return 1 for a failure or an unreadable log, else 0."""
+    """Print what the failures in a log mean. Return 1 for a failure or an unreadable log."""
     try:
         findings = read_log(Path(file).read_text(errors="replace"))
     except OSError as e:

@@ -68,7 +68,7 @@ class ClipScorer:
         instant_count = len(images)  # K
         if "gt" in item:
             sharp = scored_values(item["gt"], self.number_format)  # (H, W, 3)
-            restored = images[instant_count // 2]  # the middle one, e.g. images[1] of 3
+            restored = images[instant_count // 2]  # the middle image, e.g. images[1] of 3
             self._add_frame("restored", restored, sharp, self.metrics_of_restored)
             watchdog.go_on()  # tells the watchdog that this rank still works
             blurry = item["lq"][:3]  # without the noise map, which may be a fourth channel

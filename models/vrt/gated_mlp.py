@@ -39,7 +39,7 @@ def geglu(u: Tensor, w: Weights, is_plain: bool = True) -> Tensor:
     """Return the hidden layer gelu(fc11(u)) * fc12(u): (tokens, C) -> (tokens, hidden).
 
     w: the weights "fc11", "fc11_bias", "fc12" and "fc12_bias".
-    is_plain: True uses only torch's operators, which torch.compile needs, because it cannot trace
+    is_plain: True uses only torch's operators. torch.compile needs this, because it cannot trace
         our kernels. False uses our kernel on a device that has kernels.
     """
     if not is_plain and has_kernels(u):

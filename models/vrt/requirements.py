@@ -1,7 +1,7 @@
 """What a VRT requires of its input: sizes, number of frames, channels.
 
     vrt_input_spec    the requirements, which follow from the design of the network
-    check_input       refuses a clip that does not meet them
+    check_input       refuses a clip that does not meet the requirements
 
 Tiles, padding and the checks of data rely on the spec.
 

@@ -14,7 +14,7 @@ def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
     """Return x[rows], or x itself if `rows` is None.
 
     torch's own gradient of x[rows] is slow, because it allows for rows that are named twice and
-    adds up their gradients. The gradient here only copies rows, which is many times faster.
+    adds up their gradients. The gradient here only copies rows. This is many times faster.
 
     So if a gradient is needed, `rows` must name each row at most once. The fields `results` and
     `kept` of a chunk name each row once. The field `rows` of a chunk names row 0 at each padding,

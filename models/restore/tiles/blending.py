@@ -10,9 +10,9 @@ So the weights need not sum to 1, but each pixel needs a tile with a weight abov
 the weights of this tile along this axis. space.py multiplies the weights along height and width.
 stream.py uses the weights along the time.
 
-What must stay: the blend "kair", which is the blend of the published code (the project KAIR):
-test_published_tiling_is_reproduced compares them. Free to change: the blend "smooth", if no weight
-is 0.
+What must stay: the blend "kair", because it is the blend of the published code (the project KAIR).
+test_published_tiling_is_reproduced compares the two. Free to change: the blend "smooth", if no
+weight is 0.
 
 Tests: tests/parts/models/test_tiling.py
 """

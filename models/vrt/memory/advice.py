@@ -115,7 +115,7 @@ def _checkpointing_everywhere(netG: Section) -> str:
     block of VRT. For another network the result is "", because its options lack these keys.
     """
     keys = []
-    # Two keys switch the recomputation on. The other two keys list stages that are left out of it.
+    # Two keys switch the recomputation on. Two keys list stages without recomputation.
     for key in ("use_checkpoint_attn", "use_checkpoint_ffn"):
         if getattr(netG, key, None) is False:
             keys.append(f"netG.{key}=true")

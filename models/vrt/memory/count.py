@@ -99,7 +99,7 @@ def _run_with_all_recomputed(
         sizes = stack.enter_context(saved_bytes(net))
 
         def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
-            """Note the input of a module, and what is saved. torch calls this after its forward."""
+            """Note the input of a module, and what is saved. torch calls it after the module."""
             # DeformAlign takes (sources, target, flows). All other modules take only x.
             x = args[1] if isinstance(module, DeformAlign) else args[0]
             passes.append(_ForwardPass(module, x.detach(), saved=sum(sizes.values())))

@@ -44,7 +44,7 @@ def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
 # Largest number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
 # With fewer programs, some multiprocessors would idle. With more programs, more sums would be
 # written. Another number changes the last bits of the gradients of weights and biases.
-# The attention has a number of its own (attention/kernels/launches.py), which need not be the same.
+# The attention has a number of its own (attention/kernels/launches.py). It need not be the same.
 PROGRAMS = 528
 
 

@@ -2,7 +2,7 @@
 
     find_position   1. a rough position from features (camera_features.py)
                     2. the exact position (data/cameras/registration)
-                    3. whether it is good enough (`Quality`)
+                    3. whether the exact position is good enough (`Quality`)
 
 A view is a frame and the spikes of its exposure. A matrix, (3, 3), maps a point (x, y, 1) of the
 spike image to a point of the frame. A patch is one of the 25 parts of the spike image that

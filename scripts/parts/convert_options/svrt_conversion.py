@@ -37,7 +37,8 @@ class Conversion:
     The functions that the top of this file names change it.
     """
 
-    values: dict[str, Any]  # dotted key -> value; first keys of S-VRT, in the end only ours
+    # Dotted key -> value. At first the keys are S-VRT's, in the end all keys are ours.
+    values: dict[str, Any]
     # The three tables of the report: key of S-VRT -> a text for the user.
     renamed: dict[str, str] = field(default_factory=dict)  # what the key became
     dropped: dict[str, str] = field(default_factory=dict)  # why the key was left out
@@ -56,7 +57,7 @@ class Conversion:
         """Return the keys of a section. The only key of an option is the option itself.
 
         For example, `netG` -> [`netG.depths`, `netG.img_size`], and `netG.depths` ->
-        [`netG.depths`]. Returns an empty list if there is neither.
+        [`netG.depths`]. Returns an empty list if there is neither such a section nor such a key.
         """
         # With the dots at the end, `netG.depths` finds `netG.depths` itself, and not
         # `netG.depths_of_flow`:

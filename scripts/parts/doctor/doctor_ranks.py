@@ -91,7 +91,7 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
 
     A bad finding has another status than "ok". If several ranks have the same bad finding, it is
     returned once. E.g. "little room" on the ranks 1 and 3 becomes "rank 1, 3: little room". A bad
-    finding that rank 0 has, too, is returned as rank 0 has it, without numbers.
+    finding that rank 0 has, too, is returned as rank 0 has it, without the numbers of ranks.
 
     findings: what this rank found.
     """

@@ -54,7 +54,7 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
 #
 # `RecordedClip` (data/motion/recording.py) gets the reader of a clip, and this reader has the data
 # set of the clip. Here `SampleReader` replaces the reader, and `OneSample` replaces the data set.
-# They have only the members that `RecordedClip` uses.
+# Both have only the members that `RecordedClip` uses.
 
 
 class OneSample(NamedTuple):

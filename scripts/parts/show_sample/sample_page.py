@@ -2,7 +2,7 @@
 
     Page            what the page shows
         Verdict     whether spikes and frames agree
-        Section     a chapter; it has rows, and a row has pictures
+        Section     a chapter with rows. A row has pictures
     enlarge         an image in which single pixels can be seen
 
 What must stay: the names of the fields, because the template uses them. So rename a field in both

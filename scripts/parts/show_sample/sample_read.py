@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
 
     split: str  # "train" or "test"
     index: int  # number of the sample of training, or of the test clip
-    epoch: int  # epoch of a sample of training; a test has no epochs
+    epoch: int  # epoch of a sample of training. A test has no epochs
 
 
 class Sample(NamedTuple):
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
     # What the data set returns for the sample:
     #
     #     "lq", "gt", "spike"   tensors (frames, channels, H, W)
-    #     "key"                 clip and first frame, e.g. "clip0/00000"; for a test clip "clip0"
+    #     "key"                 clip and first frame, e.g. "clip0/00000", or "clip0" in a test
     item: dict[str, Any]
 
 

@@ -35,8 +35,8 @@ SIDES_TRIED = (
 SHAPES_TRIED = "not higher than 4:3 and not wider than 2:5"
 # `smoothest_first` judges each size by a few planes in the middle of the file, because hundreds of
 # sizes can fit. Larger numbers take more time. Smaller numbers make the judgement less sure.
-JUDGED_PLANES = 16  # most planes of a size
-JUDGED_BITS = 4_000_000  # most bits of these planes together
+JUDGED_PLANES = 16  # largest number of planes that are judged for a size
+JUDGED_BITS = 4_000_000  # largest number of bits of these planes together
 # Two shapes count as equal up to this relative difference, as in `check_same_view` of
 # data/clips/user_spike_files.py.
 SHAPE_TOLERANCE = 0.02

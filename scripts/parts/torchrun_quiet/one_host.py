@@ -11,7 +11,7 @@ ranks need a store too. Rank 0 opens this store on the loopback, which other hos
 scripts/torchrun_quiet.py calls `use` if all ranks are on one host.
 
 What must stay: the loopback (test_ranks_of_one_host_listen_on_the_loopback_alone), and the names of
-the methods of `OneHost`, which are torch's.
+the methods of `OneHost`, because torch calls them.
 
 Tests: tests/dist/test_trust.py, tests/dist/test_torchrun.py
 """
