@@ -45,10 +45,12 @@ def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Gener
         0    a file
         1    a file that may only be read
         2    a link to a file outside
-        3    its folder becomes a link to a folder outside
+        3    its folder becomes a link to a folder outside; a file, if the folder exists already
 
+    folder: where a program is about to write.
     outside: a folder to which the links lead, e.g. a user's album. This function makes it.
     names: files that a program writes below `folder`.
+    rng: decides which files a test finds. So the order of the draws must stay.
     """
     # Folders and files outside, which a program would change if it followed a link.
     for number in range(2):
@@ -60,8 +62,7 @@ def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Gener
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(CONTENT)
     (folder / "a link").symlink_to(outside)
-    # Take 0 to 3 of the names. Do not change the order of the random draws, because they decide
-    # which files a test finds.
+    # Take 0 to 3 of the names.
     shuffled = rng.permutation(names)
     count = int(rng.integers(0, 4))
     for name in shuffled[:count]:

@@ -1,10 +1,12 @@
 """Which module imports which: the imports of the modules below a folder, read from the source.
 
-Two users need this: the tests of the order of the layers, and lab/house.py, which measures the size
-of the project. A module has its dotted name here, e.g. `data.spike.formats`. The module of a
-package is its __init__.py.
+Two programs use these functions: the tests of the order of the layers, and lab/house.py, which
+measures the size of the project. A module is named by its dotted name, e.g. `data.spike.formats`.
+The module of a package is its __init__.py. In all functions, `root` is the folder from which the
+dotted names begin.
 
-If the functions here miss a form of import, test_every_form_of_import_closes_a_circle fails.
+What must stay: every form of import is found. If the functions here miss a form of import,
+test_every_form_of_import_closes_a_circle fails.
 """
 
 import ast
@@ -28,10 +30,14 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def imports_of(path: Path, root: Path, modules: dict[str, Path]) -> set[str]:
-    """Return the absolute dotted names of all that a file imports, wherever the import stands.
+    """Return the absolute dotted names of all that a file imports, also within functions.
 
-    `from a import b` gives a.b if `modules` has a.b, otherwise a. `import a.b` also runs a, so it
-    gives both a and a.b.
+        import a.b         a and a.b, because Python also runs a
+        from a import b    a and a.b if b is a module, otherwise a
+
+    A name of another library is in the result, too, e.g. torch.
+
+    modules: the modules of the project, as `modules_below` returns them.
     """
     package = list(path.relative_to(root).parent.parts)
     names: set[str] = set()
@@ -54,7 +60,8 @@ def _names_of_import_from(
 ) -> set[str]:
     """Return the names that a statement `from ... import ...` imports.
 
-    package: the parts of the package in which the statement stands.
+    package: the parts of the package in which the statement stands, e.g. [a, b] for a.b.
+    modules: the modules of the project.
     """
     base = []
     if node.level:

@@ -47,8 +47,12 @@ def split_list(text: str) -> list[str]:
         "fe80::1 fe80::2"          ->  ["fe80::1", "fe80::2"]
         "[fe80::1]:8,[fe80::2]:8"  ->  ["fe80::1", "fe80::2"]
     """
-    # A bracket begins a list in JSON, or an IPv6 address such as "[fe80::1]:8". In JSON, the first
-    # item is in quotes. In an address, a colon comes before any quote, comma, blank or "]".
+    # A bracket begins a list in JSON, or an IPv6 address. In an address, a colon comes before any
+    # quote, comma, blank or "]":
+    #
+    #     '["a", "b"]'     JSON
+    #     '["fe80::1"]'    JSON: a quote comes before the colon
+    #     "[fe80::1]:8"    an address
     begins_with_address = re.match(r'\[[^\s,"\]]*:', text) is not None
     if text.startswith("[") and not begins_with_address:
         try:

@@ -74,7 +74,8 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
     except OSError:  # there is no such process, or another user has it
         return None
     for entry in entries:
-        with suppress(OSError):  # the file was closed meanwhile, or it is not in memory (see below)
+        # OSError: the process has closed the file meanwhile, or the file is not in memory (below).
+        with suppress(OSError):
             if os.readlink(f"{folder}/{entry}") == link_target:
                 # The caller closes the file. "a+b": each write goes to the end of the file, because
                 # the rank and its loader processes write into the same file.
@@ -107,15 +108,14 @@ def kill_rank(pid: int, name: str) -> None:
 def dump_stacks(file: Any, pid: int | None = None) -> str:
     """Write the Python stacks of a process and of its loader processes into `file`.
 
-    faulthandler writes the stacks, even if no thread can run Python code. A process can write only
-    its own stacks, so another process is asked for them by SIGUSR2. Ranks and their loader
-    processes have a handler for this signal, which `Watchdog` (watchdog_thread.py) installs.
+    Returns the text of the file. faulthandler writes the stacks, even if no thread can run Python
+    code. A process can write only its own stacks. So this function sends SIGUSR2 to another
+    process, which then writes its stacks. Ranks and their loader processes have a handler for this
+    signal, which `Watchdog` (watchdog_thread.py) installs.
 
     file: the memory file of the rank, opened without a buffer. The rank and its loader processes
         have the same file open.
     pid: process id of the rank, or None for this process.
-
-    Returns the text of the file.
     """
     file.truncate(0)
     if pid is None:

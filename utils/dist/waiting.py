@@ -22,8 +22,8 @@ from utils.dist.state import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check of the launch, in seconds. If SPIKEVRT_JOIN_TIMEOUT is shorter, it is the
-# limit. Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. After
+# Time limit of each check of the launch, in seconds. A shorter SPIKEVRT_JOIN_TIMEOUT takes its
+# place. Python and torch take up to 5 s to start, so a user sees a wrong launch within 15 s. After
 # the same 10 s, `wait_for` logs what it waits for.
 CHECK_S = 10.0
 # Seconds that an `AwakeClock` counts at most between two calls of `now`, because in a longer time
@@ -69,7 +69,8 @@ def within(seconds: float, function: Callable[[], Result]) -> Result:
     The function runs in a thread. If the function hangs, its thread stays behind, because Python
     cannot end a thread.
     """
-    # Not `with` an executor, because the end of this block would wait for a thread that hangs.
+    # Do not use the executor in a `with` block: the end of the block would wait for the thread,
+    # even if the thread hangs.
     call = futures.ThreadPoolExecutor(max_workers=1).submit(function)
     clock = AwakeClock(slice_s=SLICE_S)
     while not call.done():

@@ -55,8 +55,8 @@ def log_start(
         logger.warning("%s", note)
     _log_if_epochs_are_cut(opt.train, loader.steps_per_epoch, total_iter, progress)
 
-    # The line of each rank names its first samples, so that a user can see that the ranks have
-    # different samples. The sampler yields pairs: (epoch, index of the sample).
+    # The line of each rank names its first three samples, so that a user can see that the ranks
+    # have different samples. The sampler yields pairs: (epoch, index of the sample).
     sampler = loader.sampler
     sampler.seek(progress.epoch, progress.batch)
     first_three = [index for _, index in itertools.islice(sampler, 3)]
@@ -90,6 +90,8 @@ def _log_if_epochs_are_cut(
 ) -> None:
     """Log if train.total_iter ends the run before all of train.epochs are done.
 
+    train: the section `train` of the options.
+    steps_per_epoch: number of steps of an epoch.
     total_iter: number of steps of the whole run.
     progress: position where the run starts.
     """
