@@ -157,9 +157,8 @@ class CalibratedWindow:
         if not is_seen.any():
             is_seen = np.ones_like(is_seen)
         rate_of_spike_pixels = stream.mean(axis=0, dtype=np.float32)  # (h, w)
-        # `to_rgb` takes channels, so pass the rate as one channel: (1, h, w) -> (1, H, W) -> (H,
-        # W).
-        rate = self.to_rgb(rate_of_spike_pixels[None])[0]
+        # `to_rgb` takes channels, so pass the rate as one channel, (1, h, w).
+        rate = self.to_rgb(rate_of_spike_pixels[None])[0]  # (H, W)
         mean_rate = float(rate[is_seen].mean(dtype=np.float64))
         mean_colour = image[is_seen].mean(axis=0)
         return mean_rate, mean_colour

@@ -87,7 +87,8 @@ def largest_rectangle(covered: np.ndarray) -> Crop | None:
     mirrored = covered[rows, ::-1]
     after = covered.shape[1] - mirrored.argmax(axis=1)  # (n,)
 
-    # The rectangles of all pairs. Each array is (n, n): element (i, j) is for the rows i to j.
+    # Compute the rectangles of all pairs. Each array is (n, n): element (i, j) is for the rows i to
+    # j. The columns left ... right - 1 are true in row i and in row j.
     left = np.maximum(first[:, None], first[None])
     right = np.minimum(after[:, None], after[None])
     widths = np.maximum(right - left, 0)

@@ -60,7 +60,7 @@ FORMAT = 3
 FRAMES = 8
 # Number of additional planes that are read before the exposure, and after it. At the ends of the
 # files there may be fewer planes. If you raise one of the limits in brackets, raise this number,
-# too. The fit needs the planes for:
+# too. The fit needs the planes for three reasons:
 #
 #     20          the exposure may be earlier or later than the options say, because the clocks of
 #                 the two cameras may differ (MOST_OFFSET in registration/fit.py)

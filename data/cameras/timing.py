@@ -87,7 +87,7 @@ class Span:
 
 
 class _PlanesOfFrame(NamedTuple):
-    """The planes start ... start + count - 1 of a file, which belong to one frame.
+    """The planes of one frame: start ... start + count - 1 of a file.
 
     The planes may reach outside of the file, because the offset has moved them.
     """
@@ -98,7 +98,7 @@ class _PlanesOfFrame(NamedTuple):
     length: int  # as in `Span`
 
     def middle_part(self, share: float) -> PlaneRange:
-        """Return the part of these planes that is read.
+        """Return the planes of the frame that are read, as the file counts.
 
         share: fraction of the planes that is read, in their middle. E.g. share 0.5 of the planes
         100 ... 155 gives (114, 142).

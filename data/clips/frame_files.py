@@ -82,7 +82,8 @@ class FrameFiles:
         """Report one spike file for many frames, if the options expect a file for each frame.
 
         The file probably holds the planes of the whole clip, and the user has forgotten the option
-        spike.exposure. So this message helps more than a message about missing spike files.
+        spike.exposure. So a message about spike.exposure helps more than a message about missing
+        spike files.
 
         Test: test_one_spike_file_for_several_frames_asks_for_exposures
         """
@@ -104,8 +105,8 @@ class FrameFiles:
         """Fill `stems`. Report two files of one kind for a frame."""
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
         # 000047.dat. In two cases, the files of a frame must have equal names: for a user's own
-        # files, and if the names are times, e.g. 432.033333. The last digits of a time are not a
-        # frame number.
+        # files, and if the names are times, e.g. 432.033333. The reason for times: their last
+        # digits are not a frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
         for kind, files in self.by_kind.items():
             # Two kinds are not matched by names: instants (their names are <frame>_0, <frame>_1,

@@ -60,7 +60,7 @@ class Look(NamedTuple):
     # wrong size in place of this message.
     missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
-    # picture. `what_is_lost` (picture_losses.py) then says what.
+    # picture. If so, `what_is_lost` (picture_losses.py) says what is lost.
     is_reduced: bool = False
 
 
@@ -182,7 +182,7 @@ def _with_shape_of_png(
         try:
             shape = decode_bgr(content, path).shape[:2]
         except DataError as e:
-            flaw = e.what  # keep the shape, which the header has given
+            flaw = e.what  # `shape` stays the shape in the header
     return look._replace(shape=shape, flaw=flaw, is_reduced=_loses_something(header))
 
 

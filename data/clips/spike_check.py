@@ -65,7 +65,8 @@ LEAST_GAIN_OF_FLIP = 0.3
 class Views(NamedTuple):
     """The same part of a scene as both cameras see it, as three pictures of one size.
 
-    `_correlations` relies on the order of the fields: it correlates `grey` with the two others.
+    `_correlations` relies on the order of the fields: it correlates `grey` with the other two
+    fields.
     """
 
     grey: np.ndarray  # the blurry frame, values 0 ... 255

@@ -93,8 +93,8 @@ class TableBuilder:
             paths = list(getattr(clip, kind))
         root = self.roots[kind]
         folder = _folder_of(paths[0], root)
-        # E.g. without the prefix "/data/train" + "/clip_a/blur/", the name "00.png" is left. All
-        # files of one kind of a clip lie in one folder, so all paths have this prefix.
+        # All files of one kind of a clip lie in one folder, so all paths have the same prefix, e.g.
+        # "/data/train" + "/clip_a/blur/". Cut it off each path, so that "00.png" is left.
         prefix_length = len(root) + len(folder)
         self._add_texts(f"{kind}_places", [folder])
         self._add_texts(f"{kind}_names", [path[prefix_length:] for path in paths])

@@ -84,8 +84,7 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
 def _record_with_rig(
     job: Job, cut: Cut, recipe: Recipe, frames: FrameSource, pictures: Path, spikes: Path
 ) -> None:
-    """Write the recordings of a rig (two simulated cameras). A cut is the recorded part of the
-    source.
+    """Write the recordings of a rig (two simulated cameras) that looks at a source.
 
     The rig records blurry frames, sharp frames and spikes. The folders blur and sharp have the same
     names as without a rig (fast_video.py), because option files name them (`lq_folder`).
