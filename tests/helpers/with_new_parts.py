@@ -99,8 +99,8 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
 
     codes = codes_with_files(options)
     codes |= codes_without_files(folder, options)
-    # Train again with the options that "train" has saved. They hold no secret, so the token of the
-    # writer is missing in them. Therefore give the writer anew, without a token.
+    # Train again with the options that "train" has saved. Saved options have no secrets, so the
+    # token of the writer is missing. Therefore give the writer anew, without a token.
     (saved_options,) = folder.glob("experiments/tiny/options/*.json")
     again = ["--opt", str(saved_options), 'logging.writers=["table"]']
     codes["train again"] = main_train_vrt.main(again)
@@ -115,8 +115,8 @@ def codes_with_files(options: list[str]) -> dict[str, int]:
 
     codes = {"check": doctor.main(["--data", *options])}
     with_secrets = [*options, *SECRETS]
-    # A run records its command line, which Python keeps in sys.argv. Put the arguments of the run
-    # there, so that the record would hold the secrets if nothing removed them.
+    # A run records its command line, which Python keeps in sys.argv. So put the arguments of the
+    # run there. If the program did not remove the secrets, the record would hold them.
     sys.argv[1:] = with_secrets
     codes["train"] = main_train_vrt.main(with_secrets)
     return codes

@@ -32,9 +32,9 @@ from utils.dist.state import RUN, LaunchInfo
 
 
 def init_dist(timeout_s: float = 1800) -> None:
-    """Make the process group, with the backend of the device. Called within `ranks`.
+    """Make the process group, with the backend of the device.
 
-    Collective: every rank must call it.
+    Collective: every rank must call it, within the block of `utils_dist.ranks`.
 
     timeout_s: time-out of every collective, in seconds. NCCL_TIMEOUT in the environment takes
         precedence. The default equals the default of the option dist_timeout_s
@@ -57,8 +57,8 @@ def init_dist(timeout_s: float = 1800) -> None:
         gpu.claim(RUN.store, launch.rank, gpu.identity(device))
 
     _set_launch_variables(launch)
-    # NCCL exchanges its ids through the store, and a slow rank may come late. So wait longer than
-    # the 10 s with which a rank has connected to the store (open_store.py).
+    # NCCL exchanges its ids through the store, and a slow rank may come late. So requests to the
+    # store may now take longer than the 10 s that were allowed at the start (open_store.py).
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     # Another library may have made the process group before (`launch_of_group`). Then use it.
     if not dist.is_initialized():

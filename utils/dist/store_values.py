@@ -60,7 +60,8 @@ def seal(key: str, text: str) -> str:
     With a job key, a proof and a blank stand in front of the text, e.g. '5f0c2a... {"beat": 512}'.
     Without a job key, the value is only the text.
     """
-    if not RUN.job_key:  # utils_dist reads it from the environment, where the launcher puts it
+    # The launcher puts the job key into the environment, and `utils_dist` reads it from there.
+    if not RUN.job_key:
         return text
     return f"{_proof(key, text)} {text}"
 
@@ -90,7 +91,8 @@ def unseal(key: str, value: str | bytes) -> str:
 def _proof(key: str, text: str) -> str:
     """Return the proof (HMAC, in hex) that the writer of a text has the job key.
 
-    The proof depends on the store key as well. So a value that was copied to another key is found.
+    The proof depends on the store key as well. So `unseal` refuses a value that somebody has copied
+    from another key.
     """
     # The character \0 divides key and text, because neither of them contains it.
     return hmac.new(RUN.job_key, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()

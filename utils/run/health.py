@@ -33,6 +33,8 @@ from utils.run.speed import SpeedJudge
 logger = logging.getLogger(__name__)
 
 # ---- Thresholds of `Health` ----
+#
+# The numbers are chosen by hand, for the reasons that their comments give.
 
 # Above this share a memory is "nearly full". A run with netG.checkpoint "auto" stays below, because
 # "auto" plans with 0.90.
