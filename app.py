@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["GRADIO_TEMP_DIR"] = str(folder / "uploads")
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # send nothing to its makers
         page = build_page(gradio(), folder)
-        # One restoration at a time. Other visitors wait for its end.
+        # Run one restoration at a time. Other visitors wait for its end.
         page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
         # `launch` returns three values: the app of gradio, its local address, e.g.
         # http://127.0.0.1:7860/, and its public address. Without `share`, this one is None.
@@ -181,7 +181,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         outputs = [work, state, messages, slider, number, download]  # in the order of `PageState`
         running = start.click(partial(restore, gr, folder), [work, *fields], outputs, **without_bar)
         # After "Cancel", gradio calls `stop`, which kills the process of the restoration, and
-        # closes the generator `restore` (`cancels`). Both happen at once, so either may come first:
+        # closes the generator `restore` (`cancels`). Gradio calls `stop` and closes the generator
+        # at once, so either may come first:
         #
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files

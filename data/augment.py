@@ -183,7 +183,7 @@ class CameraDraw:
             rng_of_pixels = random_stream("stuck pixels", *self.seed)
             # One number for each pixel decides whether it is hot (small numbers) or dead (large
             # numbers). E.g. with hot 0.1 and dead 0.2: hot below 0.1, dead from 0.8 on. If the two
-            # fractions add up to more than 1, some pixels are both, and count as hot.
+            # fractions add up to more than 1, some pixels are hot and dead. They count as hot.
             draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead
@@ -320,7 +320,8 @@ class CameraPerturb:
         dark_chance, rgb_chance, jpeg_chance = rng.random(3)
         dark_size, shot_size, read_size, jpeg_size = rng.random(4)
         dark = _amount(dark_chance, self.dark_prob, dark_size, self.dark_max)
-        # A camera with one kind of noise has the other kind, too. So one chance decides on both.
+        # A camera with one kind of noise has the other kind, too. So one chance decides on both
+        # kinds.
         shot = _amount(rgb_chance, self.rgb_prob, shot_size, self.rgb_shot_max)
         read = _amount(rgb_chance, self.rgb_prob, read_size, self.rgb_read_max)
         jpeg = 0  # quality; 0: no JPEG

@@ -102,7 +102,7 @@ class Clip:
     # How the files `spike` are read, a data.cameras.spike_source.DatSpikes; None without spikes.
     spikes: Any = None
     # {"lq" or "gt": the frames of this kind} of a user's clip, None for any other clip. The frames
-    # are a `UserFrames` (data/clips/user_frames.py), whose method `read` returns a frame.
+    # are a `UserFrames` (data/clips/user_frames.py). Its method `read` returns a frame.
     opened: Any = None
     # {"input", "gt" or "spike": path as the user gave it} of a user's clip, for the report. None
     # for any other clip. This is unrelated to `Exposure.origin`, which is a number.
@@ -133,7 +133,7 @@ class Clip:
 
     @property
     def croppable(self) -> Croppable:
-        """Return where crops of lq frames may lie. With spikes: in what both cameras see."""
+        """Return where crops of lq frames may lie. With spikes, both cameras must see them."""
         if self.spikes:
             return Croppable(self.grid.region, self.grid.step)
         height, width = self.size
@@ -152,14 +152,14 @@ class Clip:
 
     @property
     def scale(self) -> int:
-        """Return the height of gt over the height of lq, e.g. 4; 1 for deblurring."""
+        """Return the height of gt divided by the height of lq. It is 1 for deblurring."""
         gt_height, _ = self.gt_size
         height, _ = self.size
         return gt_height // height
 
     @property
     def instants(self) -> int:
-        """Return K, the number of sharp frames in `gt_instants` of each exposure; 0 if none."""
+        """Return K, the number of sharp frames of each exposure in `gt_instants`. It may be 0."""
         return len(self.gt_instants) // len(self)
 
     @property

@@ -82,7 +82,7 @@ class ClipDataset(ClipSources, Dataset):
     docs/extending.md promises these names and arguments to users, so they must stay.
 
     Files are opened when a sample is read, and closed at once. Loader workers are forked from the
-    main process, so they would share a file that it keeps open.
+    main process, so they would share a file that the main process keeps open.
     """
 
     is_training = False

@@ -1,7 +1,7 @@
 """Find the data roots of a dataset in its options, and check them, before the dataset is built.
 
-`ClipSources` is the part of a dataset class that needs no dataset. Its methods are class methods,
-which the main programs call with the resolved options of the dataset (`section`):
+`ClipSources` is the part of a dataset class that needs no dataset. Its methods are class methods.
+The main programs call them with the resolved options of the dataset (`section`):
 
     places           which option key is which folder
     sources_of       the folders of each root, and how its spikes are read (`Source`)

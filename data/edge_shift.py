@@ -6,7 +6,7 @@
        returns a number, the response, that says how sure the shift is.
 
 What must stay: how two pictures are compared, because the limits below were measured with this
-comparison. No test notices another BORDER.
+comparison. No test notices another value of BORDER.
 
 Tests: tests/parts/scripts/test_show_sample.py
 

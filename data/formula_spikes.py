@@ -24,8 +24,8 @@ from data.reconstruct import Reconstruction
 from utils.errors import OptionError
 from utils.options.loader_options import LoaderOptions
 
-# Keys of the spike section that a method sets itself, so a user cannot set them.
-# main_test_vrt.py refuses them. The dict `set_by_method` in `spike_section` has a value for each of
+# Keys of the spike section that a method sets itself. A user cannot set them: main_test_vrt.py
+# refuses them. The dict `set_by_method` in `spike_section` has a value for each of
 # these keys: change both together.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
 

@@ -45,8 +45,8 @@ class LongExposures(UserFrames):
     The brightness follows from the rate, the spikes per plane at full light. If the rate is
     unknown, the brightest pixels of the first frame are white.
 
-    `user_clip` gets this object in place of the `FrameSource` of other clips. Both are `UserFrames`
-    (data/clips/user_frames.py).
+    `user_clip` gets this object in place of the `FrameSource` of other clips. The two classes are
+    subclasses of `UserFrames` (data/clips/user_frames.py).
     """
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
@@ -56,8 +56,8 @@ class LongExposures(UserFrames):
         source: settings that say how the spikes are read.
         """
         self.path = path
-        # The other attributes of `UserFrames`. Frames from spikes come from no video, so they have
-        # no times.
+        # These are the other attributes of `UserFrames`. Frames from spikes come from no video, so
+        # they have no times.
         self.fps = None
         self.times = None
         self.pixel_aspect = Fraction(1)

@@ -94,8 +94,8 @@ def hiding_variable() -> str:
     """Return the variable that hides accelerators of this machine, e.g. ZE_AFFINITY_MASK on Intel.
 
     A kind that is not in HIDING_VARIABLES, e.g. "mps", has no variable of its own. Then the result
-    is CUDA_VISIBLE_DEVICES. It cannot choose among several accelerators of such a kind, but it can
-    hide all of them, because `is_cpu_wanted` reads it for every kind.
+    is CUDA_VISIBLE_DEVICES. This variable cannot choose among several accelerators of such a kind.
+    But it can hide all of them, because `is_cpu_wanted` reads the variable for every kind.
     """
     return HIDING_VARIABLES.get(_kind_of_torch(), "CUDA_VISIBLE_DEVICES")
 

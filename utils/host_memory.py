@@ -1,9 +1,9 @@
 """Find how much memory this process may use, and how much of this memory is in use.
 
 A container or a SLURM job limits the memory of its processes below the memory of the host. Linux
-shows both in files: /proc/meminfo for the host, and the files of control groups for the limits. A
-control group is a set of processes whose memory Linux counts and limits together. `host_memory`
-reads all of these files, and returns the memory that is fullest.
+shows this in files: /proc/meminfo has the memory of the host, and the files of control groups have
+the limits. A control group is a set of processes whose memory Linux counts and limits together.
+`host_memory` reads all of these files, and returns the memory that is fullest.
 
 What must stay: a missing or strange file is skipped, and never ends a run, because each system has
 other files. Free to change: another source of a limit may be added.

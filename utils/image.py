@@ -154,7 +154,8 @@ def comparison(
     """
     panels = {"blurry": blurry}
     if spikes is not None:
-        # `white` is at least 1e-6, because without any spike it would be 0, and we divide by it.
+        # `white` is at least 1e-6, because we divide by `white`. Without any spike, the quantile is
+        # 0.
         white = max(float(np.percentile(spikes, 99.5)), 1e-6)
         relative = np.clip(spikes / white, 0, 1)  # 0 is black, 1 is white
         grey = np.round(255 * relative).astype(np.uint8)  # (H, W)

@@ -64,7 +64,7 @@ def read_json(path: Path) -> Any:
 def plain_table(
     rows: Sequence[Sequence[str]], header: Sequence[str], line_width: int | None = None
 ) -> str:
-    """Return a table as text: the first column aligned to the left, the others to the right.
+    """Return a table as text. The first column is aligned left, and the other columns right.
 
     E.g. with the header ["clip", "frames"]:
 

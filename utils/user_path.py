@@ -21,8 +21,8 @@ _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 def expand_path(path: str) -> str:
     """Return the path with ~ and $NAME replaced. A path that exists already is not changed.
 
-    A shell replaces both on the command line, but not after KEY=. In an option file, no shell
-    replaces them. A variable that is not set stays in the path. Then the path is missing, and
+    A shell replaces ~ and $NAME on the command line, but not after KEY=. In an option file, no
+    shell replaces them. A variable that is not set stays in the path. Then the path is missing, and
     `advice_on` names the variable in the error.
 
     Raises DataError for a name that is not UTF-8, because it cannot be written into records.

@@ -20,8 +20,8 @@ KAIR is the program in which VRT was published. If KAIR has the same key, the ke
 here, so that option files of KAIR can be read (kair_keys.py).
 
 What must stay, here and in these pages: keys and their defaults, because old option files rely on
-both (test_keys_that_the_file_leaves_out_have_their_defaults). Free to change: a description may be
-changed, and a key may be added if its default changes nothing. Afterwards run
+keys and defaults (test_keys_that_the_file_leaves_out_have_their_defaults). Free to change: a
+description may be changed, and a key may be added if its default changes nothing. Afterwards run
 lab/make_options_doc.py (test_the_pages_of_options_are_up_to_date).
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py

@@ -178,7 +178,7 @@ UNKNOWN_OPTION = "unknown option"
 
 
 def join_errors(errors: Collection[OptionError]) -> OptionError:
-    """Join several errors to one: the text of the first error, and the keys of the others.
+    """Join several errors to one: the text of the first error, and the keys of the other errors.
 
     An OptionError has four texts: what is wrong (`what`), the dotted key (`where`), what was
     expected (`expected`), and what to do (`do`). E.g. the two errors "unknown option train.epoch"

@@ -39,8 +39,8 @@ LIMIT_OF_PHASE = {
 class WatchdogOptions(Section):
     """A rank that stays in one phase longer than its limit ends the run. The error names the rank.
 
-    A rank that sends no beat for stall_s ends the run, too (utils/dist/beats.py). Set stall_s; the
-    other limits follow from it.
+    A rank that sends no beat for stall_s ends the run, too (utils/dist/beats.py). Usually set only
+    stall_s. The other limits follow from it.
     """
 
     stall_s: float = Field(
@@ -71,7 +71,7 @@ class WatchdogOptions(Section):
         return limit_s
 
     def limit_of_phase(self, name: str) -> float:
-        """Return how many seconds a rank may stay in a phase. This is stall_s or more.
+        """Return how many seconds a rank may stay in a phase. The result is stall_s or more.
 
         name: the phase as the watchdog writes it, with the phases around it and perhaps a clip,
             e.g. "load in validate: clip_01". The outermost phase decides, here "validate".

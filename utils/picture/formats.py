@@ -77,7 +77,7 @@ def read_jpeg(content: bytes) -> Header | None:
         elif marker in (JPEG_END, JPEG_PIXELS):
             return None  # the frame header must come earlier, so this file is broken
         else:
-            # Another segment. Skip it, but look for the orientation in it.
+            # This is another segment. Skip it, but look for the orientation in it.
             length = big_endian(content, at + 2, length=2)
             # E.g. length 6: the length itself has 2 bytes, so 4 bytes of data follow it.
             data = content[at + 4 : at + 2 + length]

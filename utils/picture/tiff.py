@@ -1,7 +1,7 @@
 """Read the tags of a TIFF: the header of a TIFF picture, and the orientation in Exif data.
 
 Cameras add Exif data to a JPEG, PNG or WebP. Exif data have the form of a TIFF. So `_tiff_tags`
-reads the tags of both.
+reads the tags of a TIFF and of Exif data.
 
 What must stay: nothing is read beyond the end of the content, and the loop over the entries ends
 there, because any number in the file may be wrong (tests/stories/test_foreign_files.py,

@@ -55,8 +55,8 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
     # PyAV's function for log lines can hang: a decoder thread that logs a line waits for the GIL
     # (the lock of Python), while close() holds the GIL and waits for this thread (PyAV #751). So
     # restore FFmpeg's own function, because it needs no GIL. Silence its lines, because errors come
-    # as exceptions. Do both each time, because importing torchvision 0.23 switches PyAV's function
-    # on again.
+    # as exceptions. Do both steps each time, because importing torchvision 0.23 switches PyAV's
+    # function on again.
     av.logging.restore_default_callback()
     av.logging.set_libav_level(av.logging.PANIC)
 
