@@ -66,7 +66,7 @@ def gradient_sync(net: nn.Module, is_last: bool) -> Any:
 
     A micro-batch is one of the batches of a step (train.accumulation_steps). Each rank adds up the
     gradients of its micro-batches. Only the backward pass of the last micro-batch sums the
-    gradients over the ranks, which saves communication.
+    gradients over the ranks. This saves communication.
 
     net: the network, perhaps in DDP.
     is_last: whether the micro-batch is the last of its step.

@@ -67,8 +67,8 @@ logger = logging.getLogger(__name__)
 
 # With checkpoint "auto" and no memory_budget_gb, a step may use this fraction of a GPU's memory.
 # The memory of a step is only estimated, so with a larger fraction a step may run out of memory.
-# With a smaller fraction, more branches (the attention or the MLP of a block) are recomputed, which
-# takes time. The docstring of `VRT` names the number (90 %), so change both.
+# With a smaller fraction, more branches (the attention or the MLP of a block) are recomputed, so a
+# step takes longer. The docstring of `VRT` names the number (90 %), so change both.
 GPU_SHARE = 0.9
 # torch compiles a function again for each kind of input. After this number of compilations, it runs
 # the function uncompiled. The limit of torch is 8, but the blocks of VRT have more kinds of input:
@@ -347,7 +347,7 @@ class VRT(nn.Module):
         if not self.pa_frames:
             return self._interpolate_frames(fused, spike)
 
-        # Align the neighbours of each frame along the flow, which is estimated from RGB or grey.
+        # Align the neighbours of each frame along the flow. RGB or grey is enough for the flow.
         rgb = image[:, :, :3]
         # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Backward
         # flows lead to earlier frames, forward flows to later frames. Both are lists with one flow
@@ -393,8 +393,8 @@ class VRT(nn.Module):
         Returns (B, out_chans / 3, 3, H, W).
         """
         height, width = fused.shape[3:]
-        # The network sees the frames minus the mean colour of the clip, which is added again at the
-        # end.
+        # The network sees the frames minus the mean colour of the clip. The mean is added again at
+        # the end.
         mean = fused.mean((1, 3, 4), keepdim=True)  # (B, 1, C, 1, 1): over frames and pixels
         x = self._features(fused - mean, flows=None, spike=spike)  # (B, N, E, H, W)
         x = x.flatten(1, 2)  # (B, N E, H, W): the features of all frames as channels

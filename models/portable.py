@@ -63,8 +63,8 @@ def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> S
     file gives spike channels of another kind than the training had, e.g. another representation.
     Warns if a setting within this kind differs, e.g. representation.half_window.
     """
-    # The path of a file stays. A name such as "vrt/006" becomes the path of the published file,
-    # which is downloaded if it is missing.
+    # The path of a file stays. A name such as "vrt/006" becomes the path of the published file. If
+    # this file is missing, it is downloaded.
     path = file_of(path)
     # The file is read as data, so no code in it runs.
     content = read_content(path, key="--weights")

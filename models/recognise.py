@@ -1,7 +1,7 @@
 """Recognise the nine published VRT networks by their tensors, and fetch their files.
 
 A published file does not describe its network. So its tensors are compared with the names and
-shapes of each published network, which is built on the device "meta", without memory.
+shapes of each published network. These networks are built on the device "meta", without memory.
 
 `file_of` turns a path or a name such as "vrt/006" into the path of the file, which released.py
 downloads if it is missing. `published_network` takes the tensors of a file, and returns a

@@ -53,8 +53,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PHOTO = ROOT / "docs/images/collins.jpg"
 RESTORATION_OPTIONS = ROOT / "options/operators/motion_alone.json"  # option file of the first part
 SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of the second part
-# The exit code of a run that was stopped by a signal. The same command resumes this run. The
-# number is a copy of utils_dist.PREEMPTED, because utils_dist imports torch, which takes seconds.
+# The exit code of a run that was stopped by a signal. The same command resumes this run. The number
+# is a copy of utils_dist.PREEMPTED, because utils_dist imports torch, and the import takes seconds.
 # With another number, the demo would end with 75 in place of 0, and the test of the whole demo
 # (above) would fail.
 STOPPED = 75
@@ -179,7 +179,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def restore(data: Path, output: Path) -> int:
     """Restore the clips of the demo with the shipped weights. Returns the exit code."""
-    # Imported here, because both import torch, which takes seconds. --help should not wait for it.
+    # Imported here, because both import torch. This takes seconds, and --help should not wait.
     import main_test_vrt
     from models.restore.request import SHIPPED_WEIGHTS
 
@@ -220,7 +220,7 @@ def data_roots(split: str, data: Path) -> list[str]:
 def train(sample: Path, root: Path, seconds: float, page: Path) -> int:
     """Train the sample run for a while, and add its curves to the page. Returns the exit code.
 
-    sample: folder of the training data, which is made if it is not there.
+    sample: folder of the training data. If it is missing, the data are made.
     root: folder of runs.
     seconds: time of training, see `train_for`.
     page: the report of the restored clips.

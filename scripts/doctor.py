@@ -93,7 +93,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
 
     tests/parts/data/test_manifest.py calls this function for damaged data, and compares the output.
 
-    decode: whether to decode whole images, which takes long. Otherwise only the header and the end
+    decode: whether to decode whole images. This takes long. Otherwise only the header and the end
         of each file are read.
     """
     from data.clips.manifest import raise_problems

@@ -131,7 +131,7 @@ def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
     compared with the frames.
 
     dataset: a data set of another kind, e.g. of a user's class.
-    has_motion: whether --motion is given, which is refused for such a data set.
+    has_motion: whether --motion is given. --motion is refused for such a data set.
 
     Test: test_samples_of_other_data_sets_are_shown
     """

@@ -58,8 +58,8 @@ class Fusion(nn.Module):
     def trunk_channels(cls, spike_channels: int) -> int:
         """Return the number of channels per frame that `on_input` returns for RGB frames.
 
-        The trunk is the network after the operator, which takes these channels. Override this
-        method if `on_input` returns more than a picture, e.g. 3 + S channels.
+        The trunk, i.e. the network after the operator, takes these channels. Override this method
+        if `on_input` returns more than a picture, e.g. 3 + S channels.
         """
         return 3
 

@@ -76,9 +76,9 @@ class ExposureFusion(ImageFusion):
     The method is of this project. S-SDM also uses short and long rates, Omer and Werman (CVPR 2004)
     use lines of colour, and the guided filter (He et al., ECCV 2010) fits such lines.
 
-    estimates: number of ratios that give an estimate, which are the first ratios of the input.
-    These ratios must be for parts of the exposure around the sharp instant. The other ratios are
-    only inputs of the conv net. null: all ratios give an estimate.
+    estimates: number n of ratios that give an estimate. The first n ratios of the input must be for
+    parts of the exposure around the sharp instant. The other ratios are only inputs of the conv
+    net. null: all ratios give an estimate.
     features: width of the conv net. layers: number of its residual convolutions.
     colour_radius: radius in pixels of the windows in which colours are fitted.
     base: the frame to which the network adds its output. "blurry": the blurry frame, as in VRT.

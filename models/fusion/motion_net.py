@@ -62,7 +62,7 @@ from models.fusion.motion_windows import (
 
 # ---- Channels ----
 
-# Channels of the scene, which is the same for all windows. The brightness is the number of spikes
+# Channels of the scene. They are the same for all windows. The brightness is the number of spikes
 # in a window of the exposure.
 #
 #     0  logarithm of the brightness around each pixel

@@ -217,7 +217,7 @@ def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
         Tiling.of(val, spec, pad_seq=pad_seq),
         model.device,
         dtype=model.amp_dtype,
-        # A frame with NaN must not end the training. Its score is NaN, which is never the best.
+        # A frame with NaN must not end the training. Its score is NaN, and NaN is never the best.
         finite_only=False,
         noise_sigma=noise_sigma,
         # The advice of the error if the memory of the GPU runs out.

@@ -136,7 +136,7 @@ def _chain(first: Tensor, second: Tensor) -> Tensor:
 
 
 def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
-    """Join each frame with its two neighbours, which are warped to it by `nearest4`.
+    """Warp the two neighbours of each frame to it by `nearest4`, and join the three as channels.
 
     frames: (B, N, C, H, W).
     backward, forward: flows between adjacent frames, (B, N - 1, 2, H, W).

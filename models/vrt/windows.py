@@ -301,7 +301,7 @@ def _in_all_clips(numbers: Tensor, batch: int, tokens_of_clip: int) -> Tensor:
 
 
 def _cut_spans(spans: list[Span], first: int, count: int) -> tuple[Span, ...]:
-    """Return the spans of a chunk, which has the windows first ... first + count - 1.
+    """Return the spans of a chunk with the windows first ... first + count - 1.
 
     The result counts the windows from the first window of the chunk. E.g. the windows 0 ... 5 and
     6 ... 9 are spans, and the chunk has the windows 4 ... 7: Span(0, 6) and Span(6, 10), with

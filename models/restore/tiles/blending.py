@@ -36,7 +36,7 @@ def blend_weights(
     blend: "kair" or "smooth".
     """
     if blend == "smooth":
-        # The ramps must fit into the tile, which may be shorter than the overlap.
+        # The ramps must fit into the tile, and the tile may be shorter than the overlap.
         begin, end = _smooth_ramps(min(overlap, size))
     else:
         begin, end = _kair_ramps(overlap)

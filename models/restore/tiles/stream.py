@@ -203,7 +203,7 @@ def _add_frames(pending: deque[_WeightedSum], clip: Tensor, weights: Sequence[fl
         weighted_frame = clip[:, frame_index] * weight  # (B, C', sH, sW)
         if frame_index < len(pending):  # an earlier tile contains this frame, too
             so_far = pending[frame_index]
-            total = so_far.total.add_(weighted_frame)  # in place, which saves the memory of a frame
+            total = so_far.total.add_(weighted_frame)  # in place, to save the memory of a frame
             pending[frame_index] = _WeightedSum(total, so_far.weight + weight)
         else:
             pending.append(_WeightedSum(weighted_frame, weight))

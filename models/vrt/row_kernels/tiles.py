@@ -1,6 +1,6 @@
 """The size of a tile and the number of programs, for the Triton kernels over rows of channels.
 
-A row is the channels of one token. torch's LayerNorm gives one row to a block of threads, which is
+A row is the channels of one token. torch's LayerNorm gives one row to a block of threads. This is
 slow for short rows, e.g. of 96 channels. Here a program (one instance of a kernel) computes a tile:
 all channels of several rows, padded to a power of two.
 

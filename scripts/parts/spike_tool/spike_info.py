@@ -135,7 +135,7 @@ def print_bit_order(path: Path, geometry: SpikeGeometry) -> None:
 
     Test: test_info_finds_the_bit_order
     """
-    # The correlation of each column with the next column, which is the smoothness along the rows.
+    # The smoothness along the rows, i.e. the correlation of each column with the next column.
     little = Candidate(path, replace(geometry, bit_order="little")).smooth["columns"]
     big = Candidate(path, replace(geometry, bit_order="big")).smooth["columns"]
     order = "little" if little >= big else "big"
