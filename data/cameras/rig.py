@@ -221,8 +221,7 @@ class Rig(RgbCamera):
             yield cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
 
     def _integrated(self, light: np.ndarray) -> np.ndarray:
-        """Return the values that the sensor integrates, (H, W) float32: grey light, or display
-        values.
+        """Return the grey light or display values that the sensor integrates, (H, W) float32.
 
         Some simulators integrate display values in place of linear light, e.g. the simulator of the
         public data set Spk-GoPro. A rig does the same if `self.light` is "display".

@@ -74,7 +74,8 @@ def _shifts_by_parallax(size: Size, n: int, parallax: float, seed: int) -> np.nd
     # A smooth random image: 4 x 5 random values, enlarged.
     clouds = cv2.resize(rng.random((4, 5)), (width, height), interpolation=cv2.INTER_CUBIC)
     # The quartiles of the image divide its pixels into the layers 0 ... 3, each with a quarter of
-    # the area. The depths of the layers are 0, 1/3, 2/3 and 1.
+    # the area. The depths of the layers are 0, 1/3, 2/3 and 1. Depth 1 is the nearest layer,
+    # because it is shifted most.
     quartiles = np.quantile(clouds, (0.25, 0.5, 0.75))
     # searchsorted counts the quartiles below a pixel: 0 to 3.
     layer = np.searchsorted(quartiles, clouds)  # (h n, w n)

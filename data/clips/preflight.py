@@ -37,8 +37,8 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-# Takes the same arguments as `open_progress` without its first one, the kind of progress bar. The
-# kind "none" shows nothing.
+# This function is `open_progress` with its first argument, the kind of progress bar, set to "none".
+# The kind "none" shows nothing.
 NO_PROGRESS_BAR: OpenProgress = partial(open_progress, "none")
 
 

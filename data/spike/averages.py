@@ -94,7 +94,7 @@ def tfp(
 def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
     """Return the middle m of each window of `tfp` with num_bins.
 
-    m is the middle of a bin, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. At the
+    m is the middle of bin i, (i + 1 / 2) T / B, moved into [half_window, T - half_window]. At the
     upper limit T - half_window, the window would end with plane T. The last plane of the stream is
     T - 1, so the window has one plane less. S-VRT has the same limits, and networks were trained
     with them (test_tfp_spread_over_the_file_is_the_formula_of_s_vrt).
@@ -114,7 +114,7 @@ def _middles_of_bins(num_bins: int, planes: int, half_window: int) -> list[int]:
 
 def _counts(window: np.ndarray) -> np.ndarray:
     """Return the number of spikes of each pixel (h, w) in a window (t, h, w)."""
-    # NumPy sums fastest into bytes, and a count of up to 255 fits into a byte.
+    # NumPy sums fastest into bytes. A byte can hold a count of up to 255.
     if len(window) < 256:
         return window.sum(axis=0, dtype=np.uint8)
     return window.sum(axis=0, dtype=np.uint32)

@@ -49,7 +49,7 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 #     reverses_channels     whether time is reversed by the order of the channels, and not by
 #                           reversing the stream
 #
-# `represent` (represent.py) needs the first and the last field to reverse time.
+# `represent` (represent.py) needs lag_in_half_planes and reverses_channels to reverse time.
 
 
 def _lag_of_windows(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:

@@ -89,9 +89,9 @@ def represent(
     """
     chosen = REPRESENTATIONS[name]
     if not chosen.accepts_half_planes:
-        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, this is exact. The light
-        # of plane 28 was collected between the planes 27 and 28, so around plane 28 the two
-        # functions show the time 27.5.
+        # Take the next plane: 27.5 -> 28. For `exposure` and `relative`, the next plane is exact.
+        # The light of plane 28 was collected between the planes 27 and 28, so around plane 28 the
+        # two functions show the time 27.5.
         center = math.ceil(center)
     # A function that takes context must know where the exposure ends. Its option half_exposure is
     # the number of planes of the exposure on each side of the center. If the user has not set this
