@@ -263,7 +263,9 @@ def _channels_at_full_size(
     The order must stay, because trained weights fit it. Each tensor below has 3 channels, one for
     each colour, but g_s has 1 channel. DIFFERENCE_SCALE brings the differences to about 1.
 
+    z, z_0, blurry: the frame so far, the first estimate, and the blurry frame.
     to_proposal: proposal - z.
+    pulls: how the equations would change z.
     """
     return torch.cat(
         (
@@ -287,6 +289,7 @@ def _channels_at_half_size(
     The order must stay, because trained weights fit it. The evidence has 6 channels, and each other
     tensor below has 1. The evidence says how far to trust the equations at each pixel.
 
+    pulls: how the equations would change the frame so far.
     spikes_minus_z_0: by how much the spikes of the sharp instant are brighter than z_0, (1, H, W).
     number: number of the step, counted from 0.
     """

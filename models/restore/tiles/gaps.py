@@ -104,7 +104,7 @@ def _insert_middles(times: Sequence[Fraction]) -> list[Fraction]:
 
 
 class LeftOutFrames:
-    """A clip to score an interpolation: every second frame is left out, all others are given.
+    """A clip to score an interpolation: every second frame is left out, and all others are given.
 
     The network makes a new frame in each gap, and the new frame is compared with the left-out
     frame. The network takes `length` given frames for a gap, half of them before the gap. So only
@@ -119,7 +119,7 @@ class LeftOutFrames:
     Gap 1 has two given frames before it and two after it, so only im4 is scored.
 
     clip: the whole clip.
-    stems: names of the frames that are scored, e.g. ["im4"]. Only these are frames of this clip.
+    stems: names of the frames that are scored, e.g. ["im4"]. This clip has only these frames.
     gaps: for each of these frames, the index of its gap, e.g. [1].
     given_frames: indices of the given frames in `clip`, e.g. 0, 2, 4, 6.
     """

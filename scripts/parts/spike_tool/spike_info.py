@@ -97,7 +97,7 @@ def print_candidates(shown: Sequence[Candidate]) -> None:
 
 
 def print_verdict(ranking: Ranking) -> None:
-    """Print the most likely size, or the sizes that may be right, and which were tried.
+    """Print the most likely size, or the sizes that may be right. Then print which were tried.
 
     Prints nothing if the size is given.
     """
