@@ -49,7 +49,8 @@ class Exposures(BaseModel, frozen=True, extra="forbid"):
     # lower limit of the type Length. Such a default is allowed, because pydantic does not check
     # defaults.
     length: Length = 0.0
-    # The lower limit of Length, 0.5, refuses a period of 0, by which `frames_in` would divide.
+    # A period of 0 is refused by the lower limit of Length, 0.5, because `frames_in` divides by the
+    # period.
     period: Length = 0.0
     # (start, length) of each frame.
     rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()

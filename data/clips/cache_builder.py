@@ -62,7 +62,8 @@ def build_cache(
     target = Path(os.path.abspath(path))
     # Refuse a target within a data root, and a target that contains a data root.
     refuse_overlap(target, source.roots(), "--out")
-    # Names of the clips of an older cache. Raises DataError if `target` holds anything else.
+    # `_cached_clips` returns the names of the clips in an older cache. It raises DataError if
+    # `target` holds anything else.
     cached_names = _cached_clips(target)
     clips, problems = manifest.scan(source)
     manifest.raise_problems([(source, problems)])

@@ -174,7 +174,8 @@ def _shifted_begins(
 ) -> np.ndarray:
     """Return shifted_a = a + T of each plane (T, h, w), where a is the start of its interval.
 
-    The comments below show the numbers of the example in `plane_light`.
+    The comments below show the numbers of the example in `plane_light`, where a pixel has spikes in
+    the planes 3 and 7.
 
     begin: (h, w), start of the interval that the first spike ends.
     number_type: a type that holds 3 T + 1.
@@ -199,7 +200,8 @@ def _mirrored_ends(
 ) -> np.ndarray:
     """Return mirrored_b = 2 T + 1 - b of each plane (T, h, w), where b is the end of its interval.
 
-    The comments below show the numbers of the example in `plane_light`.
+    The comments below show the numbers of the example in `plane_light`, where a pixel has spikes in
+    the planes 3 and 7.
 
     end: (h, w), end of the interval after the last spike.
     number_type: a type that holds 3 T + 1.
@@ -236,7 +238,7 @@ def window_light(
 
     Each sum is (h, w) float64, in thresholds. The light of an interval is one threshold, so the sum
     is the number of intervals in the window, e.g. 2.25 for two intervals and a quarter of a third.
-    It is computed as
+    The sum is computed as
 
         light from a to b = light until b - light until a
 
