@@ -25,8 +25,8 @@ from utils.errors import OptionError
 from utils.options.loader_options import LoaderOptions
 
 # Keys of the spike section that a method sets itself. A user cannot set them: main_test_vrt.py
-# refuses them. The dict `set_by_method` in `spike_section` has a value for each of
-# these keys: change both together.
+# refuses them. The dict `set_by_method` in `spike_section` has a value for each of these keys. So
+# change the tuple and the dict together.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
 
 logger = logging.getLogger(__name__)
