@@ -102,7 +102,8 @@ def _exposure(
         before=planes_before,
         # `plane` is a number as the options count (`Span` in timing.py), in which the first plane
         # that is read has the number `span.origin`. `center` is 0 at this first plane. E.g. if the
-        # first 14 planes of a frame are not read, plane 27.5 becomes the center 13.5.
+        # first 14 planes of a frame are not read, plane 27.5 becomes the center 13.5. Without the
+        # subtraction, test_a_window_gives_the_same_channels_as_files_of_these_planes fails.
         center=plane - span.origin,
         origin=span.origin,
     )

@@ -277,6 +277,9 @@ def _ends_in_film(
     begin at 0, 1 and 3, and a frame is missing at 2. The three frames end at 1, 2 and 4.
 
     starts: when frames begin, at least two. gap_starts: when missing frames begin, sorted.
+
+    If a frame lasts until the next frame that exists,
+    test_the_other_frames_of_a_film_that_lacks_some_keep_their_planes fails.
     """
     ends = []
     for start, next_start in itertools.pairwise(starts):

@@ -143,6 +143,9 @@ def _ends(
     clip, last for one usual distance.
 
     starts: n times. steps: their n - 1 distances. step: the usual distance.
+
+    If a frame lasts until the end of a gap,
+    test_frames_whose_times_are_unknown_are_refused_with_exposures_to_correct fails.
     """
     ends = []
     distances = (*steps, step)  # the last frame lasts for one usual distance

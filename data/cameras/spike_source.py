@@ -358,6 +358,8 @@ def _refuse_exposure_with_window(exposure: Any, first: Any, count: int | None) -
     """Raise OptionError if the planes of a frame are given in two ways.
 
     exposure, first, count: keys of the section spike. The defaults are null, 0 and null.
+
+    test_exposures_beside_a_window_are_refused notices if nothing is refused.
     """
     has_window = first != 0 or count is not None
     if exposure is None or not has_window:

@@ -262,6 +262,8 @@ class Timing:
         #                              in the file       in the options
         #     first of the frame       start    100      number_of_start     0
         #     first that is read       first    114      number_of_first    14 = 0 + (114 - 100)
+        #
+        # Without this difference, test_the_time_offset_moves_the_middle_of_whole_files fails.
         number_of_first = of_frame.number_of_start + (first - of_frame.start)
         # The middle of all planes of the frame: the numbers 0 ... 55 have the middle 27.5. The
         # middle does not depend on which of these planes are read.

@@ -59,6 +59,8 @@ def error_for_all_clips(errors: Sequence[UnknownPlanes]) -> DataError:
     the next clip.
 
     errors: the errors of the clips, at least one.
+
+    If only the first error is returned, test_several_clips_are_refused_at_once fails.
     """
     first = errors[0]
     # An UnknownPlanes is for one clip, so the error for several clips is a DataError. The error for
@@ -177,6 +179,8 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
 
     E.g. frame 2 of 4 frames is missing, so 3 frames exist, but the list has 4 rows. The list
     probably has rows for the missing frames, too. The error proposes the list without these rows.
+
+    test_a_table_of_other_frames_than_are_there_is_refused notices other rows.
     """
     if not times.gaps or len(listed.rows) == len(times):
         return

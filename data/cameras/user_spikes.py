@@ -52,7 +52,7 @@ def user_spikes(
     if not source.is_rate_known:  # always known with a formula, see the head of this file
         # If the training had no rate, spike.rate stays unset, which means the rate 1.
         had_rate = trained is not None and trained["rate"] is not None
-        if had_rate:
+        if had_rate:  # without "match", test_a_rate_that_nobody_gives_is_as_in_training fails
             changes["rate"] = "match"
         _warn_of_unknown_rate(clip, had_rate, light)
     return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
