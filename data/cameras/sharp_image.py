@@ -59,8 +59,8 @@ def sharp_image(
 MORE_PLANES_IF_PROPORTIONAL = 0.51
 # If a representation is not proportional (e.g. "raw"), a channel is a single plane, with too few
 # spikes for a picture. So channels that are up to 10 planes further away are averaged with the
-# nearest channel.
-# 10 was chosen by hand: a smaller number would give more noise, and a larger number more blur.
+# nearest channel. 10 was chosen by hand: a smaller number would give more noise, and a larger
+# number more blur.
 MORE_PLANES_ELSE = 10
 
 

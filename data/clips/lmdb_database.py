@@ -125,7 +125,7 @@ def _open_lmdb(root: str) -> Any:
 
 
 def _refuse_short_lmdb(root: str, environment: Any) -> None:
-    """Refuse an LMDB if its file has fewer bytes than its first pages say. It is closed first.
+    """Close and refuse an LMDB if its file has fewer bytes than its first pages say.
 
     LMDB maps the file into memory. A read beyond the end of the file would kill the process
     (SIGBUS). Opening an LMDB reads only its first two pages (blocks of the file), so it does not

@@ -21,8 +21,8 @@ The parts are in other modules:
     arrays.py        .npy and .npz                 errors.py    SpikeFileError
 
 What must stay: the bytes of each format, because users and published data have such files.
-Free to add: a format. It needs its suffix in FORMATS, and a branch in `open_spikes`, `count_planes`
-and `_write_parts`.
+Free to add: a format. Add its suffix to FORMATS, and a branch to `open_spikes`, `count_planes` and
+`_write_parts`.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_published_streams.py (published
 files are readable)

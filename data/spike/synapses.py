@@ -72,8 +72,8 @@ class _Synapses:
 
     E.g. a pixel fires in the planes 3, 7 and 11. At plane 3, its first interval begins. At plane 7,
     the pixel gets the steady state of the interval dt = 4, i.e. the state that no longer changes if
-    all intervals are 4 planes. At plane 11, the equations are applied with dt = 4. They give the
-    same state, because the state is steady.
+    all intervals are 4 planes. At plane 11, the equations are applied with dt = 4. The equations
+    give the same state, because the state is steady.
 
     The state of each pixel is (h, w), and changes only where the pixel fires:
 
