@@ -27,7 +27,8 @@ STATE = {
 def bytes_of_save(state: object, is_new: bool = True, has_sums: bool = True) -> bytes:
     """Return the bytes of a file of torch.save.
 
-    is_new: whether the file is a zip archive, as since torch 1.6, or a pickle.
+    is_new: whether the file is a zip archive, which torch writes since version 1.6. Otherwise it is
+        a pickle.
     has_sums: whether the file has checksums of its parts.
     """
     file = io.BytesIO()
@@ -90,7 +91,7 @@ def test_a_damaged_network_is_built_or_refused(tmp_path, data):
 
 # ---- Options that no network has ----
 
-# The whole numbers include negative ones, and numbers far above any size of a network.
+# The whole numbers include negative numbers, and numbers far above any size of a network.
 single_values = (
     st.none()
     | st.booleans()

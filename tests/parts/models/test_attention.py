@@ -1,6 +1,6 @@
 """models/vrt/attention/: torch's attention and our own form for CPUs, without a network.
 
-tests/parts/models/test_triton.py is about the form for GPUs.
+tests/parts/models/test_triton.py tests our form for GPUs.
 """
 
 import pytest
@@ -13,10 +13,10 @@ from models.vrt.attention import cpu_forward, window
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, monkeypatch):
-    # torch's fast kernels take only heads of certain widths, and only so many heads in a call. So
-    # the program pads heads with channels of zeros, and calls torch several times. The result must
-    # be the same as of one call without padding. The shape has 7 windows, 3 heads, 6 tokens, and 5
-    # channels of a head.
+    # torch's fast kernels take only heads of certain widths, and only a limited number of heads in
+    # a call. So the program pads heads with channels of zeros, and calls torch several times. The
+    # result must be the same as of one call without padding. The shape has 7 windows, 3 heads, 6
+    # tokens, and 5 channels of a head.
     shape = (7, 3, 6, 5)
     q = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     k = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -38,8 +38,8 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
     plain = output_with_gradients()
     # Heads are padded to a multiple of 64 bytes. So 5 channels become 8, of 8 bytes each.
     monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
-    # A call takes at most 10 heads, so at most three windows, which have 9 heads. So 7 windows take
-    # three calls.
+    # A call takes at most 10 heads. Three windows have 9 heads, so a call takes three windows. So 7
+    # windows take three calls.
     monkeypatch.setattr(window, "MOST_HEADS", 10)
     padded = output_with_gradients()
 
@@ -50,8 +50,8 @@ def test_padded_heads_in_several_calls_change_no_number(is_masked, is_biased, mo
 class RandomAttention:
     """Random q, k, v and a bias, with the results of `cpu_attention`.
 
-    There are 5 windows, 2 heads, 9 tokens, and 4 channels of a head. So q, k and v are
-    (5, 2, 9, 4), and the bias, the same for all windows, is (1, 2, 9, 9).
+    There are 5 windows, 2 heads, 9 tokens, and 4 channels of a head. So q, k and v are (5, 2, 9,
+    4). All windows have the same bias, (1, 2, 9, 9).
 
     factor: multiplies q, and therefore the logits. With 500, the logits are so large that their
     exponentials overflow.

@@ -18,8 +18,8 @@ from utils.options.train_options import AmpOptions
 
 def test_a_far_offset_keeps_its_fraction_in_bfloat16():
     # A number in bfloat16 has 8 significant bits: 20.0625 becomes 20.0, and column 301 becomes 300
-    # or 302. The columns of x alternate between 0 and 1, so a sample between two columns is 0.0625
-    # or 0.9375. A lost fraction or a wrong column would show in the result.
+    # or 302. The columns of x are 0 and 1 in turn, so a sample between two columns is 0.0625 or
+    # 0.9375. The result shows whether the fraction is lost or the column is wrong.
     x = (torch.arange(320) % 2).float().expand(1, 1, 4, 320)
     offset = torch.full((1, 18, 4, 320), 20.0625)
     # The 18 channels are 9 pairs (y, x): y_0, x_0, y_1, x_1, ... Set each y to 0.
@@ -62,7 +62,7 @@ def test_the_flow_is_computed_in_full_float32():
     for module in net.spynet.modules():
         if isinstance(module, torch.nn.Conv2d):
             module.register_forward_pre_hook(note_precision)
-    # By default, torch allows TF32 in convolutions. The network has to switch it off for the flow.
+    # By default, torch allows TF32 in convolutions. The network must switch TF32 off for the flow.
     assert allows_tf32()[0]
 
     with torch.autocast("cpu", torch.bfloat16):

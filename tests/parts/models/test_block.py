@@ -1,9 +1,9 @@
 """models/vrt/block.py: all forms of a block compute the same result.
 
 A block computes attention in windows. It has three forms: a plain form, a form for a CPU and a form
-for a GPU. The last two compute few windows at a time (a "chunk"), to save memory. The plain form in
-float64 is the reference here. Features and weights are random. Under autocast, a step computes in
-bfloat16, as a GPU would with mixed precision.
+for a GPU. The forms for a CPU and for a GPU compute few windows at a time (a "chunk"), to save
+memory. The plain form in float64 is the reference here. Features and weights are random. Under
+autocast, a step computes in bfloat16, as a GPU would with mixed precision.
 """
 
 import pytest
@@ -12,7 +12,8 @@ import torch
 from models.vrt import chunk_sizes, forms
 from models.vrt.stages import BlockGroup
 
-# Which branches are computed again in the backward pass instead of kept in memory.
+# These options say which branches are computed again in the backward pass instead of kept in
+# memory.
 ATTENTION = {"checkpoint_attn": True}
 MLP = {"checkpoint_ffn": True}
 RECOMPUTED = [
@@ -22,8 +23,8 @@ RECOMPUTED = [
     pytest.param({**ATTENTION, **MLP}, id="both recomputed"),
 ]
 
-# Frames, height and width of features. 7 x 6 pixels do not fill windows of 4 x 4, so they need
-# padding.
+# Frames, height and width of features. 7 x 6 pixels do not fill windows of 4 x 4 pixels, so padding
+# is needed.
 WHOLE_WINDOWS = (4, 8, 8)
 PADDED = (4, 7, 6)
 CHANNELS = 12
@@ -33,8 +34,8 @@ CHANNELS = 12
 def form(request, monkeypatch):
     """Let blocks use the form for a CPU, then the form for a GPU, on the CPU.
 
-    A block works on its windows in chunks. The limits of tokens are so low here that a chunk has
-    one to five windows.
+    A block works on its windows in chunks. The number of tokens of a chunk is limited. The limits
+    are so low here that a chunk has one to five windows.
     """
     monkeypatch.setattr(chunk_sizes, "CPU_TOKENS", 100)
     if request.param == "GPU form":

@@ -7,9 +7,9 @@ number.
 
 Functions of the program that the tests use:
 
-    saved_per_pixel(net)   estimated bytes that autograd saves for a pixel of a frame
+    saved_per_pixel(net)   returns the estimated bytes that autograd saves for a pixel of a frame
     saved_bytes(net)       counts the bytes that autograd saves within a `with` block
-    host_memory()          (used, whole) memory of this machine in GB
+    host_memory()          returns the used and the whole memory of this machine in GB
 """
 
 import logging
@@ -71,8 +71,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-# Networks that only `make slow` counts. The other networks also notice if a block saves more or
-# less.
+# Networks that only `make slow` tests. The tests of the other networks also notice if a block saves
+# more or less.
 COUNTED_SLOWLY = ("deeper", "wider", "groups of 4", "enlarging")
 
 
@@ -90,12 +90,12 @@ def test_the_estimate_is_near_what_autograd_saves(changes):
     net = VRT(**(SMALL | changes)).train()
 
     # The estimate is per pixel. Some tensors do not depend on the number of pixels, so they must
-    # not count: they cancel in the difference between frames of 32 x 64 and frames of 32 x 32.
+    # not count. They cancel in the difference between frames of 32 x 64 and frames of 32 x 32.
     more_bytes = counted_bytes(net, width=64) - counted_bytes(net, width=32)
     per_pixel = more_bytes / (FRAMES * 32 * 32)
 
     # The estimate may be wrong by a quarter, because `check_memory` refuses only a step that is far
-    # too large. If a step is near the limit, it only warns.
+    # too large. For a step near the limit, `check_memory` only warns.
     assert saved_per_pixel(net) == pytest.approx(per_pixel, rel=0.25)
 
 

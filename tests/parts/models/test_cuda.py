@@ -27,9 +27,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
-# A network with the numbers of channels, the heads and the windows of network 006, whose heads have
-# 16 or 20 channels. It has fewer blocks, to save time: two in each of the stages 1 to 7, and one in
-# each of the four groups of the last stage.
+# A network with the channels, the heads and the windows of network 006. The heads have 16 or 20
+# channels. To save time, it has fewer blocks: two in each of the stages 1 to 7, and one in each of
+# the four groups of the last stage.
 REAL = {**NAMED["006"], "depths": [2] * 7 + [1] * 4}
 # Height and width in pixels of the clip for the network REAL. The clip of the small network has 64.
 SIDE_FOR_REAL = 192
@@ -39,10 +39,13 @@ LIMITS_OF_GRADIENTS = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 
 DTYPES = list(LIMITS_OF_OUTPUT)
 # Larger limits for the gradients of some parameters. The key is a precision, and a part of the name
 # of the parameters. Two differences were measured on an H200 (2026-11-27), with our kernels and
-# without them. The first is 1.1e-3 for a weight of SpyNet, whose gradient is a sum over all pixels
-# of all pairs of frames. The second is 5.7e-2 for a table of relative positions, whose gradient is
-# a sum over all windows. Each term is rounded to 16 bits, and the terms nearly cancel. So the
-# rounding errors of the terms are large beside the sum.
+# without them:
+#
+#     1.1e-3    a weight of SpyNet. Its gradient is a sum over all pixels of all pairs of frames
+#     5.7e-2    a table of relative positions. Its gradient is a sum over all windows
+#
+# Each term is rounded, and the terms nearly cancel. So the rounding errors of the terms are large
+# beside the sum.
 OWN_LIMITS = {
     (torch.float32, "spynet."): 3e-3,
     (torch.float16, "relative_position_bias_table"): 0.1,
@@ -86,7 +89,7 @@ def float32_step() -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_of_a_small_network_follows_the_published_equations_in_float64(form, dtype):
-    # All forms of the network draw the same parameters, so one stored step is for all of them.
+    # All forms of the network draw the same parameters, so one stored step serves for all forms.
     net = make_network(OPTIONS, **FORMS[form]).cuda()
     poison()
 
@@ -104,7 +107,7 @@ def test_a_step_of_the_real_network_is_near_float32(float32_step, form, dtype):
 
     found = results_of_step(net, make_clip(SIDE_FOR_REAL).cuda(), autocast_dtype(dtype))
 
-    # `relative_errors` does not serve here, because it compares with stored samples of a tensor.
+    # `relative_errors` cannot be used here, because it compares with stored samples of a tensor.
     # `float32_step` has whole tensors.
     assert found.keys() == float32_step.keys()
     for name, value in float32_step.items():

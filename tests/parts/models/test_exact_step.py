@@ -15,13 +15,13 @@ from tests.helpers.exact_step import (
     stored_step,
 )
 
-# These tests need not be in `make test`, because test_network_vrt.py there compares the gradients
-# of other networks with the gradients of the published network.
+# The tests are slow. In `make test`, test_network_vrt.py compares the gradients of other networks
+# with the gradients of the published network.
 pytestmark = pytest.mark.slow
 
 # The largest accepted error in float32, relative to the largest value of a tensor. Some gradients
-# have errors of 3e-3: float32 may round a sampled position to the other side of a pixel, and the
-# interpolation has another derivative there.
+# have errors of 3e-3. The reason is that float32 may round a sampled position to the other side of
+# a pixel, where the interpolation has another derivative.
 LIMIT_OF_OUTPUT = 1e-5
 LIMIT_OF_GRADIENT = 5e-3
 

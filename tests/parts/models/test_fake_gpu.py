@@ -4,8 +4,8 @@ A form is one of several implementations of the same computation: the network ta
 CPU, and another form on a GPU (models/vrt/forms.py).
 
 The first half is about the memory of a training step. tests/helpers/fake_gpu.py runs a step on
-tensors without numbers, which seem to be on a GPU. It prints how many bytes the step holds and
-moves, and which kernels of attention a GPU would choose.
+tensors without numbers, which seem to be on a GPU. The program prints how many bytes the step holds
+and moves, and which kernels of attention a GPU would choose.
 
 The second half is about the option files in options/gpu. Each file is for a number of GPUs with a
 certain memory (a "card" is a GPU with this memory). lab/card_recipes.py counts how many clips such
@@ -13,9 +13,9 @@ a GPU can take at once, and docs/gpu.md shows its tables.
 
 Words of this file (1 GB = 10^9 bytes):
 
-    kept        what autograd keeps for the backward pass
-    held        all that is in memory after the forward pass
-    transient   what the backward pass of one block needs for a moment, in addition to what is kept
+    kept        memory that autograd keeps for the backward pass
+    held        all memory that is used after the forward pass
+    transient   memory that the backward pass of one block needs for a moment, in addition to `kept`
 """
 
 import functools
@@ -87,7 +87,7 @@ def kept_of_published_network() -> dict[str, float]:
 def transient_gb_of_last_block() -> float:
     """Return the GB that the backward pass of a block of the last stage needs for a moment.
 
-    They come in addition to what the whole network keeps.
+    This memory is needed in addition to the memory that the whole network keeps.
 
     `forms.CPU_FORM` must be empty, so that the CPU uses the form for GPUs.
     """
@@ -117,8 +117,8 @@ def test_the_page_on_memory_has_the_counted_activations(
 ):
     monkeypatch.setattr(forms, "CPU_FORM", ())
 
-    # The backward pass begins with the last block, when everything that was kept is still there.
-    # So the peak of the memory is what was kept, plus what the last block needs for a moment.
+    # The backward pass begins with the last block, when all kept memory is still in use. So the
+    # peak is the kept memory plus the memory that the last block needs for a moment.
     most_gb = kept_of_published_network[case] + transient_gb_of_last_block()
 
     # `counted_gb` reads the number in docs/memory.md. The numbers may differ by 5 %, because
@@ -143,8 +143,8 @@ def test_a_step_holds_little_more_than_it_keeps(step):
 
 @pytest.mark.slow
 def test_the_backward_pass_needs_little_more_than_the_step_holds(step):
-    # The backward pass needed 1.47 GB more on 28 Nov 2026. The limit is a little higher, so that a
-    # change that needs much more memory is noticed.
+    # The backward pass needed 1.47 GB more on 28 Nov 2026. The limit is a little higher, so the
+    # test notices a change that needs much more memory.
     assert step["peak_gb"] < step["held_gb"] + 1.6
 
 
@@ -191,7 +191,8 @@ def test_heads_are_padded_to_a_multiple_of_8_channels(calls_of_attention, case):
     # The third word of a call, e.g. of "efficient: head 16, ...".
     channels = {call.split()[2].strip(",") for call in calls_of_attention[case]}
 
-    # In 6 heads, 96 and 120 channels are 16 and 20 channels a head. A head of 20 is padded to 24.
+    # 96 channels in 6 heads are 16 channels a head, and 120 channels are 20. A head of 20 channels
+    # is padded to 24.
     assert channels == {"16", "24"}
 
 
@@ -262,9 +263,9 @@ def test_a_step_of_the_file_for_a_card_fits_the_card(gpus, card):
     # `counted_gb` is the memory of a clip in bfloat16, so the file must switch bfloat16 on.
     assert opt.train.amp.enable
     # `counted_gb` is a count without a GPU, so a real step may take more. A step must take less
-    # than 70 % of the budget by the count. Should a real step take more than the budget, it would
-    # be slower, but would not fail: with "auto", more blocks keep less in memory, and are computed
-    # a second time in the backward pass.
+    # than 70 % of the budget by the count. If a real step needed more than the budget, it would be
+    # slower, but would not fail: with "auto", more blocks would keep less in memory, and would be
+    # computed a second time in the backward pass.
     assert net.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * net.memory_budget_gb
     # 1e-6 GB allows for the rounding of a product, e.g. 0.9 * 24.

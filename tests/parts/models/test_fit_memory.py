@@ -3,7 +3,7 @@
 A block that is "checkpointed" keeps no activations, and computes them again in the backward pass.
 With checkpoint "auto", the network decides which blocks are checkpointed, so that a step fits into
 a budget of memory. For this decision, the code in models/vrt/memory/ counts bytes. The tests
-compare its count with the bytes that torch allocates.
+compare the count with the bytes that torch allocates.
 """
 
 import logging
@@ -21,7 +21,7 @@ from models.vrt.memory.saved_bytes import saved_bytes
 from tests.helpers.small_vrt import SMALL
 from utils.errors import OptionError
 
-# Arguments of a network with few blocks, and with randomness: a step drops branches at random.
+# Arguments of a network with few blocks. Its training steps drop branches at random.
 TINY: dict[str, Any] = {
     **SMALL,
     "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1],
@@ -67,13 +67,13 @@ def kept_bytes(net: VRT, clip: Tensor) -> int:
 def test_a_smaller_budget_recomputes_more_and_keeps_less(net_and_clip):
     net, clip = net_and_clip
     # A budget of 0.001 GB is too small for any step. So fit_memory checkpoints all branches, and
-    # returns how many GB a step needs then.
+    # returns how many GB a step with all these checkpoints needs.
     least_gb = fit_memory(net, lambda: net(clip), budget_gb=0.001)
     counts = []
     kept = []
 
-    # The first budget is too small, the second is a little more than the least, and the third is
-    # more than enough.
+    # The first budget is too small, the second is a little larger than the least budget, and the
+    # third is more than enough.
     for budget_gb in (0.001, least_gb + 0.002, 10.0):
         fit_memory(net, lambda: net(clip), budget_gb)
         counts.append(number_of_checkpointed_branches(net))
@@ -132,10 +132,11 @@ def test_auto_without_a_gpu_needs_a_budget():
 
 
 def allocated_bytes(run) -> int:
-    """Return the most that torch holds at once during `run`, beyond what it held before.
+    """Return how many more bytes torch holds during `run` than before, at most.
 
     The profiler records each allocation (a positive number of bytes) and each release (a negative
-    number) with its time. So the sum of all numbers up to a time is what torch holds at this time.
+    number) with its time. So the sum of all numbers up to a time is the number of bytes that torch
+    holds at this time.
     """
     kinds = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:

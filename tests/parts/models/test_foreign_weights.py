@@ -113,8 +113,8 @@ class Wrong:
     do: str
 
 
-# `do` may be a part of an address: "/releases/download/" is in the address of a released file
-# itself. "multiarray._reconstruct" is the function of NumPy that torch.load refuses to call.
+# `do` may be a part of an address: "/releases/download/" is a part of the address of a released
+# file. "multiarray._reconstruct" is the function of NumPy that torch.load refuses to call.
 WRONG = {
     "page": Wrong(write_page, "an HTML page", "/releases/download/"),
     "pointer": Wrong(write_pointer_of_git_lfs, "a pointer of Git LFS", "git lfs pull"),
@@ -194,7 +194,7 @@ def test_numbers_of_numpy_beside_the_tensors_are_no_hindrance(home, tmp_path, is
 
     assert scores["with"] == scores["without"]
     # While our program reads a file, it adds numbers of NumPy to torch's list of allowed names. The
-    # list counts for the whole process, so afterwards they must be removed.
+    # list is valid for the whole process, so these names must be removed afterwards.
     assert "numpy" not in str(torch.serialization.get_safe_globals())
 
 
@@ -229,8 +229,8 @@ def test_two_threads_read_files_with_numbers_of_numpy_at_once(tmp_path):
 # ---- Names of wrapped networks ----
 
 
-# torch.compile puts "_orig_mod." before each name, and DistributedDataParallel puts "module." in
-# this place.
+# torch.compile puts "_orig_mod." before each name, and DistributedDataParallel puts "module."
+# before each name.
 @pytest.mark.parametrize(
     "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."]
 )

@@ -1,13 +1,13 @@
 """models/fusion/operators.py: how spikes reach the network.
 
 A fusion operator combines RGB frames (B, T, 3, H, W) and spike channels (B, T, S, H, W). It may act
-on the input, on the features, after each stage, and on the base, which is the image to which the
+on the input, on the features, after each stage, and on the base. The base is the image to which the
 network adds its result. The frames and channels are random, and the network is a small VRT.
 
 In an untrained network, the weights of the last convolution are 0. So the network returns its base
 exactly. Tests that must see an effect of the network fill this convolution with random numbers.
 
-"Operator" means such a class in this file, and not the weights in weights/operator.pth.
+In this file, "operator" means such a class, and not the weights in weights/operator.pth.
 
 The operators:
 
@@ -209,7 +209,8 @@ def grey_estimates():
     """
     rgb, channels = random_clip()
     rgb = rgb[:, :, :1].expand_as(rgb)
-    # The channels are random in [0, 1]. Times 3, some ratios make the frame darker, some brighter.
+    # The channels are random in [0, 1]. Times 3, some ratios make the frame darker, and some make
+    # it brighter.
     ratios = 3 * channels[:, :, :-1]
     confidence = channels[:, :, -1:]
     images = [rgb]
@@ -253,8 +254,8 @@ def test_exposure_starts_as_the_mean_of_the_frame_with_its_estimates(
 @pytest.mark.parametrize("index", range(SPIKE_CHANNELS))
 def test_exposure_can_choose_each_of_its_images(grey_estimates, constant_weights, index):
     rgb, spike, images = grey_estimates
-    # The weights are the softmax of these values. An image with the value 50 gets a weight of
-    # nearly 1, and images with the value 0 get a weight of nearly 0.
+    # The weights are the softmax of these values. The image with the value 50 gets a weight of
+    # nearly 1, and the images with the value 0 get a weight of nearly 0.
     set_constant_weights(constant_weights, 50 * torch.eye(SPIKE_CHANNELS)[index])
 
     fused = constant_weights.on_input(rgb, spike)

@@ -5,9 +5,11 @@ the estimate so that it fits the equations of both cameras better (data/motion/j
 equations of these tests belong to the middle frame of a rendered scene that moves
 (tests/helpers/moving_scene.py).
 
-A step sees the evidence of the equations, which is known before any step, and their pulls, which
-say how the equations would change the frame. A proposal is a solution of the equations. A step may
-go towards it.
+Words of a step:
+
+    evidence    what is known of each pixel before any step, e.g. how far it moves
+    pulls       how the equations would change the frame, and their errors
+    proposal    a frame that solves the equations. A step may move the frame towards it
 """
 
 import itertools
@@ -33,7 +35,8 @@ from tests.helpers.moving_scene import Scene, reader_of
 # Spike channels of a frame.
 S = 4
 CPU = torch.device("cpu")
-# The smallest operator, i.e. the class of a fusion, which joins frames and spikes.
+# Arguments of the smallest operator. An operator is the class of a fusion, which joins frames and
+# spikes.
 SMALL = {"features": 8, "layers": 1}
 
 
@@ -142,7 +145,7 @@ def test_all_weights_of_the_steps_learn(equations):
     z_0 = equations.blurry.clone()
     steps = small_steps(2)
     # The last layer of untrained steps is 0, so no gradient would reach the layers before it. Give
-    # it random weights.
+    # the last layer random weights.
     torch.nn.init.normal_(steps.tail.weight, 0, 0.1)
     frames = steps.all_steps(z_0, equations.proposal(z_0), equations)
 

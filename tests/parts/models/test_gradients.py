@@ -1,10 +1,10 @@
 """Gradients of several ranks, of accumulated micro-batches, and of a compiled network.
 
-Several ranks must compute what one process computes on the joint batch. Several ranks add up in
-another order than one process. Gradients and weights are compared in float64, in which the order
+Several ranks must compute the same as one process on the joint batch. But they add numbers in
+another order than one process. So gradients and weights are compared in float64, in which the order
 makes only tiny differences. The ranks run tests/dist/gradient_worker.py, which gives each step the
-same samples for any number of ranks. A compiled network must train as the network does without
-torch.compile. tests/dist/compile_worker.py compares the two.
+same samples for any number of ranks. A compiled network must train like the network without
+torch.compile. tests/dist/compile_worker.py compares the two trainings.
 """
 
 import json
@@ -128,8 +128,8 @@ def test_frozen_parts_have_no_gradient(results_of_frozen_step):
 
 
 # DDP (torch's DistributedDataParallel) sums only the gradients of parameters that were trained when
-# DDP was built. If it was not built anew at fix_iter, it would leave out the released parts without
-# an error, and the weights of the ranks would drift apart.
+# DDP was built. So DDP must be built anew at fix_iter. Otherwise it would leave out the released
+# parts without an error, and the weights of the ranks would drift apart.
 @pytest.mark.parametrize(
     "is_static",
     [
@@ -193,7 +193,7 @@ def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, argum
 
     assert result.exit_codes == [0, 0], result.text
     for rank in result.jsons:
-        # Compiled code may add up in another order, so that float32 rounds differently.
+        # Compiled code may add numbers in another order, so float32 may round differently.
         assert rank["compiled"] == pytest.approx(rank["plain"], rel=1e-4)
         assert rank["gradient_error"] < 1e-4
         # The plain steps make no graph. The first compiled step makes a graph for each kind of

@@ -34,7 +34,7 @@ def load_checkpoint(path):
     return checkpoint.load(Path(path))
 
 
-# Names of functions that `assert_refused` gets, because another process calls the function.
+# `assert_refused` gets a function by its name, because another process calls the function.
 READ = "models.weights_file.read_weights"
 BUILD = f"{__name__}.build"
 LOAD = f"{__name__}.load_checkpoint"
@@ -62,7 +62,8 @@ def write_with_pickle(path, data):
     write_zip(path, {**members, name: data})
 
 
-# The first two pickles of a file of torch before 1.6. By these numbers, torch knows its own files.
+# The content of the first two pickles of a file of torch before 1.6. By these numbers, torch
+# recognises its own files.
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 FORMAT = 1001
 
@@ -73,8 +74,8 @@ def write_with_old_pickle(path, data):
     path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + data)
 
 
-# Now come pickles of a few bytes that need much memory or time to be read. A pickle is a program of
-# a small machine with a stack. The module pickle has a name for each command:
+# The next pickles have few bytes, but reading them needs much memory or time. A pickle is a program
+# of a small machine with a stack. The module pickle has a name for each command:
 #
 #     PROTO 2               the version of the pickle
 #     GLOBAL module, name   puts a function on the stack
@@ -139,7 +140,7 @@ def test_a_small_pickle_that_would_take_much_memory_or_time_is_refused(
 def compressed_file(tmp_path_factory):
     """Give a small file that unpacks to 67 MB: 2^24 zeros of 4 bytes.
 
-    To pack it takes half a second of a core.
+    The tests share the file, because packing it takes half a second of a core.
     """
     path = tmp_path_factory.mktemp("compressed") / "a.pth"
     write_zip(path, members_of({"a": torch.zeros(2**24)}), zipfile.ZIP_DEFLATED)
@@ -195,8 +196,8 @@ def test_tensors_without_a_number_for_each_place_are_refused(tmp_path, tensor):
         {"embed_dims": [7200] * 9, "num_heads": [4] * 9},
         {"embed_dims": [32] * 8 + [2**31]},
         {"window_size": [6, 400, 400], "img_size": [6, 400, 400]},
-        # The product of these six numbers is 1e174, and its square 1e348 is no float, because
-        # floats end at about 1e308.
+        # The product of these six numbers is 1e174. Its square, 1e348, is no float, because floats
+        # end at about 1e308.
         {"window_size": [10**29] * 6},
         {"window_size": [1e200] * 6},
         {"depths": [10**6] + [2] * 8},

@@ -64,7 +64,7 @@ def advice(
 
 def test_every_way_out_is_an_option_line():
     assert advice(accumulation=3, use_checkpoint_attn=False, use_checkpoint_ffn=True) == [
-        # Half of the batch and twice the steps: 2 x 6 clips in place of 4 x 3.
+        # The batch is halved, and the number of batches doubled: 2 x 6 clips in place of 4 x 3.
         "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6",
         # The MLP is checkpointed already.
         "netG.use_checkpoint_attn=true",
@@ -104,7 +104,7 @@ def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
 # The largest number of values of a batch that fits on the device of CrampedVRT: 2 clips of 2 frames
 # of 3 x 64 x 64.
 MOST_VALUES = 2 * 2 * 3 * 64 * 64
-# What torch says on a GPU that is full.
+# The error of torch on a full GPU.
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
@@ -160,8 +160,8 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
         raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
     model = model_of(tmp_path, **network_section())
-    # Adam allocates its moments in its first step, so memory may be too small there. `fail` is
-    # called at the start of this step.
+    # Adam allocates its moments in its first step, so the memory may be too small in this step.
+    # `fail` is called at its start.
     model.optimizer.register_step_pre_hook(fail)
 
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0"):

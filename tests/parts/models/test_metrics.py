@@ -32,7 +32,7 @@ EXACT = 1e-9
 
 
 def pair(height=61, width=48, noise=12):
-    """Return a smooth random picture (H, W, 3) uint8, and the same with noise."""
+    """Return a smooth random picture (H, W, 3) uint8, and the same picture with noise."""
     rng = np.random.default_rng(0)
     smooth = np.cumsum(rng.normal(0, 4, (height, width, 3)), axis=1) + 120
     noisy = smooth + rng.normal(0, noise, smooth.shape)
@@ -40,7 +40,7 @@ def pair(height=61, width=48, noise=12):
 
 
 def to_uint8(values):
-    """Round values to whole ones from 0 to 255."""
+    """Round values to whole numbers from 0 to 255."""
     return np.clip(np.round(values), 0, 255).astype(np.uint8)
 
 
@@ -73,8 +73,8 @@ SSIM_WINDOW = {
 
 @pytest.mark.parametrize("noise", NOISE)
 def test_psnr_agrees_with_scikit_image(noise):
-    # This import is not at the top, because it takes two seconds, and every worker of pytest reads
-    # every file of tests.
+    # This import takes two seconds. It is not at the top, because every worker of pytest imports
+    # every test file.
     from skimage.metrics import peak_signal_noise_ratio
 
     a, b = pair(noise=noise)  # a picture, and the picture with noise
@@ -244,8 +244,8 @@ def lpips_files(tmp_path_factory):
 
     The tensors in these files have the published names, and random values.
     """
-    # This import is not at the top, because it loads torch's compiler, and every worker of pytest
-    # reads every file of tests.
+    # This import loads torch's compiler. It is not at the top, because every worker of pytest
+    # imports every test file.
     import torchvision
 
     folder = tmp_path_factory.mktemp("lpips")
@@ -269,7 +269,7 @@ def lpips_files(tmp_path_factory):
 
 @pytest.fixture
 def wave_pair():
-    """Give a picture (72, 80, 3) of ramps in [0, 255], and the same with waves on it."""
+    """Give a picture (72, 80, 3) of ramps in [0, 255], and the same picture with waves on it."""
     rows, columns = torch.meshgrid(torch.arange(72.0), torch.arange(80.0), indexing="ij")
     a = torch.stack((rows / 72, columns / 80, (rows + columns) % 16 / 16))
     b = (a + 0.2 * torch.sin(rows / 3)).clamp(0, 1)
@@ -316,7 +316,7 @@ def test_a_missing_file_is_named_by_its_first_tensor(lpips_files):
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(lpips_files, tmp_path):
     weights = torch.load(lpips_files[1])
-    weights["lin0.model.1.weight"] = torch.zeros(1, 96, 1, 1)  # as LPIPS with another network has
+    weights["lin0.model.1.weight"] = torch.zeros(1, 96, 1, 1)  # as in LPIPS with another network
     torch.save(weights, tmp_path / "other.pth")
 
     with pytest.raises(CheckpointError, match=r"lin0\.model\.1\.weight") as refused:

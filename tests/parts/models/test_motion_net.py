@@ -37,8 +37,8 @@ def random_inputs(batch, height, width):
 
 
 def test_the_network_is_small(net):
-    # The network has 266,595 parameters. With many more, it would be wider or deeper, and too slow
-    # on a CPU.
+    # The network has 266,595 parameters. A network with many more parameters would be too slow on a
+    # CPU.
     assert sum(parameter.numel() for parameter in net.parameters()) < 300_000
 
 
@@ -106,7 +106,7 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
     # Compare columns 3 and 4 in the windows up to two steps from the middle. With a shift of 2 or
     # less, these columns come from columns 1 to 6 of the 8 columns, so from within the picture.
-    # Other columns and other windows may come from beyond the edge of the picture.
+    # Other columns, or columns of other windows, may come from beyond the edge of the picture.
     columns = slice(3, 5)
     for window in range(MIDDLE - 2, MIDDLE + 3):
         first_channel = back[0, PICTURE_CHANNELS * window]
@@ -129,15 +129,17 @@ def test_least_squares_find_a_small_motion_between_windows(net):
     moved = pattern.repeat_interleave(PICTURE_CHANNELS, dim=0)[None]  # (1, 30, 24, 24)
     no_scene = torch.zeros(1, SCENE_CHANNELS, 24, 24)
 
-    # Four changes of the pixels are explained by a motion each: two changes of the light, and two
-    # of the number of spikes. Channels 0 to 3 have the four x, and channels 4 to 7 have the four y.
+    # `least_squares` finds four motions. Each explains one change of the pixels: two changes of the
+    # light, and two changes of the number of spikes. Channels 0 to 3 have x of the four motions,
+    # and channels 4 to 7 have y.
     found = least_squares(moved, no_scene, net.parabola_fit)  # (1, 8, 24, 24)
 
     inside = found[0, :, 6:-6, 6:-6].mean((1, 2))  # without edges, where squares are cut off
     x_by_light = inside[0]  # by the change of the light that grows with tau
     y_by_light = inside[4]
     # Least squares assume that a picture changes in proportion to the motion, e.g. twice as much
-    # for twice the motion. This picture changes only nearly so. So the motion found is not exact.
+    # for twice the motion. This picture changes only nearly in proportion, so the found motion is
+    # not exact.
     assert x_by_light == pytest.approx(speed, abs=0.1)
     assert y_by_light == pytest.approx(0, abs=0.05)
 

@@ -40,7 +40,7 @@ def load_net(name: str, **more: Any) -> tuple[golden.NetVector, VRT]:
 
 
 class Activations:
-    """What the parts of a network compute in a forward pass.
+    """The outputs of the parts of a network in a forward pass.
 
     The vectors have activations as (B, C, N, H, W): batch, channels, frames, height, width. The
     parts of our network have other layouts. Their outputs are kept here in the layout of the
@@ -156,8 +156,8 @@ def networks() -> list[Any]:
     return found
 
 
-# One test compares all values of a vector, because the forward and the backward pass, which all
-# values need, take most of the time.
+# One test compares all values of a vector. All values need the forward and the backward pass, and
+# these take most of the time.
 @pytest.mark.parametrize("name", networks())
 def test_outputs_activations_flows_and_gradients_equal_the_reference(name):
     vector, net = load_net(name)
@@ -216,7 +216,8 @@ def test_checkpointing_changes_memory_and_nothing_else():
         "net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1]
     )
 
-    # The gradients must be bitwise equal, which any dtype can show. float32 is faster than float64.
+    # The gradients must be bitwise equal. Any dtype can show this, and float32 is faster than
+    # float64.
     for net in (plain.float(), saving.float()):
         y = net(vector.input.float())
         (y * golden.cotangent(y)).sum().backward()
@@ -234,7 +235,7 @@ def test_checkpointing_changes_memory_and_nothing_else():
 
 # ---- Released models ----
 
-# What is known of each released model: its options, and the names, shapes and order of its tensors.
+# For each released model: its options, and the names, shapes and order of its tensors.
 MANIFESTS = golden.manifests()
 
 

@@ -1,7 +1,7 @@
 """models/schedules.py, models/optim.py and models/losses.py: learning rate, groups, losses.
 
 An optimizer can have two groups of parameters. The parameters of the "slow group" are frozen for
-the first steps (fix_iter), and then learn with a smaller rate than all others.
+the first steps (fix_iter). Then they learn with a smaller rate than all other parameters.
 """
 
 import math
@@ -207,8 +207,8 @@ def take_step(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
 
 
 def test_the_moments_of_another_optimizer_begin_anew(caplog):
-    # No parameter of this network has one of OPTIONS["fix_keys"] in its name, which would cause a
-    # second warning. So fix_keys is [] here.
+    # fix_keys is [] here. With OPTIONS["fix_keys"] there would be a second warning, because no
+    # parameter of this network has such a name.
     net = linear_layers("mlp")
     saved = saved_moments(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
     optimizer = build_optimizer(net, train_options(fix_keys=[]))
@@ -269,7 +269,7 @@ def test_a_loss_is_the_mean_over_the_differences_of_all_values(name, expected):
 
 
 class MaskedLoss(nn.Module):
-    """A loss, as a user could write it, which takes tensors that a batch may lack."""
+    """A loss that a user could write. It takes tensors that a batch may lack."""
 
     takes = ("mask", "gt", "lq")
 

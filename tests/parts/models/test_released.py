@@ -1,8 +1,9 @@
 """Weights by name: "vrt/006" is fetched once, from a file server of this test, and checked.
 
 "vrt/006" means network 006 of the published VRT networks. A program downloads its file into
-model_zoo/vrt, and reads it from there the next time. The variable of the environment whose name is
-MIRROR gives another address for the download. The tests set it to a server on this machine.
+model_zoo/vrt, and reads it from there the next time. An environment variable gives another address
+for the download. MIRROR has the name of this variable. The tests set it to a server on this
+machine.
 """
 
 import threading
@@ -38,9 +39,9 @@ WRONG_DATA = 3
 
 
 def save_as_released(path: Path) -> None:
-    """Write a file with the tensors of a released one.
+    """Write a weights file with the tensors of the released file.
 
-    The file is small: each tensor of zeros is stored as one number.
+    All values are zeros. The file is small, because each tensor is stored as one number.
     """
     torch.save({"params": released_tensors(NAME)}, path)
 
@@ -51,7 +52,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: list[str] = []
-        # Port 0: the system chooses a free one, which is then `server_port`.
+        # For port 0 the system chooses a free port. `server_port` is its number.
         super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
 
     @property
@@ -114,7 +115,7 @@ def run_to_end(folder: Path, mirror: str) -> RankResult:
 
 
 def advice_of(text: str) -> str:
-    """Return the advice of an error, the text behind its last "do", e.g. "download it on ..."."""
+    """Return the advice of an error: the text after its last "do", e.g. "download it on ..."."""
     _, _, advice = text.rpartition("  do ")
     return advice.strip()
 
@@ -148,8 +149,8 @@ def test_a_training_starts_from_released_weights_by_name(server, tmp_path):
         1, ROOT / "main_train_vrt.py", *arguments, limit_s=120, env=mirror, cwd=tmp_path
     )
 
-    # The options have another network, so the weights are refused. To see that they do not fit, the
-    # program must have fetched and read them.
+    # The options have another network, so the weights are refused. This shows that the program has
+    # fetched and read the weights.
     assert result.exit_codes == [WRONG_DATA]
     assert "the weights do not fit the network" in result.text
     assert str(FILE) in result.text
@@ -204,7 +205,7 @@ def write_another_network(path: Path) -> None:
 
 
 def write_too_long(path: Path) -> None:
-    """Write 300 MB of zeros. The released files have fewer bytes. The file takes no space."""
+    """Write 300 MB of zeros, more bytes than a released file has. The file takes no space."""
     with path.open("wb") as file:
         file.truncate(300_000_000)
 
@@ -213,7 +214,8 @@ def write_nothing(path: Path) -> None:
     """Write no file, so that the server answers 404."""
 
 
-# write: writes the file that the server has in place of the released file. words: of the error.
+# write: writes the file that the server has in place of the released file. words: words of the
+# error.
 @pytest.mark.parametrize(
     ("write", "words"),
     [

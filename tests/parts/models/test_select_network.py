@@ -1,8 +1,8 @@
 """models/select_network.py: networks from options, and the refusals before anything is built.
 
 `define_G` builds the network that the section netG describes. `check_options` refuses sections that
-do not fit one another, e.g. crops of a size that the network cannot take. The tests read no data,
-so the folders in the options need not exist.
+do not fit together, e.g. crops of a size that the network cannot take. The tests read no data, so
+the folders in the options need not exist.
 """
 
 import logging
@@ -134,8 +134,8 @@ def test_the_crop_that_a_refusal_proposes_is_taken():
     ("key", "value"), [("gamma", 2.2), ("representation", {"type": "tfp", "offsets": [0, 1, 2, 3]})]
 )
 def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):
-    # The training has BINS without gamma. The test data have four channels, too, but the meaning of
-    # these channels is another one.
+    # The training has BINS without gamma. The test data have four channels, too, but these channels
+    # have another meaning.
     test_section = {
         "dataset_type": "TestDatasetRGBSpike",
         **FRAMES,
@@ -177,8 +177,8 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
     model = define_Model(OPERATOR_ALONE, spike_channels=2)
     model.init_train()
     frames, spikes = random_clip()
-    # The sharp frames are half as bright as the input, which is easy to learn for the operator.
-    # "a/0" names the clip "a" and its first frame, 0.
+    # The sharp frames are half as bright as the input. The operator can learn this easily. "a/0"
+    # names the clip "a" and its first frame, 0.
     batch = {"lq": frames, "spike": spikes, "gt": 0.5 * frames, "key": ["a/0"]}
 
     losses = []

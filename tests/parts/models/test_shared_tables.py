@@ -36,14 +36,18 @@ SMALL: dict[str, Any] = {
     "deformable_groups": 4,
     "spynet_path": None,
 }
-# One of the tables, by its name in a weights file. It says for each pair of tokens of a window
-# which bias the attention adds.
+# The name of one of these tables in a weights file. For each pair of tokens of a window, the table
+# says which bias the attention adds.
 TABLE = "stage1.residual_group1.blocks.0.attn.relative_position_index"
 CLIP = torch.rand(1, 3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 def random_vrt(seed: int) -> VRT:
-    """Return a network with random weights, which changes its frames."""
+    """Return a network with random weights.
+
+    conv_last of a new VRT has zeros, so a new VRT returns its input. Random values in conv_last
+    make the network change its frames.
+    """
     torch.manual_seed(seed)
     net = VRT(**SMALL).eval()
     net.conv_last.weight.data.normal_(std=0.1)
@@ -93,6 +97,8 @@ def test_refused_weights_leave_the_network_as_it_was(strict):
 @torch.no_grad()
 @pytest.mark.parametrize("strict", [True, False])
 def test_refused_weights_change_no_other_network(strict):
+    # All networks of this size share one table. If loading wrote into this table, the results of
+    # `other` would change.
     other = random_vrt(1)
     state = with_another_table(other)
     expected = other(CLIP)
@@ -161,7 +167,7 @@ def test_a_weights_file_with_another_table_ends_with_code_3(tmp_path):
     write_clip(home, "mine", split="test", frames=4, h=16, w=16)
     content = torch.load(home / "rgb.pth", weights_only=True)
     tables = [name for name in content["params"] if name.endswith("relative_position_index")]
-    content["params"][tables[0]] += 1  # any change of one table will do
+    content["params"][tables[0]] += 1  # change one table in any way
     weights = str(tmp_path / "foreign.pth")
     torch.save(content, weights)
     clip = ["--input", str(home / "GOPRO_Large/test/mine/blur"), "--output", str(tmp_path / "out")]
@@ -176,7 +182,7 @@ def test_a_weights_file_with_another_table_ends_with_code_3(tmp_path):
 def two_steps(net: VRT, size: int) -> list[Tensor]:
     """Return outputs and gradients of two training steps without an optimizer.
 
-    The first step fills the caches, the second one finds them full.
+    The first step fills the caches, and the second step finds them full.
 
     size: height and width of the frames.
     """
@@ -194,7 +200,7 @@ def two_steps(net: VRT, size: int) -> list[Tensor]:
     return found
 
 
-# Slow, because it takes 5 seconds of a core.
+# This test is slow, because it takes 5 seconds of a core.
 @pytest.mark.slow
 def test_two_networks_in_two_threads_give_what_each_gives_alone():
     sizes = (32, 40)

@@ -1,7 +1,7 @@
 """models/vrt/flow_warp.py and spynet.py: sampling along a flow, and the network that finds flows.
 
-Some tests compare with reference vectors of the published network, in tests/data/golden/. The
-others are about what the vectors do not have: flows with NaN or infinity, the weights that this
+Some tests compare with reference vectors of the published network, in tests/data/golden/. The other
+tests are about cases that the vectors lack: flows with NaN or infinity, the weights that this
 project ships, and the step from which the flow network learns.
 """
 
@@ -26,7 +26,7 @@ LAST_OF_FLOW = "spynet.basic_module.5.basic_module.8"
 
 
 def frames(*shape: int) -> torch.Tensor:
-    """Return random frames of this shape; by default (1, 3, 3, 32, 32), which is B, N, C, H, W."""
+    """Return random frames (B, N, C, H, W) of this shape, by default (1, 3, 3, 32, 32)."""
     return torch.rand(shape or (1, 3, 3, 32, 32))
 
 
@@ -44,8 +44,8 @@ def frames(*shape: int) -> torch.Tensor:
     ],
 )
 def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_padding, monkeypatch):
-    # On some kinds of device, torch's grid_sample cannot pad the border. There our own code pads
-    # it. If "cpu" is among these kinds, this test runs our own code.
+    # On some kinds of device, torch's grid_sample cannot pad the border, so our own code pads it.
+    # If "cpu" is among these kinds, this test runs our own code.
     monkeypatch.setattr(forms, "NO_BORDER_PADDING", kinds_without_padding)
     # Stored inputs, outputs and gradients of the published code. The keys are e.g. "x", "flow",
     # "out/bilinear/zeros" and "grad_x/bilinear/zeros".
@@ -156,9 +156,9 @@ def test_the_shipped_weights_find_a_known_translation(motion, is_blurry):
     to_next = backward[0]  # index 0: between neighbours
     to_former = forward[0]
 
-    # The mean error over all pixels must be below a quarter of the motion. The mean has pixels at
-    # the border, too, where the flow cannot be found, because the content comes from outside. A
-    # flow of 0 would have an error as large as the motion.
+    # The mean error over all pixels must be below a quarter of the motion. The mean includes pixels
+    # at the border. Their flow cannot be found, because their content comes from outside. A flow of
+    # 0 would have an error as large as the motion.
     true = torch.tensor(motion).view(1, 1, 2, 1, 1)
     largest_error = 0.25 * true.norm()
     assert (to_next - true).norm(dim=2).mean() < largest_error

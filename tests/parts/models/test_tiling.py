@@ -1,19 +1,20 @@
 """models/restore/tiles/: clips are restored in tiles of few frames and few pixels.
 
 Neighbouring tiles overlap, and are blended. The option `blend` has two values. "kair" blends like
-the published code, KAIR, which cuts the borders of tiles off. "smooth" blends with weights that
-fall towards the borders of a tile.
+the published code, KAIR: it cuts the borders of tiles off. "smooth" blends with weights that fall
+towards the borders of a tile.
 
-The networks here are simple functions whose results are known, and a small convolution. A clip is
-given to them as to a VRT (tests/helpers/tensor_clip.py): at least 2 frames of at least 64 x 64
-pixels, with sides in multiples of 8 pixels. The files tests/data/golden/tile_*.npz have recordings:
-inputs of the published code with the function `RampNet`, and its results.
+The networks here are simple functions whose results are known, and a small convolution. Each
+network gets a clip in the form in which a VRT gets it (tests/helpers/tensor_clip.py): at least 2
+frames of at least 64 x 64 pixels, with sides that are multiples of 8 pixels. The files
+tests/data/golden/tile_*.npz have recordings: inputs of the published code with the function
+`RampNet`, and its results.
 
 Options of tiles:
 
-    num_frame_testing         number of frames of a tile; 0: the whole clip
+    num_frame_testing         number of frames of a tile, or 0 for the whole clip
     num_frame_overlapping     number of frames that two neighbouring tiles share
-    size_patch_testing        side of a tile in pixels; 0: the whole frame
+    size_patch_testing        side of a tile in pixels, or 0 for the whole frame
     size_patch_overlapping    number of rows or columns that two neighbouring tiles share
 """
 
@@ -309,7 +310,7 @@ def test_spikes_are_cut_with_the_same_tile():
 class FlippedClip:
     """A clip of 4 frames that was restored with flip_seq.
 
-    With this option, the network sees the 4 frames, and behind them the same frames in reverse.
+    With this option, the network sees the 4 frames, and after them the same frames in reverse.
     """
 
     def __init__(self):
@@ -345,8 +346,8 @@ def test_flip_seq_shows_the_spikes_of_reversed_time():
 def test_flip_seq_averages_both_directions_of_time():
     flipped = FlippedClip()
 
-    # The network sees 8 frames, and adds to each its number. So frame i gets i, and in the reverse
-    # it gets 7 - i. The mean of both is 7 / 2.
+    # The network sees 8 frames, and adds to each its number. So frame i gets i in the first half,
+    # and 7 - i in the second half. The mean of both is 7 / 2.
     torch.testing.assert_close(flipped.restored, flipped.lq + 3.5)
 
 
@@ -392,8 +393,8 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
     for _ in frames.stream:
         pass
 
-    # Each tile overlaps the tile before by two frames. The last tile overlaps by three, because it
-    # must have four frames, too, and frame 8 is the last one.
+    # Each tile overlaps the tile before by two frames. The last tile overlaps by three frames,
+    # because it must have four frames, too, and frame 8 is the last frame.
     assert frames.reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
 
 
@@ -478,7 +479,7 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
     out = restore_large(network_with_limit(PIXELS_OF_6_FRAMES_64), may_halve=True)
 
     torch.testing.assert_close(out, LARGE)
-    # The side of a tile in pixels. Each half is rounded down to a multiple of 8.
+    # The side of a tile in pixels. The side is halved, and rounded down to a multiple of 8.
     #
     #     260    the longer side of the frame: too large
     #     128    260 / 2 = 130, rounded down: first message, too large
@@ -528,8 +529,8 @@ def test_memory_is_saved_by_fewer_tiles_at_once_then_smaller_sides_then_fewer_fr
         (12, 80, 1),
         (12, 64, 1),  # the least side
         (6, 64, 1),
-        # The end: the next tile would have 2 frames, but a tile needs more frames than its overlap,
-        # which is 2.
+        # This is the end. The next tile would have 2 frames, but a tile needs more frames than the
+        # overlap, 2.
         (3, 64, 1),
     ]
 

@@ -15,9 +15,8 @@ from tests.dist.launching import ROOT, run_ranks
 
 pytest.importorskip("triton", reason="Triton is not installed (CPU wheels of torch)")
 
-# The first is a program, and the second is the module that this program runs in the interpreter.
-# The module measures the errors of the kernels. Its argument says which cases it runs, "cpu" or
-# "long".
+# A program, and the module that this program runs in the interpreter. The module measures the
+# errors of the kernels. Its argument says which cases it runs, "cpu" or "long".
 INTERPRETED = ("tests/helpers/interpreted.py", "tests.helpers.triton_errors")
 
 

@@ -3,8 +3,8 @@
 The vectors are in tests/data/golden/. A vector has the options, the weights and the input of a
 module, and the output and gradients that the published code computes in float64. The gradients
 belong to a loss in which each value of the output has another weight (`golden.cotangent`). The last
-tests use a whole small network. They test its precision in bfloat16, and which layers learn from
-the first step on.
+tests use a whole small network. They test the precision of this network in bfloat16, and which of
+its layers learn from the first step on.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ LAST_OF_FLOW = "spynet.basic_module.5.basic_module.8"
 
 
 def frames(*shape: int) -> torch.Tensor:
-    """Return random frames of this shape; by default (1, 3, 3, 32, 32), which is B, N, C, H, W."""
+    """Return random frames (B, N, C, H, W) of this shape, by default (1, 3, 3, 32, 32)."""
     return torch.rand(shape or (1, 3, 3, 32, 32))
 
 
@@ -183,8 +183,9 @@ def test_a_new_network_learns_everywhere_as_soon_as_its_last_convolution_is_not_
         if parameter.grad is None or not parameter.grad.any():
             without_gradient.append(name)
 
-    # The last convolution of the flow network and the last convolution of the offsets begin as 0,
-    # too. So only layers before these two convolutions have no gradient in the first step.
+    # Two other convolutions also begin as 0: the last convolution of the flow network, and the last
+    # convolution of the offsets. So only layers before these two have no gradient in the first
+    # step.
     for name in without_gradient:
         assert name.startswith("spynet.") or "pa_deform.conv_offset" in name
 

@@ -96,8 +96,8 @@ def test_the_advice_on_a_fusion_that_cannot_make_new_frames_works(in_chans):
     ("shape", "expected"),
     [
         pytest.param((1, 3, 3, 36, 32), "multiples of 8", id="height of 36"),
-        # The smallest stage has 1/8 of the resolution. There, a window of 4 x 4 pixels covers
-        # 32 x 32 pixels of a frame.
+        # The smallest stage has 1/8 of the resolution. So its window of 4 x 4 pixels covers 32 x 32
+        # pixels of a frame.
         pytest.param((1, 3, 3, 24, 32), "at least 32 x 32", id="too small"),
         pytest.param((1, 1, 3, 32, 32), "at least 2 frames", id="one frame"),
         pytest.param((1, 3, 4, 32, 32), "(B, N, 3, H, W)", id="four channels"),
@@ -113,7 +113,7 @@ def test_clips_of_a_wrong_shape_are_refused(shape, expected):
 def test_a_window_must_fit_into_the_smallest_stage_with_mutual_attention():
     # The first 3/4 of the blocks of a stage, rounded down, have mutual attention. Stage 4 has only
     # one block, so none of its blocks has mutual attention. So the smallest stage with mutual
-    # attention is stage 3, at 1/4 of the resolution. There, a window of 4 x 4 pixels covers 16 x 16
+    # attention is stage 3, at 1/4 of the resolution. Its window of 4 x 4 pixels covers 16 x 16
     # pixels of a frame.
     net = small_vrt(depths=[4, 4, 4, 1, 4, 4, 4, 1, 1], mul_attn_ratio=0.75)
 
@@ -126,8 +126,8 @@ def test_a_window_must_fit_into_the_smallest_stage_with_mutual_attention():
 
 
 def test_each_instant_of_gray_frames_begins_as_the_gray_frame_in_each_colour():
-    # The network returns 3 instants of 3 colours, which are 9 channels. To each of the 9 channels,
-    # the network adds the one channel of its input. A new network computes 0 before it adds the
+    # The network returns 3 instants of 3 colours, which are 9 channels. The network adds the one
+    # channel of its input to each of the 9 channels. A new network computes 0 before it adds the
     # input, because conv_last is 0. So each of the 9 channels is the input.
     net = VRT(**SMALL, in_chans=1, out_chans=3, out_instants=3)
     gray = torch.rand(1, 2, 1, 32, 32)

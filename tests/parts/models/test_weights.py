@@ -1,8 +1,8 @@
 """Files of weights: what is read from a file, which network can start with it, what it describes.
 
 The networks are tiny (SMALL of tests/helpers/small_vrt.py), and most weights are random. The tests
-in the last part of this file read weights in the form in which this project writes them: with a
-description of the network and of its spikes.
+in the last part of this file read weights as this project writes them: with a description of the
+network and of its spikes.
 """
 
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
 
 
 def operator_net(fusion: dict[str, Any]) -> nn.Module:
-    """Return the network that is only a fusion of frames and spikes, called an operator.
+    """Return an operator: a network that is only a fusion of frames and spikes.
 
     fusion: its options.
     """
@@ -244,7 +244,7 @@ def test_spynet_weights_are_read_with_or_without_the_normalisation(tmp_path):
     # Change a layer of the finest level, so that the weights differ from a new network.
     torch.nn.init.normal_(donor.get_parameter("basic_module.5.basic_module.0.weight"))
     learned = donor.state_dict()
-    # These two are constants, by which frames are normalised. Only some files have them.
+    # "mean" and "std" are constants, by which frames are normalised. Only some files have them.
     del learned["mean"]
     del learned["std"]
     torch.save({"params": learned}, tmp_path / "spynet.pth")
@@ -388,13 +388,13 @@ def test_what_another_program_says_of_its_network_is_not_taken_for_ours(tmp_path
 
 # ---- Weights that describe their network ----
 
-# What dataset.json says of the spikes of training.
+# The values of dataset.json about the spikes of training.
 SPIKE_DATA = {"rate": 0.9, "light": "linear", "center": "gt", "planes": 88, "gt_plane": 44}
 
 
 @pytest.fixture
 def folder_with_info(tmp_path):
-    """Give a folder whose dataset.json says what SPIKE_DATA has."""
+    """Give a folder whose dataset.json has the values of SPIKE_DATA."""
     (tmp_path / "GOPRO_Large_spike_seq").mkdir()
     write_info(tmp_path, **SPIKE_DATA)
     return tmp_path
@@ -463,8 +463,8 @@ def test_a_checkpoint_with_a_moving_average_gives_the_average(trained_network, t
 def test_checkpoints_of_former_versions_say_what_they_are(trained_network, tmp_path):
     opt, net = trained_network
     content = checkpoint_of(opt, net)
-    # Former versions wrote no description of the network. What they had found in the data, they
-    # wrote into the options of the data.
+    # Former versions wrote no description of the network. They wrote what they had found in the
+    # data into the options of the data.
     found_in_data = {"spike_channels": 2, "spike_data": SPIKE_DATA}
     content["options"]["datasets"]["train"].update(found_in_data)
     torch.save(content, tmp_path / "checkpoint_before.pth")

@@ -22,7 +22,7 @@ FILES = [
     ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json",
     ROOT / "options/benchmark/gated.json",
 ]
-# A YAML with all kinds of values, and with the parts that refer to other parts: an anchor (&n), its
+# A YAML with all kinds of values. Some parts refer to other parts: there are an anchor (&n), its
 # alias (*n), and a merge (<<).
 YAML = b"""name: &n a
 train: {lr: 4e-4, steps: [1, 2, 0x1F], when: 2026-11-27 10:00:00}
@@ -83,7 +83,7 @@ def test_a_file_of_one_section_with_any_value_is_refused(tmp_path, value, key):
     path = Path(tmp_path, "a.json")
     path.write_text(json.dumps({"task": "x", key: value}))
 
-    # The file is refused whatever the value is, because it lacks other sections.
+    # The file lacks other sections, so it is refused whatever the value is.
     with pytest.raises(OptionError) as error:
         load_options(path, [], PARTS)
 

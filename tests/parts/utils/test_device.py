@@ -1,8 +1,8 @@
 """Accelerators that a package adds to torch: our programs use them without knowing their names.
 
 tests/helpers/standin is such a package, which the tests compile. Its device has the name "Stand-in"
-and computes on the CPU. The second half of this file is about accelerators that a machine has, but
-that torch cannot use.
+and computes on the CPU. The second half of this file is about accelerators that a machine has and
+torch cannot use.
 """
 
 import json
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 
 # Exit code of a run that the user must start in another way, e.g. with fewer ranks.
 CHANGE_START = 2
-# What a run on such a device logs about two parts of the program that the device does not have: our
-# kernels, and torchvision's deformable convolution. The line says by what each is replaced.
+# The log line of a run on such a device. Our kernels and torchvision's deformable convolution do
+# not run on the device. The line says what replaces them.
 STANDS_IN = (
     "torch's operators stand in for our kernels, which are for NVIDIA's GPUs; "
     "our own sampling stands in for torchvision's deformable convolution"
@@ -116,13 +116,13 @@ def test_the_memory_of_a_run_counts_the_tensors_on_the_accelerator(on_device):
     _step, memory_gb = history(on_device.options)["train/memory_gb"][-1]
 
     # The tensors take less than 0.15 GB. A larger number would be the memory of the whole process,
-    # which has ten times as much.
+    # which is ten times as large.
     assert 0.01 < memory_gb < 0.15
 
 
 def test_two_ranks_exchange_by_the_backend_of_the_device(tmp_path, accelerator):
-    # The package standin reads the number of its devices from STANDIN_COUNT. Its backend, by which
-    # ranks exchange tensors, is "standccl".
+    # The package standin reads the number of its devices from STANDIN_COUNT. Ranks exchange tensors
+    # by its backend, "standccl".
     two_devices = accelerator | {"STANDIN_COUNT": "2"}
 
     found = train_two_steps(tmp_path / "device", two_devices, ranks=2)
@@ -152,9 +152,9 @@ def test_mixed_precision_and_fitted_memory_follow_the_device(tmp_path, accelerat
     )
 
     assert "mixed precision in bfloat16" in run.text
-    # The device has 2 GB. A step may use 0.9 of them (GPU_SHARE of models/network_vrt.py), 1.80 GB.
-    # The line of the log goes on with the memory of the tensors that are kept for the backward
-    # pass: "(kept ... GB".
+    # The device has 2 GB. A step may use 0.9 of this memory (GPU_SHARE of models/network_vrt.py),
+    # 1.80 GB. The line of the log goes on with the memory of the tensors that are kept for the
+    # backward pass: "(kept ... GB".
     assert "of 1.80 GB (kept" in run.text
     losses = [loss for _step, loss in history(run.options)["train/loss"]]
     assert max(losses) < 0.2
@@ -281,7 +281,7 @@ def test_a_package_that_does_not_load_is_named_with_its_own_error(tmp_path, monk
             ["an Intel GPU is not used: this torch is not built for it (xpu)"],
             id="a card",
         ),
-        # The small GPU of each Intel processor has this address on the PCI bus.
+        # The small GPU within an Intel processor has this address on the PCI bus.
         pytest.param("0000:00:02.0", [], id="the GPU of the processor"),
     ],
 )

@@ -1,8 +1,8 @@
 """Which GPUs a process uses, what is logged about GPUs, and when a step waits for its GPU.
 
 The tests need no GPU, because they replace what torch and the driver report. The last test runs a
-training step on the CPU, in the network's form for GPUs. It notes the operations for whose results
-the program would wait on a GPU.
+training step on the CPU, in the network's form for GPUs. It notes the operations whose results the
+program would wait for on a GPU.
 """
 
 import os
@@ -36,7 +36,7 @@ BAD_DATA = 3
 
 
 def launch_of(ranks: int, rank: int = 0) -> LaunchInfo:
-    """Return what the launcher says to a rank. ranks: number of ranks, all on one host."""
+    """Return what the launcher tells a rank. ranks: number of ranks, all on one host."""
     if ranks == 1:
         return LaunchInfo("single")
     return LaunchInfo(
@@ -51,15 +51,15 @@ def launch_of(ranks: int, rank: int = 0) -> LaunchInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A start with gpu_ids, and which GPUs the process sees then."""
+    """A start with gpu_ids, and the GPUs that the process sees after it."""
 
-    # What is given: the option gpu_ids, the number of GPUs that torch finds among the visible ones,
-    # the number of ranks, and variables of the environment.
+    # The given values: the option gpu_ids, the number of visible GPUs that torch finds, the number
+    # of ranks, and environment variables.
     ids: list[int] | None
     gpus: int
     ranks: int = 1
     variables: dict[str, str] = field(default_factory=dict)
-    # What is expected: the value of CUDA_VISIBLE_DEVICES (None: it is not set), and words of the
+    # The expected values: the value of CUDA_VISIBLE_DEVICES (None: it is not set), and words of the
     # log ("": there is no message).
     visible: str | None
     message: str = ""
@@ -77,7 +77,7 @@ CHOICES = [
         ),
         id="two GPUs for one rank, which can use one: the log names the command for two ranks",
     ),
-    # No message: a command for three ranks would not help, because there is only one GPU.
+    # There is no message, because there is only one GPU: a command for three ranks would not help.
     pytest.param(
         Choice(ids=[0, 1, 2], gpus=1, visible="0,1,2"),
         id="the published file on a machine with one GPU",
@@ -107,9 +107,9 @@ CHOICES = [
         id="the option asks for the CPU, and the user for a GPU",
     ),
     pytest.param(Choice(ids=[], gpus=0, visible=""), id="the option asks for the CPU"),
-    # The other cases have several ranks. Then rank n takes GPU n of the machine, and gpu_ids has no
-    # effect. If the ranks take all GPUs of gpu_ids that the machine has, no message is needed. This
-    # is so in the next two cases.
+    # The next cases have several ranks. Then rank n takes GPU n of the machine, and gpu_ids has no
+    # effect. No message is needed if the ranks take all GPUs of gpu_ids that the machine has, as in
+    # the next two cases.
     pytest.param(
         Choice(ids=[0, 1, 2, 3], gpus=2, visible=None, ranks=2),
         id="two of four GPUs are there, and both are taken",
@@ -166,8 +166,8 @@ def without_choice(monkeypatch) -> None:
     """Remove the variables by which a user or a launcher chooses GPUs, until the test ends."""
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE"):
         # The program may set the variable, and monkeypatch must undo this after the test. If the
-        # variable is not there, `monkeypatch.delenv` remembers nothing to undo, but `setenv`
-        # remembers that it was not there. So set the variable first, and then remove it.
+        # variable does not exist, `monkeypatch.delenv` remembers nothing to undo, but `setenv`
+        # remembers that it did not exist. So set the variable first, and then remove it.
         monkeypatch.setenv(name, "")
         del os.environ[name]
 
@@ -183,17 +183,16 @@ def test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them(monkeypatch, ca
     choose_gpus(case.ids, "my.json")
 
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == case.visible
-    # The log has a message if, and only if, the option does not have the effect that it asks for.
+    # The log has a message if the option does not have its effect, and no message if it has.
     assert case.message in caplog.text
     assert bool(caplog.text) == bool(case.message)
 
 
 # ---- GPUs that this torch cannot use ----
 
-# The architectures for which two builds of torch have code, in the form of
-# torch.cuda.get_arch_list. A GPU has a compute capability, e.g. 8.9. Code for "sm_86" runs on GPUs
-# of compute capability 8.6 to 8.9. "compute_120" is PTX, which the driver can compile for any later
-# GPU.
+# The architectures for which two builds of torch have code, as torch.cuda.get_arch_list returns
+# them. A GPU has a compute capability, e.g. 8.9. Code for "sm_86" runs on GPUs of compute
+# capability 8.6 to 8.9. "compute_120" is PTX, which the driver can compile for any later GPU.
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
@@ -244,10 +243,10 @@ def test_two_ranks_on_one_gpu_are_both_named():
 def start_with_unusable_gpus(folder: Path, visible: str) -> RankResult:
     """Start a training where the driver knows two GPUs that torch cannot use.
 
-    The folder of the sharp frames does not exist. So the run ends when it looks for its data, if it
-    does not end before.
+    The folder of the sharp frames does not exist. So the run ends at the latest when it looks for
+    its data.
 
-    visible: CUDA_VISIBLE_DEVICES; "" removes the variable.
+    visible: value of CUDA_VISIBLE_DEVICES. "" removes the variable.
     """
     driver = write_command(folder / "bin/nvidia-smi", "echo 470.82.01\necho 470.82.01")
     variables = {
@@ -292,7 +291,7 @@ GPUS = [
     {"busy": 0.9, "used_gb": 40.0, "total_gb": 80.0},
     {"busy": 0.5, "used_gb": 41.5, "total_gb": 80.0},
 ]
-# What a rank tells of itself in the status.
+# The facts that a rank tells about itself in the status.
 FACTS = {
     "device": "cuda:1",
     "loss_is_finite": True,  # whether the loss of the newest step is finite
@@ -301,13 +300,13 @@ FACTS = {
     "samples": 4,  # number of samples of this rank in an epoch
     "first": [1],  # numbers of the first samples of this start of the run
 }
-# What a rank tells of its work, in each beat.
+# The facts that a rank tells about its work in each beat.
 STATE = {
     "host": "a",
     "pid": 7,
     "step": 3,
     "age": 0.1,  # seconds since the phase began
-    "phase": "data",  # what the rank does, here: waits for data
+    "phase": "data",  # what the rank does: it waits for data
 }
 
 
@@ -408,9 +407,10 @@ def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatc
 
 
 class Waits(TorchDispatchMode):
-    """Notes the operations for whose result a program waits on a GPU, within a `with` block.
+    """Notes the operations whose result a program waits for on a GPU, in a `with` block.
 
-    The result of such an operation is a number or a size, which the program needs to go on.
+    The result of such an operation is a number or a size. The program needs this result to
+    continue.
     """
 
     NAMES = (
@@ -469,7 +469,7 @@ def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
         "spike": torch.rand(1, 2, 2, 32, 32),
         "key": ["a"],
     }
-    # The first step is not watched, because it also measures memory, and makes tensors that all
+    # The first step is not watched, because it also measures memory. It also makes tensors that all
     # later steps use.
     model.optimize_parameters(step=1, micro_batches=[batch])
 

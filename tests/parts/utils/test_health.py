@@ -4,9 +4,9 @@
 it made-up values (`measures_of_rank`: a healthy rank with some values changed) and read the log.
 The other tests use
 
-    real disks    one without room for the next saves
-    real clips    spikes that do not show the same as the frames
-    real runs     two ranks: first a healthy run, then with a slow rank, then with a slow loader
+    real disks    a disk without room for the next saves
+    real clips    clips whose spikes do not show the same as the frames
+    real runs     starts of a run on two ranks: healthy, with a slow rank, and with a slow loader
 """
 
 import json
@@ -44,8 +44,8 @@ def measures_of_rank(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=ran
     """Return the values of a healthy rank in ten steps of half a second, with some changes.
 
     data_s: seconds for which the rank waited for data. forward_s: seconds of its forward passes.
-    Both are for all steps together. memory: kind, "GPU" or "host" -> (used, total) in GB. cores:
-    numbers of the CPU cores that the rank may use. values: numbers of the log line.
+    Both numbers are for all steps together. memory: kind, "GPU" or "host" -> (used, total) in GB.
+    cores: numbers of the CPU cores that the rank may use. values: numbers of the log line.
     """
     return Measured(
         host="node",
@@ -80,8 +80,8 @@ def logged_warnings(caplog) -> list[str]:
 # ---- The gradient norm ----
 
 
-# Norms of 120 steps. 90 is an outlier, one of every six norms. Sorted, the six norms are
-# 0.8 1.0 1.1 1.3 2.5 90.0, so the median is (1.1 + 1.3) / 2 = 1.2.
+# Norms of 120 steps. 90 is an outlier: one of every six norms is 90. Sorted, the six norms are 0.8
+# 1.0 1.1 1.3 2.5 90.0, so the median is (1.1 + 1.3) / 2 = 1.2.
 HEALTHY_NORMS = [1.0, 1.3, 0.8, 2.5, 90.0, 1.1] * 20
 LARGE_NORMS = [30.0, 40.0, 35.0] * 40
 
@@ -120,7 +120,7 @@ def test_a_log_line_of_a_thousand_steps_is_compared_with_the_line_before(health,
 
 
 def validate(health, psnrs, losses):
-    """Log each loss, and after it judge the validation with the PSNR of the same index, in dB."""
+    """Log each loss, and then judge the validation of the same index. psnrs: in dB."""
     for psnr, loss in zip(psnrs, losses, strict=True):
         health.judge_log_line([measures_of_rank(loss=loss)], [1.0])
         health.judge_validation(psnr)
@@ -195,8 +195,8 @@ def run_on_small_disk(tmp_path):
         path = write_options(tmp_path, path={"root": str(small)})
         opt = read_options(["--opt", str(path), "train.checkpoint_save=10"])
         # The three files of the save have 1 MB each. So 13.6 - 3 = 10.6 MB are free (13m is 13 x
-        # 2^20 bytes). 3 MB of them are for checkpoints that are still to come: the best one, and a
-        # former version of the latest and of the best one. Later saves replace these files, but
+        # 2^20 bytes). 3 MB of these are needed for three other checkpoints: the best one, and the
+        # former versions of the latest and of the best one. Later saves replace these files, but
         # each save adds two models, 2 MB. So there is room for 7.6 / 2 saves: for 3.
         for file in ("checkpoints/checkpoint_latest.pth", "models/30_G.pth", "models/30_E.pth"):
             (opt.folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -243,15 +243,15 @@ def test_the_first_window_of_a_process_is_not_judged(health, caplog):
     log_windows(health, 1, {}, {"data_s": 4.0})
     log_windows(health, 2, {}, {"data_s": 4.0})
 
-    # The first window does not count. So only two bad windows count, and a warning needs three bad
+    # The first window does not count. So only two bad windows count. A warning needs three bad
     # windows in a row.
     assert logged_warnings(caplog) == []
 
 
 def test_small_differences_between_ranks_are_healthy(health, caplog):
-    # Both values of rank 1 are just below a limit. It takes 0.9 + 0.4 = 1.3 s, and the limit is 1.2
-    # times the 1.1 s of rank 0, which is 1.32 s. It waits for data for 0.4 s, and the limit is 10 %
-    # of the 5 s of a window, which is 0.5 s.
+    # Both values of rank 1 are just below a limit. Rank 1 takes 0.9 + 0.4 = 1.3 s. The limit is
+    # 1.32 s, 1.2 times the 1.1 s of rank 0. Rank 1 waits for data for 0.4 s. The limit is 0.5 s, 10
+    # % of the 5 s of a window.
     log_windows(health, 10, {}, {"forward_s": 0.9, "data_s": 0.4})
 
     assert logged_warnings(caplog) == []
@@ -301,7 +301,7 @@ def test_a_slow_rank_is_named_after_three_windows_in_a_row(warnings_of_slow_rank
 
 
 def test_ranks_that_share_their_cores_are_counted_in_the_advice(health, caplog):
-    # Both ranks use the cores 0 to 3, so each has 2.
+    # Both ranks use the cores 0 to 3, so each rank has 2 cores.
     waiting = {"data_s": 2.0, "cores": range(4)}
 
     log_windows(health, 4, waiting, waiting)
@@ -335,8 +335,8 @@ def advice(section, workers, share, cores):
 
 
 # A case: the number of loader processes, the share of the time for which the rank waits, and the
-# number of processes that is advised. With 4 processes and a share of 0.3, the advised number is
-# 4 / (1 - 0.3), rounded up. Without loader processes, it is the default, 2.
+# advised number of processes. With 4 processes and a share of 0.3, the advised number is 4 / (1 -
+# 0.3), rounded up. Without loader processes, it is the default, 2.
 @pytest.mark.parametrize(("workers", "share", "enough"), [(0, 0.5, 2), (4, 0.3, 6)])
 def test_the_advice_is_the_number_of_workers_that_ends_the_wait(
     loader_of_train, workers, share, enough
@@ -355,8 +355,8 @@ def test_the_advice_is_a_clip_cache_if_each_core_has_a_worker(loader_of_train):
 
 # ---- Spikes that do not show the same as the frames ----
 
-# Number of pixels by which the scene moves during an exposure. This is also the number of spike
-# planes of an exposure, so the scene moves by one pixel from plane to plane.
+# The scene moves by this number of pixels during an exposure. An exposure has the same number of
+# spike planes, so the scene moves by one pixel from plane to plane.
 MOTION = 40
 # Height and width of a frame, and of a spike plane.
 FRAME_SIDE = 96
@@ -460,8 +460,8 @@ class TestClipsWithStrongBlur:
 
     def test_spikes_that_are_upside_down_are_named(self, fast, check, representation):
         spikes = fast / "GOPRO_Large_spike_seq/train"
-        # Without the key "flip", the planes of a .dat file are turned upside down when they are
-        # read, which is right for these files. So with flip = False they are upside down.
+        # Without the key "flip", the reader turns the planes of a .dat file upside down. This is
+        # right for these files. So with flip = False the planes are upside down.
         wrong = self.spike(representation) | {"flip": False}
 
         assert "upside down (spike.flip)" in check(fast, spikes, **wrong)
@@ -533,12 +533,13 @@ STEPS = {"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600]
 # A cosine of 200 steps from the full rate, then a cosine of 300 steps from about half of it.
 RESTARTS = {"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}
 # A case: options of a schedule for a run of 1000 steps, and the step from which the rate is at its
-# floor (None: never). A rate of at most 1/1000 of the full rate counts as the floor. A cosine gets
-# there after 98 % of its period, e.g. at step 0.98 x 950 = 931.
+# floor (None: never). A rate of at most 1/1000 of the full rate counts as the floor. A cosine
+# reaches the floor after 98 % of its period, e.g. at step 0.98 x 950 = 931.
 SCHEDULES = [
     pytest.param({"G_scheduler_periods": 1000}, 980, id="one period to the end"),
     pytest.param({"G_scheduler_periods": 950}, 931, id="one period almost to the end"),
-    # The second cosine begins with half of the rate, so it gets there after 97 %: 200 + 0.97 x 300.
+    # The second cosine begins with half of the rate, so it reaches the floor after 97 %: at step
+    # 200 + 0.97 x 300.
     pytest.param(RESTARTS, 491, id="two periods to the middle"),
     # After two drops the rate is 0.01^2 = 1/10,000 of the full rate.
     pytest.param(STEPS | {"G_scheduler_gamma": 0.01}, 600, id="two steps to a small rate"),
@@ -586,7 +587,7 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(
 # ---- Real runs ----
 
 # Words of the warnings that a healthy run must not give. The warnings about a slow rank and about a
-# wait for data are not in the list, because on a busy machine both may be justified.
+# wait for data are not in the list, because on a busy machine both may be right.
 WARNINGS = [
     "explodes",
     "nearly full",
@@ -658,7 +659,7 @@ def options_of_runs(home, tmp_path_factory):
 #     the slow forward pass would make the wait a smaller share of a step
 #     the wait would make the steps of all ranks more similar
 #
-# In separate starts, the values are far from the limits.
+# In two separate starts, the values are far from the limits.
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,12 @@
 A run writes a line for each step into training_history.jsonl (LINES_NAME). At each validation, and
 at its end, it writes all curves into training_history.json (HISTORY_NAME) and into a picture.
 scripts/compare_runs.py draws and compares the curves of several runs. lab/compare_curves.py
-measures how much two curves differ. Their exit codes are 0: done; 1: the runs gain too little or
-differ too much; 2: wrong arguments; 3: files that cannot be used.
+measures how much two curves differ. The exit codes of these two programs are
+
+    0    done
+    1    the runs gain too little or differ too much
+    2    wrong arguments
+    3    files that cannot be used
 """
 
 import json
@@ -39,7 +43,7 @@ def write(folder, steps, start=0, tag="train/loss", factor=1.0, draws_report=Fal
 
 
 def read_strictly(text):
-    """Read JSON by its standard, which forbids the words NaN and Infinity. Python allows them."""
+    """Read JSON by its standard, which forbids the words NaN and Infinity. Python allows both."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -120,8 +124,8 @@ def test_a_last_line_that_is_cut_off_is_only_repaired_by_the_next_start(tmp_path
     file.write_bytes(file.read_bytes()[:-cut])
     content = file.read_bytes()
 
-    # A reader leaves the last line out, and does not change the file, because the run may still be
-    # writing it.
+    # A reader leaves the last line out. It does not change the file, because the run may still be
+    # writing the line.
     assert steps_of(tmp_path) == [1]
     assert file.read_bytes() == content
     write(tmp_path, [2, 3], start=2)
@@ -365,7 +369,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(
     folders = [str(runs_to_refuse / run) for run in runs]
     more_flags = [flag.format(folder=tmp_path) for flag in flags]
 
-    # `more_flags` may give --out a second time. Then the last one counts.
+    # `more_flags` may give --out a second time. Then the last --out counts.
     command = [*folders, "--out", str(tmp_path / "x.png"), *more_flags]
     assert compare_runs.main(command) == code
 
@@ -534,8 +538,8 @@ def write_scores(folder, restored, given):
 def test_a_run_must_gain_three_decibels_in_its_last_validation(
     tmp_path, capsys, restored, code, message
 ):
-    # In float64, 27.6 - 24.6 is a little less than 3. So take a little less than 24.6 dB, or the
-    # gain of the first case would be too small.
+    # In float64, 27.6 - 24.6 is a little less than 3. So take a little less than 24.6 dB. Otherwise
+    # the gain of the first case would be too small.
     run = write_scores(tmp_path, restored, given=24.6 - 1e-9)
 
     assert compare_runs.main([run, "--at-least", "3"]) == code

@@ -1,8 +1,8 @@
 """The memory that a process may use: of the host, or up to the limit of a container.
 
-Linux limits the memory of a container by control groups (cgroups), of which there are two versions.
-Most tests write the files of /proc and /sys/fs/cgroup into a folder, as a machine would have them.
-`host_memory` returns the used memory and the whole memory in GB.
+Linux limits the memory of a container by control groups (cgroups). There are two versions of
+cgroups. Most tests write files of /proc and /sys/fs/cgroup into a folder, with the content that
+they have on a machine. `host_memory` returns the used memory and the whole memory in GB.
 """
 
 import pytest
@@ -17,8 +17,8 @@ GB = 10**9  # bytes of a gigabyte, as `host_memory` counts it
 def machine(tmp_path):
     """Give the folders /proc and /sys/fs/cgroup of a machine.
 
-    The machine has 65.536 GB, of which 49.152 are available. The process belongs to a step of a job
-    of SLURM, a program that shares the machines of a cluster among users.
+    The machine has 65.536 GB. 49.152 GB of them are available. The process belongs to a step of a
+    job of SLURM, which divides the machines of a cluster among users.
     """
     proc = tmp_path / "proc"
     groups = tmp_path / "cgroup"
@@ -30,7 +30,7 @@ def machine(tmp_path):
     for group in ("slurm", "slurm/job_7", "slurm/job_7/step_0"):
         folder = groups / group
         folder.mkdir(parents=True)
-        # The group has no limit of its own. It uses 7 GB, of which 1.5 are a cache of files.
+        # The group has no limit of its own. It uses 7 GB. 1.5 GB of them are a cache of files.
         (folder / "memory.max").write_text("max\n")
         (folder / "memory.current").write_text(f"{7 * GB}\n")
         cache = f"anon 1\ninactive_file {GB}\nactive_file {GB // 2}\n"
@@ -50,7 +50,7 @@ def test_the_memory_of_a_container_is_its_limit(machine):
 def test_without_a_limit_the_memory_of_the_host_counts(machine):
     proc, groups = machine
 
-    # The machine has 64,000,000 kB, of which 16,000,000 kB are not available.
+    # The machine has 64,000,000 kB. 16,000,000 kB of them are not available.
     assert host_memory(proc, groups) == pytest.approx((16.384, 65.536))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.dist.launching import ROOT
 
-# A program that makes and frees three arrays of 16 MB twenty times. It prints how many pages of
+# This program makes and frees three arrays of 16 MB twenty times. It prints how many pages of
 # memory the system has given for the arrays after the first time. If the process keeps freed
 # memory, it uses the pages of the first time again.
 PROGRAM = """
@@ -35,10 +35,10 @@ for number in range(20):
 print(pages_so_far() - pages_of_first_time)
 """
 
-# A program that keeps freed memory, and frees some arrays of 16 MB. Another array, which is made
-# after them, stays. So the freed memory is not at the end of the process's memory, where it would
-# be easy to give back. The program prints by how many MB the process is smaller after it has given
-# the memory back. Linux counts the memory of a process in pages of 4096 bytes.
+# This program keeps freed memory, and frees some arrays of 16 MB. An array that is made later
+# stays. So the freed memory is not at the end of the memory of the process, where giving it back
+# would be easy. The program prints by how many MB the process is smaller after it has given the
+# memory back. Linux counts the memory of a process in pages of 4096 bytes.
 GIVING_PROGRAM = """
 import sys
 

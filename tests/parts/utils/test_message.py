@@ -1,9 +1,14 @@
 """Messages between ranks: what arrives equals what was sent, and no part of it is executed.
 
 `pack` turns a value into a message of bytes, and `unpack` turns the message into the value again. A
-message has three parts: the length of its outline (8 bytes), the outline (a JSON text with types
-and shapes), and the bytes of arrays and tensors. A message may come from an unknown program, so
-`unpack` must trust nothing in it. The errors of `unpack` name the sender.
+message has three parts:
+
+    8 bytes     the length of the outline
+    outline     a JSON text with types and shapes
+    content     the bytes of arrays and tensors
+
+A message may come from an unknown program, so `unpack` must trust nothing in it. The errors of
+`unpack` name the sender.
 """
 
 import pickle
@@ -23,7 +28,7 @@ from utils.errors import DistError
 
 # ---- What arrives ----
 
-# NaN is left out, because it does not equal itself.
+# NaN is left out, because NaN does not equal itself.
 numbers_and_texts = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(CHARACTERS)
 )

@@ -1,9 +1,9 @@
 """Option files: how they are read, checked, saved, and kept free of secrets.
 
 The tests read TEXT, a small option file. A section of an option file chooses a "part" by its name,
-e.g. a network. The other keys of the section are the constructor arguments of the part. In place of
-the real parts, this file registers its own: a network `small`, two fusion operators, two data sets
-and two losses.
+e.g. a network. The other keys of the section are the constructor arguments of the part. This file
+does not use the real parts. It registers its own parts: a network `small`, two fusion operators,
+two data sets and two losses.
 """
 
 import json
@@ -70,7 +70,7 @@ def l1() -> None: ...
 
 # ---- The option file ----
 
-# Tests name its lines by their numbers: "task" is in line 3, "checkpoint_print" in line 18.
+# Tests use the numbers of its lines: "task" is in line 3, and "checkpoint_print" is in line 18.
 TEXT = """{
   // A comment; the URL below survives.
   "task": "trial",
@@ -134,7 +134,7 @@ def test_keys_that_the_file_leaves_out_have_their_defaults(option_file):
     # keys. `options_of_part` returns the same section with the type Any.
     data = options_of_part(opt.datasets.train)
     assert opt.path.resume == "auto"
-    assert data.gt_size == 16
+    assert data.gt_size == 16  # the default of `clips`
     assert data.dataloader_persistent_workers is False
     assert opt.train.G_optimizer_betas == [0.9, 0.99]
 
@@ -144,6 +144,7 @@ def test_the_keys_of_a_chosen_part_are_read(option_file):
 
     train = options_of_part(opt.train)
     assert train.G_charbonnier_eps == 1e-6
+    # The keys width and upscale are not in TEXT. They have the defaults of `small`.
     assert opt.netG.plain() == {
         "net_type": "small",
         "width": 4,
@@ -301,8 +302,8 @@ WRONG_FILES = [
     ),
     (
         "an unknown section",
-        # TEXT has "train" twice: for the data and for the training. Only the second one is followed
-        # by "G_lossfn_type".
+        # TEXT has "train" twice: for the data and for the training. Only the second "train" is
+        # followed by "G_lossfn_type".
         '"train": {\n    "G_l',
         '"trian": {\n    "G_l',
         ["unknown option trian", "the nearest is train"],
@@ -467,8 +468,8 @@ def test_an_error_of_a_check_of_the_caller_gets_the_line_of_its_key(option_file)
     def check(opt: Options) -> None:
         raise OptionError("too wide", "netG.width", "4", "do")
 
-    # The file does not give the key `width`, which has its default. So the error names the line of
-    # its section netG, line 13.
+    # The file does not give the key `width`, so this key has its default. The error names the line
+    # of its section netG, line 13.
     with pytest.raises(OptionError, match=r"trial\.json, line 13 \(netG\.width\)"):
         load_options(option_file, [], PARTS, [check])
 
@@ -553,7 +554,7 @@ def test_a_missing_base_is_refused_with_the_nearest_file(option_file, tmp_path):
 
 
 def test_a_missing_option_file_is_refused_with_the_nearest_file(option_file, tmp_path):
-    # `option_file` is trial.json; "trail" is a typing error.
+    # `option_file` is trial.json. "trail" is a typing error.
     assert str(option_file) in error_text(tmp_path / "trail.json")
 
 
@@ -657,7 +658,7 @@ SEEN_TEXTS = {
     "tokens: 4096, num_tokens=400000": "tokens: 4096, num_tokens=400000",  # counts
     "use_auth: false": "use_auth: false",
     "(token=canary, 3)": "(token=***, 3)",
-    # Here the secret is hidden already. The signs behind it must stay as they are.
+    # Here the secret is already hidden. The signs after it must stay.
     "the command line (a.token=***)": "the command line (a.token=***)",
     "cannot read 'a.token=***'": "cannot read 'a.token=***'",
     "Authorization: Bearer canary x": "Authorization: *** x",
@@ -680,11 +681,12 @@ def test_shipped_option_files_have_no_secret():
     assert len(files) > 5
     for path in files:
         text = path.read_text(encoding="utf-8")
-        # The schema is left out, because it describes the options, and so names wandb_api_key.
+        # The schema is left out: it describes all options, so it has the name wandb_api_key.
         assert path.name == "schema.json" or redact({"text": text}) == {"text": text}, path
 
 
-# These secrets are made up. They have the forms of real secrets, by which they must be recognised.
+# These secrets are made up. They have the forms of real secrets, and must be recognised by these
+# forms.
 TEXTS_WITH_SECRETS = [
     pytest.param("https://bob:canary123@host/x", id="password in a URL"),
     pytest.param("s3://AK:canary123@bucket", id="password of a bucket"),
@@ -741,7 +743,7 @@ def test_of_all_documented_options_only_one_is_a_secret():
     assert secrets == {"wandb_api_key"}
 
 
-# If the search took quadratic time, this test would run for hours, until its time limit ends it.
+# If the search took quadratic time, this test would run for hours. Its time limit would end it.
 @pytest.mark.parametrize(
     "text",
     [
@@ -900,10 +902,10 @@ def test_the_command_line_has_short_flags_for_the_commonest_options():
 
     assert path == "f.json"
     assert overrides == [
-        # First the overrides, as they were given.
+        # The given overrides come first.
         "a.b=1",
         "c=2",
-        # Then the overrides of the flags.
+        # The overrides of the flags follow.
         "train.amp.enable=true",
         "datasets.train.dataloader_batch_size=4",
         "train.G_optimizer_lr=1e-3",
@@ -940,7 +942,8 @@ BOXES = Registry("part", "kind")
 class Box:
     """A part whose argument `channels` is given by code, not by an option file."""
 
-    # A key of a former version -> the only value with which an option file may still have it.
+    # A key of a former version -> its only allowed value. With this value, an option file may still
+    # have the key.
     GONE: ClassVar[dict[str, Any]] = {"lid": "shut"}
 
     def __init__(

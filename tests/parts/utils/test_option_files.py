@@ -93,8 +93,8 @@ def test_the_rgb_ablation_is_trained_as_the_reference(ablation, reference, secti
 
 # ---- Pages and schema are made of the code ----
 
-# A program that makes the pages and the schema. It runs in another process, because tests of this
-# process register parts that no user has, and the pages would list them.
+# A program that makes the pages and the schema. It runs in another process. Tests of this process
+# register parts that no user has, and the pages would list these parts.
 MAKE_PAGES = """
 import json
 from lab.make_options_doc import *
@@ -121,8 +121,8 @@ def test_the_pages_of_options_are_up_to_date(pages_and_schema, number, name):
 def test_the_schema_of_options_is_up_to_date(pages_and_schema):
     schema = (ROOT / "options/schema.json").read_text(encoding="utf-8")
 
-    # Other versions of pydantic write the schema in other words. So compare only if this version
-    # has also made the file.
+    # Other versions of pydantic write the schema in other words. So compare only if the installed
+    # version has made the file.
     if SCHEMA["$comment"].endswith(MADE_WITH):
         assert pages_and_schema[2] == schema, "run python lab/make_options_doc.py"
 

@@ -1,12 +1,12 @@
 """A test of clips takes over the results in its output folder if settings and inputs are the same.
 
-A "test of clips" is a run of main_test_vrt.py. "To take over" results means that a test of clips
-finds the results of an earlier test in its output folder, and does not compute them again. If
-settings or inputs differ, it refuses the results. A file is "ours" if an earlier test of clips
-wrote the file, and listed it in run.json.
+A "test of clips" is a run of main_test_vrt.py. A test of clips "takes over" results if it finds
+them in its output folder and does not compute them again. An earlier test has written them. If
+settings or inputs differ, the test refuses the results. A file is "ours" if an earlier test of
+clips wrote the file, and listed it in run.json.
 
 main_test_vrt.py runs in this process, with tiny networks of random weights: spike.pth is for a
-network with spikes, and rgb.pth is for a network without. Most tests restore the user's clip
+network with spikes, and rgb.pth is for a network without spikes. Most tests restore the user's clip
 X/clip1, with a few frames of 32 x 32 pixels. Tests that only need names of files call
 `claim_folder`, the first step of main_test_vrt.py.
 """
@@ -42,7 +42,7 @@ WITH_AND_WITHOUT_OVERWRITE = pytest.mark.parametrize(
 )
 # The error about files that are not ours. The names of the files follow.
 ABOUT_FOREIGN_FILES = "no test of this program made"
-# Exit code if the user must change an option: give another --output, or add --overwrite.
+# Exit code if the user must change an option: the value of --output, or add --overwrite.
 EXIT_CHANGE_OPTIONS = 2
 # Exit code if the user must move or rename files, because they are not ours, or because two results
 # would have one name.
@@ -123,12 +123,13 @@ def test_an_output_around_the_inputs_is_refused(home, clip, tmp_path, capfd, pla
 class RestartedTest(NamedTuple):
     """A test of a clip that was interrupted before the end of the clip, and was started again."""
 
-    # Which frames were restored, as the results say it: "all" or "the middle one".
+    # The words of the results about the restored frames: "all" or "the middle one".
     expected_choice: str
-    # Scores of the first start, and of the second.
+    # Scores of the first start and of the second start.
     before: dict[str, Any]
     after: dict[str, Any]
-    # When each restored frame was written, after the first start and after the second.
+    # Times at which each restored frame was written, read after the first start and after the
+    # second start.
     times_before: dict[Path, int]
     times_after: dict[Path, int]
 
@@ -275,8 +276,9 @@ def test_results_hold_no_secret_of_a_path_and_are_continued(home, out, tmp_path)
     command = ["--opt", home / "options.json", *places, f"datasets.test.dataroot_lq={lq}"]
 
     restore(*command)
-    # An older version wrote the secret into run.json. Make such a run.json: put the whole path in
-    # place of the shortened path, in which "***" stands for the secret and all that follows it.
+    # An older version wrote the secret into run.json. Make such a run.json: replace the shortened
+    # path by the whole path. In the shortened path, "***" stands for the secret and the rest of the
+    # path.
     run_json = out / "run.json"
     run_json.write_text(run_json.read_text().replace(f"{tmp_path}/api_key=***", lq))
     assert "canary" in run_json.read_text()
@@ -362,8 +364,8 @@ def begin_test(
 ) -> None:
     """Claim the folder for a run of main_test_vrt.py, as this program does first.
 
-    The run has one clip, with one frame, "0". `claim_folder` writes down the names of the results,
-    and none of the results.
+    The run has one clip, with one frame, "0". `claim_folder` writes the names of the results into
+    run.json, but writes no results.
 
     save: the kinds of results that the run saves. settings: its settings, for run.json.
     """
@@ -478,7 +480,7 @@ def test_a_damaged_run_json_marks_no_folder_as_ours(tmp_path, content):
 # `claim_run_folder` takes a folder for a training run. Its argument `is_ours` says whether an
 # earlier start of this run is known to have made the folder.
 
-# What a training run writes into its folder.
+# Names of files that a training run writes into its folder.
 FILES_OF_RUN = ["log"]
 
 
@@ -593,8 +595,9 @@ def test_overwrite_removes_what_a_killed_test_has_written(tmp_path):
 
 
 def test_overwrite_removes_what_a_test_of_an_earlier_version_saved(tmp_path):
-    # Earlier versions did not list their files in run.json. Only the setting `save` says what they
-    # wrote: here a video, and no comparison. So x_comparison.mp4 must be a file of the user.
+    # Earlier versions did not list their files in run.json. Only the setting `save` says which
+    # files they wrote: here a video, and no comparison. So x_comparison.mp4 must be a file of the
+    # user.
     begin_test(tmp_path, "x", settings={"save": ["video"]})
     about = json.loads((tmp_path / RESULTS).read_text())
     del about["files"]
@@ -614,7 +617,7 @@ class ScoredClip(NamedTuple):
     """A clip whose restored frames were scored and shown."""
 
     frames: int
-    # The phases of the run in which the watchdog saw it, at each score and at the end.
+    # The phases of the run that the watchdog saw, at each score and at the end.
     phases: set[str]
     # The time of the last sign of life before each score and before the end.
     times: list[float]
@@ -628,8 +631,8 @@ def scored_clip(clip, out) -> ScoredClip:
     _, height, width = reader.frame(0)["lq"].shape
     for stem in reader.stems:
         imwrite_rgb(outputs.file("frame", "clip1", stem), np.zeros((height, width, 3), np.uint8))
-    # RUN.place is what the watchdog sees of this process: the phase of its work (`phase`), and the
-    # time of its last sign of life (`since`).
+    # The watchdog sees RUN.place of this process: the phase of its work (`phase`), and the time of
+    # its last sign of life (`since`).
     places = []
 
     def note_place(*_: Any) -> dict[str, float]:

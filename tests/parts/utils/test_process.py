@@ -1,8 +1,9 @@
 """The start and the end of a program, also if nobody reads what it prints.
 
 Most tests write a small program into a file and run it as a rank. The programs use
-utils/dist/process.py (`end`, `die_with_parent`) and utils/dist/leave.py (`leave`), by which our
-programs end without Python's own shutdown. A new way to end needs a program here.
+utils/dist/process.py (`end`, `die_with_parent`) and utils/dist/leave.py (`leave`). With these
+functions our programs end without Python's own shutdown. If you add a way to end, add a program
+here.
 """
 
 import io
@@ -23,8 +24,8 @@ from utils.dist import process
 CODE = 7
 # Exit code of a rank that the watchdog ends.
 STALLED = 70
-# Exit code of a program that writes to a pipe which nobody reads, as a shell reports it:
-# 128 + SIGPIPE.
+# Exit code of a program that writes to a pipe without a reader. A shell reports it as 128 +
+# SIGPIPE.
 UNREAD = 141
 
 # A prefix for `run_ranks`, which puts it before the command of a rank. The command "env python ..."
@@ -126,8 +127,8 @@ def test_the_programs_load_no_heavy_library(fresh):
 
 
 def test_a_program_with_threads_in_torch_ends_with_its_code(fresh):
-    # With sys.exit, Python before 3.14 would abort, because it ends a thread within C++ code when
-    # the thread comes back to Python.
+    # With sys.exit, Python before 3.14 would abort. The reason is that it ends a thread within C++
+    # code when the thread comes back to Python.
     assert fresh.exit_codes == [CODE], fresh.text
     assert fresh.stdout[0].endswith("done\nhandled\n"), fresh.text
 
@@ -144,7 +145,7 @@ def test_a_process_that_has_ended_has_neither_state_nor_parent():
 
 
 def test_a_process_whose_stat_file_is_empty_has_no_parent(monkeypatch):
-    # The module's own name `open` comes before Python's function.
+    # The name `open` of the module replaces Python's function in this module.
     monkeypatch.setattr(process, "open", lambda path, mode: io.BytesIO(b""), raising=False)
 
     assert process.process_parent(os.getpid()) == 0
@@ -184,7 +185,7 @@ def ends_with(command: str, code: int) -> None:
     assert "Traceback" not in ended.text, ended.text
 
 
-# Slow: a new Python imports torch three times.
+# This test is slow, because new Pythons import torch three times.
 @pytest.mark.slow
 def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
     options = write_options(tmp_path)
@@ -198,7 +199,7 @@ def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
     assert "Finished at iter 1" in (folder_of_run(options) / "log/train.log").read_text()
 
 
-# Slow: a new Python imports torch.
+# This test is slow, because a new Python imports torch.
 @pytest.mark.slow
 def test_a_wrong_option_of_a_training_whose_output_is_closed_has_its_own_code(tmp_path):
     ends_with(f"{MAIN} --opt {write_options(tmp_path)} train.total_iter=x >&-", code=2)
@@ -262,7 +263,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
     start = time.monotonic()
-    # subprocess.run waits until nobody can write to the pipe of stdout, so also for the child.
+    # subprocess.run waits until no process can write to the pipe of stdout. So it also waits for
+    # the child.
     run = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50)
 
     assert run.returncode == -signal.SIGKILL

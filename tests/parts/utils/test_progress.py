@@ -1,8 +1,8 @@
 """Progress of an action or a run: how it is shown, its pace, and the remaining time.
 
-On a terminal, a bar shows the progress. Elsewhere, e.g. in a log file, a line comes at each tenth
-of the work. The kind "none" shows nothing. Several tests read the screen of a whole run in a
-pseudo-terminal. The tests of pace and remaining time set the clock themselves, so that no test
+On a terminal, a bar shows the progress. Without a terminal, e.g. in a log file, a line comes at
+each tenth of the work. The kind "none" shows nothing. Several tests read the screen of a whole run
+in a pseudo-terminal. The tests of pace and remaining time set the clock themselves, so that no test
 waits.
 
 The pace is the time that a step takes. The remaining time is the number of remaining steps times
@@ -25,8 +25,8 @@ from utils.run.progress import duration, open_progress
 from utils.run.run_progress import RunProgress
 from utils.run.timing import StepTimer
 
-# The next names are regular expressions of what a run writes. DATE is the date before a line of the
-# log.
+# The next names are regular expressions for the output of a run. DATE is the date before a line of
+# the log.
 DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
 # The bar at the end of an epoch, in one row, e.g. "epoch 2: 100%|########| 5.1 it/s, 00:00:00 left,
 # loss 0.1234, lr 9.8e-04".
@@ -218,7 +218,7 @@ def run(tmp_path_factory) -> Screen:
     )
     tiles = ("val.size_patch_testing=16", "val.size_patch_overlapping=4")
     command = odd_command(options, *changes, *tiles, case="noisy")
-    # In a new folder matplotlib builds its list of fonts, and says so in its log.
+    # In a new folder, matplotlib builds its list of fonts, and logs this.
     variables = {"MPLCONFIGDIR": str(folder / "fonts")}
     code, written = run_in_terminal(*command, env=variables, size=(50, COLUMNS))
     return Screen(code, options, written, screen(written))
@@ -238,12 +238,14 @@ def test_a_validation_has_a_bar_that_moves_with_its_tiles(run):
     shares = [int(share) for share in re.findall(rb"validation: +(\d+)%", run.written)]
 
     # The first of three clips has 2 of the 9 frames, which is 22 %. If the bar moved only after a
-    # clip, it would go from 0 % to 22 % at once. A share in between shows that it moves with tiles.
+    # clip, it would go from 0 % to 22 % at once. A share between 0 % and 22 % shows that the bar
+    # moves with tiles.
     assert any(0 < share < 22 for share in shares)
 
 
 def test_the_bar_tears_no_line_of_the_log(run):
-    # A torn line would have the bar behind it, and so more than 110 characters.
+    # A torn line would be followed by the bar in the same row, and so have more than 110
+    # characters.
     assert all(len(row) <= 110 for row in run.rows if "Iter: " in row)
     assert len(run.steps) == 10, run.text
 
@@ -376,8 +378,9 @@ def test_the_remaining_time_follows_a_change_of_speed(clock):
             clock.step(seconds)
         clock.timer.read()
 
-    # The last 1000 steps took 4 s each, the 1000 steps before them 1 s. The last 1000 took 4000 s,
-    # in which the older steps fade to almost nothing (FADE_S of utils/run/timing.py is 300 s).
+    # The last 1000 steps took 4 s each, and the 1000 steps before took 1 s each. The last 1000
+    # steps took 4000 s together. In this time, the weight of the older steps becomes almost 0
+    # (FADE_S of utils/run/timing.py is 300 s).
     assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
     # 1000 steps are left, which take 4000 s.
     assert run.eta(step=9000) == "01:06:40"

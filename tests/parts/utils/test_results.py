@@ -1,7 +1,7 @@
 """The results of a test of clips (files, averages, table, page), and the page of a training run.
 
-A "test of clips" is a run of main_test_vrt.py, which restores and scores clips. Its command line is
-tested here, too.
+A "test of clips" is a run of main_test_vrt.py, which restores and scores clips. The command line of
+main_test_vrt.py is tested here, too.
 
 The scores are made up, and each picture has one grey level. So every expected number and pixel
 follows from numbers in this file. The pages are also opened in a real browser, which must load
@@ -46,8 +46,8 @@ SHARP = 220
 def entry(name, values, bonus=3.0):
     """Return the scores of a clip, as a test stores them.
 
-    values: PSNR of each input frame in dB. bonus: by how many dB the PSNR of the restored frames is
-    higher.
+    values: PSNR of each input frame in dB. bonus: PSNR of the restored frames minus PSNR of the
+        input frames, in dB.
     """
     given = {"psnr": values, "ssim": [0.5] * len(values)}
     restored = {"psnr": [value + bonus for value in values], "ssim": [0.75] * len(values)}
@@ -318,7 +318,7 @@ def test_the_slider_works_in_a_browser(browser, tmp_path):
     browser.execute_script(MOVE_TO_90_PERCENT, handle)
     assert shows(slider, x=0.75, level=BLURRY)
 
-    # The key End moves the bar fully to the right, the key Home fully to the left.
+    # The key End moves the bar fully to the right, and the key Home moves it fully to the left.
     handle.send_keys(KEY_END)
     assert shows(slider, x=0.95, level=BLURRY)
     handle.send_keys(KEY_HOME)
@@ -437,7 +437,7 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone_bro
     phone_browser.execute_async_script(WAIT_FOR_SIZE_OF_VIDEO, video)
 
     # The bar of the controls and the line of the time above it take 72 pixels of height. If less
-    # were free, they would cover the pictures.
+    # height were free, they would cover the pictures.
     assert phone_browser.execute_script(HEIGHT_BELOW_PICTURES, video) > 72
     assert width_of(phone_browser) == PHONE_WIDTH
 
@@ -448,8 +448,8 @@ def test_the_controls_of_a_video_lie_below_its_pictures_on_a_telephone(phone_bro
 # subfolder.
 CLIPS = ("clip<0>", "group/clip1")
 # Titles of the pictures of a strip, from left to right. A strip is one picture file in which the
-# pictures of a frame stand side by side. A run writes the titles into images/panels.json. From
-# their number, the page knows into how many pictures it must cut a strip.
+# pictures of a frame stand side by side. A run writes the titles into images/panels.json. The page
+# cuts a strip into as many pictures as there are titles.
 PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
@@ -666,8 +666,8 @@ def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone_browser, run):
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
     # A run writes images/<clip>/<step>.png, and images/panels.json. The strip is noise, which
-    # cannot be compressed. So no other strip of this size takes more bytes, and a real one takes a
-    # third of them.
+    # cannot be compressed. So no other strip of this size takes more bytes. A real strip takes a
+    # third of these bytes.
     strip_file = tmp_path / "images" / "0" / "1.png"
     imwrite_rgb(strip_file, noise_strip())
     (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))

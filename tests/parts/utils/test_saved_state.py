@@ -2,7 +2,8 @@
 
 A checkpoint is a dict: the position of the run (step, epoch, batch, ...), and its parts
 (model_state_dict, optimizer, ...). A run of one step writes a correct checkpoint. The tests change
-a value of this checkpoint and read it with `find_checkpoint`, as the start of a run does.
+a value of this checkpoint, and read the checkpoint with `find_checkpoint`, as the start of a run
+does.
 """
 
 import math
@@ -46,7 +47,7 @@ def path_in(folder: Path) -> Path:
 # ---- Values of a wrong type or range ----
 
 
-# A key of the checkpoint, and a value that a run never writes there. Python takes True for 1, but
+# A key of the checkpoint, and a value that a run never writes there. For Python, True equals 1, but
 # True is no count. A count is at most 2^40 (LARGEST_COUNT of utils/run/saved_state.py).
 @pytest.mark.parametrize(
     ("key", "value"),

@@ -1,8 +1,8 @@
 """What outlives a function call: every global that the program changes, with its reason.
 
 The tables below name all of these globals: state of the process, registries and caches. The test
-reads the source of all modules and finds the names that functions change. The names that it finds
-must be the names in the tables. So a new global or a new cache must be named here, with a reason.
+reads the source of all modules, and finds the names that functions change. These names must be the
+names in the tables. So a new global or a new cache must be named here, with a reason.
 
 What the scan finds in the source:
 
@@ -175,9 +175,9 @@ def names_changed_in(function: ast.FunctionDef, names: "Names") -> Iterator[str]
 
 
 def is_state_of_module(words: list[str], names: "Names") -> bool:
-    """Return whether an expression like ["os", "environ"] begins with a name of the module.
+    """Return whether an expression like ["os", "environ"] begins with a name of its module.
 
-    A package itself does not count, e.g. ["np"] of `np.append(a, b)`, because this call changes no
+    A package alone does not count, e.g. ["np"] of `np.append(a, b)`, because this call changes no
     package. Something in a package counts, e.g. ["os", "environ"].
     """
     is_only_a_package = len(words) == 1 and words[0] in names.packages
@@ -212,7 +212,7 @@ def aliases_in(function: ast.FunctionDef) -> dict[str, list[str]]:
     """Return the second names (aliases) that a function gives to objects outside of itself.
 
     E.g. `module: Any = torch.cuda` -> {"module": ["torch", "cuda"]}. The program has such lines
-    where the type checker would not allow the change.
+    because the type checker would not allow the change without them.
     """
     found = {}
     for node in ast.walk(function):

@@ -1,8 +1,9 @@
 """On systems without /proc, one process works as on Linux, and several ranks are refused.
 
-/proc is the folder in which Linux shows its processes. The programs run here without the processes
-in /proc (tests/helpers/no_proc.py), as on other systems. In some tests, Python also starts loader
-processes by "spawn" and not by "fork", as it does on macOS. A spawned process is a new Python.
+/proc is the folder in which Linux shows its processes. Here the programs run without the processes
+in /proc (tests/helpers/no_proc.py), as on systems without /proc. In some tests, Python also starts
+loader processes by "spawn" and not by "fork", as it does on macOS. A spawned process is a new
+Python.
 """
 
 import signal
@@ -24,11 +25,11 @@ from tests.helpers.weights_files import make_home
 
 # Arguments of `run_ranks` that start new Pythons without /proc.
 WITHOUT_PROC: dict[str, Any] = {"prefix": no_proc.PREFIX}
-# A program that hides /proc, and then runs the script whose name follows. It runs as a fork of a
-# process that has already imported torch, which saves time. This process saw /proc while it
-# imported torch, so the tests of the launcher and a slow test start new Pythons instead.
+# A program that hides /proc, and then runs the script whose name follows. To save time, it runs as
+# a fork of a process that has already imported torch. But this process saw /proc while it imported
+# torch. So the tests of the launcher and a slow test start new Pythons instead.
 CONFINED = ("tests/dist/confined_worker.py", "no_proc")
-# The same, and loader processes are started by "spawn".
+# A program that does the same, and also starts loader processes by "spawn".
 SPAWNING = (*CONFINED, "tests/dist/confined_worker.py", "no_fork")
 # Exit code if the user must change an option or the start.
 CHANGE_START = 2
@@ -52,7 +53,8 @@ def spawn_variables(tmp_path_factory) -> dict[str, str]:
 # ---- One process ----
 
 
-# Slow, because two programs and their loader processes run. The spawned ones import torch anew.
+# This test is slow, because two programs and their loader processes run. Spawned processes import
+# torch anew.
 @pytest.mark.slow
 def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_path):
     (tmp_path / "with").mkdir()
@@ -72,7 +74,8 @@ def test_a_run_without_proc_with_workers_by_spawn_gives_the_same_weights(tmp_pat
         assert equal_checkpoints(found[key], expected[key]), key
 
 
-# Slow, because two programs and their loader processes each import torch anew: 15 s of a core.
+# This test is slow, because two programs and their loader processes import torch anew: 15 s of a
+# core.
 @pytest.mark.slow
 def test_a_signal_stops_a_run_without_proc_and_the_same_command_goes_on(tmp_path, spawn_variables):
     options = write_options(tmp_path)
@@ -127,7 +130,7 @@ def test_several_ranks_without_proc_are_refused_once_in_words(tmp_path):
     done = run_ranks(2, *CONFINED, MAIN, "--opt", write_options(tmp_path))
 
     assert done.exit_codes == [CHANGE_START, CHANGE_START], done.text
-    # The reason of the refusal is that each rank watches the processes of the others in /proc.
+    # The reason is that each rank watches the processes of the other ranks in /proc.
     assert "several ranks on a system that does not show its processes in /proc" in done.text
     assert "do        train in one process: ./launch_train.sh 1 FILE" in done.text
 
@@ -146,7 +149,7 @@ def test_the_launcher_refuses_to_start_two_processes_without_proc(tmp_path):
     assert "./launch_train.sh 1 [FILE]" in done.text
 
 
-# Slow, because a launcher and a run each import torch anew.
+# This test is slow, because a launcher and a run import torch anew.
 @pytest.mark.slow
 def test_the_launcher_starts_one_process_without_proc(tmp_path):
     done = launch(tmp_path, ranks=1)

@@ -54,7 +54,7 @@ class Orientation(NamedTuple):
     #     s t u    ->    t q      p (0, 0) -> (0, 0), the right column;  s (0, 1) -> (-1, 0)
     #                    u r
     matrix: tuple[int, int, int, int]
-    shown: Callable[[np.ndarray], np.ndarray]  # the same for an array (H, W, 3)
+    shown: Callable[[np.ndarray], np.ndarray]  # the same change of an array (H, W, 3)
 
 
 def exchange_axes(image: np.ndarray) -> np.ndarray:
@@ -107,8 +107,8 @@ def write_jpeg_film(path, image, orientation):
             frame.time_base = Fraction(1, 25)
             for encoded in stream.encode(frame):
                 # Write our JPEG in place of the encoded frame, because only our JPEG has EXIF data.
-                # It gets the times of the encoded frame: when it is shown (pts), when it is decoded
-                # (dts), and their unit in seconds (time_base).
+                # Our JPEG gets the times of the encoded frame: pts says when it is shown, dts says
+                # when it is decoded, and time_base is the unit of both in seconds.
                 packet = av.Packet(jpeg.getvalue())
                 packet.pts = encoded.pts
                 packet.dts = encoded.dts
@@ -130,7 +130,8 @@ def test_a_film_of_jpegs_with_exif_is_read_upright(tmp_path, orientation, quarte
     image = blocks(height=48, width=64)
     write_jpeg_film(tmp_path / "v.mov", image, orientation)
 
-    # Read the second frame, because it must be turned like the first. Both show the same.
+    # Read the second frame, because it must be turned like the first frame. Both frames show the
+    # same.
     found = VideoReader(tmp_path / "v.mov").read(1)
 
     shown = np.rot90(image, quarter_turns)
@@ -355,8 +356,8 @@ def huge_gif() -> bytes:
     size = b"\xff\xff\xff\xff"
     # Three bytes of settings, all 0: there is no table of colours.
     header = b"GIF89a" + size + bytes(3)
-    # "," begins a picture: its place (0, 0), its size, a byte of settings, and almost no data. ";"
-    # ends the file.
+    # "," begins a picture. It has a place (0, 0), a size, a byte of settings, and almost no data.
+    # ";" ends the file.
     image = b"," + bytes(4) + size + b"\0\x02\x02L\x01\0;"
     return header + image
 
@@ -402,7 +403,7 @@ def test_a_video_that_lost_bytes_while_it_was_written_is_refused(tmp_path):
         pytest.raises(DataError, match="cannot write"),
         VideoWriter(tmp_path / "v.mp4", fps=10) as video,
     ):
-        # These are so many frames that the encoder has written the first ones to the file.
+        # With so many frames, the encoder has already written the first frames to the file.
         for _ in range(60):
             video.write(np.zeros((16, 16, 3), np.uint8))
         (unfinished,) = tmp_path.iterdir()

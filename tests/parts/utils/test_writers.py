@@ -30,7 +30,7 @@ class Slow:
 
 @pytest.fixture
 def run(tmp_path) -> Experiment:
-    """Give a run without writers, to which a test gives its own."""
+    """Give a run without writers. A test gives writers to it."""
     # A run has a `Health`, which judges the lines of its log. This run has no log, so an empty
     # object is enough.
     no_health: Any = SimpleNamespace()
