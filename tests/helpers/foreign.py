@@ -1,7 +1,7 @@
-"""Other people's files where a program is about to write, and what became of them.
+"""Other people's files where a program is about to write. The program must not change these files.
 
 `populate` writes such foreign files. Two calls of `snapshot`, before and after the program, show
-whether it has changed them.
+whether the program has changed any of them.
 """
 
 import hashlib

@@ -5,8 +5,8 @@ and reports (`first_to_claim`). The claim ends with its process. So the first ra
 others have asked and ended (`outlast_siblings`). Otherwise a later rank would get the name, and
 report again.
 
-To wait for the others, a rank must find them among all processes of the host. It knows them by
-their *memory files*: each rank keeps a file open that exists in memory only, with a name such as
+To wait for the other ranks, a rank must find them among all processes of the host. A rank is
+recognised by its *memory file*: each rank keeps a file open that exists in memory only, e.g.
 "spikevrt-rank-3-of-5f0c2a9be81d4477". The end of this name, the *mark*, is the same on all ranks of
 a run (stacks.py).
 

@@ -1,8 +1,8 @@
 """Read numbers, addresses and seconds from launch variables, and collect what is wrong in them.
 
 Most functions append a text to a list `faults` when a variable is wrong, and return a harmless
-value (mostly the least allowed number). They do not raise at once, because one error must list all
-wrong variables. `refuse_faults` raises this error.
+value (mostly the least allowed number). They raise no error themselves, because one error must list
+all wrong variables. `refuse_faults` raises this error.
 
 Free to change: the texts of faults, together with tests/stories/test_launch.py.
 

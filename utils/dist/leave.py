@@ -123,7 +123,7 @@ def write_to_log_file(text: str) -> None:
 
 
 def log_file() -> str | None:
-    """Return the path of the log file of this rank, or None if it has none.
+    """Return the path of the log file of this rank, or None if this rank has no log file.
 
     The guard appends lines of plain text to this file. So the result is train.log, and not
     warnings.jsonl, which is JSON.

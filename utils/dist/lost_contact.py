@@ -5,7 +5,8 @@ The error comes from torch, and its text names no rank. So this module compares 
 ranks: each rank writes its state into the store every half second, with a growing number and with
 the number of collectives that it has entered.
 
-What must stay: every rank that lost a contact comes to `_suspects`, which counts them in the store.
+What must stay: every rank that lost a contact calls `_suspects`, which counts these ranks in the
+store, so that only the first one compares the beats.
 Free to change: the waits, and the pattern of texts, if a new version of torch has other words.
 
 Test: test_a_lost_connection_without_a_cause_is_reported_once_in_the_words_of_torch

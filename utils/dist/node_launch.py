@@ -62,7 +62,7 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     ranks_text = _in_digits(values["PET_NPROC_PER_NODE"], gpu_count)
     values["PET_NPROC_PER_NODE"] = ranks_text
     # In an elastic job, nodes may come and go. torchrun's own variables describe such a job, and
-    # torchrun checks them.
+    # torchrun itself checks these variables.
     is_elastic = "PET_RDZV_ENDPOINT" in env
     if is_elastic:
         return values
@@ -90,8 +90,8 @@ def node_variables(env: Env, gpu_count: int = 0) -> dict[str, str]:
     #     PAI-DLC   NPROC_PER_NODE=1 WORLD_SIZE=2 RANK=1                    node 1 is rank 1
     #     Kubeflow  PET_NPROC_PER_NODE=1 PET_NNODES=2 WORLD_SIZE=2 RANK=1   node 1 is rank 1
     #
-    # Without WORLD_SIZE, a process counts as the only rank. This is right for a single node. For
-    # several nodes it would be wrong, so they need torchrun.
+    # Without WORLD_SIZE, a process counts as the only rank. This is right for a single node, and
+    # wrong for several nodes. So several nodes without WORLD_SIZE need torchrun.
     world_size = env.get("WORLD_SIZE", "1")
     if ranks_per_node == 1 and world_size == str(node_count):
         return {}

@@ -255,7 +255,7 @@ def _wait_until_open(launch: LaunchInfo) -> None:
 
 
 def _refuse_run_under_way(store: Store, launch: LaunchInfo) -> None:
-    """Raise DistError if all ranks of the run at this port have met: it is another run.
+    """Raise DistError if another run uses this port: a run whose ranks have all met.
 
     A second run may have the same MASTER_PORT by mistake. Its rank 0 finds the port in use, but its
     other ranks reach the store of the first run. If they wrote into this store, the first run would

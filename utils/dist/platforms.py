@@ -51,9 +51,9 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
         SLURM_NTASKS is above 1, and SLURM_PROCID is set   the variables of SLURM
         else                                               none: this is the only process
 
-    gpu_count: number of GPUs that this process sees. If it is above 1, LOCAL_RANK must be below it.
-        If it is 1, the launcher may have shown each rank only the GPU of this rank, so that
-        LOCAL_RANK may be any number.
+    gpu_count: number of GPUs that this process sees. With several GPUs, LOCAL_RANK must be below
+        this number. With one GPU, LOCAL_RANK may be any number, because the launcher may show each
+        rank only the GPU of this rank.
     command: what started this process, for the advice of an error.
 
     Raises one DistError that lists every variable that is missing, not a number, or out of range.

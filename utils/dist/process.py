@@ -190,7 +190,7 @@ def signals_held() -> Generator[None]:
     signals are held back there, too. There are two such processes:
 
         a loader process    `leave_signals_to_parent` installs its handlers, and then lets the
-                            signals arrive. So no signal ends it before it has handlers
+                            signals arrive. So no signal arrives before there are handlers
         the guard           the signals stay held back (guard.py)
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)

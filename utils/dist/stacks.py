@@ -1,4 +1,4 @@
-"""Read the stacks of a process of this host, or end it, if it is a rank of this run.
+"""Read the stacks of a process of this host, or end the process, if it is a rank of this run.
 
 The process id of a rank comes over the network and may be false. So each rank opens a memory file
 whose name tells the run and the rank (`stack_file_name`). If `stack_file_of` finds this file among
@@ -52,7 +52,7 @@ def run_mark() -> str:
 
 
 def stack_file_of(pid: int, name: str) -> FileIO | None:
-    """Open the memory file `name` of the process `pid`, or return None if it has none.
+    """Open the memory file `name` of the process `pid`, or return None if there is no such file.
 
     Only the rank itself and its loader processes have a memory file of this name. So this function
     returns None if the process id is false:
@@ -88,7 +88,7 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
 
 
 def stacks_of(pid: int, name: str) -> str:
-    """Return the stacks of the process `pid`, or "" if it is not the rank of the file `name`."""
+    """Return the stacks of the process `pid`, or "" if the process has no memory file `name`."""
     file = stack_file_of(pid, name)
     if file is None:
         return ""
@@ -98,7 +98,7 @@ def stacks_of(pid: int, name: str) -> str:
 
 
 def kill_rank(pid: int, name: str) -> None:
-    """End the process `pid` and its descendants, if it is the rank of the memory file `name`."""
+    """End the process `pid` and its descendants, if the process has the memory file `name`."""
     file = stack_file_of(pid, name)
     if file is not None:
         file.close()

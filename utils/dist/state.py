@@ -31,7 +31,7 @@ class LaunchInfo:
     # "single", "torchrun", "slurm", or "platform" if a cloud or a user has set the variables.
     mode: str
     rank: int = 0  # number of this rank: 0 ... world_size - 1
-    # Number of this rank among the ranks of its host. It is the number of its GPU too.
+    # Number of this rank among the ranks of its host. The rank computes on the GPU of this number.
     local_rank: int = 0
     world_size: int = 1  # number of ranks
     # Host and port at which the key-value store of the run listens.
@@ -100,8 +100,9 @@ class Run:
     # ---- Where the main thread is ----
     # At first this is the phase "start", which begins when this object is made (`_start_now`).
     place: Place = field(default_factory=_start_now)
-    # What is added to the name of each phase. E.g. it is " in validate" during a validation, so
-    # that its forward pass is the phase "forward in validate". `watchdog.stage` sets it.
+    # A text that is added to the name of each phase. E.g. during a validation the text is " in
+    # validate", so the phase of a forward pass is "forward in validate". `watchdog.stage` sets the
+    # text.
     stage: str = ""
     # The facts of this rank for the status file: the newest value of each argument of `tell`.
     facts: dict[str, Any] = field(default_factory=dict)

@@ -147,7 +147,7 @@ def write_failure(failure: Failure) -> str:
 
 
 def read_failure(value: str | bytes, world_size: int) -> Failure | None:
-    """Return the failure that the store holds, or None if it holds none.
+    """Return the failure that the store holds, or None if no rank has failed.
 
     value: what the store holds under "failure".
 
@@ -239,9 +239,10 @@ def _text(value: Any) -> str:
 
 
 def _facts(value: Any) -> dict[str, Any]:
-    """Return the facts with printable texts. Raises TypeError or ValueError if it is no table.
+    """Return the facts of a beat, with printable texts.
 
     Texts within a list stay as they are, so a reader of such a fact calls `printable_text` itself.
+    Raises TypeError or ValueError if `value` is no table.
 
     value: the table of facts in a beat, e.g. {"device": "cuda:0", "samples": 37}.
     """

@@ -188,9 +188,9 @@ class Judge:
         """Return `rank` as STUCK, or the silent rank for which it waits, or None if not known yet.
 
         `rank` may itself wait for a silent rank. A silent rank never seems late, because it writes
-        no beats, and the age in its last beat is small. If `rank` waits for it, it has entered as
-        few collectives as `rank`. So all ranks with this number are candidates. E.g. with `rank` 2
-        and quiet_s 3:
+        no beats, and the age in its last beat is small. A silent rank for which `rank` waits has
+        entered as few collectives as `rank`. So all ranks with this number are candidates. E.g.
+        with `rank` 2 and quiet_s 3:
 
             rank   syncs   age   last beat read
             2      2210    312   0.4 s ago       `rank`: it waits in an all_reduce

@@ -344,7 +344,7 @@ class Watchdog(threading.Thread):
         write_to_log_and_stderr(str(error))
 
     def _own_state(self) -> State:
-        """Return the next beat: the phase of the main thread, and how long it has been there.
+        """Return the next beat: the phase of the main thread, the time in this phase, and so on.
 
         utils.dist.beats explains the keys.
         """
@@ -451,7 +451,7 @@ class Watchdog(threading.Thread):
         leave(STALL_CODE, self.store)
 
     def _stacks_for_report(self, verdict: Verdict) -> str:
-        """Return the stacks of the rank that stands still, or a note if it does not answer.
+        """Return the stacks of the rank that stands still, or a note if the rank does not answer.
 
         Returns "" for a DEAD rank, which has no stacks. For other ranks this waits, up to
         SILENT_ANSWERS_S or STUCK_ANSWERS_S.

@@ -210,8 +210,8 @@ class Experiment:
         Raises FolderMovedError if somebody has moved the folder of the run. If the new place is
         known, the checkpoint is written there before the error is raised, so that no step is lost.
         """
-        # `progress.saved` is the step of the newest checkpoint_latest. If it is the present step,
-        # this is a second save of the step, e.g. after a validation.
+        # `progress.saved` is the step of the newest checkpoint_latest. If this step is the present
+        # step, this is a second save of the same step, e.g. after a validation.
         is_latest = name == "latest"
         is_second_save = is_latest and progress.saved == progress.step
         # Note the new save before the file is written, because the file holds `progress`. All ranks
@@ -246,7 +246,7 @@ class Experiment:
             raise FolderMovedError(self.folder, new_place, saved=path)
 
     def _new_place(self) -> Path | None:
-        """Return where somebody has moved the folder of the run, or None if it is in its place.
+        """Return where somebody has moved the folder of the run, or None if nobody has moved it.
 
         Raises FolderMovedError if the folder was moved and its new place is not known.
         """

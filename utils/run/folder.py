@@ -76,7 +76,7 @@ class RunFolder:
 
     The lock is a record lock (fcntl). The kernel releases it when rank 0 ends, also after a kill.
     Loader processes are forked from rank 0 and do not inherit the lock, so the lock ends with rank
-    0. On NFS the server keeps the lock, so it also works between hosts, unless the folder is
+    0. On NFS the server keeps the lock, so the lock also works between hosts, unless the folder is
     mounted with `nolock` or `local_lock`. If the file system has no locks, a warning is logged.
     """
 
@@ -370,8 +370,8 @@ def _write_holder(file: BinaryIO, path: Path) -> None:
 def _note_if_gone(holder: str) -> str:
     """Return a note for the error if the process that a lock names has ended, else "".
 
-    If it has ended, the lock belongs to another process that has not written its own text into the
-    file.
+    If this process has ended, the lock belongs to another process, which has not written its own
+    text into the file.
 
     holder: the text of the lock, of a process of this host.
     """

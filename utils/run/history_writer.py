@@ -36,8 +36,8 @@ class HistoryWriter:
     """Writes the history of a run, and after each validation its curves and its report.
 
     An entry has the scalars that were logged together at one step, e.g. {"step": 100, "train/loss":
-    0.0234}. It is appended to the file at once, so a killed process loses at most the line that it
-    is writing. The time of an append does not depend on the length of the file.
+    0.0234}. Each entry is appended to the file at once, so a killed process loses at most the line
+    that it is writing. The time of an append does not depend on the length of the file.
     """
 
     def __init__(self, folder: Path, start: int, draws_report: bool = True) -> None:

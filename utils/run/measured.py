@@ -75,8 +75,8 @@ def measurements(steps: int, model_log: dict[str, Any], timed: dict[str, float])
     epoch_start_share = values.pop("epoch_start_share", 0.0)
     if grad_norms:  # empty if all steps were skipped
         values["grad_norm"] = statistics.median(grad_norms)
-    # The timer gives steps per second and shares, because the log line shows both. It gives no
-    # seconds, so compute the seconds here. E.g. 10 steps at 2 steps per second took 5 s, and a
+    # The timer gives steps per second and shares, because the log line shows both. The timer gives
+    # no seconds, so compute the seconds here. E.g. 10 steps at 2 steps per second took 5 s, and a
     # share of 0.3 is 1.5 s. Without a step there is no speed, and each time is 0.
     seconds = steps / timed["it_per_s"] if steps else 0.0
     # `data_share` contains the wait for the first batch of an epoch (`epoch_start_share`). Subtract

@@ -2,8 +2,8 @@
 
 There are three kinds:
 
-* the history (utils.run.history_writer). Every run has this writer. It also makes a report, unless
-  the option `logging.use_report` is false.
+* the history (utils.run.history_writer). Every run has this writer. The history also makes a
+  report, unless the option `logging.use_report` is false.
 * TensorBoard and W&B, if the options ask for them (tensorboard_writer.py, wandb_writer.py)
 * the user's own writers, which the option `logging.writers` names. They are classes in files
   utils/writer_<name>.py.
