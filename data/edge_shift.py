@@ -20,9 +20,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-# Limits between right and wrong data, of the correlation of gradients (at most 1) and of the
-# response (at most about 1). They were measured on 8 clips of the sample set, 5 frames each, with
-# the representations voxel and tfi:
+# The two numbers below are limits between right and wrong data: of the correlation of gradients (at
+# most 1), and of the response (at most about 1). They were measured on 8 clips of the sample set, 5
+# frames each, with the representations voxel and tfi:
 #
 #                                                  correlation       response
 #     right place, sharp frames                    0.86 and more     0.80 and more

@@ -181,10 +181,10 @@ class ClipReader(FrameReader, Protocol):
 
 
 class JointEquations(Protocol):
-    """The equations of one exposure, which relate its blurry frame and its spikes to a sharp frame.
+    """The equations of one exposure. They relate its blurry frame and spikes to a sharp frame z.
 
-    The sharp frame is z, (3, H, W) in [0, 1]. A network improves z in several steps, so that z
-    agrees better with the blurry frame and the spikes. `data.motion.joint.equations.Equations`
+    z is (3, H, W) in [0, 1]. A network improves z in several steps, so that z agrees better with
+    the blurry frame and the spikes. `data.motion.joint.equations.Equations`
     fulfils this protocol, and data/motion/joint/network_channels.py lists the channels of
     `evidence` and `pulls`. The number and the order of these channels must stay, because the
     weights were trained with them.
@@ -195,22 +195,32 @@ class JointEquations(Protocol):
     def blurry(self) -> Tensor: ...
 
     def proposal(self, z_0: Tensor) -> Tensor:
-        """Return a solution of the equations, (3, H, W), which is proposed as the sharp frame.
+        """Return a solution of the equations, (3, H, W). It is proposed as the sharp frame.
 
         z_0: a first estimate of the sharp frame, (3, H, W).
         """
         ...
 
     def evidence(self) -> Tensor:
-        """Return what is known before any step, (6, H, W), e.g. how far each pixel moves."""
+        """Return what is known of each pixel before any step, (6, H, W).
+
+            0    how exactly the spikes give the grey value: the logarithm of 1 / variance
+            1    how far the pixel moves, as a square root
+            2    expected error of this motion, as a square root
+            3    how many spikes there are per plane, as a logarithm
+            4    noise of the blurry frame, as a logarithm
+            5    share of the pixels that move
+
+        Channels 3 to 5 are the same in all pixels.
+        """
         ...
 
     def pulls(self, z: Tensor) -> Tensor:
         """Return how far a frame misses the equations, and how to change it, (7, H, W).
 
-        Channels 0 to 3 are changes of R, G, B and grey that reduce the errors of the equations.
-        Channels 4 and 5 are the present errors themselves, of the blurry frame and of the spikes.
-        Channel 6 is by how much the spikes of the sharp instant are brighter than z.
+            0 to 3    changes of R, G, B and grey that reduce the errors of the equations
+            4, 5      present errors of the equations of the blurry frame, and of the spikes
+            6         by how much the spikes of the sharp instant are brighter than z
 
         z: the present frame, (3, H, W).
         """
@@ -225,7 +235,7 @@ class MotionCurves(Protocol):
     """
 
     # (B, 6, h, w): the curve along which each spike pixel moves, a polynomial of time. The six
-    # channels are x and y of the coefficients c_1, c_2 and c_3 of the polynomial.
+    # channels are its coefficients: x of c_1, y of c_1, x of c_2, y of c_2, x of c_3, y of c_3.
     @property
     def coefficients(self) -> Tensor: ...
 
@@ -255,8 +265,8 @@ class MotionNetwork(Protocol):
         """Return the motion at each level of resolution, the finest last.
 
         pictures: brightness and number of spikes of each window, (B, N, 2, h, w).
-        scene: channels that are the same for all windows, (B, 3, h, w). SCENE_CHANNELS in
-            motion_net.py lists them.
+        scene: channels that are the same for all windows, (B, 3, h, w): brightness around each
+            pixel, mean brightness, contrast of the blurry frame (SCENE_CHANNELS in motion_net.py).
         """
         ...
 

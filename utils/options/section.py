@@ -167,7 +167,8 @@ def read_section(
         return model(**values)
     except ValidationError as e:
         errors = [_error_of(error, model, values, where, kind) for error in e.errors()]
-        # `from None`: the error of pydantic would print the values, among them secrets.
+        # `from None` hides the error of pydantic, because it would print the values, among them
+        # secrets.
         raise join_errors(errors) from None
 
 
@@ -380,8 +381,8 @@ def _inner_section_with(key: str, values: Mapping[str, Any]) -> str | None:
     E.g. `gate_bias` is a key of the fusion "gated". If it stands in netG, whose value of "fusion"
     is the section of this fusion, the result is "fusion".
 
-    values: the values of a section. Only the sections of parts within it are searched, because only
-        these are objects of `Section` at this point (`Registry.resolve`).
+    values: the values of a section. Only the sections of parts within it are searched, because
+        `Registry.resolve` has turned only these sections into objects of `Section`.
     """
     if key == "type":  # each part has a type, so this key says nothing
         return None
