@@ -119,10 +119,10 @@ class Counter(TorchDispatchMode):
             self.add_storage(storage)
         runs_kernel = bool(results) and name not in FREE and not is_view(func)
         if runs_kernel:
-            # A kernel reads its inputs and writes its results.
             self.kernels += 1
-            self.moved[name] += sum(bytes_of(tensor) for tensor in inputs_of(func, args, kwargs))
-            self.moved[name] += sum(bytes_of(tensor) for tensor in results)
+            # A kernel reads its inputs and writes its results.
+            for tensor in [*inputs_of(func, args, kwargs), *results]:
+                self.moved[name] += bytes_of(tensor)
         if name in COLUMNS:
             self.add_columns(name, args)
         return out
@@ -178,7 +178,7 @@ def check_strides_for_attention(args: Any) -> None:
     """Fail if memory-efficient attention gets the output of its forward pass with other strides.
 
     The kernel of a GPU assumes that this output (n, heads, T, hd) has the strides that the forward
-    pass has made, and does not check them. With other strides it would read wrong numbers.
+    pass has made, and does not check them. With other strides the kernel would read wrong numbers.
 
     args: the arguments of the backward operation: grad_out, query, key, value, attn_bias, out, ...
     """
