@@ -554,8 +554,8 @@ def with_improvement(
 ) -> Method:
     """Return `first_method`, or a method that improves the frames of `first_method`.
 
-    There are two such methods: the joint solution if --method joint asks for it, else the learned
-    steps if the network has the fusion "motion" (its option netG.fusion). In all other cases, the
+    If --method joint asks for it, the method is the joint solution. Otherwise it is the learned
+    steps, if the network has the fusion "motion" (its option netG.fusion). In all other cases, the
     result is the object `first_method` itself. `method_on_test_set` relies on this.
 
     first_method: a formula or a network.

@@ -137,11 +137,12 @@ LEAST_SIDE = 8
 def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
-    The result is the longest part whose length is even, and which cv2.phaseCorrelate does not pad.
-    (It pads to a length that is fast to transform, e.g. 100. A padded length may be odd, and then
-    the shift would be half a pixel off: test_a_small_shift_beside_a_large_one_is_named.) E.g. the
-    border leaves 101 of 105 pixels, and the part has 100 of them: slice(2, 102). If no such length
-    fits, the side is kept whole.
+    The result is the longest part whose length is even, and is not padded by cv2.phaseCorrelate.
+    OpenCV pads to a length that is fast to transform, e.g. 100. A padded length may be odd. Then
+    the shift would be half a pixel off (test_a_small_shift_beside_a_large_one_is_named).
+
+    E.g. the border leaves 101 of 105 pixels, and the part has 100 of them: slice(2, 102). If no
+    such length fits, the side is kept whole.
     """
     longest = side - 2 * BORDER
     shortest = min(side, LEAST_SIDE)

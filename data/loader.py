@@ -73,10 +73,12 @@ class TrainLoader:
 
     Each rank makes its own TrainLoader, with the same arguments, and reads only its own samples.
 
-    dataset: a torch Dataset with a length. section: the section `datasets.train`.
-    accumulation_steps: number of micro-batches of a step. seed: seed of the shuffling.
-    stall_s: time limit of the watchdog in seconds, the option watchdog.stall_s. main_train_vrt.py
-    gives it. The default is the default of the option.
+    dataset: a torch Dataset with a length.
+    section: the section `datasets.train`.
+    accumulation_steps: number of micro-batches of a step.
+    seed: seed of the shuffling.
+    stall_s: time limit of the watchdog in seconds, the option watchdog.stall_s. The default is the
+    default of the option.
     """
 
     def __init__(

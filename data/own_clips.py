@@ -4,8 +4,8 @@ main_test_vrt.py calls these functions with the paths of the command line, and h
 the restoration. How the spikes are read depends on the method: models/restore/own_spikes.py says it
 for a network, and `spikes_for_formula` for a formula. data/clips/clip_reader.py opens the files.
 
-What must stay: the sentences of `OwnClips.frames_note`, which are part of the protocol of a test
-(the lines of its report that say what was tested and how).
+What must stay: the sentences of `OwnClips.frames_note`, because they are part of the protocol of a
+test. The protocol is the lines of its report that say what was tested and how.
 
 Tests: tests/stories/test_main_test.py, tests/stories/test_reconstruct.py
 """

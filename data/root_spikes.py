@@ -119,9 +119,9 @@ def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, An
     the first root. So if the calibrations differ, the result has the calibration None if the first
     root has a calibration, and otherwise no key "calibration".
     """
-    # If the roots have different values of a property, the result has the value in this dict, or
-    # None for a property that is not in it. Different light becomes "linear". This is the default
-    # of spike.light, because real cameras integrate linear light.
+    # If the roots have different values of a property, the result has the value of this dict. If
+    # the dict lacks the property, the result has None. Different light becomes "linear". This is
+    # the default of spike.light, because real cameras integrate linear light.
     if_different = {"rate": None, "light": "linear"}
     if all(properties["rate"] is not None for properties in properties_of_roots):
         if_different["rate"] = "match"

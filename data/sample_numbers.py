@@ -131,8 +131,11 @@ def frames_to_play(
 ) -> tuple[list[int], list[bool]]:
     """Return the frames of a sample, and for each frame whether time runs backwards within it.
 
-    clip_length: number of frames of the clip. first: first frame. interval: distance between
-    frames. count: number of frames of the sample. is_reversed: whether it is played backwards.
+    clip_length: number of frames of the clip.
+    first: first frame of the sample.
+    interval: distance between two frames of the sample.
+    count: number of frames of the sample.
+    is_reversed: whether the sample is played backwards.
 
     A clip that is too short is played back and forth. The period is one round, from the first frame
     to the last and back, and the phase is the position within a round. E.g. a clip of 3 frames has

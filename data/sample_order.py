@@ -35,15 +35,17 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     samples_per_step 2 and P = 5 3 0 4 2 1: G is 4, so there is one global batch, 5 3 0 4. Rank 0
     gets 5 and 0, rank 1 gets 3 and 4.
 
-    Each index comes with its epoch, because persistent workers have a copy of the dataset, and
-    would not see an epoch that is set later in the main process.
+    Each index comes with its epoch. Persistent workers have a copy of the dataset, so they would
+    not see an epoch that is set later in the main process.
 
     What must stay: the result for each seed, epoch and G, because runs resume within an epoch.
 
     dataset_len: number of samples of an epoch.
-    world_size: number of ranks. rank: number of this rank, from 0.
+    world_size: number of ranks.
+    rank: number of this rank, from 0.
     samples_per_step: samples of one rank in a step, all its micro-batches together.
-    seed: seed of the permutation. shuffle: if false, P is 0, 1, 2, ... in every epoch.
+    seed: seed of the permutation.
+    shuffle: if false, P is 0, 1, 2, ... in every epoch.
     Raises OptionError if the dataset cannot fill one global batch.
     """
 

@@ -58,7 +58,7 @@ def cores() -> tuple[int, ...]:
 def peak_process_gb() -> float:
     """Return the most memory that this process had so far, in GB (1e9 bytes)."""
     # On Linux, read the line "VmHWM:  123456 kB". ru_maxrss below is used only if there is no such
-    # line, because on Linux ru_maxrss of a new process begins with the peak of its parent.
+    # line. On Linux, ru_maxrss of a new process begins with the peak of its parent.
     with suppress(OSError), open(PROC / "self/status", encoding="ascii") as status:
         for line in status:
             if line.startswith("VmHWM"):

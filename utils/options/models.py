@@ -9,9 +9,9 @@ Each section is a class, in a module of its own:
     watchdog          watchdog_options.py
     path              here
 
-A registered part is a network, a dataset or a loss. If only one part has a key, e.g. the network
-"vrt" has `depths`, the key is a parameter of the constructor of this part, and
-utils/options/registry.py reads it there.
+A registered part is a network, a dataset or a loss. A key that only one part has is a parameter of
+the constructor of this part, e.g. `depths` of the network "vrt". utils/options/registry.py reads it
+there.
 
 One class is one section, and one field is one key. docs/options.md and options/schema.json show the
 first paragraph of the docstring of each class, and the descriptions of the fields.

@@ -61,8 +61,8 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             expected="an option file",
             do="correct base",
         )
-    # A base must not have a base of its own, so that a person who wants to know all options has to
-    # open at most two files.
+    # A base must not have a base of its own. So a person who wants to know all options has to open
+    # at most two files.
     base, base_places = _read_file(base_path)
     if "base" in base:
         raise OptionError(

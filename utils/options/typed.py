@@ -168,8 +168,8 @@ def _without_keys_of_other_part(
 
     A file may build on another option file, its base. An inherited key was meant for the part that
     the base names (sources.py). E.g. the base has the network "vrt" with the key `depths`, and the
-    file names the network "tiny": then `depths` is inherited, and is left out, because "tiny" has
-    no key `depths`. Any other unknown key stays, and is refused later.
+    file names the network "tiny". Then `depths` is inherited. It is left out, because "tiny" has no
+    key `depths`. Any other unknown key stays, and is refused later.
 
     A section of an unknown part is returned as it is, because `Registry.resolve` refuses the part
     later.

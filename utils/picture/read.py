@@ -4,8 +4,8 @@
     header.size                       # (height, width) of the upright picture
     header.is_too_large               # whether to refuse it before it is decoded
 
-The header is all that stands before the pixels. It is read before a decoder gets the file, because
-a file of a few bytes may state a size with which the decoded picture would fill the memory.
+The header is all that stands before the pixels. It is read before a decoder gets the file. A file
+of a few bytes may state a huge size, and decoding such a picture would fill the memory.
 
 What must stay: every reader accepts any bytes, because a file may hold anything. A reader
 returns None for a header that is cut short or contradicts itself, and has no endless loop

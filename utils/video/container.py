@@ -52,8 +52,8 @@ def open_container(path: str, mode: str = "r", **options: Any) -> Any:
 
     Raises OSError or av.error.FFmpegError.
     """
-    # PyAV's function for log lines can hang: a decoder thread that logs a line waits for the GIL
-    # (the lock of Python), while close() holds the GIL and waits for this thread (PyAV #751). So
+    # PyAV's function for log lines can hang (PyAV #751). A decoder thread that logs a line waits
+    # for the GIL, the lock of Python. Meanwhile close() holds the GIL and waits for this thread. So
     # restore FFmpeg's own function, because it needs no GIL. Silence its lines, because errors come
     # as exceptions. Do both steps each time, because importing torchvision 0.23 switches PyAV's
     # function on again.

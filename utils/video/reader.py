@@ -217,7 +217,7 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
     process could wait forever:
 
     * The reader keeps this generator. The generator of a method would keep the reader (`self`) as
-      well, so that each keeps the other.
+      well. Then the reader and the generator keep each other.
     * Python frees such a cycle late, perhaps in a loader process that was forked meanwhile.
     * When the generator is freed, the film is closed. Closing waits for the threads of the decoder.
     * A fork does not copy threads, so the loader process waits for threads that do not exist there.
