@@ -49,7 +49,8 @@ def pairs_of_sample(
 ) -> tuple[list[Pair], MiddleFrame]:
     """Read about `count` frames of a sample, evenly spaced, and the middle frame to show.
 
-    dataset: reads a `Draw` by its method `read`. draw: clip, frames and crop of the sample.
+    dataset: reads a `Draw` by its method `read`.
+    draw: clip, frames and crop of the sample.
     kind: "gt" (sharp) or "lq" (blurry), the frames to read.
     Returns a pair of pictures for each frame, in the order of the sample, and the middle frame.
     """
@@ -86,7 +87,8 @@ def evenly_spaced(count: int, wanted: int) -> list[int]:
 def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torch.Tensor, Pair]:
     """Read one frame of a sample: the frame (3, sH, sW), and the pair of pictures to compare.
 
-    position: number of the frame in the sample. kind: "gt" or "lq".
+    position: number of the frame in the sample.
+    kind: "gt" or "lq".
     """
     # An `Augment` says which part of a frame is cut out, and how it is flipped: here the whole
     # region that both cameras see, not flipped.

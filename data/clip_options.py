@@ -181,7 +181,8 @@ def split_by_root(section: Any) -> list[Any]:
 def _refuse_unequal_lists(section: Any, lists: dict[str, list[Any]]) -> None:
     """Refuse lists of different lengths.
 
-    section: the resolved options of a dataset. lists: {key: its list}, for all keys with a list.
+    section: the resolved options of a dataset.
+    lists: {key: its list}, for all keys with a list.
     """
     # Each root needs its own folder of each kind. So if e.g. dataroot_lq is a list, dataroot_gt
     # must be a list, too. `lists` has at least one key, so each single folder is refused.

@@ -203,8 +203,10 @@ class ClipDataset(ClipSources, Dataset):
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
         """Return the numbers of the frames to read for one kind.
 
-        kind: "lq" or "gt". frames: frames of the draw.
-        Subclasses may override it, for example to leave out every second blurry frame.
+        kind: "lq" or "gt".
+        frames: frames of the draw.
+
+        Subclasses may override this method, for example to leave out every second blurry frame.
         """
         return frames
 
@@ -264,7 +266,8 @@ def _refuse_known_rate_without_effect(camera: Any, spikes: spike_source.DatSpike
     are divided by the changed rate. If the channels are not divided by a given rate, the key has no
     effect, and the user has probably made a mistake.
 
-    camera: the simulated camera, or None. spikes: how the spikes are read, or None.
+    camera: the simulated camera, or None.
+    spikes: how the spikes are read, or None.
     """
     if not camera or not camera.known_rate or not spikes:
         return

@@ -105,7 +105,8 @@ class ClipSources:
     def _source_of(cls, section: Any, name_prefix: str) -> Source:
         """Return the source of one root.
 
-        section: the section of this root. name_prefix: text before the names of its clips.
+        section: the section of this root.
+        name_prefix: text before the names of its clips.
         """
         places = cls._expanded_places(section)
         _refuse_instants_without_gt(places)
@@ -186,8 +187,8 @@ class ClipSources:
 
         A problem of a clip is listed in a report and raises no error here.
 
-        section: the resolved options of the dataset. split: "train" or "test", for the names of
-        the reports.
+        section: the resolved options of the dataset.
+        split: "train" or "test", for the names of the reports.
         stored: folder of the results of earlier checks. If the data of a root have not changed, its
         stored result is returned. None: all files are checked, and nothing is stored.
         decode: whether to decode every image, which takes longer and also finds flipped bits.

@@ -164,7 +164,8 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Return the sample with noisy frames as lq (T, 4, h, w), and the sharp frames as gt.
 
-        item: its "lq" are the sharp frames (T, 3, h, w). rng: the generator of the sample.
+        item: its "lq" are the sharp frames (T, 3, h, w).
+        rng: the generator of the sample.
         """
         gt = item["lq"]  # the sharp frames, see `places`
         # What must stay: first sigma is drawn, then the noise. Another order would give other
@@ -210,7 +211,8 @@ class VideoRecurrentTestDataset(TestClips):
     ) -> dict[str, Any]:
         """Return frames first ... first + count - 1 of a clip, with noise if sigma is given.
 
-        index: number of the clip. reverse: has no effect here, because these clips have no spikes.
+        index: number of the clip.
+        reverse: has no effect here, because these clips have no spikes.
         """
         item = super().read_frames(index, first, count, reverse)
         sigma = self.options["sigma"]

@@ -68,7 +68,8 @@ FLIPS = {
 def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -> str:
     """Return in words the first flip after which the spikes correlate with the frame, or "".
 
-    pairs: two pictures of each measured frame. measures: the result of `measure` without a flip.
+    pairs: two pictures of each measured frame.
+    measures: the result of `measure` without a flip.
     pixel_side: number of RGB pixels along a spike pixel.
     """
     # slices: the index of a picture that flips it, e.g. np.s_[::-1].

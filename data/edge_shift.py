@@ -105,7 +105,9 @@ def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
 def _gradients(image: np.ndarray, pixel_side: int) -> np.ndarray:
     """Return the magnitude of the gradient of a picture, on the grid of the spike pixels.
 
-    image: (H, W). pixel_side: number of RGB pixels along a spike pixel.
+    image: the picture, (H, W).
+    pixel_side: number of RGB pixels along a spike pixel.
+
     Returns a new array of about (H / pixel_side, W / pixel_side) float32, without the border.
     `_measure_frame` overwrites it.
     """

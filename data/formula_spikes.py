@@ -61,7 +61,8 @@ def spike_section(section: Any, method: Reconstruction, recorded: float | None) 
 def section_for(method: Reconstruction, section: Any, path: str, scale: int) -> LoaderOptions:
     """Return the section `datasets.test` so that its spikes are read for a method.
 
-    section: the section of the option file `path`. scale: `scale` of the file.
+    section: the section of the option file `path`.
+    scale: `scale` of the file.
     Raises OptionError if the method cannot be applied.
     """
     if not section.spike_channels:

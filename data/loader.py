@@ -292,8 +292,9 @@ class TrainLoader:
     ) -> DataError:
         """Return the error for a micro-batch that did not come, naming its samples and worker.
 
-        error: torch's error. number: number of the micro-batch in its iterator. is_out_of_shm:
-        whether /dev/shm has no room.
+        error: torch's error.
+        number: number of the micro-batch in its iterator.
+        is_out_of_shm: whether /dev/shm has no room.
         """
         size = self.section.dataloader_batch_size
         # torch gives the micro-batches to the workers in turn: 0, 1, 2, 0, 1, 2, ...

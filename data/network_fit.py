@@ -29,7 +29,8 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
     dataset: a dataset of this project (`ClipDataset`), whose attribute `clips` is checked. Or a
         test set that a user adds (docs/extending.md, test set), whose method `readers` returns an
         object for each clip, with the members of `Reader`. Then these objects are checked.
-    split: "train" or "test", for the message. scale: scale of the network.
+    split: "train" or "test", for the message.
+    scale: scale of the network.
     instants: number of sharp frames that the network gives for each blurry frame. None accepts any
         number.
     Raises DataError.
@@ -84,7 +85,8 @@ def _refuse_other_instants(clip: Any, split: str, instants: int | None) -> None:
 def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
     """Refuse clips of a user's test set that lack a member of `Reader`.
 
-    clips: the result of `readers` of the test set. split: "train" or "test", for the message.
+    clips: the result of `readers` of the test set.
+    split: "train" or "test", for the message.
     """
     # vars(Reader) has the methods, the properties, and the attributes with a default. It lacks
     # `stems` and `name`, because the class gives them a type but no value.

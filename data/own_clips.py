@@ -77,7 +77,8 @@ def clips_with_frames(
 def clip_of_spikes(spike: str, gt: str | None, section: Any) -> OwnClips:
     """Return a clip that has spikes and no frames, for a formula that makes grey frames.
 
-    spike: path of the spikes. gt: path of the sharp frames to compare with. None: there are none.
+    spike: path of the spikes.
+    gt: path of the sharp frames to compare with. None: there are none.
     section: the spike section, from `spikes_for_formula`.
     """
     # One frame is restored for each exposure that the option spike.exposure names. Without this

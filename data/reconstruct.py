@@ -169,7 +169,8 @@ class Reconstruction:
     def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
         """Yield the restored frames of a clip, (3, H, W) float32 in [0, 1].
 
-        reader: reads the frames of the clip. wanted: numbers of the frames to restore.
+        reader: reads the frames of the clip.
+        wanted: numbers of the frames to restore.
         tick: called with the number of frames that are done, for the progress.
         """
         for frame in wanted:

@@ -40,7 +40,8 @@ def spikes_of(
     The settings (`DatSpikes` in data/cameras/spike_source.py) say how spikes are read. dataset.json
     says which clips need settings of their own, e.g. because of another firing rate.
 
-    section: the section `spike` of the options. folder: dataroot_spike.
+    section: the section `spike` of the options.
+    folder: dataroot_spike.
     """
     # Without h in the options, the size of a plane usually comes from dataset.json in this folder.
     # An error about a missing size would mislead if the folder itself is missing.
@@ -95,7 +96,8 @@ def properties_of(section: Any, info: DatasetInfo) -> dict[str, Any]:
 def _calibration_of_all_clips(option: str | None, info: DatasetInfo) -> Calibration | None:
     """Return the calibration that all clips of a root have, or None.
 
-    option: the option spike.calibration. info: what dataset.json of the root says.
+    option: the option spike.calibration.
+    info: what dataset.json of the root says.
     """
     if option is None:  # both cameras see the same picture, so there is no calibration
         return None

@@ -54,8 +54,9 @@ DATASETS = DatasetRegistry("dataset", "dataset_type", base=LoaderOptions)
 def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int) -> Dataset:
     """Return the dataset of a section `datasets.<split>`, or of a mapping with its keys.
 
-    split: "train" or "test". seed: seed of the random numbers. A sample depends only on (seed,
-    epoch, index).
+    split: "train" or "test".
+    seed: seed of the random numbers. A sample depends only on (seed, epoch, index).
+
     Raises OptionError if the dataset is not for this split, e.g. a test set as datasets.train, and
     DataError (with all problems) for wrong files.
     """
@@ -68,7 +69,8 @@ def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int
 def refuse_wrong_purpose(dataset_type: str, split: str) -> None:
     """Raise OptionError if a dataset is not for this split, e.g. a test set as datasets.train.
 
-    dataset_type: name of a registered dataset. split: "train" or "test".
+    dataset_type: name of a registered dataset.
+    split: "train" or "test".
     """
     where = f"datasets.{split}"
     is_training = split == "train"

@@ -52,7 +52,8 @@ class LongExposures(UserFrames):
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
         """List the frames. Raises DataError if there is no spike file.
 
-        path: the spike file or the folder of spike files. clip: name of the clip.
+        path: the spike file or the folder of spike files.
+        clip: name of the clip.
         source: settings that say how the spikes are read.
         """
         self.path = path
@@ -135,7 +136,8 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Any) -> Dataset
     path: a folder with one spike file per frame, or one file. One file is a single frame. With
     spike.exposure, one file has several frames: a frame for each exposure that the table of
     exposures lists, or for each period that fits into the file.
-    gt: a sharp picture for each frame. section: the section `spike` of the options.
+    gt: a sharp picture for each frame.
+    section: the section `spike` of the options.
     Raises DataError if spikes and sharp pictures do not belong together.
     """
     path = Path(expand_path(str(path)))
