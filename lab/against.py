@@ -36,7 +36,7 @@ from lab.tools import NAMED, ROOT
 
 # ---- The programs ----------------------------------------------------------------------------
 
-# The texts below are programs that `figures_of` runs with `python -c`, in either checkout. So a
+# The texts below are programs. `figures_of` runs them with `python -c`, in both checkouts. So a
 # text may only use names that both checkouts have. Each program is called with the arguments that
 # `training_arguments` returns. The last line that it prints has its figures, as JSON.
 

@@ -7,11 +7,12 @@
     python lab/benchmark.py data --crop 128 --repeats 20
     python lab/benchmark.py start --clips 4000
 
-net: restoring one clip.
-train: one training step.
-data: reading training samples of clips of GoPro size (1280 x 720), from picture and spike files,
-    and from the clip cache. The cache has the same clips as raw arrays.
-start: the first and the second start of a training on a large data set.
+net: measures the restoration of one clip.
+train: measures one training step.
+data: measures how training samples are read, from clips of GoPro size (1280 x 720). The samples are
+    read from picture and spike files, and from the clip cache. The cache has the same clips as raw
+    arrays.
+start: measures the first and the second start of a training on a large data set.
 
 --json FILE also writes the numbers to a new file. docs/benchmarks has the results.
 
@@ -40,7 +41,7 @@ from lab.tools import NAMED, environment
 
 
 def main(argv: list[str]) -> int:
-    """Run one command. Returns the exit code 0. Fails if the file of --json exists already."""
+    """Run one command. Returns the exit code 0. Fails if the file of --json already exists."""
     args = parse(argv)
     assert not (args.json and args.json.exists()), f"{args.json} exists already"
 

@@ -131,6 +131,7 @@ def record_views(rig: Rig, rng: np.random.Generator) -> list[View]:
         1        88 ... 175      48 ... 215            40
     """
     layers = make_layers(rng, PLANES * FRAMES, SIDE)
+    # The light of each plane, (SIDE, SIDE, 3).
     pictures = (render(layers, plane) for plane in range(PLANES * FRAMES))
     clip = list(rig.record(pictures, PLANES, SPIKE))  # (blurry, sharp, spikes) of each frame
     stream = np.concatenate([spikes for _, _, spikes in clip])  # spikes (T, h, w) of the clip

@@ -102,7 +102,8 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
 
     Raises DataError if the runs have fewer common steps than `smooth`.
     """
-    histories = []  # for each run: step -> value
+    # For each run: step -> value. `read_history` gives each scalar's (step, value) pairs, by name.
+    histories = []
     for run in runs:
         histories.append({int(step): value for step, value in read_history(run)[tag]})
 

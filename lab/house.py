@@ -38,13 +38,13 @@ def lines_of(path: Path) -> int:
 def reachable(start: str) -> set[str]:
     """Return the modules that a program imports, directly or through other modules.
 
-    The program itself is one of them. Empty modules are left out, e.g. most __init__.py.
+    The result includes the program itself. Empty modules are left out, e.g. most __init__.py.
 
     start: name of the program's module, e.g. "main_train_vrt".
     """
     modules = modules_below(ROOT, FOLDERS)  # name -> path
     reached = set()
-    waiting = [start]  # modules whose imports are not yet followed; may have a name several times
+    waiting = [start]  # modules whose imports are not yet followed, some of them several times
     visited = set()  # modules whose imports are followed
     while waiting:
         name = waiting.pop()
@@ -54,7 +54,7 @@ def reachable(start: str) -> set[str]:
         is_empty = modules[name].stat().st_size == 0
         if not is_empty:
             reached.add(name)
-        imported = imports_of(modules[name], ROOT, modules)
+        imported = imports_of(modules[name], ROOT, modules)  # names of modules
         own_modules = imported & modules.keys()  # without modules of other packages
         waiting += own_modules
     return reached
@@ -79,7 +79,7 @@ class Counts:
     with_opt: int = 0
     import_lines: int = 0  # lines of all import statements
     longest_size: int = 0  # lines of the longest function
-    longest_name: str = ""  # its file and name, e.g. "data/clip.py: checked_name"
+    longest_name: str = ""  # file and name of this function, e.g. "data/clip.py: checked_name"
 
     def add_module(self, path: Path) -> None:
         """Add the functions and imports of a module, including those inside of functions."""
@@ -108,7 +108,7 @@ def lines_of_node(node: ast.stmt) -> int:
 
 
 def main() -> None:
-    """Print the figures, one a line."""
+    """Print the figures, each in a line."""
     files = tracked_files()
     lab = [path for path in files if path.is_relative_to(ROOT / "lab")]
     tests = [path for path in files if path.is_relative_to(ROOT / "tests")]

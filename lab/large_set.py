@@ -84,12 +84,12 @@ def make_set(folder: Path, clips: int) -> Path:
 
 
 def _write_clip(folder: Path) -> None:
-    """Write the original clip, to which the files of all clips are links.
+    """Write the original clip. The files of all other clips are links to its files.
 
-    It shows a texture that moves to the right by 2 pixels from frame to frame.
+    The clip shows a texture that moves to the right by 2 pixels from frame to frame.
     """
     rng = np.random.default_rng(0)
-    picture = (255 * texture(rng, SIDE)).astype(np.uint8)
+    picture = (255 * texture(rng, SIDE)).astype(np.uint8)  # (SIDE, SIDE, 3)
     for kind in ("blur", "sharp", "spike"):
         (folder / kind).mkdir(parents=True)
     for frame in range(FRAMES):
@@ -102,7 +102,7 @@ def _write_clip(folder: Path) -> None:
         grey = to_grey(to_linear(moved / np.float32(255)))
         light = cv2.resize(grey, (SPIKE_SIDE, SPIKE_SIDE))
         sensor = IntegrateAndFire(*light.shape, rate=RATE, rng=rng)
-        planes = sensor.run([light] * PLANES)
+        planes = sensor.run([light] * PLANES)  # the spikes of each plane
         write_spikes(folder / f"spike/{frame:06d}.dat", planes, SpikeGeometry(*light.shape))
 
 

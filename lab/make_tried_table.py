@@ -4,8 +4,9 @@ usage: python lab/make_tried_table.py [--check]
 
 The section describes the test files in FOLDERS. The first sentence of a test file says the
 situation, and the name of each test says what happens then. E.g. a file tests/stories/test_a.py
-begins with "Wrong options.", and has one test, `test_a_wrong_key_is_refused`. This file gives a row
-of the table, and a list below the table. The page shows the lists only after a click:
+begins with "Wrong options.", and has one test, `test_a_wrong_key_is_refused`. For this file, the
+section has a row in a table, and a list below the table. The page shows the lists only after a
+click:
 
     | Wrong options | 1 | [test_a](../tests/stories/test_a.py) |
 
@@ -16,7 +17,8 @@ of the table, and a list below the table. The page shows the lists only after a 
 With `--check` the program writes nothing. It exits with 1 if the section of the page differs from
 the section that it would write.
 
-No other program uses this file. Run it after a test in FOLDERS got another name.
+No other program uses this file. Run this program after a test in FOLDERS was added, removed or
+renamed.
 """
 
 import argparse
@@ -66,7 +68,7 @@ class TestFile(NamedTuple):
     """What a test file says about itself."""
 
     path: Path  # below the project, e.g. tests/stories/test_a.py
-    situation: str  # the first sentence of its docstring
+    situation: str  # the first sentence of the docstring of the file
     happens: list[str]  # what happens in each test, e.g. "a wrong key is refused"
 
 

@@ -91,6 +91,8 @@ def _channels_of_group(
 ):
     """Return channel (PAD,), is_used (ROWS, PAD) and first_index (ROWS, PAD).
 
+    A group is a part of the channels, all sampled at the same positions.
+
     channel: number of the channel within the group.
     is_used: false beyond the last output pixel, and for the padding of the channels.
     first_index: index in x (n, G, h, w, C) of the values of pixel 0 of the image.
@@ -106,16 +108,17 @@ def _channels_of_group(
 def _position(offset, dy_plane, pixel_of_image, row, across, is_pixel, HW, TAP: tl.constexpr):
     """Return where a tap samples: top, left, fy and fx, all (ROWS,).
 
-    The sample lies between four pixels, its corners.
+    A tap is one of the 3 x 3 points of the kernel. Its sample lies between four pixels, its
+    corners.
 
     top, left: y and x of the corner above and on the left, int32.
     fy, fx: the distances of the sample from this corner, in [0, 1].
 
-    offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap. So it consists of planes (h, w)
-    with HW numbers each: first dy of tap 0, then dx of tap 0, then dy of tap 1, and so on.
-    dy_plane: number of the plane of dy, 2 * ((image * G + group) * 9 + tap). E.g. image 0, group 0,
-        tap 1: 2. The next plane, 3, is dx. A plane has HW numbers, so dy of a pixel is at
-        dy_plane * HW + pixel_of_image.
+    offset: (n, G, 9, 2, h, w), the shifts dy and dx of each tap. In memory it is a row of planes
+        (h, w) with HW numbers each: first dy of tap 0, then dx of tap 0, then dy of tap 1, ...
+    dy_plane: number of the plane of dy, 2 * ((image * G + group) * 9 + tap). E.g. in image 0 and
+        group 0, tap 1 has the plane 2 for dy, and the plane 3 for dx. A plane has HW numbers, so dy
+        of a pixel is at dy_plane * HW + pixel_of_image.
 
     E.g. tap 1, the place above the output pixel, of the pixel at y = 5 and x = 7, with dy = 0.25
     and dx = -0.5: the sample is at y = 5 - 1 + 0.25 = 4.25 and x = 7 + 0 - 0.5 = 6.5. So top = 4,
@@ -150,8 +153,8 @@ def _corner_index(first_index, y, x, W, C: tl.constexpr):
 def _is_corner(is_used, y, x, H, W):
     """Return whether a corner may be read or written, (ROWS, PAD) bool.
 
-    This is true if the corner is in the image and `is_used` is true. Otherwise the address may
-    belong to another image, or to no tensor at all.
+    The result is true if the corner is in the image and `is_used` is true. Otherwise the address of
+    the corner may belong to another image, or to no tensor.
     """
     is_in_image = (y >= 0) & (y < H) & (x >= 0) & (x < W)  # (ROWS,)
     return is_in_image[:, None] & is_used
@@ -184,8 +187,10 @@ def _corners(values, first_index, is_used, top, left, H, W, C: tl.constexpr):
 def _interpolate(v_00, v_01, v_10, v_11, fy, fx):
     """Interpolate between the corners of each sample. Returns upper, lower and s, all (ROWS, PAD).
 
-    The top of this file has the equations. fy, fx: (ROWS,). The backward kernel needs upper and
-    lower, too.
+    s is the sample. The backward kernel also needs `upper` and `lower`, its interpolation above and
+    below.
+
+    fy, fx: (ROWS,), where the sample lies between the corners, in [0, 1].
     """
     upper = v_00 + fx[:, None] * (v_01 - v_00)
     lower = v_10 + fx[:, None] * (v_11 - v_10)

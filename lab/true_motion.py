@@ -139,7 +139,7 @@ class TrueMotion:
         sharp_plane = self.frame_of(recording) * self.planes + self.planes // 2
         # Times in planes after the sharp instant, in rising order. A `Motion` must also have the
         # sharp instant itself, time 0.
-        instants = {0.0, *motion_times(recording)}
+        instants = {0.0, *motion_times(recording)}  # the times at which a finder gives shifts
         times = np.array(sorted(instants))
         shifts = np.stack([self.shifts_at(sharp_plane, time) for time in times.tolist()])
         # A finder also gives the expected error of each shift. The true shifts have no error, but

@@ -60,11 +60,11 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     # E.g. the exposure begins at the edge -5.5, which is plane 108 - 5.5 * 8 = 64.
     middle_plane = WARM_UP + BEFORE + HALF  # 24 + 40 + 44 = 108: the middle of the exposure
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
-    windows = spike_windows(stream, edges)
+    windows = spike_windows(stream, edges)  # light and number of spikes of each window
     # The first frame of a clip has no planes before it, and the last frame has no planes after it.
     # So 20 % of the samples lose the windows before the exposure. Of the other samples, 20 % lose
-    # the windows after the exposure. The windows of the exposure itself are INSIDE, 2 ... 12 of the
-    # windows 0 ... 14.
+    # the windows after the exposure. There are the windows 0 ... 14. INSIDE are the windows of the
+    # exposure itself, 2 ... 12.
     if rng.random() < 0.2:
         windows.are_recorded[: INSIDE.start] = False
     elif rng.random() < 0.2:
@@ -74,6 +74,7 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     # do not know gamma.
     gamma = rng.uniform(2, 2.4)
     shown = np.power(np.clip(blurry, 0, 1), 1 / gamma)
+    # The inputs of the network: (15, 2, SIDE, SIDE) and (3, SIDE, SIDE).
     pictures, about_scene = pictures_of(windows, shown, INSIDE, USUAL_PLANES)
     return Sample(
         pictures=pictures.astype(np.float16),
@@ -104,7 +105,7 @@ def record_stream(
     # off at full light.
     light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
     blur = rng.uniform(0, 0.6)  # blur of the lens: sigma in spike pixels
-    # The flaws of the camera; the fields of `Sensor` say what they are.
+    # The flaws of the camera. The fields of `Sensor` explain them.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
     # A camera of display values gets up to ten times the dark charge, because its other charges in

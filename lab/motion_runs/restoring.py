@@ -52,7 +52,7 @@ class FirstEstimates:
             frame = reader.frame(index)
             # A batch of one clip of one frame: (C, H, W) -> (1, 1, C, H, W), and back.
             yield self.net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
-            tick(1.0)
+            tick(1.0)  # one frame is done
 
 
 class AllMethods:
@@ -129,6 +129,7 @@ def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
         linearisations=shipped.linearisations,
         steps=shipped.proposal_steps,
     )
+    # A finder is a function that finds the motion within an exposure.
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
     methods = AllMethods(shipped, trained_runs)
     scores: Scores = {name: {} for name in methods.names}

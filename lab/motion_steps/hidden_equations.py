@@ -4,8 +4,8 @@ How many dB does the motion gain? To measure this, the learned steps are trained
 motion, and without the motion. The second training is the control (flag --plain of
 lab/train_motion.py). The control gets `HiddenEquations` in place of `Equations`.
 
-The conv net of a learned step reads two results of `Equations`, which are channels for each pixel
-(data/motion/joint/network_channels.py lists them):
+The conv net of a learned step reads two results of `Equations`. Both are channels for each pixel.
+data/motion/joint/network_channels.py lists the channels:
 
     evidence    what is known at a pixel before any step, e.g. how far the motion may be wrong
     pulls       how the equations would change the present frame
@@ -27,7 +27,7 @@ HIDDEN_EVIDENCE = torch.tensor(
         True,  # 0: precision of the grey value by the spikes, along the motion
         True,  # 1: length of the motion
         True,  # 2: expected error of the motion
-        False,  # 3: spikes per plane, which show how bright it is
+        False,  # 3: spikes per plane, which show the brightness
         False,  # 4: noise of the blurry frame
         True,  # 5: share of the pixels that move by more than one pixel
     ]
@@ -38,8 +38,8 @@ HIDDEN_PULLS = torch.tensor(
         True,
         True,
         True,  # 3: change of the grey value by the equations of the spikes
-        True,  # 4: how far the equations of the blurry frame are off
-        True,  # 5: how far the equations of the spikes are off
+        True,  # 4: error of the equations of the blurry frame at the present frame
+        True,  # 5: error of the equations of the spikes at the present frame
         # 6: by how much the spikes of the sharp instant are brighter than the present frame. The
         # control may see this, because it needs no motion.
         False,
@@ -55,7 +55,8 @@ class HiddenEquations:
     sees the blurry frame, its noise, the brightness, and the spikes of the sharp instant.
 
     `Equations` is the class with the motion. The protocol `utils.contract.JointEquations` lists the
-    members that the learned steps use. Both classes have them, so the steps take either class.
+    members that the learned steps use. Both classes have these members, so the steps take either
+    class.
     """
 
     def __init__(self, equations: JointEquations) -> None:

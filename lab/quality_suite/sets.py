@@ -100,9 +100,9 @@ class Data:
 
 
 def make_made(out: Path) -> Data:
-    """Make the set "made", as `make sample` does. It is for training and testing.
+    """Make the set "made", as `make sample` does. Returns the data of the suite `sample`.
 
-    Returns the data of the suite `sample`.
+    The set has clips for training and for testing.
     """
     folder = out / "data/made"
     programs.call("scripts/make_sample_data.py", "--root", str(folder), out=out, name="made")
@@ -121,7 +121,7 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
     part: the group of videos on which the methods are tested, "choose" or "report" (sources.py).
     conditions: the conditions under which the methods are tested, some of CONDITIONS.
     """
-    sources = link_sources(out, videos)
+    sources = link_sources(out, videos)  # "train", "photos", "choose", "report" -> folder
     # The training sets, each in the folder data/<name>: "made", and the sets of TRAINING_SETS.
     # SAMPLE_WEIGHTS has the weights of all of them.
     make_made(out)
@@ -149,9 +149,10 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
             frames=FRAMES,
         )
     tests = {condition: folder_of_condition[condition] for condition in conditions}
-    # VIDEOS and PHOTOS (sources.py) are the names of the videos and photographs. Not in the digest:
-    # CONDITIONS, because a new condition changes no training, and TRAINING_SETS. So a training set
-    # with another source or rig must get a new name, as the head of this file says.
+    # VIDEOS and PHOTOS (sources.py) are the names of the videos and photographs. CONDITIONS are not
+    # in the digest, because a new condition changes no training. TRAINING_SETS are not in the
+    # digest, either. So a training set with another source or rig must get a new name, as the head
+    # of this file says.
     digest = digest_of([VIDEOS, CLIPS, SAMPLE_WEIGHTS, FRAMES, PHOTOS])
     # split: `make_clips` puts all clips of a set into its folder "train", also the test clips.
     return Data(sample_weights, tests, split="train", digest=digest)

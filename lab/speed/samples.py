@@ -192,7 +192,7 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
     seed: seed of the texture and of the noise.
     """
     rng = np.random.default_rng(seed)
-    picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
+    picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)  # (HEIGHT, WIDTH, 3)
 
     # The spike camera sees the texture in grey, at half the resolution.
     grey = to_grey(to_linear(picture / np.float32(255)))
@@ -212,5 +212,5 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
         # Both files get the same picture, because blur does not change the time of reading.
         for kind in ("blur", "sharp"):
             cv2.imwrite(str(rgb / kind / f"{frame:06d}.png"), noisy)
-        planes = sensor.run([light] * PLANES)
+        planes = sensor.run([light] * PLANES)  # the spikes of each plane
         write_spikes(spikes / f"{frame:06d}.dat", planes, SpikeGeometry(*light.shape))

@@ -34,8 +34,8 @@ from models.fusion.motion_windows import INSIDE, displacements
 # Number of scenes that are drawn before the training. Each scene gives two samples. Both networks
 # draw their batches from these samples.
 TRAINING_SCENES = 500
-TEST_SCENES = 40  # each is tested in each of LIGHTS
-TEST_SEED = 1000  # seed of the test scenes; --seed does not change it
+TEST_SCENES = 40  # number of test scenes. Each of them is tested in each of LIGHTS
+TEST_SEED = 1000  # seed of the test scenes. --seed does not change it
 MOTION_BATCH = 8  # samples of a step, as BATCH in lab/motion_net/training.py
 # `MotionNet` finds the motion at four levels, from coarse to fine. The finest level is left out in
 # training and test, because it takes half of the time of a step. It only corrects what the coarser
@@ -59,7 +59,10 @@ class MotionForm(Form):
         training_scenes: int = TRAINING_SCENES,
         test_scenes: int = TEST_SCENES,
     ) -> None:
-        """Draw the scenes. videos: folder of the videos of lab/quality.py."""
+        """Draw the scenes of the training and of the tests, and record them.
+
+        videos: folder of the videos of lab/quality.py.
+        """
         # A fixed seed: --seed changes the initial weights and the batches, but not the scenes.
         rng = np.random.default_rng(0)
         textures = all_textures(videos)
@@ -76,8 +79,8 @@ class MotionForm(Form):
         for scene_index in range(test_scenes):
             scene = random_scene(rng, textures)
             for light in LIGHTS:
-                # `record_sample` draws the flaws of the cameras. It gets the same seed in each
-                # light, so that the cameras differ only in their rate.
+                # `record_sample` draws the flaws of the cameras. `record_sample` gets the same seed
+                # in each light, so that the cameras differ only in their rate.
                 rng_of_flaws = np.random.default_rng((TEST_SEED, scene_index))
                 rate = NAMED[light]["rate"]  # spikes per plane at full light
                 sample = record_sample(rng_of_flaws, scene, rate)
@@ -138,5 +141,5 @@ def mean_error(net: MotionNet, batch: Batch) -> float:
     # A pixel of the level is larger than a spike pixel, so enlarge the picture of the curves.
     size = batch.shifts.shape[-2:]
     coefficients = F.interpolate(curves.coefficients, size, mode="bilinear", align_corners=False)
-    found = displacements(coefficients, net.tau[INSIDE])  # (B, 11, 2, h, w)
+    found = displacements(coefficients, net.tau[INSIDE])  # the found shifts, (B, 11, 2, h, w)
     return float((found - batch.shifts).norm(dim=2).mean())

@@ -488,7 +488,8 @@ def run_to_end(script: types.CodeType, names: dict[str, Any]) -> None:
 
     Python ends a script in two parts:
 
-        1. wait for threads, call what was registered with `atexit`, and write the output
+        1. wait for threads, call the functions that were registered with `atexit`, and write the
+           output
         2. free the objects of all libraries, one by one
 
     Part 2 changes the memory that the child shares with the fork server, so Linux must copy this

@@ -69,8 +69,8 @@ def is_alive(pid: int) -> bool:
 
 def parent_of(pid: int) -> int:
     """Return the process that has started a process."""
-    # The file has: pid (name) state parent ... The name may contain blanks and parentheses, so take
-    # what comes after its last parenthesis.
+    # The file has: pid (name) state parent ... The name may contain spaces and parentheses, so take
+    # the text after the last parenthesis.
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     return int(after_name.split()[1])
 
@@ -152,9 +152,9 @@ class Hopeless(NamedTuple):
     changes: tuple[str, ...]
     # The exit code with which the run must end.
     exit_code: int
-    # How often the run starts to train.
+    # Number of times that the run starts to train.
     starts: int
-    # How many errors it reports.
+    # Number of errors that the run reports.
     errors: int
 
 

@@ -237,6 +237,7 @@ def test_a_beat_with_the_proof_of_another_beat_ends_the_run(tmp_path):
         store = store_of(ranks)
         # A value is "<proof> <beat>". Put the proof of a true beat in front of another beat.
         proof, _, text = store.get("beat/1").decode().partition(" ")
+        # 10**6 is larger than the number of each true beat, so the forged beat seems to be newer.
         forged = json.dumps(json.loads(text) | {"beat": 10**6, "phase": "as usual"})
         write_until_the_end(ranks, store, "beat/1", f"{proof} {forged}")
         result = ranks.wait(limit_s=30)

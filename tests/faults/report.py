@@ -175,7 +175,7 @@ def page(results: dict[str, Any], former_page: str) -> str:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """Return the sentence before the table: whether all trials ended as they should."""
+    """Return the sentence before the table. It says whether all trials ended as they should."""
     wrong = sum(len(figures.get("wrong", [])) for figures in results.values())
     if wrong:
         return f"**{wrong} trials did not end as they should;** they are listed below the table:"

@@ -74,7 +74,7 @@ class Trial:
     blamed: all texts that match `BLAME`, of all ranks.
     has_stack: whether the output has the words that `KINDS` names for this kind, usually a line of
         the stack.
-    exit_codes: of each rank.
+    exit_codes: exit codes of all ranks.
     text: output of all ranks.
     """
 
@@ -112,8 +112,9 @@ def run_stall(
 ) -> Trial:
     """Run one trial.
 
-    kind: kind of the fault. rank, step: where it strikes.
-    stall_s: option of the watchdog: seconds that a phase may take.
+    kind: kind of the fault.
+    rank, step: the rank and the step that the fault strikes.
+    stall_s: option of the watchdog, the seconds that a phase may take.
     limit_s: seconds for the trial without its start. All processes must end within START_S +
         limit_s.
     """
@@ -143,7 +144,7 @@ class Moments:
 
     fault: the rank was struck.
     detected: a rank has written the first error, within the 0.02 s between two looks.
-    gone: no process of the ranks lives.
+    gone: all processes of the ranks have ended.
     """
 
     fault: float | None = None

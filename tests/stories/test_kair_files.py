@@ -438,7 +438,8 @@ WORKERS = "datasets.train.dataloader_num_workers"
 def totals(tmp_path):
     """Give file 006 with a batch of 8 and 1 loader process.
 
-    In KAIR's files, these two numbers are totals, which all GPUs share.
+    In KAIR's files, these two numbers are totals: all GPUs share them. `note_on_totals` returns the
+    note of a run about this, or "".
     """
     return write_short_run(tmp_path, "006", **{BATCH: 8})
 
@@ -460,6 +461,7 @@ def test_a_total_that_the_ranks_cannot_share_evenly_is_named(totals):
 def test_a_number_from_the_command_line_is_no_total(totals):
     note = read_training_options(totals, f"{WORKERS}=4").note_on_totals(ranks=4)
 
+    # The batch still comes from the file. The number of loader processes is no total any more.
     assert f"{BATCH}=2" in note
     assert WORKERS not in note
     assert read_training_options(totals, f"{WORKERS}=4", f"{BATCH}=2").note_on_totals(ranks=4) == ""
@@ -471,7 +473,7 @@ def test_a_file_with_keys_of_older_versions_of_this_project_does_not_count_as_ka
     for key, value in options.items():
         if key not in NO_EFFECT:
             without_keys_of_kair[key] = value
-    without_keys_of_kair["datasets.train.spike_channels"] = 0
+    without_keys_of_kair["datasets.train.spike_channels"] = 0  # a key of older versions
 
     path = write_file(tmp_path / "options.json", without_keys_of_kair)
 
@@ -508,7 +510,8 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     assert rest.splitlines()[0].strip() == expected
 
 
-# number: the option file. 006 is for deblurring, 008 for denoising, 009 for frame interpolation.
+# number: the option file. 006 is for deblurring, 008 for denoising, 009 for frame interpolation. A
+# network with pa_frames 0 makes new frames.
 @pytest.mark.parametrize(
     ("number", "overrides", "message"),
     [

@@ -52,13 +52,13 @@ def test_the_alignment_and_its_gradients_equal_the_reference(name):
         if key == "x" or key.startswith("flow_"):
             inputs[key] = tensor.requires_grad_()
     # There is one flow for each distance: index 0 for neighbouring frames, and index 1 for frames
-    # two apart. A backward flow brings later frames back, so the reference calls the result
+    # two apart. A backward flow moves later frames back in time, so the reference calls the result
     # x_backward.
     flows_backward = [inputs[f"flow_backward/{index}"] for index in range(reach)]
     flows_forward = [inputs[f"flow_forward/{index}"] for index in range(reach)]
 
     later, earlier = align_clip(module, inputs["x"], flows_backward, flows_forward)
-    golden.run_backward(later, earlier)
+    golden.run_backward(later, earlier)  # from the loss of the reference
 
     found = {"x_backward": later, "x_forward": earlier, **golden.gradients(inputs.items())}
     golden.assert_near(found, vector)
@@ -79,13 +79,13 @@ def test_an_attention_group_and_its_gradients_equal_the_reference(name, kernels)
         qkv_bias=config["qkv_bias"],
         kernels=kernels,
     ).double()
-    group.load_state_dict(golden.entries(vector, "sd/"))
+    group.load_state_dict(golden.entries(vector, "sd/"))  # the weights of the reference
     x = vector["input"].requires_grad_()
 
     # The reference has channels first, (B, C, N, H, W). Our block has channels last.
     channels_last = x.permute(0, 2, 3, 4, 1)  # (B, N, H, W, C)
     y = group(channels_last).permute(0, 4, 1, 2, 3)
-    golden.run_backward(y)
+    golden.run_backward(y)  # from the loss of the reference
 
     found = {"output": y, **golden.gradients([("input", x), *group.named_parameters()])}
     golden.assert_near(found, vector)
