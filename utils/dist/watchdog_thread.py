@@ -522,17 +522,23 @@ class Watchdog(threading.Thread):
         return f"lost {RUN.launch.master_port} {pid}"
 
     def _end_without_store(self) -> NoReturn:
-        """End because the store does not answer any more. One rank of each host reports it."""
-        if self.failure is not None:  # the failure is known; usually another rank has reported it
+        """End this rank, because the store does not answer any more.
+
+        Who reports:
+
+            a failure ends the run already        usually another rank has reported the failure
+            this rank is the first of its host    this rank reports that the store is lost
+            otherwise                             the first rank of the host reports the loss
+        """
+        if self.failure is not None:
             self._report_if_nobody_did(self.failure)
             leave(self.failure.code, store=None)
-        # The ranks of a host notice the loss seconds apart. Only the first of them reports: the
-        # rank that gets this name.
+        # The ranks of a host notice the loss seconds apart. The first of them gets this name.
         if first_to_claim(self._name_of_loss()):
             self._report_loss()
         else:
-            # Another rank reports. Give it time, because torchrun ends all ranks as soon as one of
-            # them ends. The 2 s are chosen by hand.
+            # Give the other rank time for its report, because torchrun ends all ranks as soon as
+            # one of them ends. The 2 s are chosen by hand.
             time.sleep(2.0)
         leave(STALL_CODE, store=None)
 

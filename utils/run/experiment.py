@@ -185,9 +185,10 @@ class Experiment:
             strip = comparison_strip(panels_of_clip)
             with best_effort("images of the validation"):
                 imwrite_rgb(self.folder / "images" / clip / f"{progress.step}.png", strip)
-                # Write the titles of the panels, because the report needs them to cut a strip into
-                # its panels. All strips of a run have the same panels, so one file is enough. Each
-                # strip writes it again, so that it exists even if an earlier write has failed.
+                # Write the titles of the panels, because the report needs the titles to cut a strip
+                # into its panels. All strips of a run have the same panels, so one file is enough.
+                # Write this file with each strip, so that it exists even if an earlier write has
+                # failed.
                 titles = json.dumps(list(panels_of_clip)).encode()
                 write_whole(self.folder / "images" / report.PANELS_NAME, titles)
             self.to_writers("image", f"val/{clip}", strip, progress.step)

@@ -91,10 +91,12 @@ class RunFolder:
     def check(self) -> None:
         """Check that `path` is still the folder that this run has locked.
 
-        If somebody has removed the file `.lock`, the run makes and locks it again, with a warning.
+            path/.lock is the locked file        all is well
+            1  another folder has the file       the folder was moved: FolderMovedError
+            2  path/.lock is another file        another run uses the path: FolderMovedError
+            3  there is no path/.lock            makes the file and locks it, with a warning
 
-        Raises FolderMovedError if the folder was moved, or if another folder has its path now, and
-        OptionError if another run has locked the folder.
+        In case 3, raises OptionError if another run is faster and locks the new file.
         """
         # Disk and inode number, which identify the file that this run has locked.
         locked_file = os.fstat(self.lock.fileno())
