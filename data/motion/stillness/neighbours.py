@@ -11,10 +11,10 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-The subtracted mean is nearly 0, but not quite. `without_change_of_lamps` (common_change.py) has
-subtracted the mean change of the pixels around a pixel from the change of this pixel, so c_i has a
+The subtracted mean is a little below 0. The reason: `without_change_of_lamps` (common_change.py)
+has subtracted the mean change of the pixels around pixel i from the change of pixel i. So c_i has a
 little of the noise of the neighbours. In the sum over a large plane, even a small mean would look
-like a motion. `product_of_noise` computes it.
+like a motion. `product_of_noise` computes the mean.
 
 No trained weights depend on this file, so its constants may change.
 test_the_evidence_of_noise_is_0_in_the_mean notices a mean that is not 0: without
@@ -54,6 +54,10 @@ NEIGHBOUR_SIGMA = 1.2
 def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
     """Return the weighted sum of the neighbours of each pixel (h, w), without the pixel itself.
 
+    The weights are a Gaussian on 9 x 9 pixels, e.g. 0.08 for the pixel on the right. The weight of
+    the pixel itself would be 0.11. It is left out, because the square of a noise is not 0 on
+    average.
+
     Values beyond the edge of the picture count as 0. A reflected picture would make a pixel at the
     edge a neighbour of itself, so noise would pass for motion there.
     """
@@ -72,9 +76,11 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
 
         (sum over k of g_ik^2 - 2 g_ii) V L_i N_i / M_i^2
 
-        L    light                     N    weighted sum of the light of the neighbours
-        M    light around              V    mean square of the changes around
-        g    weights of the mean over the pixels around
+        L       light, spikes per plane                          `light`
+        M       mean light around the pixel                      `light_around`
+        N       weighted sum of the light of the neighbours      `_sum_of_neighbours`
+        V       mean square of the changes around the pixel
+        g_ik    weight of pixel k in the mean around pixel i     `_weights_along`
 
     The formula follows from what `without_change_of_lamps` does to noise. The noise e_i of pixel i
     has the variance v_i, and is independent of the noise of other pixels. What is left of it is
@@ -125,7 +131,10 @@ class _Weights(NamedTuple):
 
 
 def _weights_along(length: int) -> _Weights:
-    """Return the weights for each pixel of an axis. They are larger near the ends.
+    """Return the weights for each pixel of an axis.
+
+    Near the ends of the axis they are larger, because the mean there takes some pixels twice: the
+    picture is reflected at its edges (`blurred_columns`).
 
     length: number of pixels along the axis.
     """
