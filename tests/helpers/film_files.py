@@ -203,6 +203,7 @@ def _with_cover_first(content: bytes) -> bytes:
         length = int.from_bytes(content[position : position + 4], "big")
         boxes.append(content[position : position + length])
         position += length
+    # The bytes 4 to 7 of a box are its name.
     covers = [box for box in boxes if box[4:8] == b"udta"]
     others = [box for box in boxes if box[4:8] != b"udta"]
     return content[:begin_of_boxes] + b"".join(covers + others) + content[end:]

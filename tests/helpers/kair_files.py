@@ -71,7 +71,10 @@ def _object(tree: dict[str, Any], indent: int) -> str:
 
 
 def paths_in_folder(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with the paths of data and results below `folder`."""
+    """Return the options with the paths of data and results below `folder`.
+
+    options: dotted key -> value, as `options_of` returns them.
+    """
     names_of_paths = ("dataroot_", "meta_info_file", "path.root", "pretrained_net")
     changed = {}
     for key, value in options.items():

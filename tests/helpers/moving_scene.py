@@ -44,10 +44,10 @@ class Scene:
 
     # Shift along x and along y, in pixels per exposure.
     velocity: tuple[float, float] = (0.0, 0.0)
-    # Rotation about the middle, from x towards y, in degrees per exposure.
+    # Rotation about the middle of the frame, from x towards y, in degrees per exposure.
     turn_deg: float = 0.0
-    # Largest shift along x by a shake of the camera, in pixels. It shakes back and forth twice per
-    # exposure.
+    # Largest shift along x by a shake of the camera, in pixels. The camera shakes back and forth
+    # twice per exposure.
     shake: float = 0.0
     # Height and width of the RGB frames.
     size: tuple[int, int] = (96, 96)

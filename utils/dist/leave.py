@@ -71,11 +71,12 @@ def write_to_log_and_stderr(text: str) -> None:
 
     The log file comes first, because a paused terminal takes no output.
     """
-    # The text may quote an argument of the command line with a byte that is not UTF-8. Python reads
-    # such a byte as a character that cannot be written to a file. So write this character as its
-    # number, e.g. as the six letters \udce4.
+    # The text may quote an argument of the command line that has a byte that is not UTF-8. Python
+    # makes of this byte a character that cannot be written to a file. So write the number of the
+    # character, e.g. the six letters \udce4.
     text = text.encode(errors="backslashreplace").decode()
-    # A traceback may quote an option. The log hides secrets by itself.
+    # A traceback may quote an option that is a secret. The log file hides secrets itself, and the
+    # terminal does not.
     text = without_secrets(text)
     write_to_log_file(text)
 

@@ -64,9 +64,10 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
     """Write into the store that this rank has arrived. The last rank writes MET.
 
     The order of the requests must stay. E.g. the proof must be in the store before MET, because the
-    other ranks read it as soon as they see MET.
+    other ranks read the proof as soon as they see MET.
     """
-    # First of all, because `leave` (leave.py) also waits for a process that raises an error below.
+    # Count this process first: it may raise an error below, and `leave` (leave.py) then waits for
+    # every process that was counted.
     store.add(JOINED, 1)
     _refuse_another_world_size(store, launch)
     # `seal` adds a signature that only a process with the job key can make.
