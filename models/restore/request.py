@@ -38,7 +38,8 @@ from utils.options.override import apply_override
 from utils.options.sources import Sources
 
 # The weights for a user's clip, unless the command line names weights or a method. The help of
-# --weights and of --method (flags.py) names these two values, so change both files.
+# --weights and of --method (flags.py) names the values of SHIPPED_WEIGHTS and START_OF_JOINT, so
+# change both files.
 SHIPPED_WEIGHTS = Path(__file__).resolve().parents[2] / "weights/motion.pth"
 # The formula whose frames the joint solution improves, unless --weights names a network.
 START_OF_JOINT = "exposure"
@@ -75,7 +76,10 @@ class TileFlags:
 
 @dataclass(frozen=True)
 class NetworkFlags:
-    """Which network restores, and how it is applied: for network_method.py and own_spikes.py."""
+    """Flags that say which network restores, and how it is applied.
+
+    network_method.py and own_spikes.py read these flags.
+    """
 
     # A file of weights, or the name of released weights such as "vrt/006". The field is never None
     # if a network restores a user's own clips. If it is None for a test set, the weights of its run
@@ -107,7 +111,7 @@ class OwnFiles:
 
 @dataclass(frozen=True)
 class ResultFlags:
-    """What is written, and where: for an `Outputs` (outputs.py) and a `Job` (job.py)."""
+    """Flags that say what is written, and where: for an `Outputs` (outputs.py) and a `Job`."""
 
     # The folder of the results. The field is never None for a user's own clips.
     output: str | None
@@ -160,8 +164,8 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     are several errors, the user sees the first one in the order of the lines below.
     """
     parser = parser_of_tests(description)
-    # argparse would only say that a flag of KAIR's test program is unknown. This error also gives
-    # the command of this program that does the same.
+    # argparse would only say that a flag of KAIR's test program is unknown. The error of this
+    # function also gives the command of this program that does the same.
     refuse_kair_test_flags(argv)
     # "Intermixed" means that key=value may stand between flags. E.g. for
     # --weights W.pth --input street --output out, `args` is
@@ -225,7 +229,7 @@ def _is_of_own_clips(args: Namespace) -> bool:
 
     The flags that are given decide:
 
-        --input, with or without others    the user's own clips
+        --input, also with other flags     the user's own clips
         --method without --opt             the user's own clips: a formula needs no frames, so
                                            --spike may be the only input
         --opt, with or without --method    datasets.test of the option file
@@ -271,8 +275,8 @@ def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
     """Return the overrides of the section `method`, and all other overrides.
 
     E.g. with --method joint, the overrides method.groups=8 spike.rate=0.4 are divided into
-    ["method.groups=8"] and ("spike.rate=0.4",). Without --method, all belong to the option file,
-    which refuses the unknown key "method.groups".
+    ["method.groups=8"] and ("spike.rate=0.4",). Without --method, all overrides belong to the
+    option file. There "method.groups" is refused as an unknown key.
     """
     overrides_of_method = []
     others = []
