@@ -17,10 +17,20 @@ the groups:
     K L    blur by the lens, and mean over the area of a spike pixel (area_means.py)
     V_g    samples at v + u_g(v), one for each spike pixel; v is its middle (chunk.py)
 
+E.g. two groups with the shares 1/2 and the motions 0 and 3 to the right: B x at pixel p is
+x(p) / 2 + x(p + 3) / 2, and B^T adds half of b(p) to each of the pixels p and p + 3.
+
 S l is an approximation. A spike pixel sees the mean of the moved picture, but V_g K L l is the
-moved mean. The moved mean needs one sample for each spike pixel. The mean of the moved picture
-would need a sample for each RGB pixel. Both means are equal where all RGB pixels of a spike pixel
-move alike. On clips of videos they differ by 1 to 3 % of the expected error of y.
+moved mean. E.g. the row l = 0, 2, 8, 6, and a spike pixel of the RGB pixels 0 and 1, which move by
+0 and 1:
+
+    mean of the moved picture    (l(0) + l(2)) / 2 = 4
+    moved mean                   the mean of two pixels is 1 at 0.5, and 5 at 1.5. The spike pixel
+                                 has its middle at 0.5, and moves by 0.5. At 1.0 the mean is 3
+
+The mean of the moved picture needs a sample for each RGB pixel. The moved mean needs only one for
+each spike pixel. Both are equal where all RGB pixels of a spike pixel move alike. On clips of
+videos they differ by 1 to 3 % of the expected error of y.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
 frame. For all x and y, <A x, y> = <x, A^T y>, where < , > is the sum of the products. A solution
