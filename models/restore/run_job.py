@@ -59,11 +59,12 @@ def restore_clips(job: Job) -> None:
     device = utils_dist.get_device()
     with utils_dist.all_ranks_or_none():
         _refuse_slowmotion_of_one_instant(job)
-        # `restorer` is the object that restores frames. E.g. the method of a network builds the
-        # network with its weights (`NetworkMethod.restorer` in network_method.py). It returns a
-        # `Restorer` (tiles/restorer.py), which has the network, the tiles and the dtype. With
-        # weights/motion.pth the method is a `LearnedMotion` (data/motion/learned_method.py). It
-        # returns a `MotionRestorer`, which improves the frames of such a `Restorer`.
+        # `restorer` is the object that restores frames. Two examples:
+        #
+        #     NetworkMethod    builds the network with its weights, and returns a `Restorer`
+        #                      (tiles/restorer.py) with the network, the tiles and the dtype
+        #     LearnedMotion    the method of weights/motion.pth (data/motion/learned_method.py),
+        #                      returns a `MotionRestorer`, which improves the frames of a `Restorer`
         restorer = job.method.restorer(device)
         # A function (restored frame, sharp frame) -> {"lpips": 0.12}, or None without --lpips.
         more_scores: MoreScores | None = None

@@ -24,8 +24,8 @@ from utils.contract import InputSpec
 from utils.errors import OptionError
 from utils.options.val_options import AUTO_FRAMES, AUTO_SIDE, ValOptions
 
-# As the length of a tile in time: one tile holds the whole clip. As the side of a tile in space:
-# one tile is the whole frame. Option files and --tile write the same 0.
+# If the length of a tile in time is WHOLE, one tile holds the whole clip. If the side of a tile in
+# space is WHOLE, one tile is the whole frame. Option files and --tile write the same 0.
 WHOLE = 0
 
 
@@ -58,8 +58,8 @@ class Tiling:
     pad_seq: bool = False
     # Whether only frame n // 2 of n is restored.
     center_frame_only: bool = False
-    # Number of tiles in space per pass of the network. It changes no result. A larger number is
-    # faster on a GPU, and uses more memory.
+    # Number of tiles in space per pass of the network. The number changes no result. A larger
+    # number is faster on a GPU, and uses more memory.
     batch_tiles: int = 1
     # Whether smaller tiles are tried after an out-of-memory error.
     may_halve: bool = False
@@ -118,7 +118,7 @@ class Tiling:
             window_frames = spec.window_size[0]
             fields["num_frame_testing"] = round_up(AUTO_FRAMES, window_frames)
         if is_side_auto:
-            # A multiple of the window and of the stride, so that padding.py adds no pixels.
+            # Take a multiple of the window and of the stride, so that padding.py adds no pixels.
             fields["size_patch_testing"] = round_up(AUTO_SIDE, spec.multiple)
         if is_length_auto or is_side_auto:
             # "auto" asks for a good result: no seams, and no out-of-memory error. Without "auto",
