@@ -26,9 +26,9 @@ from utils.errors import DataError, OptionError
 def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> None:
     """Refuse clips if their scale or number of sharp instants does not fit the network.
 
-    dataset: a dataset of this project (`ClipDataset`), whose attribute `clips` is checked. Or a
-        test set that a user adds (docs/extending.md, test set), whose method `readers` returns an
-        object for each clip, with the members of `Reader`. Then these objects are checked.
+    dataset: a dataset of this project (`ClipDataset`): its attribute `clips` is checked. Or a test
+        set that a user adds (docs/extending.md, test set): its method `readers` returns an object
+        for each clip, with the members of `Reader`, and these objects are checked.
     split: "train" or "test", for the message.
     scale: scale of the network.
     instants: number of sharp frames that the network gives for each blurry frame. None accepts any
