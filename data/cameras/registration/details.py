@@ -241,6 +241,8 @@ def _noise(
         n v / (4 pi sigma^2)        n: number of compared pixels
                                     v: variance of a spike count, the mean over the pixels
 
+    E.g. 10000 pixels, the variance 0.2 and sigma 2: 10000 * 0.2 / 50 = 40.
+
     The divisor is the effect of the blur: a Gaussian of `sigma` divides the variance of independent
     noise by 4 pi sigma^2. For `of_sums`, the spikes of the whole exposure are counted. For
     `of_ends`, the spikes of 2 reach planes are counted.

@@ -21,6 +21,9 @@ solves the normal equations
          such as (3, H, W), W is the width of the frame.)
     r    residuals of both cameras, (b - B x, y - S l)
 
+E.g. one equation with A = 1 and the weight w = 10, so W = 100, lambda = 25, and z at z_0: with the
+residual r = 0.1, d = 100 * 0.1 / (100 + 25) = 0.08. With lambda = 0, it would be 0.1.
+
 More steps would fit the noise. Few steps are enough, because conjugate gradients use a
 preconditioner: residuals are divided by a number M for each pixel and colour.
 
