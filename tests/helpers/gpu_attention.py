@@ -75,6 +75,26 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     return "math"
 
 
+def _call_in_words(kind: str, q: Tensor, mask: Tensor | None) -> str:
+    """Describe a call, e.g. "efficient: head 16, 128 tokens, gradient, mask none".
+
+    tests/parts/models/test_fake_gpu.py compares these texts, so their form must stay.
+
+    kind: the kernel, as `backend` names it.
+    q: (windows, heads, tokens, channels of a head).
+    """
+    has_gradient = torch.is_grad_enabled() and q.requires_grad
+    gradient = "gradient" if has_gradient else "none"
+    if mask is None:
+        mask_kind = "none"
+    elif mask.requires_grad:
+        mask_kind = "with gradient"
+    else:
+        mask_kind = "constant"
+    _, _, tokens, head_channels = q.shape
+    return f"{kind}: head {head_channels}, {tokens} tokens, {gradient}, mask {mask_kind}"
+
+
 def attention_of_a_gpu(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
@@ -97,21 +117,11 @@ def attention_of_a_gpu(
             attn_mask = attn_mask.to(dtype)
     kind = backend(q, k, v, attn_mask)
 
-    # Count the call, e.g. "efficient: head 16, 128 tokens, gradient, mask none".
-    has_gradient = torch.is_grad_enabled() and q.requires_grad
-    gradient = "gradient" if has_gradient else "none"
-    if attn_mask is None:
-        mask_kind = "none"
-    elif attn_mask.requires_grad:
-        mask_kind = "with gradient"
-    else:
-        mask_kind = "constant"
-    windows, heads, tokens, head_channels = q.shape
-    sizes = f"head {head_channels}, {tokens} tokens"
-    CALLS_OF_ATTENTION[f"{kind}: {sizes}, {gradient}, mask {mask_kind}"] += 1
+    CALLS_OF_ATTENTION[_call_in_words(kind, q, attn_mask)] += 1
 
     # The grid of the kernel has a place for each head of each window, and at most MOST_HEADS
     # places. So the network must divide larger batches into several calls.
+    windows, heads = q.shape[:2]
     assert windows * heads <= MOST_HEADS
     aten = torch.ops.aten
     if kind == "efficient":
