@@ -94,14 +94,14 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #                   formula           computes frames from the spikes, without weights, e.g. tfp
 #                   joint solution    improves the frames of a network or formula: solves equations
 #                                     of the blurry frame and its spikes
-#                   learned steps     improve the frames of a network by further weights, which the
-#                                     same file has (its netG.fusion is "motion")
+#                   learned steps     improve the frames of a network by further weights of the same
+#                                     weights file (its netG.fusion is "motion")
 #
 #     reader    an object that reads one clip, frame by frame: a `ClipReader` (utils/contract.py)
 #     Job       a record of what a test does: the method, the readers of the clips, the folder of
 #               the results, and which results are saved (models/restore/job.py)
 #
-# One command, followed through the program, for a film clip.mp4 of 14 frames:
+# How one command passes through the program, if the film clip.mp4 has 14 frames:
 #
 #     python main_test_vrt.py --input clip.mp4 --spike clip.dat --spike-size 250 400 \
 #         --output out spike.calibration=auto
@@ -143,7 +143,7 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #
 #     out/run.json                      before the first frame: settings, and names of the results
 #     out/.work/clip/000000.png ...     each frame, as soon as it is restored. These files are
-#                                       removed at the end, because a film is saved as a film
+#                                       removed at the end, because the result of a film is a film
 #     out/clip.mp4, out/clip_comparison.mp4, out/strips/clip/*.png, out/clips/clip.png
 #                                       after the last frame
 #     out/clips/clip.json               last of all: the scores. A clip with this file is finished,

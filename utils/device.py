@@ -60,9 +60,10 @@ class Maker(NamedTuple):
     package: str = ""
 
 
-# To add a maker, add a row here and a row in HIDING_VARIABLES. AMD needs no package. Its row is
-# only for `notes_on_unused`. This function names accelerators that torch does not use. NVIDIA has
-# no row, because utils/dist/gpu.py raises an error if torch cannot use the GPUs of NVIDIA.
+# To add a maker, add a row here and a row in HIDING_VARIABLES. AMD needs no package. The row of AMD
+# is only for `notes_on_unused`, the function that names accelerators that torch does not use.
+# NVIDIA has no row, because utils/dist/gpu.py raises an error if torch cannot use the GPUs of
+# NVIDIA.
 MAKERS = (
     Maker("an AMD GPU", files="dev/kfd", kind="cuda"),
     Maker("an Ascend NPU", files="dev/davinci[0-9]*", kind="npu", package="torch_npu"),
