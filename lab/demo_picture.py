@@ -73,7 +73,7 @@ def main() -> None:
         save_enlarged(strip, factor=2, path=folder / "sample_strip.png")
         save_tensorboard(SAMPLE_RUN, folder / "tensorboard.png")
 
-        # All functions above have written PNG files to `folder`. The documents show them as WebP.
+        # All calls above have written PNG files to `folder`. The documents show them as WebP.
         for path in folder.glob("*.png"):
             picture = Image.open(path).convert("RGB")
             # A higher quality, up to 100, makes a larger file. 85 was chosen by hand. Method 6 is

@@ -105,7 +105,7 @@ def record_stream(
     # off at full light.
     light = np.clip(scene.light * rng.uniform(0.6, 1.6), 0, 1)
     blur = rng.uniform(0, 0.6)  # blur of the lens: sigma in spike pixels
-    # The flaws of the camera. The fields of `Sensor` explain them.
+    # The flaws of the camera. The class `Sensor` explains its fields.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
     # A camera of display values gets up to ten times the dark charge, because its other charges in

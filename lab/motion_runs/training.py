@@ -66,7 +66,7 @@ SETS_OF_PART = {
 def write_motion_net(out: Path) -> Path:
     """Write the network that finds the motion, from the shipped weights. Returns its file.
 
-    The file has the form in which lab/train_motion_net.py writes it.
+    lab/train_motion_net.py writes the same kind of file.
     """
     file = out / "network.pt"
     if not file.exists():

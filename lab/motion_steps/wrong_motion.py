@@ -21,12 +21,12 @@ from data.motion.shifts import Motion
 MOTION_FACTORS = (0, 1.8)
 # Smooth errors grow with the distance from the sharp instant, in both directions of time.
 SMOOTH_ERROR_PX = (0.5, 8)  # standard deviation of the errors at the start and end of the exposure
-SMOOTH_SIGMA_PX = (6, 24)  # sigma of the Gaussian that smooths them
-# A region that moves differently.
+SMOOTH_SIGMA_PX = (6, 24)  # sigma of the Gaussian that smooths the errors
+# In the ways "still region" and "moving region" below, a region of the frame moves differently.
 REGION_SIGMA_PX = 16  # sigma of the Gaussian that smooths the noise of which the region is made
 SHARE_OUTSIDE_REGION = (0.3, 0.9)  # share of the frame outside of the region
 REGION_EDGE_PX = 2  # sigma of the soft edge of the region
-REGION_SHIFT_PX = (-10, 10)  # x or y of its added shift at the end of the exposure, in pixels
+REGION_SHIFT_PX = (-10, 10)  # x or y of the shift added to the region, at the end of the exposure
 
 
 # The ways in which a motion is wrong. A way is drawn by its index, so their order must stay.
@@ -87,8 +87,8 @@ def with_another_region_motion(
 
     stands_still: True: the region does not move. False: a random motion is added to its motion.
     """
-    # The region is where a smooth noise is above one of its quantiles. E.g. above the quantile 0.7
-    # lie 30 % of the pixels.
+    # The region has the pixels at which a smooth noise is above one of its quantiles. E.g. 30 % of
+    # the pixels are above the quantile 0.7.
     noise = clouds(motion.shifts.shape[1:3], REGION_SIGMA_PX, rng)
     limit = np.quantile(noise, rng.uniform(*SHARE_OUTSIDE_REGION))
     region = (noise > limit).astype(np.float32)

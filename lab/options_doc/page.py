@@ -64,7 +64,7 @@ def make_page(translations: dict[str, str] | None = None) -> str:
 
 
 def _filled_template(translate: Callable[[str, str], str], *, is_english: bool) -> str:
-    """Return the text of the template with everything that it asks for.
+    """Fill the template options.md.jinja, and return its text.
 
     translate: takes a text and its place on the page, and returns the text in the language of the
         page.

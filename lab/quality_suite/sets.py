@@ -122,8 +122,8 @@ def make_real(out: Path, videos: Path | None, part: str, conditions: Sequence[st
     conditions: the conditions under which the methods are tested, some of CONDITIONS.
     """
     sources = link_sources(out, videos)  # "train", "photos", "choose", "report" -> folder
-    # The training sets, each in the folder data/<name>: "made", and the sets of TRAINING_SETS.
-    # SAMPLE_WEIGHTS has the weights of all of them.
+    # Make the training sets "made" and TRAINING_SETS, each in the folder data/<name>.
+    # SAMPLE_WEIGHTS has a weight for each training set.
     make_made(out)
     for name, training_set in TRAINING_SETS.items():
         make_clips(

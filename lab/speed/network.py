@@ -41,7 +41,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(args.threads)
     is_training = args.command == "train"
 
-    # Make the networks, "ours" and with --against also "naive", and one clip for both.
+    # Make the networks, "ours" and with --against also "naive", and one clip for both networks.
     options = network_options(args.config)
     has_naive = args.against == "naive"  # the only value of --against
     nets = networks(options, args.device, is_checkpointed=args.checkpoint, with_naive=has_naive)
@@ -62,7 +62,7 @@ def run_network(args: argparse.Namespace) -> dict[str, Any]:
             clip.restore(nets["ours"]), clip.restore(nets["naive"])
         )
     jobs = {name: _job(net, clip, is_training) for name, net in nets.items()}
-    # The networks take turns, so that other programs on the machine slow both of them equally. The
+    # The networks take turns, so that other programs on the machine slow both networks equally. The
     # result has the figures of each network, e.g. {"ours": {"median_s": 1.2, "min_s": 1.1,
     # "process_mb": 800, ...}, "naive": {...}}.
     numbers["runs"] = measure_in_turn(jobs, clip.device, args.repeats, warmup)
@@ -193,7 +193,8 @@ def networks(
     nets: dict[str, nn.Module] = {"ours": ours}
     if with_naive:
         # The naive network gets `options` and not `ours_options`, because it has neither stochastic
-        # depth nor activation checkpointing. It ignores arguments for these two.
+        # depth nor activation checkpointing. It ignores the arguments for stochastic depth and for
+        # checkpointing.
         naive = NaiveVRT(**options)
         naive.load_state_dict(ours.state_dict())
         nets["naive"] = naive

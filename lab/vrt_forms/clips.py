@@ -44,8 +44,8 @@ def _training_sets() -> dict[str, ClipSet]:
 
 
 TRAINING_SETS = _training_sets()
-# Light -> the set of test clips: the clips "choose" of lab/quality.py. The weight is not used here,
-# because all test clips are restored.
+# Light -> the set of test clips: the clips "choose" of lab/quality.py. The field `weight` is not
+# used here, because all test clips are restored.
 TEST_SETS = {
     light: ClipSet("choose", light, clips=2, frames=8, weight=1, crop=192) for light in LIGHTS
 }

@@ -34,7 +34,7 @@ from models.fusion.motion_windows import INSIDE, displacements
 # Number of scenes that are drawn before the training. Each scene gives two samples. Both networks
 # draw their batches from these samples.
 TRAINING_SCENES = 500
-TEST_SCENES = 40  # number of test scenes. Each of them is tested in each of LIGHTS
+TEST_SCENES = 40  # number of test scenes. Each scene is tested in each of LIGHTS
 TEST_SEED = 1000  # seed of the test scenes. --seed does not change it
 MOTION_BATCH = 8  # samples of a step, as BATCH in lab/motion_net/training.py
 # `MotionNet` finds the motion at four levels, from coarse to fine. The finest level is left out in

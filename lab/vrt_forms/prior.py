@@ -38,7 +38,7 @@ from lab.vrt_forms.prior_net import (
 )
 
 # The solver that makes the proposals of the test clips. The defaults of `Solver` are the settings
-# of the shipped weights. lab/train_motion.py has a cheaper solver for training.
+# of the shipped weights. Training has a cheaper solver, SOLVER of lab/motion_steps/made_samples.py.
 TEST_SOLVER = Solver()
 
 
@@ -53,7 +53,7 @@ class PriorForm(Form):
 
     name = "prior"
     score = "gain over weights/operator.pth in dB"
-    rate = 1e-3  # chosen by hand, as in the form "behind"
+    rate = 1e-3  # learning rate, chosen by hand, as in the form "behind"
 
     def __init__(
         self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]

@@ -106,7 +106,7 @@ class Training:
         #     share_of_old     0.05    0.5    0.9    0.99 = MOST_OLD
         share_of_old = min(MOST_OLD, self.steps / (self.steps + 20))
         for name, newest in self.net.state_dict().items():
-            if newest.is_floating_point():  # not the indices of the attention, which never change
+            if newest.is_floating_point():  # leave out indices: they never change
                 self.averaged[name].lerp_(newest, 1 - share_of_old)
 
     def save(self) -> None:

@@ -146,7 +146,8 @@ PROGRAMS = ("main_train_vrt", "main_test_vrt")
 PACKAGES = ("data", "models", "utils")
 # Beginnings of names of environment variables that nothing reads during the imports, neither a
 # library nor the project. So a child may have other values of these variables than the fork server.
-# If a process needs another value of any other variable, e.g. OMP_NUM_THREADS, it is a new Python.
+# If a process needs another value of any other variable, e.g. OMP_NUM_THREADS, it is not forked,
+# but started as a new Python.
 LATE_VARIABLES = (
     "RANK",
     "LOCAL_",

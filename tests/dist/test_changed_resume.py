@@ -290,7 +290,7 @@ class Cut(NamedTuple):
     case: str  # a case of odd_worker.py
     step: int  # number of steps after which the case strikes
     writers: list[str]  # names of additional log writers
-    exit_code: int  # with which the run must end
+    exit_code: int  # the exit code of the stopped run
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,14 @@ class ExpectedOutput(NamedTuple):
     is_error: bool = False
 
 
-# Kind of fault (`strike` in stall_worker.py) -> what the ranks must print.
+# Kind of fault (`strike` in stall_worker.py) -> what the ranks must print. A comment says what the
+# struck rank does.
 KINDS = {
     "barrier": ExpectedOutput("STUCK", "in strike"),  # sleeps before a barrier
     "forward": ExpectedOutput("STUCK", "in strike"),  # sleeps before the forward pass
     "rank0": ExpectedOutput("STUCK", "in strike"),  # sleeps after the backward pass ("print")
-    "worker": ExpectedOutput("STUCK", "in __getitem__"),  # of a loader process
-    "gil": ExpectedOutput("SILENT", "in strike"),  # C code that holds Python's lock
+    "worker": ExpectedOutput("STUCK", "in __getitem__"),  # its loader process sleeps
+    "gil": ExpectedOutput("SILENT", "in strike"),  # runs C code that holds Python's lock
     "gil on all ranks": ExpectedOutput("SILENT", "in strike"),
     "stop": ExpectedOutput("SILENT", "the process is stopped"),
     "kill": ExpectedOutput("DEAD", "is gone"),

@@ -268,9 +268,9 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
 
     result = run_odd(write_odd_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
-    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. The remaining 10
-    # %, 12 minutes, are the time in which the watchdog can report and end the run. The limit of a
-    # step, stall_s, does not change.
+    # The limits of slow phases become 90 % of the time-out: 0.9 x 7200 s = 6480 s. In the last
+    # tenth, 12 minutes, the watchdog can report and end the run. The limit of a step, stall_s, does
+    # not change.
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 

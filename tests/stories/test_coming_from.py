@@ -19,8 +19,8 @@ from tests.helpers.train_files import folder_of_run, write_odd_options, write_op
 # The launcher of KAIR's documents, for two ranks. It does the same as `python -m
 # torch.distributed.launch`, but starts faster, because torch is already imported.
 LAUNCH = ("tests/dist/run_module.py", "torch.distributed.launch", "--nproc_per_node=2")
-# A test command of KAIR, and the command of this project that answers it. KAIR's tiles have frames,
-# height and width. Our tiles are square, so the width, 128, is dropped.
+# A test command of KAIR, and the command that the program advises in its place. KAIR's tiles have
+# frames, height and width. Our tiles are square, so the width, 128, is dropped.
 THEIRS = (
     "--task 008_VRT_videodenoising_DAVIS --sigma 10 --folder_lq test_lq --folder_gt test_gt "
     "--tile 12 256 128 --tile_overlap 2 20 20 --num_workers 2 --save_result"

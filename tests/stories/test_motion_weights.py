@@ -100,8 +100,8 @@ def restored_moving_clip(moving_clip, tmp_path_factory) -> RestoredClip:
 def test_a_clip_that_moves_is_sharper_than_by_the_operator(
     restored_moving_clip, moving_clip, tmp_path
 ):
-    # Like `gain_on`, this test compares both weights. It takes the result of motion.pth from a
-    # fixture, so that motion.pth restores this clip only once for all tests.
+    # Like `gain_on`, this test compares motion.pth with operator.pth. It takes the result of
+    # motion.pth from a fixture, so that motion.pth restores this clip only once for all tests.
     by_operator = restore_with(moving_clip, tmp_path, OPERATOR_WEIGHTS)
 
     assert restored_moving_clip.psnr > by_operator.psnr + 1  # dB

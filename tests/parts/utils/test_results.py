@@ -233,8 +233,8 @@ def test_the_page_names_nothing_outside_itself(page):
 
 
 def test_the_page_has_the_means_of_restored_frames_with_their_gain(page):
-    # These are, in dB, the mean of the restored frames, the mean of the input frames, and the gain.
-    # They follow from the values in `results`.
+    # The page shows the mean of the restored frames, the mean of the input frames, and the gain, in
+    # dB. The docstring of `results` has the same numbers.
     assert "31.00" in page
     assert "26.00" in page
     assert "+5.00" in page
