@@ -102,7 +102,10 @@ def run_backward(*outputs: Tensor) -> None:
 
 
 def gradients(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the gradients of pairs (name, tensor) under the keys of a vector."""
+    """Return the gradients of tensors, under the keys that a vector has for them: "grad/<name>".
+
+    tensors: pairs (name, tensor). Each tensor must have a gradient.
+    """
     return {f"grad/{name}": not_none(tensor.grad) for name, tensor in tensors}
 
 

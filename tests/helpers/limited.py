@@ -38,7 +38,7 @@ class CallResult(NamedTuple):
 
 
 def call_limited(function: str, *arguments: object) -> CallResult:
-    """Call a function of the project. Fails if it takes too much memory or time.
+    """Call a function of the project. Fails if the call takes too much memory or time.
 
     function: its dotted name, e.g. "utils.image.imread_rgb".
     arguments: its arguments. They go through a command line, so the function gets texts.
@@ -70,7 +70,10 @@ def assert_refused(function: str, *arguments: object, by: str, saying: str) -> C
 
 
 def _main(module: str, name: str, *arguments: str) -> None:
-    """Call a function with limited memory, in this process. Print a `CallResult` as JSON."""
+    """Call a function with limited memory, in this process. Print a `CallResult` as JSON.
+
+    module, name: the module of the function, and its name in the module.
+    """
     function = getattr(importlib.import_module(module), name)
     # Limit the address space: what the process has now, and MOST_MB more. The first number of
     # statm is the size of the address space in pages.

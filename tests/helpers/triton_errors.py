@@ -106,8 +106,8 @@ def main(cases: str) -> None:
     found = {}
     for dtype in dtypes:
         for seed, shape in enumerate(shapes):
-            # The number of a shape in the list is the seed of its inputs. Shapes are left out here
-            # and not in the list, so that all others keep their numbers.
+            # The number of a shape in `shapes` is the seed of its inputs. Leave shapes out here and
+            # not in `shapes`, so that a shape has the same seed with "long" and without it.
             is_long = shape.t >= LONG
             wants_long = cases == "long"
             if device == "cpu" and is_long != wants_long:

@@ -109,7 +109,10 @@ def exit_codes(folder: Path, options: list[str]) -> dict[str, int]:
 
 
 def codes_with_files(options: list[str]) -> dict[str, int]:
-    """Check the data set from files, and train the new network on it."""
+    """Check the data set from files, and train the new network on it. Returns exit codes.
+
+    The training also has options with secrets (SECRETS).
+    """
     import main_train_vrt
     from scripts import doctor
 

@@ -341,7 +341,7 @@ def load_version(path: Path) -> LoadedFile:
     (test_a_damaged_file_gives_way_to_the_previous_one). Only data is read from a file: `load_plain`
     refuses a file with code in it, and never runs the code (test_code_in_a_file_does_not_run).
 
-    Raises CheckpointError, with the fault of each version, if none can be read.
+    Raises CheckpointError if no version can be read. The error has the fault of each version.
     """
     faults = []  # what is wrong with each version, for the error
     if not os.path.lexists(path):
