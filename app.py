@@ -149,8 +149,8 @@ def build_page(gr: Any, folder: Path) -> Any:
     gr: the package gradio.
     folder: the folder in which each restoration makes a folder of its own.
     """
-    # How often gradio looks for old uploads, and the age at which it removes an upload. Both are in
-    # seconds.
+    # Gradio looks for old uploads every CLEAN_EVERY_S seconds. It removes an upload that is older
+    # than VISITOR_S seconds.
     cleaning = (CLEAN_EVERY_S, VISITOR_S)
     with gr.Blocks(title="SpikeVRT", analytics_enabled=False, delete_cache=cleaning) as page:
         # The last restoration of the visitor (`Work`). Gradio keeps one value for each visitor.
@@ -324,8 +324,8 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
             state = state_html(f"{done} of {total} frames restored", done, total)
             yield without_result(work, state, work.messages())
     except SpikeVRTError as e:
-        # Wrong files or options, or the restoration took too long. `as_uploaded` turns the paths of
-        # this machine in the message into the names that the visitor uploaded.
+        # The files or options are wrong, or the restoration took too long. `as_uploaded` turns the
+        # paths of this machine in the message into the names that the visitor uploaded.
         yield without_result(work, state_html("refused"), as_uploaded(str(e), folder))
         return
     except GeneratorExit:

@@ -101,8 +101,8 @@ def _read_pair(dataset: Any, draw: Draw, position: int, kind: str) -> tuple[torc
     )
     item = dataset.read(one_frame)  # (1, channels, height, width) for each kind
 
-    # The picture of the spikes, from all spike channels (S of them). For "gt" it shows the sharp
-    # instant. For "lq" the only channel is the mean of the exposure (`with_mean_of_exposure`).
+    # Make the picture of the spikes from all S spike channels. For "gt" it shows the sharp instant.
+    # For "lq" the only channel is the mean of the exposure (`with_mean_of_exposure`).
     channels = item["spike"][0].numpy()  # (S, H, W)
     exposure = draw.clip.exposures[frame]
     spike_picture = sharp_image(draw.clip.spikes, channels, exposure, is_backwards)  # (H, W)

@@ -182,8 +182,9 @@ class CameraDraw:
             # all frames (test_the_frames_of_a_sample_have_the_same_hot_pixels).
             rng_of_pixels = random_stream("stuck pixels", *self.seed)
             # One number for each pixel decides whether it is hot (small numbers) or dead (large
-            # numbers). E.g. with hot 0.1 and dead 0.2: hot below 0.1, dead from 0.8 on. If the two
-            # fractions add up to more than 1, some pixels are hot and dead. They count as hot.
+            # numbers). E.g. with hot 0.1 and dead 0.2, a pixel is hot below 0.1 and dead from 0.8
+            # on. If the two fractions add up to more than 1, some pixels are hot and dead. They
+            # count as hot.
             draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead
@@ -348,6 +349,6 @@ def _amount(chance: float, probability: float, size: float, largest: float) -> f
     return 0.0
 
 
-# Loads every data/camera_*.py, so that their classes register themselves. This must be the last
+# Load every data/camera_*.py, so that their classes register themselves. This must be the last
 # line, because these files may import names of this module, e.g. `CAMERAS`.
 import_parts("data", "camera_*")

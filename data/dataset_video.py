@@ -367,7 +367,7 @@ def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tenso
 
     The changes are the same for all frames, and are made in random order. Returns new frames.
     """
-    # Imported here and not at the top, because torchvision imports torch's compiler. This import
+    # torchvision is imported here and not at the top, because it imports torch's compiler. This
     # takes seconds.
     from torchvision.transforms import functional as F
 

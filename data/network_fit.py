@@ -42,7 +42,7 @@ def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> N
         _refuse_names(clips, split)
     if clips is None:
         return  # a user's training set may have neither clips nor readers to check
-    # One clip for each combination of sizes, number of instants and spike settings.
+    # Check one clip for each combination of sizes, number of instants and spike settings.
     for clip in one_of_each_form(clips):
         _refuse_other_scale(clip, split, scale)
         _refuse_other_instants(clip, split, instants)

@@ -100,6 +100,6 @@ def _is_for_training(dataset_class: Any) -> bool:
     return not hasattr(dataset_class, "readers")
 
 
-# Loads every data/dataset_*.py, so that their classes register themselves. This must be the last
+# Load every data/dataset_*.py, so that their classes register themselves. This must be the last
 # line, because these files import `DATASETS` from this module.
 import_parts("data", "dataset_*")

@@ -263,7 +263,7 @@ def render(template: str, **values: Any) -> str:
 @cache
 def _pages() -> Any:
     """Return the environment of jinja2, which reads the templates and keeps them."""
-    # Imported here, because only programs that write pages need it.
+    # jinja2 is imported here, because only programs that write pages need it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).with_name("templates"))

@@ -49,7 +49,7 @@ def cause_in_words(e: Exception) -> str:
         value = reprlib.repr(first["input"])
         key = ".".join(str(name) for name in first["loc"])  # ("clips", "a", "h") -> "clips.a.h"
         return f"{key} is {value}: {first['msg']}".strip()
-    # Only the reason of the system, because the whole text of an OSError repeats the path.
+    # Return only the reason of the system, because the whole text of an OSError repeats the path.
     if isinstance(e, OSError) and e.strerror:
         return e.strerror
     return str(e)

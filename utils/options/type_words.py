@@ -32,7 +32,7 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
         inner_type, *metadata = get_args(annotation)
         return describe(inner_type, [*_limits_in(metadata), *limits])
 
-    # Then the kinds of types, each in its own form.
+    # Then describe each kind of type in its own form.
     if kind in (Union, types.UnionType):
         return _describe_union(get_args(annotation), limits)
     if kind is Literal:

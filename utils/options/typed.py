@@ -76,15 +76,15 @@ def read_options(
     # `Options.kair_totals` keeps these keys, for a warning.
     totals = _totals_of_kair(raw, dropped_keys, sources)
 
-    # First the sections that name a part. The registry of the part checks the section and gives a
-    # typed section. The typed section replaces the dict in `raw`.
+    # First check the sections that name a part. The registry of the part checks the section and
+    # gives a typed section. The typed section replaces the dict in `raw`.
     errors: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         try:
             _resolve_part(raw, where, parts, kind, sources)
         except OptionError as e:
             errors.append(e)
-    # Then the whole file, in which these sections are typed already.
+    # Then check the whole file. In it, these sections are typed already.
     try:
         all_values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
         opt = read_section(Options, all_values, where="")

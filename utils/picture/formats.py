@@ -111,18 +111,19 @@ def read_webp(content: bytes) -> Header | None:
         return None
     first_kind = content[12:16]
     if first_kind == b"VP8X":
-        # Extended: width - 1 from byte 24 of the file on, height - 1 from byte 27 on.
+        # Extended form: width - 1 begins at byte 24 of the file, and height - 1 at byte 27.
         width = 1 + little_endian(content, at=24, length=3)
         height = 1 + little_endian(content, at=27, length=3)
     elif first_kind == b"VP8L":
-        # Lossless: a number from byte 21 on. Its lowest 14 bits are width - 1, and the next 14 bits
-        # are height - 1.
+        # Lossless form: a number begins at byte 21. Its lowest 14 bits are width - 1, and the next
+        # 14 bits are height - 1.
         packed = little_endian(content, at=21, length=4)
         width = 1 + (packed & LOW_14_BITS)
         height = 1 + ((packed >> 14) & LOW_14_BITS)
     elif first_kind == b"VP8 ":
-        # Lossy: width from byte 26 on, height from byte 28 on. Each has 14 bits. The two bits above
-        # them say how a player should enlarge the picture, and do not belong to the size.
+        # Lossy form: the width begins at byte 26, and the height at byte 28. Each has 14 bits. The
+        # two bits above them say how a player should enlarge the picture. They do not belong to the
+        # size.
         width = little_endian(content, at=26, length=2) & LOW_14_BITS
         height = little_endian(content, at=28, length=2) & LOW_14_BITS
     else:

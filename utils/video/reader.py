@@ -135,7 +135,8 @@ class VideoReader:
         ):
             frame = next(frames, None)  # None at the end of the film
             if frame is None:
-                # An OSError, because `_as_data_error` turns it into a DataError with this text.
+                # Raise an OSError, because `_as_data_error` turns it into a DataError with this
+                # text.
                 raise OSError(0, "the video ends there")
         self._go_on()  # e.g. tells a watchdog that one more frame is decoded
         return frame
