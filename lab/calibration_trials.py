@@ -33,9 +33,11 @@ What must stay: the random numbers of a trial, and their order. Figures of two v
 compared if both versions see the same 50 pairs of cameras. No test runs this file.
 """
 
+import argparse
 import hashlib
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,15 @@ ABOVE_ALL = 9  # upper limit of the third group; all values of these fields are 
 
 def main() -> None:
     """Make 50 trials, and print them and their summaries."""
-    trials = [trial(number) for number in range(50)]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trials", type=int, default=50, help="number of trials")
+    parser.add_argument(
+        "--shift",
+        type=float,
+        help="distance between the two views, in RGB pixels. Without it, the rig has its own shift",
+    )
+    args = parser.parse_args()
+    trials = [trial(number, args.shift) for number in range(args.trials)]
     for result in trials:
         print(json.dumps(result))
 
@@ -86,15 +96,20 @@ def main() -> None:
                 print_summary(group, f"{key} {low} to {high}")
 
 
-def trial(number: int) -> dict[str, Any]:
+def trial(number: int, shift: float | None = None) -> dict[str, Any]:
     """Record a clip with a random rig, and calibrate it. Returns a line of the output.
 
     number: seed of the rig and of the scene.
+    shift: distance between the two views, in RGB pixels. None: the shift of the rig stays.
     """
     # 26 is chosen by hand. Another number would give 50 other rigs, and other figures in
     # docs/benchmarks/calibration.md.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
+    if shift is not None:
+        # Six directions, 60 degrees apart, one after the other.
+        direction = number * math.pi / 3
+        rig = replace(rig, shift_x=shift * math.cos(direction), shift_y=shift * math.sin(direction))
     # `fit` begins at `nominal_matrix`, the matrix of two cameras with the same view. Of the true
     # rig it gets only `light`: whether the spike camera sees linear light or display values.
     found = fit(record_views(rig, rng), nominal_matrix(SPIKE, RGB), rig.light)
