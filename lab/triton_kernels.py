@@ -187,8 +187,8 @@ def _corners(values, first_index, is_used, top, left, H, W, C: tl.constexpr):
 def _interpolate(v_00, v_01, v_10, v_11, fy, fx):
     """Interpolate between the corners of each sample. Returns upper, lower and s, all (ROWS, PAD).
 
-    s is the sample. The backward kernel also needs `upper` and `lower`, its interpolation above and
-    below.
+    s is the sample. `upper` and `lower` are the values between the two upper corners and between
+    the two lower corners. The backward kernel needs all three.
 
     fy, fx: (ROWS,), where the sample lies between the corners, in [0, 1].
     """

@@ -212,7 +212,7 @@ def random_waves(rng: np.random.Generator) -> np.ndarray:
     # waves and the standard deviations below were chosen by hand.
     #
     # `planes` is a time, in planes after the sharp instant. PLANES = 88 is the length of an
-    # exposure, and HALF = 44 half of this length.
+    # exposure, and HALF = 44 is half of this length.
     planes = INSTANTS[:, None]  # (N, 1)
     waves = np.zeros((len(INSTANTS), 2))
     log_shortest = np.log(1.5 * PLANES)

@@ -140,7 +140,7 @@ def cloudy_sky(rng: np.random.Generator) -> np.ndarray:
     frequency_y = np.fft.fftfreq(n)[:, None]  # (n, 1)
     frequency_x = np.fft.rfftfreq(n)[None]  # (1, n / 2 + 1)
     frequency = np.hypot(frequency_y, frequency_x)
-    frequency[0, 0] = 1  # instead of 0, because 0^-power is infinite; set to 0 below
+    frequency[0, 0] = 1  # instead of 0, because 0^-power is infinite. The amplitude becomes 0 below
     power = rng.uniform(1.1, 1.8)
     amplitude = frequency**-power
     amplitude[0, 0] = 0

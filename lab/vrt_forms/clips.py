@@ -107,7 +107,7 @@ def clips_of(out: Path, name: str, clip_set: ClipSet, source: Path) -> list[Clip
     """Return the clips of a set. The network of weights/motion.pth finds the motion."""
     operator = read_saved(OPERATOR_WEIGHTS)
     shipped = network_of(SHIPPED_WEIGHTS)
-    # A function that finds the motion within an exposure.
+    # `find_motion` is a function that finds the motion within an exposure.
     find_motion = finder_of(shipped.motion_by, shipped.motion_net, CPU)
     samples = samples_of(
         out, name=name, clip_set=clip_set, source=source, operator=operator, find_motion=find_motion

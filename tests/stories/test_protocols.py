@@ -380,8 +380,9 @@ def results_on_spk_gopro(noise_seed):
     Returns the mean PSNR of the blurry frames, and of each test its metrics.json.
     """
     pairs = write_spk_gopro(noise_seed)
-    # The published spikes have larger planes than these, so the size must be given. A side of a
-    # frame has 32 pixels, and a spike pixel covers 2 of them. So a side of a plane has 16 pixels.
+    # The published spikes have larger planes than the spikes of this test, so the size must be
+    # given. A side of a frame has 32 pixels, and a spike pixel covers 2 of them. So a side of a
+    # plane has 16 pixels.
     size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
     run_tests("Spk-GoPro", *size, "--overwrite")
     results = {

@@ -77,9 +77,9 @@ def test_gated_starts_almost_closed():
     change = build_operator("gated").on_input(rgb, spike) - rgb
 
     # At the start the gate is sigmoid(-4) = 0.018, because -4 is the default of the option
-    # `gate_bias`. It multiplies the correction, which depends on random weights in an untrained
-    # network. The largest product here is 0.011. If the gate was open, the product would be far
-    # above the limit.
+    # `gate_bias`. The gate multiplies the correction. In an untrained network, the correction
+    # depends on random weights. The largest product here is 0.011. If the gate was open, the
+    # product would be far above the limit.
     assert 0 < change.abs().max() < 0.05
 
 

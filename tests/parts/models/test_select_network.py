@@ -231,7 +231,7 @@ class OwnNetwork(nn.Module):
 
 @NETWORKS.register("joins")
 class JoiningNetwork(OwnNetwork):
-    """Its convolution takes the spikes as additional channels, although it has 3 channels."""
+    """It gives the spikes to its convolution, which has no channels for them, so a call fails."""
 
     def forward(self, lq, spike=None):
         return self.restored(lq if spike is None else torch.cat((lq, spike), dim=2))
@@ -247,7 +247,7 @@ class IgnoringNetwork(OwnNetwork):
 
 @NETWORKS.register("looks")
 class LookingNetwork(OwnNetwork):
-    """It looks at values of the spikes. Tensors without values must not make it look wrong."""
+    """It reads values of the spikes. On the device "meta" this fails. It must not be refused."""
 
     def forward(self, lq, spike=None):
         restored = self.restored(lq)

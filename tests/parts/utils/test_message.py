@@ -96,7 +96,7 @@ def test_a_tensor_without_content_arrives_as_its_shape():
 
 def test_a_pickle_is_refused_and_not_executed(tmp_path):
     class Planted:
-        """pickle.loads would create a file."""
+        """An object for which pickle.loads would create a file."""
 
         def __reduce__(self):
             return Path.touch, (tmp_path / "executed",)

@@ -46,7 +46,7 @@ HOLDERS = ("Registry", "DatasetRegistry", "Run", "Lock", "Event")
 
 # ---- The tables --------------------------------------------------------------------------------
 
-REGISTRIES = (  # filled once, on import, before any option is read
+REGISTRIES = (  # they are filled once, on import, before any option is read
     "data.augment.CAMERAS",
     "data.cameras.representation_section.REPRESENTATIONS",
     "data.cameras.spike_source.SPIKE_SOURCES",
@@ -62,7 +62,7 @@ REGISTRIES = (  # filled once, on import, before any option is read
     "models.select_network.NETWORKS",
     "utils.run.writers.WRITERS",
 )
-CACHES = (  # index tensors of a few sizes; the same in each forward pass
+CACHES = (  # they keep index tensors of a few sizes, the same in each forward pass
     "models.vrt.deform_conv._tap_positions",
     "models.vrt.flow_warp.pixel_grid",
     "models.vrt.attention.kernels.regions.mask_table",
