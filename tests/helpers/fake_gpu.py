@@ -215,8 +215,10 @@ def moved_to_gpu(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(moved_to_gpu(element) for element in value)
     if dataclasses.is_dataclass(value):
-        fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        return type(value)(*(moved_to_gpu(field) for field in fields))
+        moved_fields = []
+        for field in dataclasses.fields(value):
+            moved_fields.append(moved_to_gpu(getattr(value, field.name)))
+        return type(value)(*moved_fields)  # the constructor takes the fields in their order
     return value
 
 
@@ -258,7 +260,7 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
     # Address of a storage -> its bytes.
     sizes: dict[int, int] = {}
     # This list keeps all tensors alive. Otherwise a storage could be deleted during the count, and
-    # a new storage could get the same address, which is a key of `sizes` already. So the new
+    # a new storage could get its address. `sizes` would already have this address, so the new
     # storage would not be counted.
     alive: list[Tensor] = []
 
@@ -286,9 +288,10 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
 
 
 def figures_of_step(net: nn.Module, clip: Tensor) -> dict[str, Any]:
-    """Run a training step without the optimizer. Returns all its figures but kept_gb and attention.
+    """Run a training step without the optimizer. Returns its figures from held_gb on.
 
-    Call it within `hidden_device`, because the backward pass needs it.
+    kept_gb and attention are missing: `count` measures them. Call this function within
+    `hidden_device`, because the backward pass needs `hidden_device`.
     """
     with Counter() as counter:
         with torch.autocast("cuda", torch.bfloat16):
