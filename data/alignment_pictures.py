@@ -8,7 +8,8 @@ frame:
 
 A sample is a `Draw` (data/clip_reading.py): the clip, the numbers of its frames, and the crop. Here
 the crop is replaced by the region that both cameras see, because a crop has less texture. With one
-view for both cameras, this region is the whole frame.
+view for both cameras, this region is the whole frame. A plane is one read-out of the spike camera,
+with one bit for each pixel.
 
 What must stay: both pictures of a pair lie on the same pixels and show the same time. Otherwise
 data/edge_shift.py would find a shift although the data are right. Free to change: which frames of a

@@ -8,8 +8,9 @@ A sample is made in two steps. First its clip, frames, crop and flips are chosen
     gt_instants  (T, 3 K, s h, s w)   K sharp frames (instants) of each exposure
     spike        (T, S, h, w)         spike channels
 
-T is the number of frames of the draw, s the scale, S the number of spike channels. Nothing is
-random here, so equal draws give equal tensors.
+T is the number of frames of the draw, s the scale, S the number of spike channels. Spike channels
+are what a network sees of the spikes of a frame. Nothing is random here, so equal draws give equal
+tensors.
 
 `ClipDataset` is the base of the training and test datasets in data/clip_dataset.py, which choose
 what is read.

@@ -146,7 +146,8 @@ class ClipSources:
         """Return the properties of the training spikes that are stored with the weights.
 
         When main_test_vrt.py tests these weights, it compares the properties with the spikes of
-        the test data. Returns None for a dataset without spikes. The keys are:
+        the test data. Returns None for a dataset without spikes. A plane is one read-out of the
+        spike camera. The keys are:
 
             rate              spikes per plane at full light, a number. "match" if each clip has
                               its own rate. None if no rate is known: then the network was trained

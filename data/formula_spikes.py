@@ -1,10 +1,11 @@
 """Change the options of spikes so that the spikes are read for a formula (data/reconstruct.py).
 
-A formula decides some keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as
-they are, e.g. h, w and exposure. The firing rate at full light is taken from the options, or else
-from dataset.json. If both lack it, `spike_section` sets the rate to "match", so that it is measured
-from the frames. For a user's clip, data/cameras/user_spikes.py reads the section next. Then the
-section has a rate, and no rate need be assumed.
+A plane is one read-out of the spike camera, with one bit for each pixel. A formula decides some
+keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as they are, e.g. h, w and
+exposure. The firing rate at full light is taken from the options, or else from dataset.json. If
+both lack it, `spike_section` sets the rate to "match", so that it is measured from the frames. For
+a user's clip, data/cameras/user_spikes.py reads the section next. Then the rate is known or
+measured, so no rate need be assumed.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`

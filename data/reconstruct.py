@@ -12,8 +12,8 @@ counts.
     method_options   checks the options of a method, e.g. {"type": "tfp", "half_window": 10}
     Reconstruction   the method as the test programs call it (`utils.contract.Method`)
 
-How the spikes are read for a method is in formula_spikes.py. A clip of spikes without frames is in
-spikes_alone.py.
+A plane is one read-out of the spike camera, with one bit for each pixel. How the spikes are read
+for a method is in formula_spikes.py. A clip of spikes without frames is in spikes_alone.py.
 
 What must stay:
 

@@ -4,8 +4,9 @@
     properties_of       the properties of the training spikes that are stored with the weights
     common_properties   these properties for several roots together
 
-dataset.json lies beside the spike files and describes them (docs/data_reference.md). What happens
-if both the options and dataset.json give a value:
+A plane is one read-out of the spike camera, with one bit for each pixel. dataset.json lies beside
+the spike files and describes them (docs/data_reference.md). What happens if both the options and
+dataset.json give a value:
 
     h, w, flip, light   an error if the two values differ (agreed_values.py)
     rate                an error if the two numbers differ. The option "match" is no number: it

@@ -39,8 +39,9 @@ LEAST_WHITE = 1e-6
 class LongExposures(UserFrames):
     """Frames that are made of spikes, for a clip that has spikes but no frames.
 
-    A frame is the mean of its spike planes, in grey. Each spike file gives one frame. If the option
-    spike.exposure is set, there is one file, and each exposure in this file gives one frame.
+    A plane is one read-out of the spike camera, with one bit for each pixel. A frame is the mean of
+    its planes, in grey. Each spike file gives one frame. If the option spike.exposure is set, there
+    is one file, and each exposure in this file gives one frame.
 
     The brightness follows from the rate, the spikes per plane at full light. If the rate is
     unknown, the brightest pixels of the first frame are white.

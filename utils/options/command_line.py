@@ -114,9 +114,9 @@ def _asks_for_epochs_only(overrides: Sequence[str]) -> bool:
     for override in overrides:
         key, _, value = override.partition("=")
         values[key] = value
-    # No value for train.epochs counts as null.
-    has_epochs = values.get("train.epochs", "null") != "null"
-    return has_epochs and "train.total_iter" not in values
+    # Without an override, train.epochs counts as null.
+    epochs = values.get("train.epochs", "null")
+    return epochs != "null" and "train.total_iter" not in values
 
 
 def _resume_override(path: str) -> str:
