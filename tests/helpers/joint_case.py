@@ -27,6 +27,7 @@ FRAME = 1
 # Number of pixels at each side that are not compared, because the scene moves in and out of view
 # there.
 EDGE = 12
+# A scene that moves by 12 pixels to the right and 4 pixels up during an exposure.
 MOVING = Scene(velocity=(12.0, -4.0))
 
 # The index that takes a frame (C, H, W) without its edges.
@@ -40,7 +41,7 @@ def true_motion(scene: Scene, factor: float = 1.0) -> Motion:
     """
     # Nine times over the whole exposure, in planes after the sharp frame. The sharp frame is taken
     # in the middle of plane 30 of 60, at 30.5. So the exposure lasts from -30.5 to 29.5. A motion
-    # must have the time 0, so the nearest of the nine times is set to 0.
+    # must have the time 0, and the nearest of the nine times is -0.5. So this time becomes 0.
     times = np.linspace(-30.5, 29.5, 9)
     times[np.abs(times).argmin()] = 0.0
     shifts = np.stack([scene.shifts(FRAME, time) for time in times]).astype(np.float32)
@@ -65,6 +66,7 @@ class Case:
         clip = RecordedClip(reader, context=None)
         self.recording = clip.read(FRAME)
         self.pixels = SpikePixels(clip.view, device)
+        # (h, w) each: spikes per plane at full light, and whether this number can be trusted.
         self.gain, is_good = clip.gain()
         if motion is None:
             motion = motion_of(self.recording, clip.view, self.gain)

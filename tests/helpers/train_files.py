@@ -134,8 +134,9 @@ def odd_command(
     """Return the command of odd_worker.py, a run in which something goes wrong.
 
     case: what goes wrong, by its name in odd_worker.py.
-    struck_rank, at_step: on which rank it goes wrong, and at which step. Some cases have no step.
-        In the case "slow", at_step is a time: the milliseconds by which each step is longer.
+    struck_rank: number of the rank on which something goes wrong.
+    at_step: number of the step at which something goes wrong. Some cases have no step. In the case
+        "slow", at_step is a time: the milliseconds by which each step is longer.
     program: "train" or "test".
     """
     worker = ("tests/dist/odd_worker.py", case, str(struck_rank), str(at_step), program)
@@ -147,6 +148,7 @@ def run_odd(
 ) -> RankResult:
     """Run odd_worker.py on these ranks until it ends.
 
+    env: variables of the environment, as `run_ranks` takes them.
     fault: keyword arguments of `odd_command`, which say what goes wrong and where.
     """
     return run_ranks(ranks, *odd_command(options, *overrides, **fault), limit_s=120, env=env)

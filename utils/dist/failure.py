@@ -96,7 +96,7 @@ def _is_reporter_without_store(error: BaseException) -> bool:
     where_without_rank = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))
     what = getattr(error, "what", error)
     launcher_pid = os.getppid()
-    # True for the first process on this host that calls it with this text.
+    # `first_to_claim` is True for the first process of this host that claims this text.
     return first_to_claim(f"{what} {where_without_rank} {launcher_pid}")
 
 
@@ -109,14 +109,14 @@ WAIT_FOR_WATCHDOG_S = 10.0
 def _ending_with_store(error: BaseException) -> _Ending:
     """Return how this rank ends after an error. The ranks agree through the store who reports.
 
-    The store is the key-value store of all ranks. This rank claims its failure in the store: it
-    writes its failure there, unless the store has an earlier one. The value that the store then has
+    The store is the key-value store of all ranks. This rank writes its failure into the store,
+    unless the store has an earlier failure (`claim_failure`). The value that the store then has
     decides:
 
         value in the store                 who reports           exit code of this rank
-        1  its own failure                 this rank             the code of the cause
-        2  an earlier failure              the rank that wrote   the code of that failure
-                                           the failure
+        1  the failure of this rank        this rank             the code of the cause
+        2  an earlier failure of another   the other rank        the code of the earlier failure
+           rank
         3  a value that no rank wrote      see `_ending_after_foreign_value`
         4  no answer: the store is gone    a watchdog            the code of a stall
 

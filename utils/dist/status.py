@@ -54,10 +54,9 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
     if rank is None:
         rank = RUN.launch.rank
     facts: dict[str, Any] = state["facts"]  # `tell` (state.py) lists them
-    # The first samples of this start of the run, e.g. "17, 4, 230" (utils/run/start_lines.py).
-    # Later samples do not change the text. The list is empty if the epoch had no sample left when
-    # the run started.
-    # In a forged beat, the items may be texts that move a terminal's cursor (`printable_text`).
+    # The first samples of this start of the run, e.g. "17, 4, 230" (utils/run/start_lines.py). The
+    # list is empty if the epoch had no sample left when the run started. In a forged beat, the
+    # items may be texts that move a terminal's cursor, and `printable_text` replaces these texts.
     first = printable_text(", ".join(str(index) for index in facts["first"]))
     if not first:
         first = "none left of this epoch"

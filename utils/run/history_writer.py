@@ -116,8 +116,8 @@ class HistoryWriter:
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:
                 continue
-            # Here entry["step"] <= resumed_step <= step. So the two steps are only equal if both
-            # are resumed_step.
+            # Here entry["step"] <= resumed_step <= step. So the entry has the step of the new entry
+            # only if both are the step of the checkpoint.
             is_same_step = entry["step"] == step
             # A step may have two entries: a log line and a validation. The earlier entry is written
             # again only if the new entry has a scalar of the same name.
