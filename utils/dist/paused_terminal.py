@@ -32,12 +32,12 @@ class PausedTerminal:
 
         The watchdog thread calls this with each beat. The cases:
 
-            waited at the last beat   phase                   waits now        result
-            no                        up to LONG_PHASE_S      is not asked     False
-            no                        longer                  no               False
-            no                        longer                  yes              True, a wait begins
-            yes                       any                     yes              True, it goes on
-            yes                       any                     no               False, it is over
+            waited at the last beat   time in the phase     waits now      result
+            no                        below LONG_PHASE_S    is not asked   False
+            no                        longer                no             False
+            no                        longer                yes            True, a wait begins
+            yes                       any                   yes            True, the wait goes on
+            yes                       any                   no             False, the wait is over
 
         If a wait is longer than TELL_AFTER_S, this writes a line into the log file, once.
 

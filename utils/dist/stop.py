@@ -43,7 +43,7 @@ def stop_on(*numbers: signal.Signals) -> None:
     """From now on, take these signals as requests to stop.
 
     After a request the run finishes its step, saves and ends: all ranks agree by `stop_vote`. A
-    repeated signal ends this rank at once, if it comes at least LEAST_S_BETWEEN_REQUESTS later.
+    later SIGTERM or SIGINT ends this rank at once (`_on_signal`).
     """
     is_torchrun = RUN.launch.mode == "torchrun"
     if signal.SIGUSR1 in numbers and is_torchrun and is_main_process():
@@ -60,7 +60,15 @@ def stop_on(*numbers: signal.Signals) -> None:
 
 
 def _is_to_be_handled(number: signal.Signals, is_torchrun: bool) -> bool:
-    """Return whether the run shall take this signal as a request to stop."""
+    """Return whether the run shall take this signal as a request to stop.
+
+        SIGTERM, SIGUSR1                               yes
+        SIGINT under torchrun                          yes
+        SIGINT or SIGHUP that this process ignores     no
+        SIGINT or SIGHUP otherwise                     yes
+
+    is_torchrun: whether torchrun has started the ranks.
+    """
     if number in (signal.SIGTERM, signal.SIGUSR1):
         return True
     # torchrun passes Ctrl-C on to the ranks, and kills ranks that do not end. So the ranks must
@@ -85,11 +93,11 @@ LEAST_S_BETWEEN_REQUESTS = {
 def _on_signal(number: int, _: Any) -> None:
     """Handle a signal: note the time of the first request to stop, or end at a repeated request.
 
-        a stop was requested   signal                             what this does
-        no                     any                                notes the time of the request
-        yes, a moment ago      SIGTERM, SIGINT                    nothing: it is the same request
-        yes, earlier           SIGTERM, SIGINT                    ends this rank at once
-        yes                    SIGUSR1, SIGHUP                    nothing
+        a stop was requested   signal             what this function does
+        no                     any                notes the time of the request
+        yes, a moment ago      SIGTERM, SIGINT    nothing: it is the same request
+        yes, earlier           SIGTERM, SIGINT    ends this rank at once
+        yes                    SIGUSR1, SIGHUP    nothing
 
     LEAST_S_BETWEEN_REQUESTS says how long a moment is.
 

@@ -44,8 +44,9 @@ def phase(name: str, step: int | None = None, is_sync: bool = False) -> None:
     is_sync: whether the phase is a collective, which ends only when all ranks have entered it.
     """
     former = RUN.place
-    # Within `stage`, RUN.stage is " in <name>", e.g. " in validate". Add this text to the name. If
-    # `go_on` calls this function, the name ends with this text already.
+    # Within `stage`, RUN.stage is e.g. " in validate", and otherwise "". Add this text to the name:
+    # "forward" -> "forward in validate". If `go_on` calls this function, the name ends with this
+    # text already.
     full_name = name if name.endswith(RUN.stage) else name + RUN.stage
     step_now = former.step if step is None else step
     collective_count = former.syncs + 1 if is_sync else former.syncs

@@ -1,8 +1,10 @@
 """What a run needs of its model, and of the batches that the loader yields.
 
-utils/run/ imports neither models/ nor data/ (test_imports_between_folders_run_down_only), so it
-describes here which members it uses. models/model_vrt.py has these members. A new member must be
-added there, too.
+utils/run/ imports neither models/ nor data/ (test_imports_between_folders_run_down_only). So this
+module describes which members of a model utils/run/ uses. models/model_vrt.py has these members.
+
+What must stay: the members here and in models/model_vrt.py are the same. Add a new member in both
+places.
 """
 
 from pathlib import Path
