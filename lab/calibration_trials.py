@@ -11,7 +11,7 @@ trial:
     {"number": 0, "px": 0.05, "planes": -0.2, "share": 0.01, "sure": [true, true, true],
      "bits": "5f0a...", "rig": ...}
 
-number: number of the trial, which is the seed of its rig and its scene.
+number: number of the trial. It is also the seed of its rig and its scene.
 px: error of the matrix. The found matrix and the true matrix put a spike pixel at two places. `px`
     is the distance between these places, the mean over all spike pixels, in RGB pixels.
 planes: error of the time of the middle of the exposure, in spike planes.

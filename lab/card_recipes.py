@@ -123,7 +123,9 @@ def table() -> Iterator[str]:
 
 
 def small_table() -> Iterator[str]:
-    """Yield the rows of docs/gpu.md for GPUs of less than 24 GB, which take one clip at a time.
+    """Yield the rows of docs/gpu.md for GPUs of less than 24 GB.
+
+    These GPUs take one clip at a time.
 
     A row has the card, the option for the size of the crop, and the GB of a step:
 

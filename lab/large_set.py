@@ -1,7 +1,7 @@
 """Make a data set of many clips that needs little disk space, and measure how a training starts.
 
-A training starts more slowly on a set of more files. `lab/benchmark.py start` calls `costs`, which
-makes a set with `make_set`, starts a training on it twice, and removes the set.
+A training starts more slowly on a set of more files. `lab/benchmark.py start` calls `costs`.
+`costs` makes a set with `make_set`, starts a training on the set twice, and removes the set.
 docs/benchmarks/data.md has the results.
 
 All clips are hard links of one clip of 8 frames. For each frame there are a blurry picture, a sharp
@@ -162,7 +162,7 @@ LATENCY_US = 500
 
 # A training on the set is measured twice. The first training ends after step 4, and writes a
 # checkpoint. The second training has total_iter=6, so it resumes after step 4. `_command` passes
-# total_iter, which replaces the total_iter of `_options`.
+# total_iter. This value replaces the total_iter of `_options`.
 STEPS_OF_START = {"first": 4, "again": 6}
 
 

@@ -98,7 +98,7 @@ def read_test_file(file: Path) -> TestFile:
 
 
 def table(files: list[TestFile]) -> Iterator[str]:
-    """Yield the lines of the table, which has a row for each test file."""
+    """Yield the lines of the table. It has a row for each test file."""
     yield "| situation | tests | file |"
     yield "|---|---|---|"
     for file in files:

@@ -31,7 +31,7 @@ from typing import Any
 import triton
 import triton.language
 
-# The bodies of kernels are in Triton's own language, which only looks like Python. So the type
+# The bodies of kernels only look like Python. They are in Triton's own language. So the type
 # checker must not check them: Any.
 tl: Any = triton.language
 jit: Any = triton.jit

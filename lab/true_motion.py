@@ -98,9 +98,9 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 
-    # A folder with links to the photographs. The clips are made from the photographs, which are in
-    # Python packages. The first argument is the folder of the videos. "photos" reads no videos, so
-    # any folder can be given.
+    # A folder with links to the photographs. The clips are made from the photographs. The
+    # photographs are in Python packages. The first argument is the folder of the videos. "photos"
+    # reads no videos, so any folder can be given.
     sources = link_sources_of_part(out, out / "sources", "photos")
     scores_of_conditions: dict[str, Scores] = {}
     for condition in args.conditions:
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
 class TrueMotion:
     """Gives the true motion of the frames of a clip. It is a `Finder` (data/motion/finder.py).
 
-    scene: the scene of the clip, which knows the shift of each pixel.
+    scene: the scene of the clip. It knows the shift of each pixel.
     planes: number of planes in a frame interval.
     blurry: the blurry frames of the clip, (H, W, 3) display values in [0, 1], R, G, B.
     """
@@ -185,7 +185,8 @@ def scene_of(clip: Path) -> PhotoScene:
     """Return the scene of a clip, painted again from the seed in made.json.
 
     The arguments of `PhotoScene` and the name of the random stream must be the same as in
-    `data.making.prepare.make_clip`, which made the clip. Otherwise the result is a different scene.
+    `data.making.prepare.make_clip`, because this function made the clip. Otherwise the result is a
+    different scene.
 
     clip: folder of the clip, e.g. .../coffee_01.
     """

@@ -37,7 +37,7 @@ What must stay:
     the control sees no other frame
         (test_attention_sees_the_other_frames_and_the_control_does_not)
 
-Free to add: a form, which is a module of lab/vrt_forms/ and an entry of FORMS.
+Free to add: a form, i.e. a module of lab/vrt_forms/ and an entry of FORMS.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
 
     # The edges of the windows of the network, in planes of the stream. EDGES has the same edges in
     # elevenths of the exposure, counted from its middle. An eleventh has USUAL_PLANES = 8 planes.
-    # E.g. the exposure begins at the edge -5.5, which is plane 108 - 5.5 * 8 = 64.
+    # E.g. the exposure begins at the edge -5.5, i.e. in plane 108 - 5.5 * 8 = 64.
     middle_plane = WARM_UP + BEFORE + HALF  # 24 + 40 + 44 = 108: the middle of the exposure
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)  # light and number of spikes of each window

@@ -24,7 +24,7 @@ from models.fusion.motion_net import MotionNet
 from models.fusion.motion_windows import INSIDE
 
 BATCH = 8  # samples of a step
-# Drawing scenes takes time. So only every third step draws a new scene, which gives two samples.
+# Drawing scenes takes time. So only every third step draws a new scene. A scene gives two samples.
 # The rest of each batch is drawn from the newest 1600 samples.
 NEW_EVERY = 3  # steps from one new scene to the next
 POOL = 1600  # samples that are kept in memory

@@ -49,8 +49,8 @@ def row_of(set_name: str, scores: Scores, runs: Sequence[Run]) -> dict[str, str]
         OPERATOR_METHOD: f"{psnr_of_operator:.2f}",
         SHIPPED_METHOD: f"{mean_gain(scores, SHIPPED_METHOD):+.2f}",
     }
-    # All runs have the same number of updates, apart from one plain run, which has twice as many.
-    # So the smallest number is the usual one.
+    # One plain run has twice as many updates as the others. All other runs have the same number. So
+    # the smallest number is the usual one.
     usual_updates = min(run.updates for run in runs)
     for kind in (EQUATIONS, PLAIN):
         names = []  # the names of the runs of this kind, one run for each seed

@@ -119,8 +119,8 @@ def train_run(
 ) -> dict[str, Any]:
     """Train new learned steps. Returns their averaged weights, and the CPU time of the updates.
 
-    The result has the keys "weights" and "cpu_s", as in the files of <out>/steps. `learned_steps`
-    has the newest weights at the end, which are not averaged.
+    The result has the keys "weights" and "cpu_s", as in the files of <out>/steps. At the end,
+    `learned_steps` has the newest weights. They are not averaged.
     """
     last_weights: dict[str, Tensor] = {}
 
@@ -157,6 +157,6 @@ def samples_of_kinds(
 def hidden_sample(sample: Sample) -> Sample:
     """Return a sample for the control: without the motion, its equations and their proposal."""
     # The equations are computed once, for both samples. `HiddenEquations` passes on only what the
-    # control may see. Equations without motion propose the frame of the operator, which is z_0.
+    # control may see. Equations without motion propose z_0, the frame of the operator.
     equations = sample.measured_equations(SOLVER)
     return replace(sample, equations=HiddenEquations(equations), is_plain=True, proposal=sample.z_0)

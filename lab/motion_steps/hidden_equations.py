@@ -66,7 +66,7 @@ class HiddenEquations:
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return z_0, the first estimate, unchanged: (3, H, W).
 
-        `Equations.proposal` returns the solution of the equations, which begins at z_0.
+        `Equations.proposal` begins at z_0, and returns a solution of the equations.
         """
         return z_0
 

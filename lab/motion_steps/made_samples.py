@@ -43,16 +43,16 @@ from scripts.make_sample_data import RGB, SPIKES
 SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # The learned steps have two parts. The part "few" restores exposures with few spikes, and the part
 # "good" restores all others. SPIKES_OF_PART says on which samples a part is trained: value of
-# --part -> (from, below), which means from <= spikes < below. The number of spikes is
-# `median_spikes`: the spikes of a pixel of median light during the exposure. A restoration uses the
-# part "few" below 10 spikes (`data.motion.learned_method.FEW_SPIKES`). The ranges overlap, so that
-# both parts are trained on samples with about 10 spikes.
+# --part -> (from, below). A sample belongs to the part if from <= spikes < below. The number of
+# spikes is `median_spikes`: the spikes of a pixel of median light during the exposure. A
+# restoration uses the part "few" below 10 spikes (`data.motion.learned_method.FEW_SPIKES`). The
+# ranges overlap, so that both parts are trained on samples with about 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
 # Least number of samples of a set in the range of the part. A set with fewer samples is left out,
 # because sets are drawn by their weights, so each of its few samples would be drawn often.
 LEAST_SAMPLES = 6
-# The operator is the network of weights/operator.pth, which makes the first estimate of a frame.
-# The keys below are keys of its section `spike`. They describe the data of the operator's training,
+# The operator is the network of weights/operator.pth. It makes the first estimate of a frame. The
+# keys below are keys of its section `spike`. They describe the data of the operator's training,
 # e.g. "rate" is the spikes per plane. `readers_of_set` removes the keys, because each set of clips
 # has its own values in its dataset.json.
 KEYS_OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
@@ -149,7 +149,7 @@ def samples_of(
 def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) -> list[Sample]:
     """Return a sample of each frame of a clip.
 
-    net: the operator, which makes the first estimates.
+    net: the operator. It makes the first estimates.
     find_motion: finds the motion within an exposure (data/motion/finder.py).
     """
     # The context is the planes that are read before and after an exposure. None stands for the

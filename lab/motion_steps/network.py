@@ -1,11 +1,11 @@
 """Build the network of weights/motion.pth, and read and write its weights.
 
 The operator is the network of weights/operator.pth. It makes a sharp frame from a blurry frame and
-its spikes. A fusion is the first module of a network, which joins frames and spikes. The network of
+its spikes. A fusion is the first module of a network. It joins frames and spikes. The network of
 weights/motion.pth is the operator with another fusion, "motion". This fusion restores a frame as
 the operator does, and improves it by learned steps (`MotionSteps`).
 
-What must stay: the keys of the written weights, which models/fusion/fusion_motion.py reads
+What must stay: the keys of the written weights, because models/fusion/fusion_motion.py reads them
 (test_the_written_weights_keep_all_of_the_operator_but_its_fusion).
 Free to change before a new training: STEP_COUNT. STEP_WEIGHTS in lab/motion_steps/loss.py must have
 one weight for each step.

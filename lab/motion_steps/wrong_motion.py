@@ -40,7 +40,7 @@ WAYS = (
 
 
 def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Motion:
-    """Return a motion that is wrong in one of the WAYS, which is drawn at random.
+    """Return a motion that is wrong in one of the WAYS. The way is drawn at random.
 
     The expected error of each shift (`Motion.errors`) stays as in `motion`
     (test_a_wrong_motion_keeps_its_expected_error). So the expected error does not tell the learned

@@ -49,9 +49,8 @@ def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
     """
     text = " ".join(text.split())
     key_lists = key_lists_in(text, model)
-    # A note ends where the next list of keys begins. The last note ends with the text. In the
-    # example above, which has 47 characters, the lists begin at 0 and 27. So the notes end at 27
-    # and 47.
+    # A note ends where the next list of keys begins. The last note ends with the text. The example
+    # above has 47 characters, and its lists begin at 0 and 27. So its notes end at 27 and 47.
     ends_of_notes = [key_list.start() for key_list in key_lists[1:]] + [len(text)]
     notes: dict[str, str] = {}
     # strict=False: a text without keys has one end, and no key list.

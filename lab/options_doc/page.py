@@ -36,8 +36,8 @@ def make_page(translations: dict[str, str] | None = None) -> str:
 
     translations: English paragraph in one line -> its translation. None makes the English page.
     """
-    # Each paragraph of the page -> its place on the page, for the message. Filling the template
-    # below calls `translate`, which adds an entry for each paragraph.
+    # Each paragraph of the page -> its place on the page, for the message. The template calls
+    # `translate`, and `translate` adds an entry for each paragraph.
     texts: dict[str, str] = {}
 
     def translate(text: str, where: str) -> str:

@@ -217,7 +217,7 @@ def shared_reference(name: str, schema: Schema, shared: Schema) -> Schema:
 def keys_of(model: type[Section], shared: Schema, text: str = "", where: str = "") -> Schema:
     """Return the schema of each key of a model, and of the KAIR keys of this section.
 
-    text: a docstring, which explains keys that have no description.
+    text: a docstring. It explains keys that have no description.
     where: dotted key of the section, e.g. "datasets.train".
     """
     notes = notes_on_keys(text, model)

@@ -1,7 +1,7 @@
 """Make the sets of clips on which methods are trained and tested.
 
 A suite is a collection of sets. The suite `real` is made from videos and photographs. The suite
-`sample` has a single small set, "made", which `make sample` makes as well. The set "made" is also
+`sample` has a single small set, "made". `make sample` makes the same set. The set "made" is also
 one of the training sets of the suite `real`.
 
     rig          a pair of simulated cameras, e.g. "dim" (data/cameras/rig_values.py)

@@ -217,9 +217,9 @@ class Clip:
     ) -> None:
         """Draw the clip.
 
-        options: arguments of VRT, which say how many channels the network expects.
+        options: arguments of VRT. They say how many channels the network expects.
         size: frames, height, width.
-        batch: number of clips of this size, which are restored together.
+        batch: number of clips of this size. They are restored together.
         device: where the clip is, e.g. "cpu".
         dtype: a key of DTYPES, the dtype of autocast.
         """
@@ -228,8 +228,8 @@ class Clip:
         self.device = torch.device(device)
         self.amp = DTYPES[dtype]  # dtype of autocast
 
-        # A fusion is the first module of a network, which joins frames and spikes. With a fusion
-        # the frames are RGB, and `in_chans` is the number of channels after the fusion. Without a
+        # A fusion is the first module of a network. It joins frames and spikes. With a fusion the
+        # frames are RGB, and `in_chans` is the number of channels after the fusion. Without a
         # fusion, `in_chans` is the number of channels of a frame, and None means 3.
         has_fusion = options.get("fusion", "none") != "none"
         frame_channels = 3

@@ -8,8 +8,8 @@
 
 The clips are made for this measurement, in the size of GoPro.
 
-What must stay: the names of the ways, which are keys of the numbers in docs/benchmarks. No test
-runs this command: try it after a change. Free to change: the form of the table.
+What must stay: the names of the ways, because they are keys of the numbers in docs/benchmarks. No
+test runs this command: try it after a change. Free to change: the form of the table.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The command `start` measures how long the start of a training on many clips takes.
 
-lab/large_set.py makes the set and starts the training, which ends after a few steps of a tiny
-network.
+lab/large_set.py makes the set and starts the training. The training ends after a few steps of a
+tiny network.
 
 What must stay: the keys of the numbers, because docs/benchmarks has them. No test runs this
 command: try it after a change. Free to change: the form of the table.
@@ -57,7 +57,7 @@ def _subtract_imports(costs: dict[str, float], costs_of_two_clips: dict[str, flo
     subtracted.
 
     costs: the costs of one start, as `large_set.costs` returns them.
-    costs_of_two_clips: the costs of the same start on two clips, which are mostly imports.
+    costs_of_two_clips: the costs of the same start on two clips. They are mostly costs of imports.
     """
     for key in (*large_set.CALLS, "slow_seconds"):
         if key in costs:

@@ -1,9 +1,9 @@
 """Form "behind": a VRT improves the frames that the operator has made.
 
 A form is one place where attention over frames may be added (lab/vrt_curve.py). The operator is the
-network of weights/operator.pth, which restores a blurry frame with the help of its spikes. The VRT
-has the options of options/vrt/000_train_vrt_real_rgbspike.json. In this option file the VRT follows
-the operator, too.
+network of weights/operator.pth. It restores a blurry frame with the help of its spikes. The VRT has
+the options of options/vrt/000_train_vrt_real_rgbspike.json. In this option file the VRT follows the
+operator, too.
 
 What must stay: the networks of the form see the frames of the operator and no spikes, and have
 about the same number of parameters (test_both_networks_of_a_form_are_trained_for_the_same_time).

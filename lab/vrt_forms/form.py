@@ -4,8 +4,8 @@ A form has the data, two networks and their tests. The network "attention" has a
 frames. The network "control" has none, and has about the same number of parameters.
 
 What must stay: both networks of a form get the same data
-(test_both_networks_of_a_form_are_trained_for_the_same_time). Free to add: a form, which is a
-subclass of `Form` in a module of its own, and an entry of FORMS in lab/vrt_curve.py.
+(test_both_networks_of_a_form_are_trained_for_the_same_time). Free to add: a form, i.e. a subclass
+of `Form` in a module of its own, and an entry of FORMS in lab/vrt_curve.py.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,8 @@ class Form(ABC):
     Both networks of a form use one `Form` object, so both get the same data.
 
     `Training` calls `network` and `loss`. lab/vrt_curve.py calls `make`, `references` and
-    `scores_of_weights`, which calls `scores`. An argument `arm` is ATTENTION or CONTROL.
+    `scores_of_weights`. `scores_of_weights` calls `scores`. An argument `arm` is ATTENTION or
+    CONTROL.
     """
 
     name: str  # a value of --form

@@ -1,8 +1,8 @@
 """Form "motion": attention in the network that finds the motion.
 
-A form is one place where attention over frames may be added (lab/vrt_curve.py). The networks are
-trained and tested on scenes with exact motion, which lab/motion_net/ draws. The control is
-`MotionNet` itself.
+A form is one place where attention over frames may be added (lab/vrt_curve.py). lab/motion_net/
+draws scenes whose motion is known exactly. The networks are trained and tested on such scenes. The
+control is `MotionNet` itself.
 
 What must stay: the order of the draws, because scenes come from a seed. The test scenes must show
 videos on which nothing is trained. test_the_motion_is_found_by_both_networks trains both networks

@@ -41,7 +41,7 @@ PRIOR_FEATURES = 32
 QUARTER = 4  # side of a pixel of the prior, in pixels of the frame
 # The attention is one stage of VRT. It has two blocks of mutual attention, in windows of two
 # frames, and two blocks of self attention, in windows of four frames. A window has 6 x 6 pixels of
-# the prior, which are 24 x 24 pixels of the frame.
+# the prior, i.e. 24 x 24 pixels of the frame.
 PRIOR_DEPTH = 4
 PRIOR_MUTUAL_DEPTH = 2
 PRIOR_HEADS = 4
@@ -114,7 +114,7 @@ class Prior(nn.Module):
 class StepsWithPrior(MotionSteps):
     """The shipped learned steps for a clip, with a prior between them.
 
-    `MotionSteps.all_steps` calls `net` with two tensors, which do not say how many frames the clip
+    `MotionSteps.all_steps` calls `net` with two tensors. They do not say how many frames the clip
     has, or how many spikes. So set `frame_count` and `is_dim` before each call of `all_steps`, as
     `steps_of_clip` (prior.py) does.
     """

@@ -67,7 +67,7 @@ class Training:
             return self.points[seconds]
         # The present weights are the weights of each point that the last step has passed. E.g. the
         # last step lasted from 0.9 s to 2.5 s: the points at 1 s and at 2 s have these weights. A
-        # point before 0.9 s would need older weights, which are gone.
+        # point before 0.9 s would need older weights. They are gone.
         if seconds < self.seconds_before:
             sys.exit(
                 f"{self.file} has already been trained for {self.seconds:.0f} s, longer than the "

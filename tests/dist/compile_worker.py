@@ -29,7 +29,7 @@ from utils.dist import process
 from utils.options.load import load_options
 
 # Height and width of the clip of each step. torch.compile makes a graph for 32. For 48 it makes a
-# second graph, which serves any size. So the second 32 must make no new graph.
+# second graph. This graph serves any size. So the second 32 must make no new graph.
 SIDES = (32, 48, 32)
 # The setting of torch._dynamo that replaces the backend of torch.compile in some graphs, e.g.
 # ">=0:eager": the backend "eager" in all graphs from number 0 on.
@@ -39,7 +39,7 @@ DEBUGGING_AID = "debug_backend_override"
 def train(*overrides: str) -> tuple[list[float], Tensor]:
     """Train a step with each size of SIDES. Return the losses, and the last gradients as a vector.
 
-    overrides: "section.key=value", which replace values of the option file.
+    overrides: "section.key=value", in place of values of the option file.
     """
     model = ModelVRT(load_options(sys.argv[1], overrides, PARTS))
     # conv_last begins with zeros, so no gradient would reach the blocks before it.

@@ -110,7 +110,8 @@ def inherited_variables() -> dict[str, str]:
 
 
 # The variables that the processes of tests inherit. They are read once, when the tests begin. If
-# torch compiles later, it adds variables to os.environ, which these processes must not inherit.
+# torch compiles later, it adds variables to os.environ. The processes of tests must not inherit
+# these variables.
 INHERITED = inherited_variables()
 
 # The libraries that are imported before the first fork: all that the project imports.
@@ -173,8 +174,8 @@ LATE_VARIABLES = (
     "TORCHELASTIC_",
     "TORCH_NCCL_",
 )
-# Largest size of a message in bytes, 1 MiB. A request holds a whole environment, which is far
-# smaller.
+# Largest size of a message in bytes, 1 MiB. The longest request holds a whole environment, and is
+# far smaller.
 MESSAGE_BYTES = 1 << 20
 # A request comes with the files for stdout and stderr, and perhaps with a gate: a pipe that holds
 # the child back until a test closes its other end (`ForkServer.start`).
@@ -456,7 +457,7 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     os.chdir(request["cwd"])
     # After Python has ended, the exit handlers of the C libraries would take a quarter of a second
     # of a core. C calls these handlers in reverse order: the handler that was registered last is
-    # called first. The last handler here is `_exit`, which ends the process at once. So no other
+    # called first. The last handler here is `_exit`. It ends the process at once, so no other
     # handler is called.
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)
@@ -651,7 +652,7 @@ def make_models() -> None:
     """Make the pydantic models of all parts that an option file can name, e.g. of each network.
 
     A registry makes a model when the model is first needed, and keeps it. Without this function
-    each training would make 13 models, which takes 25 ms.
+    each training would make 13 models, in 25 ms.
     """
     registry: Any = importlib.import_module("utils.options.registry").Registry
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] in PACKAGES]

@@ -6,10 +6,10 @@ A case is a function of this module, e.g. `collectives`. Before the case, `main`
 group, unless the case does this itself (BEGINS_ITSELF). Several cases make one rank fail or stand
 still. The test reads what the ranks print, and their exit codes.
 
-A new case is a new function here, which a test names. tests/dist/test_dist.py, test_trust.py and
-tests/faults/test_startup.py run the present cases. These tests look for the texts of the errors,
-and the time limits of the tests depend on the sleeps. So if you change a text or a sleep, change
-the test, too.
+A new case is a new function here. A test gives its name as an argument. tests/dist/test_dist.py,
+test_trust.py and tests/faults/test_startup.py run the present cases. These tests look for the texts
+of the errors, and the time limits of the tests depend on the sleeps. So if you change a text or a
+sleep, change the test, too.
 """
 
 import json
@@ -141,7 +141,7 @@ def different_values() -> None:
 
 
 def same_option_error() -> None:
-    """Fail on all ranks with the same error, which must be reported once."""
+    """Fail on all ranks with the same error. It must be reported once."""
     with utils_dist.all_ranks_or_none():
         raise OptionError("unknown option x", "file", "y", "z")
 
@@ -195,14 +195,14 @@ def two_threads_leave() -> None:
 
 
 def barrier_without_the_last_rank() -> None:
-    """Wait for the last rank, which does not come for ten minutes."""
+    """Wait for the last rank. It does not come for ten minutes."""
     if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
         time.sleep(TEN_MINUTES_S)
     utils_dist.barrier()
 
 
-# Cases that call `begin`, which makes the process group and gives the watchdog its limits of time.
-# In the other cases `main` makes the group, and no phase has a limit.
+# Cases that call `begin`. `begin` makes the process group, and gives the watchdog its limits of
+# time. In the other cases `main` makes the group, and no phase has a limit.
 BEGINS_ITSELF = ("four_beats", "work", "write_much")
 
 

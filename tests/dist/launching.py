@@ -318,7 +318,7 @@ def forking_python(folder: Path) -> dict[str, str]:
     launch_train.sh takes the `python` of an active virtual environment. This function makes such an
     environment in `folder`. Its `python` starts forks.
     """
-    # launch_train.sh gives -u as the first argument, which `shift` removes.
+    # launch_train.sh gives -u as the first argument. `shift` removes it.
     write_python(folder / "bin" / "python", before="shift; ")
     path = f"{folder}/bin:{os.environ['PATH']}"
     return {"VIRTUAL_ENV": str(folder), "PATH": path, **fork_client_variable()}
@@ -343,7 +343,7 @@ AnyProcess = subprocess.Popen | ForkedProcess
 def start_command(command: Sequence[object], log: Path, **env: str) -> Generator[AnyProcess]:
     """Give the process of a command, whose stdout and stderr go to the file `log`.
 
-    If the command is a script of this Python, the process is a fork of the fork server, which
+    If the command is a script of this Python, the process is a fork of the fork server. A fork
     starts faster than a new Python. The fork server cannot give a fork every environment
     (`ForkServer.can_start`). If it cannot, a new Python runs the script. At the end of the `with`
     block, the process and all processes that it has started are killed.

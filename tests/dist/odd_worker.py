@@ -273,7 +273,7 @@ class Filling(Hanging):
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         if "val/psnr" in values:
-            # A full disk raises OSError, which ends the loop.
+            # A full disk raises OSError. This ends the loop.
             with open(self.filler, "wb", buffering=0) as file, suppress(OSError):
                 while file.write(bytes(4096)):
                     pass

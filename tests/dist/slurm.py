@@ -203,7 +203,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         """Wait until a job of two ranks has written `text` in one of its lives.
 
         A life is the time from a start of the job to its end. A job that is queued again has
-        another life, which writes to the same log.
+        another life. All lives of a job write to the same log.
 
         path: the log of the job. life: number of the life, from 1.
 

@@ -39,8 +39,8 @@ def test_collectives_give_the_same_on_every_rank(n):
         # time-out of 60 s (`init_dist`). The store must wait for the same time, because NCCL waits
         # at the store for the ids of other ranks.
         assert found["store_s"] == 60
-        # The ranks meet at 127.0.0.1. So gloo uses the network "lo", which no other host reaches.
-        # A single rank has no group, and so no network.
+        # The ranks meet at 127.0.0.1. So gloo uses the network "lo". No other host reaches this
+        # network. A single rank has no group, and so no network.
         assert found["network"] == ("lo" if n > 1 else None)
     if n > 1:
         for rank, output in enumerate(result.stdout):
@@ -66,7 +66,7 @@ def assert_banner(output: str, rank: int, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("case", "code", "message"),
     [
-        # The ranks compare a value, which is 0 on ranks 0 and 1, and 1 on rank 2.
+        # The ranks compare a value. It is 0 on ranks 0 and 1, and 1 on rank 2.
         ("different_values", 2, "rank 0, 1: 0; rank 2: 1"),
         ("same_option_error", 2, "OptionError: unknown option x"),
         ("error_on_last_rank", 3, "DataError: clip 7 is short"),

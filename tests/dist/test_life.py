@@ -1,8 +1,8 @@
 """The folder, the test clips or the files of a run change while it trains, or between two starts.
 
 Each test trains in real processes, on small clips in tmp_path and with the network "odd" of
-tests/dist/odd_worker.py, which takes about ten steps per second. `run_odd` runs such a training
-until it ends. `Ranks` starts a training and lets the test act while it trains.
+tests/dist/odd_worker.py. A training takes about ten steps per second. `run_odd` runs such a
+training until it ends. `Ranks` starts a training and lets the test act while it trains.
 
 Exit codes: 0 finished, 2 wrong start or wrong options, 3 wrong files or data, 75 stopped by a
 signal and to be started again.
@@ -242,7 +242,7 @@ def change_test_clips(options: Path) -> None:
 
 
 def set_best_psnr(path: Path, value: float) -> None:
-    """Change the best score in a checkpoint, and remove its checksum, which no longer fits."""
+    """Change the best score in a checkpoint. Remove its checksum, because it no longer fits."""
     state = torch.load(path, weights_only=True)
     torch.save(state | {"best_psnr": value}, path)
     Path(f"{path}.sha256").unlink()
@@ -330,7 +330,7 @@ def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path)
 
     with Ranks(1, *command) as running:
         running.wait_for("Iter: 1,", rank=0, limit_s=60)
-        # A file takes the place of the folder, which the first save would make.
+        # The first save would make the folder "models". A file takes its place.
         (folder_of_run(options) / "models").write_text("not a folder")
         result = running.wait(limit_s=60)
 

@@ -244,7 +244,8 @@ def test_a_run_goes_on_from_its_own_checkpoint_although_the_named_one_has_more_s
     assert "starting at iter 3 of 5" in starts.other_to_5.text, starts.other_to_5.text
     assert runs.latest_checkpoint(starts.options, "run")["step"] == 5
     assert runs.latest_checkpoint(starts.options, "other")["step"] == 5
-    # "other" began after step 1, which belongs to "run". So its curve begins with step 2.
+    # Step 1 belongs to "run", and "other" began after this step. So the curve of "other" begins
+    # with step 2.
     curve = runs.history(starts.options, "other")["train/loss"]
     assert [step for step, _loss in curve] == [2, 3, 4, 5]
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Give the cluster, which all tests of this file share."""
+    """Give the cluster. All tests of this file share it."""
     with slurm.Cluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
         yield cluster
 

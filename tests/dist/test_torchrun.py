@@ -233,7 +233,8 @@ def assert_stopped_and_saved(options: Path, log: Path) -> None:
     ("prefix", "name"),
     [
         pytest.param([], "SIGUSR1", id="SIGUSR1"),
-        # The tests may run under nohup, which ignores SIGHUP. So set SIGHUP back to its default.
+        # The tests may run under nohup, and nohup ignores SIGHUP. So set SIGHUP back to its
+        # default.
         pytest.param(["env", "--default-signal=HUP"], "SIGHUP", id="SIGHUP"),
     ],
 )
@@ -254,7 +255,7 @@ def test_a_signal_to_the_launcher_saves_the_run_for_another_start(tmp_path, log,
 
 
 # This test is slow, because tests/faults/test_interruptions.py has a case of a run that ignores
-# SIGHUP, which is enough for `make test`.
+# SIGHUP. For `make test`, this case is enough.
 @pytest.mark.slow
 def test_a_run_under_nohup_continues_after_a_logout(tmp_path, log):
     options = write_options(tmp_path)
@@ -362,8 +363,9 @@ def test_a_wrong_option_ends_each_node_of_a_platform_with_one_message(tmp_path):
     wrong = (write_options(tmp_path), "x.y=1")
     python = (sys.executable, MAIN, "--opt", *wrong)
     script = (LAUNCHER, *wrong)
-    # TMPDIR: the program makes its temporary folders here, where the end of the test looks for
-    # them. `forking_python` lets the launcher start a fork and no new Python, which saves time.
+    # TMPDIR: the program makes its temporary folders here. The end of the test looks for them here.
+    # `forking_python` lets the launcher start a fork and no new Python, because a fork starts
+    # faster.
     platform = PAI_DLC | {"TMPDIR": str(tmp_path)} | forking_python(tmp_path)
 
     with nodes(tmp_path, platform, python, script) as both:
@@ -404,8 +406,8 @@ def is_rank(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(netns.reason_to_skip()), reason=f"no two hosts: {netns.reason_to_skip()}")
 def test_two_hosts_name_each_other_when_the_cable_is_cut(tmp_path):
-    # Each host has one rank, which talks to the other rank only through the cable.
-    # GLOO_SOCKET_IFNAME gives gloo the end of the cable on its host.
+    # Each host has one rank. The two ranks talk only through the cable. GLOO_SOCKET_IFNAME gives
+    # gloo the end of the cable on its host.
     options = write_options(tmp_path)
     port = str(free_port())
     logs = [tmp_path / "host0.log", tmp_path / "host1.log"]

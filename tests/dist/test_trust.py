@@ -1,6 +1,6 @@
 """A stranger writes to the port of a run: its text is read as data, and none of it is executed.
 
-The ranks of a run share a key-value store, which listens on a TCP port. So any program that reaches
+The ranks of a run share a key-value store. It listens on a TCP port. So any program that reaches
 the port can write into the store. These are two of its values:
 
     beat/1     the "beats" of rank 1: several times a second rank 1 writes a JSON text, which says
@@ -173,8 +173,8 @@ def test_a_text_that_is_no_beat_ends_the_run_with_a_report(run, value):
 
 def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
     # /proc/net/tcp has a line for each socket of this host. Column 1 is the address and port of the
-    # socket. Column 3 is its state, which is "0A" if it listens. Column 9 is its inode, the number
-    # of the socket.
+    # socket. Column 3 is its state: "0A" if it listens. Column 9 is its inode, the number of the
+    # socket.
     listening = {}  # the address and port of each socket that listens, by its inode
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -192,8 +192,8 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(run):
                 address, _, _port = listening[inode].partition(":")
                 addresses.add(address)
 
-    # All listening sockets have the address 127.0.0.1, which only this host can reach. In
-    # hexadecimal digits its four bytes are 7F 00 00 01. The file has them in reverse order.
+    # All listening sockets have the address 127.0.0.1. Only this host can reach it. In hexadecimal
+    # digits its four bytes are 7F 00 00 01. The file has them in reverse order.
     assert addresses == {"0100007F"}
 
 
@@ -343,7 +343,7 @@ def test_the_file_of_a_rank_is_found_although_the_rank_closes_another_file(monke
 # the error: it binds a Unix socket, whose name is a hash of user, machine and error. A process that
 # cannot bind this socket stays silent.
 
-# A program of another user, which binds the socket of an error first. Our process must report the
+# A program of another user. It binds the socket of an error first. Our process must report the
 # error nevertheless, because only a socket of its own user is a claim. The argument of the program
 # is the text to hash.
 SQUATTER = r"""

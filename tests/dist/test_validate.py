@@ -1,7 +1,8 @@
 """Several ranks validate together, and begin each epoch together.
 
-A validation restores test clips in tiles: pieces of some frames, which overlap in time. The
-watchdog ends a run that gives no sign of life for too long. So each tile must give a sign of life.
+A validation restores test clips in tiles. A tile has some successive frames, and neighbouring tiles
+overlap in time. The watchdog ends a run that gives no sign of life for too long. So each tile must
+give a sign of life.
 """
 
 import re
@@ -103,8 +104,8 @@ def test_a_validation_keeps_one_tile_of_a_clip_in_memory(validation):
 
 def test_each_tile_of_a_validation_is_a_sign_of_life(validation):
     # Neighbouring tiles share 2 frames by default (val.num_frame_overlapping). So 12 frames make 5
-    # tiles of 4 frames, which begin at the frames 0, 2, 4, 6 and 8. The two clips of 3 frames make
-    # one tile each.
+    # tiles of 4 frames. The tiles begin at the frames 0, 2, 4, 6 and 8. The two clips of 3 frames
+    # make one tile each.
     assert validation.signs_of_life == 5 + 1 + 1
 
 
@@ -136,7 +137,7 @@ def test_one_rank_and_two_ranks_give_the_same_scores(tmp_path):
 
 def table_of_scores(text: str) -> str:
     """Return the table that a run of one step prints at its end."""
-    # The table ends before the next line of the log, which begins with "[".
+    # The table ends before the next line of the log. This line begins with "[".
     found = re.search(r"test split after 1 iterations:\n(.*?)\n\[", text, re.DOTALL)
     assert found, text
     return found[1]

@@ -4,8 +4,9 @@ A simulated rank uses the code of the product for its beats and verdicts (`Beats
 utils/dist). Only the training is missing. Instead, `syncs` and `since` say in which collective the
 rank waits, and since when.
 
-tests/faults/trials.py runs `seconds_until_named`, which measures how soon a silent or stuck rank
-among so many ranks is named. tests/faults/test_scale.py counts what the ranks ask of the store.
+tests/faults/trials.py runs `seconds_until_named`. This function measures how soon a silent or stuck
+rank among so many ranks is named. tests/faults/test_scale.py counts what the ranks ask of the
+store.
 """
 
 import os

@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def batches() -> Iterator[Tensor]:
-    """Return batches of one loader process, which ends with its rank, as in the product."""
+    """Return batches of one loader process. It ends with its rank, as in the product."""
     loader = DataLoader(
         Numbers(), num_workers=1, prefetch_factor=1, worker_init_fn=lambda _: die_with_parent()
     )

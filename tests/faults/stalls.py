@@ -32,7 +32,7 @@ class ExpectedOutput(NamedTuple):
     verdict: "STUCK" (the rank gives beats, but makes no progress), "SILENT" (it gives no beats) or
         "DEAD" (its process has ended). With `is_error`, the name of the error.
     words: text that must be in the output as well.
-    is_error: whether the rank itself raises an error, which the ranks report in place of a verdict.
+    is_error: whether the rank itself raises an error. The ranks report it in place of a verdict.
     """
 
     verdict: str

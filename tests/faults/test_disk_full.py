@@ -1,7 +1,7 @@
 """A disk that is full, or gets full while a run writes: the run says so with numbers, and keeps the
 last checkpoint.
 
-The disks are real: small file systems in memory, which only root can mount. A run that cannot write
+The disks are real: small file systems in memory. Only root can mount them. A run that cannot write
 a checkpoint must end, with exit code 3. A run that cannot write a log, a curve or a picture must go
 on.
 
@@ -68,9 +68,9 @@ def fill(folder: Path) -> None:
 
 # ---- One checkpoint ----
 
-# Each function full_... below gets the folder of a disk of 5 MB, which already has a checkpoint of
-# 2 MB. The function returns the content of a second checkpoint for which the disk has no room. If
-# necessary, the function first fills the disk with other files.
+# Each function full_... below gets the folder of a disk of 5 MB. The disk already has a checkpoint
+# of 2 MB. The function returns the content of a second checkpoint for which the disk has no room.
+# If necessary, the function first fills the disk with other files.
 
 
 def state(step: int, floats: int = 500_000) -> dict[str, object]:

@@ -47,8 +47,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
         running.wait_for("Iter: 1,", rank=0, limit_s=120)
         (process,) = running.processes
         process.send_signal(first)
-        # The first signal waits for the end of the step, which never comes. The second signal may
-        # arrive before the first signal, or together with the first signal. So send the second
+        # The first signal waits for the end of the step, but the step never ends. The second signal
+        # may arrive before the first signal, or together with the first signal. So send the second
         # signal again until the run ends.
         deadline = time.monotonic() + 10
         while process.poll() is None and time.monotonic() < deadline:
@@ -67,8 +67,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(
 # under nohup.
 USUAL = "tests/dist/odd_worker.py"
 DEAF = "tests/faults/deaf_worker.py"
-# A shell that ignores the signals, and then starts a command. The command is a new process that
-# must import torch, which takes seconds. So only `make slow` has this case.
+# A shell that ignores the signals, and then starts a command. The command is a new process, and
+# needs seconds to import torch. So only `make slow` has this case.
 DEAF_SHELL = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
