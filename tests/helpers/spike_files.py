@@ -42,7 +42,7 @@ def bytes_of_sps100(spikes: np.ndarray) -> bytes:
     half-lines, each with a word of 12 bits at its end:
 
         half-line    number in bits 0 to 9      flags
-        first        500                        bit 10
+        first        500                        none
         others       number of the line         bit 10
         last         500                        bits 10 and 11
 
