@@ -1,7 +1,7 @@
 """Watching many ranks: what a beat and a start cost a rank, and who sees a host fall silent.
 
-The ranks are simulated: objects in this process, which use a real key-value store as ranks do
-(tests/faults/simulated.py). The store counts their requests. Words of this file:
+The ranks are simulated: they are objects in this process (tests/faults/simulated.py). They use a
+real key-value store as ranks do. The store counts their requests. Words of this file:
 
     beat      a rank writes a beat into the store each half second, to say that it is alive
     turn      in a turn, a rank writes its beat, and reads the beats of a few other ranks
@@ -33,7 +33,7 @@ MANY = 64
 
 @pytest.fixture(scope="module")
 def server() -> TCPStore:
-    """Give the store, which all tests of this file share. Each test uses other keys."""
+    """Give the store. All tests of this file share it, but each test uses other keys."""
     # Port 0 stands for any free port.
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 

@@ -41,8 +41,8 @@ from utils.options.watchdog_options import WatchdogOptions
 
 # In this program the ranks meet and exchange tensors. It is the shortest run that needs all ranks.
 WORKER = ("tests/dist/helpers_worker.py", "collectives")
-# Environment variable that makes a rank give up soon: it waits 3 seconds for the other ranks. The
-# default is minutes, which would make these tests slow.
+# Environment variable that makes a rank give up soon: it waits 3 seconds for the other ranks. By
+# default it waits for minutes, and these tests would be slow.
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
 # This port may not be opened, because by default Linux reserves all ports below 1024 for root.
@@ -89,7 +89,7 @@ def test_a_port_that_may_not_be_opened_is_not_called_a_port_in_use():
 class World:
     """A launch whose ranks do not come together."""
 
-    # Words of the message, which one rank must print once.
+    # Words of the message. One rank must print them once.
     message: str
     # Number of processes that are started.
     ranks: int = 2
@@ -139,9 +139,9 @@ def test_ranks_that_do_not_meet_end_with_one_message_that_says_why(world):
 
 def test_a_second_run_at_the_same_port_leaves_the_first_run_alone(tmp_path):
     changes = ("datasets.test={}", "train.total_iter=100000")
-    # tests/dist/odd_worker.py is a training with a fault, which `case` chooses. With case="slow",
-    # each forward pass of rank 0 sleeps for `at_step` milliseconds, here 1000. So the first run is
-    # idle most of the time, and does not slow the second run down.
+    # tests/dist/odd_worker.py is a training with a fault. `case` chooses the fault. With
+    # case="slow", each forward pass of rank 0 sleeps for `at_step` milliseconds, here 1000. So the
+    # first run is idle most of the time, and does not slow the second run down.
     first_command = odd_command(write_odd_options(tmp_path), *changes, case="slow", at_step=1000)
     with Ranks(2, *first_command) as first:
         first.wait_for("Iter: 1,", rank=0, limit_s=120)
@@ -275,8 +275,8 @@ def test_a_longer_time_out_of_collectives_makes_the_limits_of_the_watchdog_longe
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
-# A user sets one number: stall_s, the limit of a step, which is 300 s by default. The other limits
-# follow from it by two rules:
+# A user sets one number: stall_s, the limit of a step. By default it is 300 s. The other limits
+# follow from stall_s by two rules:
 #
 # 1. The limit of a slow phase is a multiple of stall_s. A stall_s below 300 s counts as 300 s here,
 #    because a start or a validation needs its time in any case.
@@ -377,7 +377,7 @@ def test_the_outer_phase_decides_the_limit_whatever_the_name_of_the_clip_is(
             "nothere.json",
             id="srun --pty bash",
         ),
-        # 8 tasks are 8 ranks, which meet on the first node of the job.
+        # 8 tasks are 8 ranks. They meet on the first node of the job.
         pytest.param(
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},
             "SLURM_JOB_NODELIST is missing",
@@ -521,7 +521,7 @@ def break_files(folder):
         "train0 | spike file of 100 bytes holds 3 planes of 16 x 16 and 4 bytes more",
         "train0 | spike file of 0 bytes holds no plane of 16 x 16",
         "train0 | spike file has 48 planes (1536 bytes), expected 24 (768 bytes)",
-        # 24 planes of 8 x 12 bits have 24 x 12 = 288 bytes, which are 9 x 32.
+        # 24 planes of 8 x 12 bits have 24 x 12 = 288 bytes. 288 = 9 x 32.
         "train2 | spike file has 9 planes (288 bytes), expected 24 (768 bytes)",
         "train2 | lq is 16 x 24, spikes 16 x 16: no whole multiple",
         "test0  | spike file of 30 bytes holds",

@@ -10,7 +10,7 @@ All ranks must take the same decision. Otherwise they would wait for one another
 
 The arguments `struck_rank` and `at_step` say on which rank and at which step something goes wrong.
 Most runs have the option "datasets.test={}", so that they have no test clips. With test clips they
-would validate at their end, which takes time.
+would validate at their end, and take longer.
 """
 
 import json
@@ -119,7 +119,7 @@ def run_stopped_by_nan(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def steps_of_dump(run_stopped_by_nan) -> list[dict[str, Any]]:
-    """Give the last steps with their numbers, which the run wrote before it ended."""
+    """Give the last steps with their numbers. The run wrote them before it ended."""
     # The run ends at step 3, so the name of the file has a 3. The log must name the file.
     dump = folder_of_run(run_stopped_by_nan.options) / "nonfinite_3.json"
     assert str(dump) in run_stopped_by_nan.result.text

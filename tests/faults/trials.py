@@ -142,7 +142,7 @@ def summary_of_stalls(trials: list[Trial]) -> Results:
 
 
 def waiting_rank(kind: str, seed: int, ranks: int) -> int:
-    """Return the rank that a stall strikes. The kind "rank0" strikes rank 0, which prints."""
+    """Return the rank that a stall strikes. The kind "rank0" strikes rank 0."""
     if kind == "rank0":
         return 0
     return (seed + 1) % ranks
@@ -154,7 +154,7 @@ def each_rank_in_turn(kind: str, seed: int, ranks: int) -> int:
 
 
 def rank_0(kind: str, seed: int, ranks: int) -> int:
-    """Return rank 0, which holds the store of all ranks."""
+    """Return rank 0. It holds the store of all ranks."""
     return 0
 
 
@@ -342,9 +342,9 @@ def suspensions(share: float) -> Results:
 def launcher(share: float) -> Results:
     """Send SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh.
 
-    The script starts torchrun, which always ends with exit code 1, whatever the exit codes of its
-    ranks are. But the script must end with exit code 75, which tells the user's scheduler to start
-    the run again.
+    The script starts torchrun. torchrun always ends with exit code 1, whatever the exit codes of
+    its ranks are. But the script must end with exit code 75. This code tells the user's scheduler
+    to start the run again.
     """
     outcomes = []
     gone_s = []  # seconds from the signal until the script had ended, of each trial
@@ -407,7 +407,7 @@ def readers(share: float) -> Results:
     examples = {}  # name of a test -> number of files that it has tried
     wrong = []
     for path in sorted((ROOT / "tests/parts").rglob("test_*.py")):
-        # The property tests of readers import this module, which damages files.
+        # The property tests of readers import this module, because it damages files.
         if "tests.helpers.damage" not in path.read_text(encoding="utf-8"):
             continue
         # -p loads tests/helpers/damage.py before pytest reads --hypothesis-profile, because this

@@ -50,7 +50,7 @@ REFUSED = 2
 
 @dataclass(frozen=True)
 class Page:
-    """The page in a browser, which selenium drives."""
+    """The page in a browser. The module selenium drives the browser."""
 
     browser: Any
 
@@ -114,7 +114,7 @@ class Page:
         )
 
     def messages(self) -> str:
-        """Return the output of main_test_vrt.py, which the page shows."""
+        """Return the output of main_test_vrt.py, as the page shows it."""
         return self.browser.execute_script(
             "return document.querySelector('#said textarea')?.value ?? ''"
         )
@@ -186,7 +186,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give app.py, which all tests of this file share. The last test stops it."""
+    """Give app.py. All tests of this file share it, and the last test stops it."""
     folder = tmp_path_factory.mktemp("tmp")
     process = subprocess.Popen(
         ["env", f"TMPDIR={folder}", sys.executable, "app.py"],
@@ -299,7 +299,7 @@ def test_a_wrong_file_is_refused_in_the_words_of_the_program(page, tmp_path):
     assert "its content is a web page" in messages
     # A message has four parts: what is wrong, in which file, what is expected, and what to do. The
     # message has the name that the visitor gave to the file. It must not have the path on the
-    # server, which must stay private.
+    # server, because this path must stay private.
     assert re.search(r"\n  in +blur/holiday\.png\n  expected .+\n  do ", messages), messages
 
 

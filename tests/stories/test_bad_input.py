@@ -78,7 +78,7 @@ OPTIONS: dict[str, list[str]] = {
         "dataloader_timeout_s is 300, watchdog.stall_s 300"
     ],
     "train.total_iter=null": ["total_iter and train.epochs are both null"],
-    # The loss needs sharp frames, which the data lack.
+    # The loss needs sharp frames, but the data have none.
     "datasets.train.dataroot_gt=null": [
         "needs sharp frames, and datasets.train.dataroot_gt is null"
     ],
@@ -121,7 +121,7 @@ def assert_ended_with_one_message(result: RankResult, exit_code: int, words: lis
 
 
 def add_comment_in_gbk(path: Path) -> None:
-    """Put a Chinese comment in the encoding GBK, which is no UTF-8, at the top of a file."""
+    """Put a Chinese comment at the top of a file. It has the encoding GBK, so it is no UTF-8."""
     content = path.read_bytes() if path.exists() else b""
     # In an option file "//" begins a comment. In a list of clips this line is a row of four words.
     path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + content)
@@ -201,7 +201,7 @@ INPUTS = {
 }
 
 
-# One input is also given to a run of one process, which reports without a store of the ranks.
+# One input is also given to a run of one process. It reports without a store of the ranks.
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("unmatched frames", 1), *[(name, 2) for name in INPUTS]],

@@ -1,7 +1,7 @@
 """Checkpoints: how they are written, read and refused; from which one a run resumes.
 
 Most checkpoints of this file are small files that the tests write. The tests of the training state
-use the network "watched", which notes the phases of its steps. Whole runs that resume are tested in
+use the network "watched". It notes the phases of its steps. Whole runs that resume are tested in
 tests/stories/test_main_train.py and tests/dist/test_resume.py.
 
 What is tested: checkpoint.py, resume.py, position.py and restore_position.py in utils/run, the
@@ -221,7 +221,7 @@ def remove(path: Path) -> None:
 
 
 def cannot_be_read(path: Path) -> None:
-    """Replace the file by a link to /proc/self/mem, which can be opened but not read (EIO)."""
+    """Replace the file by a link to /proc/self/mem. It can be opened but not read (EIO)."""
     path.unlink()
     path.symlink_to("/proc/self/mem")
 
@@ -823,7 +823,7 @@ def test_weights_that_have_become_nan_are_not_saved(tmp_path, value):
 
 
 def test_the_log_names_only_the_keys_that_froze_something(tmp_path, caplog):
-    # No parameter has a name with "slwo", which is a misspelt "slow".
+    # "slwo" is a misspelt "slow". No parameter has a name with it.
     caplog.set_level("INFO")
     made = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow", "slwo"]')
     for step in (1, 2):

@@ -134,7 +134,7 @@ def test_the_test_command_of_kair_is_answered_with_ours(sigma):
     theirs = THEIRS.replace("--sigma 10", sigma)
     message = refusal_of("main_test_vrt.py", *theirs.split())
 
-    # Each flag of KAIR is translated, except --sigma, which this project has as well.
+    # Each flag of KAIR is translated, except --sigma. This project has --sigma as well.
     for flag in re.findall(r"--\w+", THEIRS):
         if flag != "--sigma":
             assert f"{flag} ->" in message

@@ -330,7 +330,7 @@ class UsedParts(NamedTuple):
         return list((self.runs / run / "test" / clip).glob("*.png"))
 
     def weights(self, run: str) -> dict[str, Any]:
-        """Return the file of weights of a run, which trained for two steps."""
+        """Return the file of weights of a run. The run trained for two steps."""
         return torch.load(self.runs / run / "models/2_G.pth", weights_only=True)
 
     def page_of_samples(self, name: str) -> str:
@@ -341,7 +341,7 @@ class UsedParts(NamedTuple):
         """Return the numbers that the log writer of the page has written: (step, name) -> value.
 
         A line is e.g. "1 train/loss 0.25". The second start of the run "tiny" writes lines with
-        commas, which are left out here.
+        commas. These lines are left out here.
         """
         found = {}
         for line in (self.runs / run / "numbers.txt").read_text().splitlines():
@@ -354,7 +354,7 @@ class UsedParts(NamedTuple):
 
 @pytest.fixture(scope="module")
 def used_parts(tmp_path_factory) -> UsedParts:
-    """Give the results of the programs, which run with the new files."""
+    """Give the results of the programs. They run with the new files."""
     folder = tmp_path_factory.mktemp("extending")
     for name, text in new_files().items():
         path = folder / name

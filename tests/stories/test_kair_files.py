@@ -370,7 +370,7 @@ def interpolated_clip(tmp_path_factory) -> InterpolatedClip:
 def test_the_interpolated_frame_is_the_fourth_of_seven(interpolated_clip):
     assert [path.name for path in interpolated_clip.out.iterdir()] == ["im4.png"]
     written = read_rgb(interpolated_clip.out / "im4.png")
-    # The written frame is rounded to whole values, which may change a value by 1.
+    # The written frame is rounded to whole values. This may change a value by 1.
     assert abs(written - 255 * interpolated_clip.by_hand).max() <= 1
 
 
@@ -575,7 +575,7 @@ def root(tmp_path):
     return tmp_path
 
 
-# Names of datasets in KAIR's files, which are names of KAIR's classes.
+# Names of datasets in KAIR's files. They are names of KAIR's classes.
 SUPER_RESOLUTION = "VideoRecurrentTrainVimeoDataset"
 INTERPOLATION = "VideoRecurrentTrainVimeoVFIDataset"
 TEST = "VideoTestVimeo90KDataset"
@@ -668,7 +668,7 @@ def test_interpolation_gets_every_second_frame_and_the_middle_frame_as_target(ro
 
     samples = [dataset[(epoch, 1)] for epoch in EPOCHS]
 
-    # The input is im1, im3, im5 and im7. The target is im4, which the network must make from them.
+    # The input is im1, im3, im5 and im7. The network must make im4 from them, so im4 is the target.
     orders = {tuple(numbers(sample["lq"])) for sample in samples}
     assert orders == {(1, 3, 5, 7), (7, 5, 3, 1)}
     for sample in samples:
@@ -878,8 +878,8 @@ def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean_cl
     noise = noise_of(sample)
 
     # A sample has n = 3 x 3 x 40 x 40 = 14,400 values. By chance, their standard deviation differs
-    # from the level by about 1 / sqrt(2 n) = 0.6 %. Their mean differs from 0 by about
-    # level / sqrt(n), which is at most 50 / 120 = 0.4. The limits are several times as large.
+    # from the level by about 1 / sqrt(2 n) = 0.6 %. Their mean differs from 0 by about level /
+    # sqrt(n). This is at most 50 / 120 = 0.4. The limits are several times as large.
     assert float(noise.std()) == pytest.approx(level_of(sample), rel=0.05)
     assert abs(float(noise.mean())) < 1.5
 

@@ -72,7 +72,7 @@ SLURM = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_JOB_NODELIST": "gpu[003-007,9],cpu1",
 }
-# The variables of PAI-DLC, which starts one process for each node of eight GPUs. Its RANK and
+# The variables of PAI-DLC. It starts one process for each node of eight GPUs. Its RANK and
 # WORLD_SIZE count nodes.
 NODE = {
     "RANK": "1",
@@ -259,7 +259,7 @@ def test_a_process_that_sees_one_gpu_takes_it(local_rank, gpu_count, index, monk
     assert utils_dist.get_device() == torch.device("cuda", index)
 
 
-# ---- A process for each node, which must start the ranks of its node ----
+# ---- A process for each node: it must start the ranks of its node ----
 
 # The variables by which torchrun knows the number of ranks of a node, the number of nodes, and the
 # number of this node.
@@ -340,7 +340,7 @@ def test_a_process_with_one_gpu_is_a_rank():
     assert read_launch(UNCLEAR, gpu_count=1).world_size == 2
 
 
-# ---- Other launchers, which have variables of their own ----
+# ---- Other launchers with variables of their own ----
 
 # Each dictionary below has the variables that a launcher gives to process 1. This process is one of
 # two ranks on one host, or one of four ranks (JSRUN), or one of two nodes (the platforms from
@@ -621,8 +621,8 @@ def two_steps(tmp_path):
     return odd_command(write_odd_options(tmp_path), "datasets.test={}", "train.total_iter=2")
 
 
-# This script asks the fork server, which has imported torch, to start another script. So the other
-# script need not import torch.
+# This script asks the fork server to start another script. The fork server has imported torch, so
+# the other script need not import torch.
 FORK_CLIENT = ["tests/dist/fork_client.py"]
 
 
@@ -630,7 +630,7 @@ FORK_CLIENT = ["tests/dist/fork_client.py"]
     ("mpirun", "client"),
     [
         pytest.param(OPEN_MPI_RUN, FORK_CLIENT, id="Open MPI", marks=NEEDS_OPEN_MPI),
-        # With MPICH, both ranks are new Pythons, which import torch.
+        # With MPICH, both ranks are new Pythons. They import torch.
         pytest.param(MPICH_RUN, [], id="MPICH", marks=[NEEDS_MPICH, pytest.mark.slow]),
     ],
 )

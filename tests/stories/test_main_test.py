@@ -414,8 +414,8 @@ def path_options(folder, resume):
 def test_these_weights_are_tested(some_weights, resume, found):
     path = path_options(some_weights, resume)
 
-    # The second argument is the folder of the run. The third argument is --weights, which is not
-    # given here.
+    # The second argument is the folder of the run. The third argument is --weights. It is not given
+    # here.
     assert find_weights(path, some_weights / "run", None) == str(some_weights / found)
 
 
@@ -746,7 +746,7 @@ def test_no_work_files_stay_beside_a_restored_video(holiday):
     assert not (holiday / "out/.work").exists()
 
 
-# `holiday` was restored with --blend kair, which cuts off the borders of the tiles.
+# `holiday` was restored with --blend kair. This way of blending cuts off the borders of the tiles.
 def test_the_protocol_says_how_tiles_were_blended(holiday):
     assert read_metrics(holiday / "out")["protocol"]["tile"].endswith("kair blend")
 
@@ -978,7 +978,7 @@ class Refusal(NamedTuple):
     command: str
     exit_code: int
     message: str  # a part of the error
-    do: str = ""  # a part of the advice in the error, which follows the word "do"
+    do: str = ""  # a part of the advice in the error, after the word "do"
 
 
 # Parts of the commands. The test replaces the names in braces.

@@ -137,7 +137,7 @@ def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished_run):
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
     # The version is in these files of the run: the checkpoint, the page, and the record of its
-    # options, which can be read as an option file.
+    # options. The record can be read as an option file.
     assert latest_checkpoint(options)["version"] == version
     assert f"<dt>SpikeVRT</dt><dd>{version}</dd>" in (folder / "report.html").read_text()
     record = not_none(newest_options(folder / "options"))
@@ -320,7 +320,7 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(tmp_path / root / "train/train1")
 
-    # datasets.test={}: without test clips a run does not validate, which saves time.
+    # datasets.test={}: without test clips a run does not validate. This saves time.
     train(options, "task=whole", "train.total_iter=5", "datasets.test={}")
     train(options, "task=parts", "train.total_iter=2", "datasets.test={}")
     # How the three starts run:
@@ -341,7 +341,7 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
 def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):
     options = write_options(tmp_path)
 
-    # By default, neighbouring tiles share 20 pixels, which is more than a tile of 7 has.
+    # By default, neighbouring tiles share 20 pixels. This is more than a tile of 7 has.
     result = train(options, "val.size_patch_testing=7")
 
     assert result.exit_codes == [WRONG_OPTIONS], result.text

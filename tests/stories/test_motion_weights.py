@@ -116,7 +116,7 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
 
 # Spikes per plane at full light. 0.6 is the usual rate of a scene. At 0.1, a pixel in full light
 # has 0.1 * 60 = 6 spikes in an exposure of 60 planes. The median light is about a third of the full
-# light, which gives 2 spikes.
+# light. It gives 2 spikes.
 @pytest.mark.parametrize("rate", [0.6, 0.1])
 def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_path):
     assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST
@@ -182,7 +182,7 @@ def test_a_sky_that_the_rgb_camera_clips_loses_nothing(tmp_path):
 @ODD_CLIP
 def test_a_title_in_the_frames_loses_nothing(tmp_path):
     clip = MOVING.write(tmp_path / "clip")
-    # The title is a white box with black bars, which the spike camera does not see.
+    # The title is a white box with black bars. The spike camera does not see it.
     for path in (*files_in(clip / "blur"), *files_in(clip / "sharp")):
         picture = imread_rgb(path)
         picture[4:24, 4:60] = 255
@@ -236,9 +236,9 @@ def test_spike_pixels_smaller_than_the_pixels_of_the_frame_give_the_frames_of_th
 def test_an_exposure_of_few_planes_is_restored(planes, tmp_path):
     scene = Scene(velocity=(5.0, -2.0), planes=planes, sharp_plane=planes // 2, rate=0.2)
     clip = scene.write(tmp_path / "clip")
-    # The weights expect windows of whole planes, which are longer than this exposure of few planes.
-    # So the windows are given as fractions of the exposure, e.g. 0.28, as weights/README.md says
-    # for short exposures.
+    # The weights expect windows of whole planes. These windows are longer than this exposure of few
+    # planes. So the windows are given as fractions of the exposure, e.g. 0.28, as weights/README.md
+    # says for short exposures.
     windows = "spike.representation.half_windows=[0.0465,0.14,0.28]"
 
     by_motion = restore_with(clip, tmp_path / "motion", MOTION_WEIGHTS, windows)

@@ -260,7 +260,7 @@ def run_tests(heading, *changes, factor=1):
     "threshold_range": [2, 2]`.
     """
     text = commands(heading)
-    # The page names files of the repository, which is not the current folder.
+    # The page names files of the repository, but the repository is not the current folder.
     text = text.replace("options/protocols", str(ROOT / "options/protocols"))
     text = text.replace("weights/operator", str(ROOT / "weights/operator"))
     # T occurs in a range, and in the name of the output folder.
@@ -278,7 +278,7 @@ class Exposure:
     """The numbers of planes of an exposure. `write` writes a blurry and a sharp frame, and spikes.
 
     An exposure has `inside` planes. The file of spikes also has planes before and after the
-    exposure, which hold noise. If a test reads only the planes of the exposure, the noise changes
+    exposure. They hold noise. If a test reads only the planes of the exposure, the noise changes
     nothing.
     """
 

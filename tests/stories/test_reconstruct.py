@@ -230,7 +230,7 @@ def test_a_folder_without_results_is_refused_in_the_table(home, folders_of_metho
 
 @pytest.fixture
 def copied_results(folders_of_methods, tmp_path):
-    """Give a copy of the results of tfp, which were made with half_window 5."""
+    """Give a copy of the results of tfp. They were made with half_window 5."""
     folder = tmp_path / "again"
     shutil.copytree(folders_of_methods["tfp"], folder)
     return folder

@@ -42,7 +42,8 @@ FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 # The target of a link without its heading, e.g. "ddp.md" of "[memory](ddp.md#memory)".
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
-# A link to a heading. Group 1 is the file, which may be empty. Group 2 is the name of the heading.
+# A link to a heading. Group 1 is the file, or "" for the same page. Group 2 is the name of the
+# heading.
 LINK_TO_HEADING = re.compile(r"\]\(([^):]*)#([^)]+)\)")
 
 # Runs a test once for each page.
@@ -345,7 +346,7 @@ def test_each_option_file_of_the_quick_start_is_valid(option_file, index):
 
 
 def keys_of(block: str) -> dict[str, Any]:
-    """Return the keys of a block of options, which lacks the outer brackets."""
+    """Return the keys of a block of options. The block lacks the outer brackets."""
     return json5.loads(f"{{{block}}}")
 
 

@@ -243,8 +243,8 @@ def test_flags_in_the_pages_are_found():
 
 @pytest.mark.parametrize("program", sorted(FLAGS_IN_PAGES))
 def test_the_flags_in_the_pages_are_flags_of_the_programs(help_texts, program):
-    # A page must write a flag as the help does, hyphens included. So this test uses FLAG, and not
-    # `flags`, which replaces hyphens by underscores.
+    # A page must write a flag as the help does, hyphens included. So this test uses FLAG. It does
+    # not use `flags`, because `flags` replaces hyphens by underscores.
     flags_of_program = set(FLAG.findall(help_texts[program].text))
 
     assert FLAGS_IN_PAGES[program] <= flags_of_program

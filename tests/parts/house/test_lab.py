@@ -48,7 +48,7 @@ def test_the_pictures_of_the_large_set_have_the_colours_of_the_texture(tmp_path)
 def write_square(path: Path, error: int) -> None:
     """Write a grey picture of 64 x 64 with `error` added to a square that moves.
 
-    `error` / 2 is added to the last four rows, which stand still.
+    `error` / 2 is added to the last four rows. They stand still.
     """
     picture = np.full((64, 64, 3), 100, np.uint8)
     picture[:32, :32] += np.uint8(error)
@@ -65,7 +65,7 @@ def test_the_score_of_moving_pixels_leaves_still_ones_out(tmp_path):
 
     scores = moving_psnr(tmp_path / "restored", tmp_path)
 
-    # The score also counts the 7 rows and the 7 columns beside the square, which have no error. So
+    # The score also counts the 7 rows and the 7 columns beside the square. They have no error. So
     # 39^2 pixels count in place of 32^2, and the mean squared error is smaller by this factor.
     factor = 39**2 / 32**2
     restored = 20 * np.log10(255 / 10) + 10 * np.log10(factor)
@@ -78,7 +78,7 @@ def test_the_difference_of_two_methods_is_the_mean_over_shared_seeds():
     concat = {0: 31.0, 1: 30.0, 2: 33.0, 3: 50.0}
     none = {0: 30.0, 1: 28.0, 2: 30.0}
 
-    # `difference` returns a NamedTuple of the mean and the margin, which is half the interval.
+    # `difference` returns a NamedTuple of the mean and the margin. The margin is half the interval.
     found = difference(concat, none)
 
     half_interval = T_OF_THREE * 1 / 3**0.5
@@ -129,7 +129,7 @@ def outcome(name: str, parameters: int, *rows: tuple[float, ...]) -> Outcome:
 
 
 def all_scores(psnr: float) -> dict[str, float]:
-    """Return the three scores of a clip, which are equal here."""
+    """Return the three scores of a clip. They are equal here."""
     return {"psnr": psnr, "moving": psnr, "psnr_y": psnr}
 
 
@@ -326,8 +326,8 @@ def test_the_module_where_nan_began_is_named_although_replays_overwrite_the_flag
     nn.init.constant_(weight, 1.5)
     losses, first_bad = watched_losses(step, outputs)
 
-    # In the third step, module "1" computes the logarithm of -0.5, which is NaN. In the last step
-    # both modules give NaN, because the weight is NaN.
+    # In the third step, module "1" computes the logarithm of -0.5. The result is NaN. In the last
+    # step both modules give NaN, because the weight is NaN.
     assert np.isnan(losses).tolist() == [False, False, True, True, True]
     assert outputs.first_bad() == ["0", "1"]
     assert first_bad == ["1"]

@@ -22,7 +22,7 @@ from scripts.make_sample_data import SAMPLE, make_sample
 from tests.dist.launching import run_ranks
 from tests.helpers.train_files import network_section
 
-# The tests are slow: the comparison makes data, trains twice and tests five methods, which takes 15
+# The tests are slow: the comparison makes data, trains twice and tests five methods. It takes 15
 # seconds of a core. test_lab.py tests the statistics of the comparison.
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]
     start_program = programs.call
 
     def fork_program(program: str, *options: str, out: Path, name: str) -> None:
-        """Run a program as a fork, which need not import torch. This saves seconds.
+        """Run a program as a fork. A fork need not import torch, and this saves seconds.
 
         A new Python makes the data, and tests the method "tfp", as in real use.
         """

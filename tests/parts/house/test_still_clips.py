@@ -44,7 +44,7 @@ def test_a_still_clip_is_sharp_in_its_blurry_frames_and_has_spikes_by_its_light(
     assert spikes.shape == (PLANES, HEIGHT // BINS, WIDTH // BINS)
     # The frame begins at column 100 of 400, so the light of its left column is 0.25. With the rate
     # 0.5, a pixel has 0.5 spikes per plane in full light, and 0.25 * 0.5 in this light. The pixels
-    # begin with a random charge, which changes the number of spikes by one at most.
+    # begin with a random charge. It changes the number of spikes by one at most.
     spikes_of_left_column = spikes[:, :, 0].sum(axis=0)  # (h,)
     assert spikes_of_left_column.mean() == pytest.approx(0.25 * 0.5 * PLANES, abs=1)
 
@@ -62,7 +62,7 @@ def test_in_front_of_a_still_background_only_the_disc_moves(tmp_path):
     next_sharp = imread_rgb(tmp_path / "rgb/clip/sharp/001.png")
 
     # The disc stays in the right three quarters of the frame. So the left quarter shows only the
-    # background, which stands still. In this quarter the blurry frame is a mean of 60 equal lights.
+    # background, and stands still. In this quarter the blurry frame is a mean of 60 equal lights.
     # Because of rounding, the blurry frame may differ from the sharp frame by one grey level.
     differs = np.abs(blurry.astype(int) - sharp) > 1  # (HEIGHT, WIDTH, 3)
     assert not differs[:, : WIDTH // 4].any()

@@ -158,7 +158,7 @@ def test_a_loss_counts_a_square_that_became_worse_more_than_one_that_became_bett
     z_0 = sharp + 0.1
     # `better` is half as wrong everywhere: its mean square error is 0.05^2 = 0.0025.
     better = sharp + 0.05
-    # `mixed` is right in three squares. In the fourth square it is wrong by 0.12, which is worse
+    # `mixed` is right in three squares. In the fourth square it is wrong by 0.12. This is worse
     # than the first estimate. Its mean square error is 0.12^2 / 4 = 0.0036.
     mixed = sharp.clone()
     mixed[:, :12, :12] += 0.12
@@ -308,9 +308,9 @@ def with_a_spike_every(planes, sample):
     ("part", "sets"), [(FEW_SPIKES, ["seven_dim"]), (GOOD_LIGHT, ["seven_ideal"])]
 )
 def test_each_part_is_trained_on_the_light_in_which_it_is_used(sample, part, sets):
-    # An exposure has 60 planes. A spike in every second plane makes 30 spikes, which is good light.
-    # A spike in every 30th plane makes 2 spikes, which are few. The names of sets are keys of SETS.
-    # In "seven_dim", the exposure is the mean of seven real frames, and the rig is "dim".
+    # An exposure has 60 planes. A spike in every second plane makes 30 spikes: good light. A spike
+    # in every 30th plane makes 2 spikes: few spikes. The names of sets are keys of SETS. In
+    # "seven_dim", the exposure is the mean of seven real frames, and the rig is "dim".
     bright = with_a_spike_every(2, sample)
     dim = with_a_spike_every(30, sample)
     samples = {

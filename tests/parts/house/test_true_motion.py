@@ -1,6 +1,6 @@
 """lab/true_motion.py: the true motion of a frame, and the table.
 
-The program as a whole makes clips and restores them, which takes minutes.
+The program as a whole makes clips and restores them. This takes minutes.
 """
 
 import numpy as np

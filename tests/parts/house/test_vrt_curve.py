@@ -129,7 +129,7 @@ def test_a_new_network_changes_nothing(form, arm, clip):
     # the name of the clip.
     if form is PriorForm:
         # The network has the learned steps of SHIPPED with a prior between them. A new prior adds
-        # 0. So its gain is the gain of the steps without a prior, which `references` returns.
+        # 0. So its gain is the gain of the steps without a prior. `references` returns this gain.
         expected = curve.references()[SHIPPED]["rig"]["a"]
     else:
         # The network gets the first estimates as its input. A new network returns them unchanged,

@@ -27,8 +27,8 @@ STATE = {
 def bytes_of_save(state: object, is_new: bool = True, has_sums: bool = True) -> bytes:
     """Return the bytes of a file of torch.save.
 
-    is_new: whether the file is a zip archive, which torch writes since version 1.6. Otherwise it is
-        a pickle.
+    is_new: whether the file is a zip archive. torch writes zip archives since version 1.6.
+        Otherwise it is a pickle.
     has_sums: whether the file has checksums of its parts.
     """
     file = io.BytesIO()

@@ -41,9 +41,9 @@ def form(request, monkeypatch):
     if request.param == "GPU form":
         monkeypatch.setattr(forms, "CPU_FORM", ())  # so tensors on the CPU take the GPU form
         monkeypatch.setattr(chunk_sizes, "GPU_TOKENS", 160)
-        # A head here has 6 channels in float64, which are 48 bytes. On a GPU, a head is padded to a
-        # multiple of 16 bytes, so 48 bytes would need no padding. Require a multiple of 64 bytes,
-        # so that the head is padded here.
+        # A head here has 6 channels in float64: 48 bytes. On a GPU, a head is padded to a multiple
+        # of 16 bytes, so 48 bytes would need no padding. Require a multiple of 64 bytes, so that
+        # the head is padded here.
         monkeypatch.setattr(forms, "HEAD_BYTES", {"cpu": 64})
     return request.param
 

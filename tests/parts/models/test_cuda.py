@@ -76,7 +76,7 @@ def limit_of(name: str, dtype: torch.dtype) -> float:
 
 
 def autocast_dtype(dtype: torch.dtype) -> torch.dtype | None:
-    """Return the precision of autocast, or None for float32, which needs no autocast."""
+    """Return the precision of autocast. float32 needs no autocast: None."""
     return None if dtype is torch.float32 else dtype
 
 

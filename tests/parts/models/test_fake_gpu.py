@@ -4,7 +4,7 @@ A form is one of several implementations of the same computation: the network ta
 CPU, and another form on a GPU (models/vrt/forms.py).
 
 The first half is about the memory of a training step. tests/helpers/fake_gpu.py runs a step on
-tensors without numbers, which seem to be on a GPU. The program prints how many bytes the step holds
+tensors without numbers. They seem to be on a GPU. The program prints how many bytes the step holds
 and moves, and which kernels of attention a GPU would choose.
 
 The second half is about the option files in options/gpu. Each file is for a number of GPUs with a

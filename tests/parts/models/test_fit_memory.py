@@ -176,7 +176,7 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
     net = tiny_vrt(kernels=kernels, drop_path_rate=0.0, **flags)
     clip = torch.rand(1, 4, 3, 32, 64)
     optimizer = torch.optim.Adam(net.parameters())
-    # In the first step, Adam makes two moments of each weight, which stay in memory. So each weight
+    # In the first step, Adam makes two moments of each weight. They stay in memory. So each weight
     # takes three numbers of 4 bytes.
     train_step(net, optimizer, clip[..., :32, :32])
     bytes_of_weight_and_moments = 3 * 4
@@ -190,8 +190,8 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
     counted_gb = fit_memory(net, lambda: net(clip), budget_gb)
 
     measured_gb = (bytes_of_weight_and_moments * parameters + allocated) / 1e9
-    # The result of `fit_memory` is the count times MARGIN, which allows for an error of the count.
-    # So the count without the margin is compared with the measured bytes.
+    # The result of `fit_memory` is the count times MARGIN, because the count may have an error. So
+    # the count without the margin is compared with the measured bytes.
     assert counted_gb / MARGIN == pytest.approx(measured_gb, rel=0.05)
     assert number_of_checkpointed_branches(net) == count_before
 

@@ -1,7 +1,7 @@
 """Weights files of other programs: what is read from them, and files that are something else.
 
-Most tests run main_test_vrt.py, which restores a clip of four frames with the weights. If a file is
-no weights file, the error says what the file is, and what the user can do.
+Most tests run main_test_vrt.py. It restores a clip of four frames with the weights. If a file is no
+weights file, the error says what the file is, and what the user can do.
 """
 
 import gzip

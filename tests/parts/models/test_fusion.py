@@ -202,7 +202,7 @@ def grey_estimates():
 
     There are 4 spike channels: three ratios, and the confidence as the last channel. A ratio is the
     light around the sharp instant, divided by the mean light of the exposure. The first image is
-    the frame. Each other image is the frame times a ratio, which estimates the sharp frame.
+    the frame. Each other image is the frame times a ratio. It estimates the sharp frame.
 
     The frames are grey, because a ratio compares grey values. In a coloured frame, the operator may
     change each colour by another factor.
@@ -302,7 +302,7 @@ def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(siz
 
     error = (chosen_estimate(blurry, ratio) - sharp).abs().mean()
 
-    # A simple estimate multiplies all colours by the ratio, which is wrong where the mixture of the
+    # A simple estimate multiplies all colours by the ratio. It is wrong where the mixture of the
     # objects changes.
     error_of_simple = ((blurry * ratio).clamp(0, 1) - sharp).abs().mean()
     assert error < 0.2 * error_of_simple

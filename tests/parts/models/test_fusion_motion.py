@@ -35,8 +35,8 @@ from tests.helpers.moving_scene import Scene, reader_of
 # Spike channels of a frame.
 S = 4
 CPU = torch.device("cpu")
-# Arguments of the smallest operator. An operator is the class of a fusion, which joins frames and
-# spikes.
+# Arguments of the smallest operator. An operator is the class of a fusion. A fusion joins frames
+# and spikes.
 SMALL = {"features": 8, "layers": 1}
 
 

@@ -2,7 +2,7 @@
 
 Several ranks must compute the same as one process on the joint batch. But they add numbers in
 another order than one process. So gradients and weights are compared in float64, in which the order
-makes only tiny differences. The ranks run tests/dist/gradient_worker.py, which gives each step the
+makes only tiny differences. The ranks run tests/dist/gradient_worker.py. It gives each step the
 same samples for any number of ranks. A compiled network must train like the network without
 torch.compile. tests/dist/compile_worker.py compares the two trainings.
 """
@@ -198,6 +198,6 @@ def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, argum
         assert rank["gradient_error"] < 1e-4
         # The plain steps make no graph. The first compiled step makes a graph for each kind of
         # block. The second step has frames of another size. So for each kind, torch makes one more
-        # graph, which takes any size. The third step makes no graph. This gives two graphs for each
-        # kind of block.
+        # graph. This graph takes any size. The third step makes no graph. This gives two graphs for
+        # each kind of block.
         assert rank["graphs"] == [0, graphs]

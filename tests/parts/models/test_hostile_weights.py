@@ -93,7 +93,7 @@ def binunicode(text):
     return pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
 
 
-# A pickle that calls bytearray(2**33), which takes 8 GB.
+# A pickle that calls bytearray(2**33). The result would take 8 GB.
 HUGE = b"".join(
     [
         PROTO_2,
@@ -104,8 +104,8 @@ HUGE = b"".join(
         pickle.STOP,
     ]
 )
-# A pickle that calls codecs.encode("éé...é", "punycode"). Its time grows with the square of the
-# number of characters, which is 50,000.
+# A pickle that calls codecs.encode("éé...é", "punycode"). The text has 50,000 characters. The time
+# grows with the square of this number.
 SLOW = b"".join(
     [
         PROTO_2,

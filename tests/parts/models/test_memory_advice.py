@@ -85,7 +85,7 @@ def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
         # A smaller batch is not possible, and amp is in use.
         batch=1,
         amp=True,
-        # The network enlarges by 4. So the side of its input is 256 / 4 = 64 pixels, which is the
+        # The network enlarges by 4. So the side of its input is 256 / 4 = 64 pixels. This is the
         # smallest side that it takes.
         gt_size=256,
         scale=4,
@@ -169,7 +169,7 @@ def test_an_optimizer_without_room_names_option_lines(tmp_path):
 
 
 def test_out_of_memory_is_told_from_other_errors():
-    # 2^60 bytes, which no machine has.
+    # No machine has 2^60 bytes.
     with pytest.raises(RuntimeError) as of_host:
         torch.empty(2**60, dtype=torch.uint8)
 

@@ -250,7 +250,7 @@ def lpips_files(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("lpips")
     generator = torch.Generator().manual_seed(0)
-    # LPIPS uses only the convolutions of AlexNet, which are in the first 12 layers.
+    # LPIPS uses only the convolutions of AlexNet. They are in the first 12 layers.
     features = torchvision.models.alexnet(weights=None).features[:12]
     backbone = {}
     for name, tensor in features.state_dict().items():

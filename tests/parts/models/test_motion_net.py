@@ -117,8 +117,9 @@ def test_pictures_that_moved_are_moved_back_to_the_sharp_instant():
 
 
 def test_least_squares_find_a_small_motion_between_windows(net):
-    # The pattern moves to the right by 0.4 pixels in a unit of tau, which is half an exposure. The
-    # pattern does not move down. E.g. at tau = 1, the value at x = 10 is the value that was at
+    # The pattern moves to the right by 0.4 pixels in a unit of tau. A unit of tau is half an
+    # exposure. The pattern does not move down. E.g. at tau = 1, the value at x = 10 is the value
+    # that was at
     # x = 10 - 0.4 = 9.6 at the sharp instant (tau = 0).
     speed = 0.4
     x = torch.arange(24.0)[None, :]

@@ -231,7 +231,7 @@ class OwnNetwork(nn.Module):
 
 @NETWORKS.register("joins")
 class JoiningNetwork(OwnNetwork):
-    """It gives the spikes to its convolution, which has no channels for them, so a call fails."""
+    """It gives the spikes to its convolution. The convolution has 3 channels, so this fails."""
 
     def forward(self, lq, spike=None):
         return self.restored(lq if spike is None else torch.cat((lq, spike), dim=2))
@@ -319,7 +319,7 @@ class OwnSpikes(TrainClips):
 
     @classmethod
     def spike_channels(cls, section):
-        """Return the number of channels of the spikes, which `check_options` asks for."""
+        """Return the number of channels of the spikes. `check_options` asks for this number."""
         return 4
 
 

@@ -75,7 +75,7 @@ def test_a_warp_and_its_gradients_equal_the_reference(mode, kinds_without_paddin
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
 def test_nearest4_survives_a_flow_that_is_huge_or_not_finite(bad):
     # nearest4 computes indices of pixels from the flow. A flow of 1e30 would give an index outside
-    # the picture, which nearest4 must not read. The result has the four nearest pixels, so 1
+    # the picture. nearest4 must not read there. The result has the four nearest pixels, so 1
     # channel becomes 4 channels.
     flow = torch.full((1, 2, 4, 4), bad)
 

@@ -351,7 +351,7 @@ def test_flip_seq_averages_both_directions_of_time():
     torch.testing.assert_close(flipped.restored, flipped.lq + 3.5)
 
 
-# ---- A stream, which reads and gives frames one after another ----
+# ---- A stream: it reads and gives frames one after another ----
 
 
 class NumberedFrames:

@@ -1,6 +1,6 @@
 """Our Triton kernels: attention, layer norm, and the gated unit of an MLP.
 
-Most tests run the kernels in Triton's interpreter, which needs only a CPU. One test needs a GPU.
+Most tests run the kernels in Triton's interpreter. It needs only a CPU. One test needs a GPU.
 """
 
 import json

@@ -126,9 +126,9 @@ def test_a_window_must_fit_into_the_smallest_stage_with_mutual_attention():
 
 
 def test_each_instant_of_gray_frames_begins_as_the_gray_frame_in_each_colour():
-    # The network returns 3 instants of 3 colours, which are 9 channels. The network adds the one
-    # channel of its input to each of the 9 channels. A new network computes 0 before it adds the
-    # input, because conv_last is 0. So each of the 9 channels is the input.
+    # The network returns 3 instants of 3 colours: 9 channels. The network adds the one channel of
+    # its input to each of the 9 channels. A new network computes 0 before it adds the input,
+    # because conv_last is 0. So each of the 9 channels is the input.
     net = VRT(**SMALL, in_chans=1, out_chans=3, out_instants=3)
     gray = torch.rand(1, 2, 1, 32, 32)
 

@@ -185,7 +185,7 @@ def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
     net = operator_net({**FUSION, "layers": 4})
 
     # An operator has 6 tensors, and 2 more for each of its layers. So an operator of 1 layer has 8
-    # of the 14 tensors of an operator of 4 layers, which are 57 %.
+    # of the 14 tensors of an operator of 4 layers: 57 %.
     message = r"8 tensors matched, 0 widened \(57% of the fusion\)"
     with pytest.raises(CheckpointError, match=message):
         load_weights(net, half, "half.pth")

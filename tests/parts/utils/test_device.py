@@ -1,6 +1,6 @@
 """Accelerators that a package adds to torch: our programs use them without knowing their names.
 
-tests/helpers/standin is such a package, which the tests compile. Its device has the name "Stand-in"
+tests/helpers/standin is such a package. The tests compile it. Its device has the name "Stand-in"
 and computes on the CPU. The second half of this file is about accelerators that a machine has and
 torch cannot use.
 """
@@ -83,7 +83,7 @@ def assert_same_weights(found: TrainedRun, expected: TrainedRun) -> None:
 
 @pytest.fixture(scope="module")
 def on_device(accelerator, tmp_path_factory) -> TrainedRun:
-    """Give a run on the accelerator "Stand-in", which computes on the CPU."""
+    """Give a run on the accelerator "Stand-in". It computes on the CPU."""
     return train_two_steps(tmp_path_factory.mktemp("device") / "run", accelerator)
 
 

@@ -192,7 +192,7 @@ def test_gpu_ids_choose_the_gpus_if_nothing_else_has_chosen_them(monkeypatch, ca
 
 # The architectures for which two builds of torch have code, as torch.cuda.get_arch_list returns
 # them. A GPU has a compute capability, e.g. 8.9. Code for "sm_86" runs on GPUs of compute
-# capability 8.6 to 8.9. "compute_120" is PTX, which the driver can compile for any later GPU.
+# capability 8.6 to 8.9. "compute_120" is PTX. The driver can compile PTX for any later GPU.
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
@@ -476,5 +476,5 @@ def test_a_step_waits_for_the_gpu_once(tmp_path, monkeypatch, form, amp):
     with Waits() as waits:
         model.optimize_parameters(step=2, micro_batches=[batch])
 
-    # The program reads only the norm of the gradients, which decides whether the step is taken.
+    # The program reads only the norm of the gradients. It decides whether the step is taken.
     assert waits.found == ["_local_scalar_dense"]

@@ -43,7 +43,7 @@ def write(folder, steps, start=0, tag="train/loss", factor=1.0, draws_report=Fal
 
 
 def read_strictly(text):
-    """Read JSON by its standard, which forbids the words NaN and Infinity. Python allows both."""
+    """Read JSON by its standard. It forbids the words NaN and Infinity, but Python allows them."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -156,9 +156,9 @@ def test_a_broken_line_in_the_middle_costs_a_run_only_this_line(broken_in_the_mi
 
 @pytest.fixture
 def old_run(tmp_path):
-    """Give the folder of a run of an older version, which wrote only the file of curves.
+    """Give the folder of a run of an older version. It wrote only the file of curves.
 
-    Older versions wrote the word NaN, which is no JSON.
+    Older versions wrote the word NaN. It is no JSON.
     """
     old = {"train/loss": [[1, 0.5], [2, float("nan")], [3, 0.1]], "val/psnr": [[2, 30.0]]}
     (tmp_path / HISTORY_NAME).write_text(json.dumps(old))
@@ -432,7 +432,7 @@ def test_curves_of_fewer_steps_than_the_running_mean_are_refused(tmp_path):
 def write_trained(folder, lr, psnr):
     """Write the files of a run with curves, options and an environment. Return its folder.
 
-    lr: the learning rate. psnr: the best score, which is the score of step 10.
+    lr: the learning rate. psnr: the best score. It is the score of step 10.
     """
     write_curves(
         folder,

@@ -18,7 +18,7 @@ def machine(tmp_path):
     """Give the folders /proc and /sys/fs/cgroup of a machine.
 
     The machine has 65.536 GB. 49.152 GB of them are available. The process belongs to a step of a
-    job of SLURM, which divides the machines of a cluster among users.
+    job of SLURM. SLURM divides the machines of a cluster among users.
     """
     proc = tmp_path / "proc"
     groups = tmp_path / "cgroup"

@@ -38,8 +38,8 @@ CONVERT = f"{__name__}.convert"
 
 # What is wrong -> the content of the file, and words of the error.
 HOSTILE = {
-    # An option file may take values from another file, its base. Here the base is /dev/zero, which
-    # has no end.
+    # An option file may take values from another file, its base. Here the base is /dev/zero. It has
+    # no end.
     "an endless base": ('{"base": "/dev/zero"}', "more than 1048576 bytes"),
     "brackets": ("[" * 100_000, "brackets within one another"),
     "closed brackets": ("[" * 100_000 + "]" * 100_000, "brackets within one another"),

@@ -69,7 +69,7 @@ def pages_given(*arguments: str) -> int:
 def number_of(program: str, *arguments: str) -> int:
     """Run a program, and return the number that it prints."""
     command = [sys.executable, "-c", program, *arguments]
-    # `make test` sets variables MALLOC_..., which ask glibc to keep memory. Leave these variables
+    # `make test` sets variables MALLOC_... They ask glibc to keep memory. Leave these variables
     # out, so that glibc keeps memory only if the program asks for it.
     variables = {name: value for name, value in os.environ.items() if "MALLOC_" not in name}
     return int(subprocess.check_output(command, cwd=ROOT, env=variables, text=True))

@@ -96,7 +96,7 @@ TEXT = """{
 
 @pytest.fixture
 def option_file(tmp_path: Path) -> Path:
-    """Give the path of an option file with TEXT, which the test may change."""
+    """Give the path of an option file with TEXT. The test may change the file."""
     path = tmp_path / "trial.json"
     path.write_text(TEXT)
     return path
@@ -195,7 +195,7 @@ def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(option_f
 
 def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_dropped(option_file):
     # The file chooses "clips", whose keys are dataroot_gt, gt_size and spike. The override chooses
-    # "rgb", which has no key "spike".
+    # "rgb". It has no key "spike".
     train = options_of_part(load(option_file, "datasets.train.dataset_type=rgb").datasets.train)
 
     assert not hasattr(train, "spike")
@@ -216,7 +216,7 @@ def test_a_key_that_an_override_gives_the_new_part_is_not_dropped_silently(optio
 # ---- Refusals ----
 
 # A case: its name, a text of TEXT, the text that replaces it, and words of the error. Most cases
-# change "checkpoint_print", which is in line 18 of TEXT.
+# change "checkpoint_print" in line 18 of TEXT.
 WRONG_FILES = [
     (
         "an unknown key",
@@ -762,7 +762,7 @@ SENDERS = Registry("sender")
 
 @SENDERS.register("mailer")
 class Mailer:
-    """A part with a secret, which its annotation SecretStr marks."""
+    """A part with a secret. The annotation SecretStr marks the secret."""
 
     def __init__(self, mailbox: SecretStr, subject: str = "done"):
         self.mailbox = mailbox
@@ -882,8 +882,8 @@ def test_a_written_accumulation_that_contradicts_global_batch_size_is_refused(op
 def test_global_batch_size_may_not_accumulate_with_a_static_graph(option_file):
     opt = load(option_file, "train.global_batch_size=8", "use_static_graph=true")
 
-    # 4 ranks x 2 samples x 1 batch = 8 samples. Two ranks would need two batches per step, which a
-    # static graph forbids.
+    # 4 ranks x 2 samples x 1 batch = 8 samples. Two ranks would need two batches per step. A static
+    # graph forbids this.
     assert opt.for_ranks(4).train.accumulation_steps == 1
     # The user has not written accumulation_steps, so the message says where the 2 comes from.
     origin = r"\(because of train.global_batch_size 8\)"

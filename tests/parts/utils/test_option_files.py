@@ -45,7 +45,7 @@ def faults(values: dict[str, object]) -> set[str]:
 
 
 def values_of(file: Path) -> dict[str, Any]:
-    """Return the content of an option file, which may have comments."""
+    """Return the content of an option file. The file may have comments."""
     return json5.loads(file.read_text(encoding="utf-8"))
 
 
@@ -190,7 +190,7 @@ WRONG_VALUES = [
     ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
     ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"),
     ("train.amp", {"enable": 1}, "train.amp.enable"),
-    # The sample has the key G_charbonnier_eps, which the loss l1 does not have.
+    # The sample has the key G_charbonnier_eps. The loss l1 does not have it.
     ("train.G_lossfn_type", "l1", "train.G_charbonnier_eps"),
     ("train.checkpoint_save", 0, "train.checkpoint_save"),
     ("netG.depths", "8", "netG.depths"),

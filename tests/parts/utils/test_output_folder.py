@@ -65,7 +65,7 @@ def clip(home, tmp_path) -> Path:
 
 @pytest.fixture
 def out(tmp_path) -> Path:
-    """Give the path of the output folder, which does not exist yet."""
+    """Give the path of the output folder. It does not exist yet."""
     return tmp_path / "out"
 
 

@@ -28,8 +28,9 @@ STALLED = 70
 # SIGPIPE.
 UNREAD = 141
 
-# A prefix for `run_ranks`, which puts it before the command of a rank. The command "env python ..."
-# starts a new Python. Without a prefix, a rank is a fork of a process that has imported torch.
+# A prefix for `run_ranks`. `run_ranks` puts it before the command of a rank. The command "env
+# python ..." starts a new Python. Without a prefix, a rank is a fork of a process that has imported
+# torch.
 NEW_PYTHON = ("env",)
 
 
@@ -42,8 +43,8 @@ def run_program(folder, program: str, prefix: tuple[str, ...] = ()) -> RankResul
 
 # ---- Starts and ends -----------------------------------------------------------------------------
 
-# `process.end` calls a private function of Python, which another version of Python may lack. This
-# program deletes the function, and then ends.
+# `process.end` calls a private function of Python. Another version of Python may lack this
+# function. This program deletes the function, and then ends.
 WITHOUT_PRIVATE_FUNCTION = f"""
 import atexit
 del atexit._run_exitfuncs

@@ -150,7 +150,7 @@ def test_a_line_of_slow_units_says_the_seconds_of_each(monkeypatch, caplog):
     shares = [line.split(",")[0] for line in lines]
     # The action has 2 x 3 parts. So each part is a sixth of it, and the percentage is rounded down.
     assert shares == [f"restoring: {share} %" for share in (16, 33, 50, 66, 83, 100)]
-    # After 30 s, a third of a frame is done. 5 of 6 parts are left, which take 150 s.
+    # After 30 s, a third of a frame is done. 5 of 6 parts are left. They take 150 s.
     assert lines[0].endswith("0.3 of 2 frames, 90.0 s each, 00:02:30 left")
     assert lines[-1] == "restoring: 100 %, 2 of 2 frames, 90.0 s each, 00:00:00 left"
 
@@ -166,8 +166,8 @@ def test_a_line_of_quick_units_says_how_many_come_in_a_second(monkeypatch, caplo
         seconds_of_part=1.0,
     )
 
-    # A short action needs no line. So no line comes in the first seconds, which are the first four
-    # tenths here.
+    # A short action needs no line. So no line comes in the first seconds. Here they are the first
+    # four tenths.
     shares = [line.split(",")[0] for line in lines]
     assert shares == [f"checking: {share} %" for share in (50, 60, 70, 80, 90, 100)]
     assert lines[0].endswith("a second, 00:00:05 left")
@@ -237,9 +237,9 @@ def test_one_bar_shows_the_run(run):
 def test_a_validation_has_a_bar_that_moves_with_its_tiles(run):
     shares = [int(share) for share in re.findall(rb"validation: +(\d+)%", run.written)]
 
-    # The first of three clips has 2 of the 9 frames, which is 22 %. If the bar moved only after a
-    # clip, it would go from 0 % to 22 % at once. A share between 0 % and 22 % shows that the bar
-    # moves with tiles.
+    # The first of three clips has 2 of the 9 frames: 22 %. If the bar moved only after a clip, it
+    # would go from 0 % to 22 % at once. A share between 0 % and 22 % shows that the bar moves with
+    # tiles.
     assert any(0 < share < 22 for share in shares)
 
 
@@ -382,7 +382,7 @@ def test_the_remaining_time_follows_a_change_of_speed(clock):
     # steps took 4000 s together. In this time, the weight of the older steps becomes almost 0
     # (FADE_S of utils/run/timing.py is 300 s).
     assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
-    # 1000 steps are left, which take 4000 s.
+    # 1000 steps are left. They take 4000 s.
     assert run.eta(step=9000) == "01:06:40"
 
 

@@ -1,11 +1,11 @@
 """The results of a test of clips (files, averages, table, page), and the page of a training run.
 
-A "test of clips" is a run of main_test_vrt.py, which restores and scores clips. The command line of
+A "test of clips" is a run of main_test_vrt.py. It restores and scores clips. The command line of
 main_test_vrt.py is tested here, too.
 
 The scores are made up, and each picture has one grey level. So every expected number and pixel
-follows from numbers in this file. The pages are also opened in a real browser, which must load
-nothing from outside.
+follows from numbers in this file. The pages are also opened in a real browser. It must load nothing
+from outside.
 """
 
 import json
@@ -69,7 +69,8 @@ def test_an_infinite_score_of_a_finished_clip_comes_back(tmp_path):
     #     [30.0, "inf"]       expected
     #     [30.0, Infinity]    what json.dumps would write without this rule
     #
-    # If json.loads meets the bare word Infinity, it calls `parse_constant`, which fails the test.
+    # If json.loads meets the bare word Infinity, it calls `parse_constant`. Here this call fails
+    # the test.
     stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
     loaded = not_none(outputs.load_clip("a"))
 
@@ -289,7 +290,7 @@ def shows(element, x, level):
     screenshot = not_none(cv2.imdecode(content, cv2.IMREAD_COLOR))  # (H, W, 3)
     height, width, _ = screenshot.shape
     pixel = int(screenshot[height // 2, int(x * width), 0])
-    # The pictures of a page are compressed, which may change a level a little. The limit of 4 is
+    # The pictures of a page are compressed. This may change a level a little. The limit of 4 is
     # chosen by hand. The levels of two pictures differ by at least 120 - 40 = 80.
     return abs(pixel - level) < 4
 
@@ -665,9 +666,9 @@ def test_a_telephone_shows_the_scores_and_curves_of_a_run(phone_browser, run):
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
-    # A run writes images/<clip>/<step>.png, and images/panels.json. The strip is noise, which
-    # cannot be compressed. So no other strip of this size takes more bytes. A real strip takes a
-    # third of these bytes.
+    # A run writes images/<clip>/<step>.png, and images/panels.json. The strip is noise, because
+    # noise cannot be compressed. So no other strip of this size takes more bytes. A real strip
+    # takes a third of these bytes.
     strip_file = tmp_path / "images" / "0" / "1.png"
     imwrite_rgb(strip_file, noise_strip())
     (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))

@@ -196,7 +196,7 @@ def wide_pixels(request, tmp_path):
     if request.param == "upright":
         return tmp_path / "v.mp4", Fraction(4, 3)
 
-    # The display matrix lies 40 bytes behind the name of the box "tkhd", which has 4 bytes. The
+    # The name of the box "tkhd" has 4 bytes. The display matrix lies 40 bytes behind the name. The
     # matrix has nine fixed-point numbers of 4 bytes:
     #
     #     number            bits of the fraction    1 is stored as

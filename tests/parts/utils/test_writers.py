@@ -31,7 +31,7 @@ class Slow:
 @pytest.fixture
 def run(tmp_path) -> Experiment:
     """Give a run without writers. A test gives writers to it."""
-    # A run has a `Health`, which judges the lines of its log. This run has no log, so an empty
+    # A run has a `Health`. It judges the lines of the run's log. This run has no log, so an empty
     # object is enough.
     no_health: Any = SimpleNamespace()
     order = DataOrder(samples=8, sample_list="", seed=0, steps=8)
