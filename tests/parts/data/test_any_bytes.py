@@ -1,8 +1,9 @@
 """A file with any bytes is either read, or refused with its name and the cause.
 
 Hypothesis damages real files of each kind (tests/helpers/damage.py): some bytes get other values,
-and some files are cut short. It tries as many damaged files as `examples` says. No file may end the
-process, and each error must have all its parts: where, what, expected, and do.
+and some files are cut short. `examples` (tests/helpers/damage.py) says how many damaged files it
+tries. No file may end the process, and each error must have all its parts: where, what, expected,
+and do.
 
 An LMDB is a database in one file, data.mdb, with a list of its keys beside it, meta_info.txt. KAIR
 and BasicSR keep clips in it.
@@ -90,7 +91,7 @@ def picture_bytes(kind):
 
 
 # Kind -> a file of this kind. cv2 writes the first eight files. PIL writes the files with EXIF
-# data. It calls two of the formats "jpeg" and "tiff".
+# data. The names of PIL for two of the formats are "jpeg" and "tiff".
 PICTURE_BYTES = {
     kind: picture_bytes(kind)
     for kind in (
@@ -219,7 +220,7 @@ def write_lmdb(root: Path, values: dict[str, bytes]) -> None:
 def write_list(root: Path, keys: Iterable[str]) -> None:
     """Write the list of the keys. A line is a key, the size of the picture, and a compression.
 
-    E.g. "clip/00000000.png (1,2,3) 1". Only the key is read, so the size is any size.
+    E.g. "clip/00000000.png (1,2,3) 1". Only the key is read, so any size will do.
     """
     lines = [f"{key}.png (1,2,3) 1\n" for key in keys]
     (root / "meta_info.txt").write_text("".join(lines))
@@ -231,7 +232,7 @@ KEYS = [f"clip/{number:08d}" for number in range(21)]
 
 @pytest.fixture(scope="module")
 def lmdb_content(tmp_path_factory):
-    """Give the bytes of an undamaged data.mdb. Its last value takes several pages."""
+    """Give the bytes of an undamaged data.mdb. The last of its values takes several pages."""
     root = tmp_path_factory.mktemp("whole.lmdb")
     values = {key: bytes(500) for key in KEYS[:-1]}
     values[KEYS[-1]] = bytes(LARGE)
@@ -242,7 +243,7 @@ def lmdb_content(tmp_path_factory):
 @examples(40)
 @given(data=st.data())
 def test_a_damaged_lmdb_is_read_or_refused(tmp_path, lmdb_content, data):
-    # Each example has another folder, because an LMDB stays open in this process.
+    # Each example has a folder of its own, because an LMDB stays open in this process.
     earlier_examples = len(list(tmp_path.iterdir()))
     root = tmp_path / f"{earlier_examples}.lmdb"
     root.mkdir()
@@ -261,8 +262,8 @@ def test_an_lmdb_whose_numbers_point_out_of_the_file_is_refused(tmp_path, lmdb_c
     root = tmp_path / "a.lmdb"
     root.mkdir()
     write_list(root, KEYS[-1:])
-    # The file stores the length of the large value as four bytes. `count` shows that only this
-    # length has these bytes. Replace it by a length beyond the end of the file.
+    # The file stores the length of the large value as four bytes. `count` shows that these bytes
+    # occur only once in the file. Replace them by a length beyond the end of the file.
     length = LARGE.to_bytes(4, "little")
     far_too_long = (2**31).to_bytes(4, "little")
     assert lmdb_content.count(length) == 1
@@ -291,7 +292,8 @@ def test_a_damaged_page_of_an_lmdb_is_reported(tmp_path):
     assert "make it again" in error.value.do
 
 
-# For this line, a program that searches the rest of the line after each bracket takes minutes.
+# A line that is slow to search: if a program searched the rest of the line after each bracket, it
+# would take minutes.
 MANY_BRACKETS = "a" + " (" * 100_000
 
 
@@ -328,6 +330,6 @@ def test_the_key_in_a_line_of_an_lmdbs_list_is_found_quickly(tmp_path, line, cli
     listing = list_root(str(root), "blur", (".png",))
 
     assert list(listing[clip]) == [stem]
-    # This takes milliseconds, also for the last line. The limit is higher, because the machine may
-    # be busy.
+    # Each line takes milliseconds, also MANY_BRACKETS. The limit is 2 s, because the machine may be
+    # busy.
     assert time.monotonic() - start < 2

@@ -169,7 +169,7 @@ def test_solving_in_bands_gives_the_solution_of_the_whole_frame(tmp_path):
         )
         return equations.solve(band.of_frame(z_0))
 
-    [whole] = bands_of(clip.view)  # as it has fewer than MOST_PIXELS pixels
+    [whole] = bands_of(clip.view)  # one band: the frame has fewer than MOST_PIXELS pixels
     bands = bands_of(clip.view, FEW_PIXELS)
     assert len(bands) == 2
     in_bands = join_pictures([solved(band) for band in bands], bands)

@@ -71,7 +71,7 @@ def replace_in_index(root, old, new):
 
 
 def test_a_cache_gives_the_samples_of_the_files(root):
-    (root / "cache").mkdir()  # the folder may exist, if it is empty
+    (root / "cache").mkdir()  # an empty folder may exist
     make_cache(root)
 
     from_files = build_clips(root, gt_size=16, **TURNS)
@@ -217,7 +217,7 @@ CHANGED = "lq files of the source have changed since"
 )
 def test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused(root, damage, message):
     make_cache(root)
-    read_cache(root)  # at first it fits
+    read_cache(root)  # raises nothing, because the cache still fits
 
     damage(root)
 
@@ -227,10 +227,10 @@ def test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused(root, dama
 
 @pytest.fixture
 def without_spike_files(root):
-    """Give the section `spike` for a cache whose source has no files of spikes any more."""
+    """Make a cache, then move the spike files of its source away. Give the section `spike`."""
     make_cache(root)
     os.rename(root / "GOPRO_Large_spike_seq/train", root / "elsewhere")
-    # The size of the planes. It cannot be found from a missing file.
+    # The section states the size of the planes, because no spike file is left in the source.
     return {"type": "dat", "h": 8, "w": 12}
 
 
@@ -249,7 +249,8 @@ def test_the_part_of_a_source_that_exists_is_checked(root, without_spike_files):
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(root):
-    # `build_cache` gets its clips one by one from a function, which usually shows the progress.
+    # `build_cache` takes its clips one by one from a function. Usually this function shows the
+    # progress.
     def interrupt(clips):
         """Give the first clip, then stop as by Ctrl-C."""
         yield clips[0]
@@ -258,7 +259,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(root):
     with pytest.raises(KeyboardInterrupt):
         build_cache(source_of(data_section(root)), str(root / "cache"), interrupt)
     assert not (root / "cache").exists()
-    # The unfinished cache has this folder.
+    # An unfinished cache lies in the folder .cache.partial.
     made = root / ".cache.partial/clip0/lq.u8"
     time_of_first_clip = made.stat().st_mtime_ns
 

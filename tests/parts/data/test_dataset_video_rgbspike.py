@@ -266,11 +266,17 @@ def test_a_seed_gives_the_draws_that_it_always_gave(clips_root, index, clip, fra
     # are the draws of an earlier version. They must stay, because a resumed run must see the
     # samples that it would have seen without the interruption.
     #
-    # Samples 0 to 5 begin at the frames of clip0, and samples 6 to 9 at the frames of clip1. The
-    # distance between the frames of a sample is 1 or 2 (interval_list). The frames of samples 5, 8
-    # and 9 would not fit into their clips, so the first frame of these samples is drawn at random.
-    # The 4 frames of clip1 are too few for three frames at the distance 2. So the clip is played
-    # back and forth, 0 1 2 3 2 1 ..., which gives 0, 2, 2.
+    # Samples 0 to 5 begin at frames 0 to 5 of clip0, and samples 6 to 9 at frames 0 to 3 of clip1.
+    # The distance between two frames of a sample is drawn: 1 or 2 (interval_list). If three frames
+    # at this distance do not fit into the clip, the first frame is drawn, too:
+    #
+    #     index     frames     how they come about
+    #     (0, 0)    0, 1, 2    distance 1 from frame 0 on
+    #     (0, 5)    2, 1, 0    frame 5 is too late. The drawn first frame is 0. Time is reversed
+    #     (3, 5)    0, 2, 4    frame 5 is too late. The drawn first frame is 0. Distance 2
+    #     (1, 9)    2, 2, 0    0, 2, 2 as in the next case, but time is reversed
+    #     (7, 8)    0, 2, 2    distance 2 needs five frames, but clip1 has four. So clip1 is played
+    #                          back and forth, 0 1 2 3 2 1 ..., and every second frame is taken
     draw = build_clips(clips_root, **ALL_TURNS, interval_list=[1, 2]).draw(index)
 
     assert draw.clip.name == clip
@@ -313,7 +319,7 @@ def test_time_reversal_reverses_the_planes_within_the_frames(sample_of_eight_epo
 def test_a_sample_depends_on_seed_epoch_and_index_only(clips_root):
     first = build_clips(clips_root, **ALL_TURNS)
     second = build_clips(clips_root, **ALL_TURNS)
-    second[(7, 3)]  # reads another sample first, which must have no influence
+    second[(7, 3)]  # an earlier access to another sample must have no influence
 
     for index in range(len(first)):
         assert equal_samples(first[(2, index)], second[(2, index)])
@@ -363,9 +369,9 @@ def test_a_short_clip_is_named_in_the_log(clips_root, caplog):
 def test_on_the_way_back_the_planes_of_each_frame_are_reversed(clips_root):
     item = build_clips(clips_root, num_frame=6)[(0, 6)]
 
-    # The helper writes all spikes of a pixel into its first planes. So the first channel, of the
-    # first half of the planes, has spikes. If time runs backwards, the first channel is of the
-    # last half. The frames are 47 48 49 50, and then 49 48 on the way back.
+    # The helper writes all spikes of a pixel into its first planes. So channel 0, the first half of
+    # the planes, has spikes. If time runs backwards, channel 0 is the last half, and has no spikes.
+    # The frames are 47 48 49 50, and then 49 48 on the way back.
     first_half_has_spikes = [bool(planes[0].max() > 0) for planes in item["spike"]]
     assert first_half_has_spikes == [True, True, True, True, False, False]
 
@@ -571,7 +577,7 @@ def grey_spikes(integrated):
     return planes
 
 
-# light: the option spike.light. integrated: the value that such a camera integrates.
+# light: the option spike.light. integrated: the value that the camera integrates.
 @pytest.mark.parametrize(
     ("light", "integrated"),
     [
@@ -579,7 +585,7 @@ def grey_spikes(integrated):
         pytest.param("display", DISPLAY_VALUE, id="camera of display values"),
     ],
 )
-# gamma: the option spike.gamma. shown: the value that the channels then have.
+# gamma: the option spike.gamma. shown: the value of the channels with this option.
 @pytest.mark.parametrize(
     ("gamma", "shown"),
     [
@@ -597,7 +603,8 @@ def test_light_decides_what_match_or_gamma_do(tmp_path, light, integrated, gamma
     grid = ScaledGrid(SpikeGeometry(2, 2), size=(4, 4), interpolation=cv2.INTER_NEAREST)
     whole_picture = grid.window(Augment.whole((4, 4)))
     planes = grey_spikes(integrated)
-    # A voxel has equally many planes on both sides of its center. Around the middle, it has all.
+    # A voxel has equally many planes on both sides of its center. If the center is the middle of
+    # the stream, the voxel has all planes.
     middle = (GREY_PLANES - 1) / 2
 
     rate = rate_of(spikes, planes, GREY, whole_picture)
@@ -633,9 +640,9 @@ def test_the_check_of_the_data_tells_light_with_rate_if_nobody_states_them(tmp_p
     message = log_of_check(tmp_path, caplog, light=None, rate=None)
 
     # For a pixel of level 1, `write_clip` writes 1 spike in 24 planes, and a red value of 20 of
-    # 255. The check compares the spikes with the grey value. It is 0.299 of red, because only red
-    # has the level. So the display value 1 has (1 / 24) / (0.299 * 20 / 255) = 1.78 spikes per
-    # plane. With rounded grey values, this becomes 1.77.
+    # 255. The check compares the spikes with the grey value. The grey value is 0.299 of red,
+    # because only red has the level. So the display value 1 has (1 / 24) / (0.299 * 20 / 255) =
+    # 1.78 spikes per plane. The grey values are rounded, so the check finds 1.77.
     assert "look like display light of rate 1.77" in message
     assert "firing rate at full light" in message
 
@@ -782,8 +789,8 @@ def test_a_training_section_is_no_section_for_testing(clips_root):
         build_dataset(data_section(clips_root, "train"), "test", seed=0)
 
 
-# Representations that ignore some keys of the section `spike`: "raw" gives the planes as they are,
-# and the other two spread their windows over the file.
+# Representations that ignore some keys of the section `spike`: "raw" gives the planes as they are.
+# SPREAD_ENCODING and SPREAD_TFP spread their windows over the file.
 RAW = {"type": "raw", "window": 3}
 SPREAD_ENCODING = {"type": "encoding25", "num_windows": 3, "pad": "edge"}
 SPREAD_TFP = {"type": "tfp", "half_window": 2, "num_bins": 3}

@@ -2,7 +2,7 @@
 
 The tests give measures by hand (data/edge_shift.py). `shift` is how far the spikes lie to the right
 and below the frame, in RGB pixels. `response` is the height of the peak of the phase correlation:
-a high peak means that both show the same scene, maybe shifted.
+a high peak means that spikes and frame show the same scene, maybe shifted.
 """
 
 import numpy as np

@@ -419,8 +419,8 @@ class Noise(NamedTuple):
 @pytest.fixture(scope="module")
 def noise_video(tmp_path_factory) -> Noise:
     """Write frames of noise at uneven times, and open the video."""
-    # These are times of a phone, in seconds: 24000 / 1001 frames per second, then a gap, then
-    # faster.
+    # The times are in seconds, uneven as those of a phone: two frames 1001 / 24000 s apart, a gap,
+    # two frames 0.03 s apart, and a gap.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
     # The sides are odd, because a codec may need even sides. Noise has details of one pixel, which
     # a codec may lose.
@@ -466,8 +466,8 @@ def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
 def write_turned(path: Path, upright: Path) -> None:
     """Write a video of a phone that was held upright.
 
-    Such a phone stores the frames lying, and a mark that says: show them turned clockwise by 90
-    degrees.
+    Such a phone stores the frames lying on their side. A mark in the file says: show them turned
+    clockwise by 90 degrees.
 
     upright: a video of 48 x 64 pixels without such a mark.
     """
@@ -501,7 +501,7 @@ def test_a_library_that_switches_pyavs_own_log_on_does_not_bring_its_deadlock_ba
     # switches this log off.
     path = tmp_path / "clip.mp4"
     begin_of_mp4 = b"\0\0\0\x18ftypmp42"
-    path.write_bytes(begin_of_mp4 + bytes(4000))  # without the content of an MP4
+    path.write_bytes(begin_of_mp4 + bytes(4000))  # zeros in place of the content
     av.logging.set_level(av.logging.ERROR)  # as torchvision 0.23 does on import
 
     with av.logging.Capture() as lines, pytest.raises(DataError):

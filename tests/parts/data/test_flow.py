@@ -123,7 +123,7 @@ def test_a_mirrored_spike_camera_gives_the_motion_on_the_grid_of_the_frames(tmp_
     reader = reader_of(folder, calibration=str(calibration))
     found = motion_in(RecordedClip(reader, context=None))
 
-    assert lengths_of_errors(scene, found).mean() < 0.2  # as for the translation above
+    assert lengths_of_errors(scene, found).mean() < 0.2  # pixels, as for "translation"
 
 
 @pytest.mark.parametrize(

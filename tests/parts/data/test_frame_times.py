@@ -217,7 +217,7 @@ def test_a_time_within_a_plane_means_the_start_of_the_plane():
 def film_with_spikes(
     folder: Path, lengths: Sequence[Fraction], planes: int | None = None
 ) -> tuple[Path, Path]:
-    """Write a film and a spike file that begin and end together. Returns the path of both.
+    """Write a film and a spike file that begin and end together. Return (film, spike file).
 
     planes: number of planes of the spike file. None: as many as fit the film.
     """
@@ -281,7 +281,7 @@ LENGTHS_OF_LATER_FILM = [SHORT_FRAME] * 3 + [LONG_FRAME] * 3
 
 
 def later_film(folder: Path) -> tuple[Path, Path]:
-    """Write a film that begins at 2 s, and its spikes. Returns the path of both."""
+    """Write a film that begins at 2 s, and its spikes. Return (film, spike file)."""
     starts = [2 + start for start in starts_of(LENGTHS_OF_LATER_FILM)]
     write_film(folder / "f.mkv", [picture(seed=number) for number in range(6)], starts)
     return folder / "f.mkv", write_empty_planes(folder / "f.dat", 360)
@@ -503,7 +503,7 @@ def test_a_sound_film_lacks_no_frame(tmp_path, caplog, name, codec, options, rat
 
 
 def images_with_spikes(folder: Path, names: list[str], planes: int = 240) -> tuple[Path, Path]:
-    """Write images with these names, and one spike file. Returns the path of both.
+    """Write images with these names, and one spike file. Return (folder of the images, spike file).
 
     The default, 240 planes, can be divided evenly by 2, 3, 4, 5 and 6 frames.
     """
@@ -637,15 +637,16 @@ def test_a_folder_without_gaps_shares_its_planes_evenly(tmp_path, names):
 def test_numbers_a_thousand_apart_count_microseconds(tmp_path):
     clip = open_clip(*images_with_spikes(tmp_path, ["10000", "11000", "12000"]))
 
-    # The names tell a film of 1000 frames per second. No frame is missing, and 3 frames share 240
-    # planes.
+    # Read as microseconds, the names are 1 ms apart: a film of 1000 frames per second. So no frame
+    # is missing, and the 3 frames share 240 planes.
     assert planes_of_frames(clip) == [(0, 80), (80, 80), (160, 80)]
 
 
 def test_numbers_less_than_a_thousand_apart_count_frames(tmp_path):
     message = error_of_clip(*images_with_spikes(tmp_path, ["10000", "10999", "11998"])).what
 
-    # 10000 to 11998 are 1999 numbers, but only three frames are present.
+    # Read as numbers of frames, the names say that frames 10000 to 11998 exist. These are 1999
+    # frames, and only three are present.
     assert "1996 of 1999 frames are missing: frames 10001 to 10998" in message
 
 
@@ -806,7 +807,7 @@ def test_clocks_may_differ_by_a_frame(tmp_path, seconds):
 
     clip = open_clip(*files, calibration=write_clock(tmp_path, planes_per_second))
 
-    # The film says that the second frame begins at 1/60 s. So many planes come before it.
+    # The second frame begins at 1/60 s of the film. The planes of 1/60 s come before it.
     second_frame = planes_of_frames(clip)[1]
     assert second_frame.first == int(planes_per_second / 60)
 

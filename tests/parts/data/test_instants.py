@@ -188,7 +188,8 @@ def test_an_even_number_of_instants_is_a_problem(problem_of):
 def test_other_files_beside_the_instants_are_left_alone(clips, tmp_path):
     shutil.copytree(clips, tmp_path / "clips")
     folder = tmp_path / "clips/GOPRO_Large/train/clip0/instants"
-    # Names without a number of an instant, and an instant of a frame 99, which the clip lacks.
+    # The first three names have no number of an instant. 99_0.png is an instant of frame 99, but
+    # the clip has no frame 99.
     for name in ("notes_a.png", "000000_x.png", "preview.png", "99_0.png"):
         shutil.copy(folder / "000000_0.png", folder / name)
 

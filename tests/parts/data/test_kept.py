@@ -19,7 +19,7 @@ These are some of the columns, for the two clips of six frames of most tests
     planes         number of spike planes of each file
     rows           the different exposures. A row says which planes of which files a frame has. Here
                    all frames have equal exposures, so there is one row, row 0
-    exposures      the number of its row for each frame: [0, 0, 0, ...]
+    exposures for each frame, the number of its row in `rows`: [0, 0, 0, ...]
     centers        the plane of the sharp frame, for each row
     folders        text: the folders that were read
     folder_states  two numbers for each folder, by which a later start sees that files were added,
@@ -392,7 +392,7 @@ def test_files_that_changed_are_checked_anew(root, change):
 
 
 def write_many_clips(root: Path) -> Path:
-    """Write 100 clips, all but one with 50 frames. All frames are one picture."""
+    """Write one clip of 1 frame and 99 clips of 50 frames. All frames are one picture."""
     write_clips(root, "c0", frames=1)
     clips = root / "GOPRO_Large/train"
     for number in range(1, 100):
@@ -695,8 +695,8 @@ def a_whole_center_with_a_fraction(columns: Columns) -> Columns:
     return rows | centers
 
 
-# Lies, which are wrong columns of a record. Here are the lies that only the next test uses. The
-# lies of the test above are added below.
+# Lies, which are wrong columns of a record. Only the next test uses the lies of WRONG_COLUMNS. It
+# also uses lies of the test test_a_wrong_record_is_not_used (LIES_WITHIN_COLUMNS).
 #
 # The 12 frames have 12 names, 12 sharp frames and 12 spike files. A lie about the files of the two
 # clips keeps the sum, e.g. 2 and 10, so that only the numbers of each clip are wrong.

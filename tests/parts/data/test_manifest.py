@@ -120,7 +120,7 @@ def test_published_and_regrouped_folders_have_the_same_frames(root, regrouped_ro
     published = build_clips(root).clips[0]
     in_groups = build_clips(regrouped_root, regrouped=True).clips[0]
 
-    # Both have 6 frames from number 47 on.
+    # Both clips have 6 frames from number 47 on.
     expected = ("000047", "000048", "000049", "000050", "000051", "000052")
     assert published.stems == expected
     assert in_groups.stems == expected
@@ -818,7 +818,7 @@ def folders_of(roots: Sequence[Path], split: str = "train") -> dict[str, list[st
 
 
 def section_of_roots(roots: Sequence[Path], split: str = "train", **changes: Any) -> dict[str, Any]:
-    """Return a section for several roots. changes: keys of the section."""
+    """Return a section for several roots. changes: keys to add or replace."""
     values = data_section(roots[0], split) | folders_of(roots, split)
     return values | {"spike": TFP} | changes
 
@@ -849,7 +849,7 @@ def test_with_several_roots_a_sample_stays_as_in_its_own_root(two_roots, joined_
         # The name of a clip is e.g. "1/c".
         root_number, name = draw.clip.name.split("/")
         set_of_root = sets_of_one_root[int(root_number)]
-        # The same choices, in the set of one root.
+        # Make the same choices in the set of this root alone.
         clips = {clip.name: clip for clip in set_of_root.clips}
         draw_of_root = dataclasses.replace(draw, clip=clips[name])
 
@@ -968,7 +968,7 @@ def test_shares_give_the_same_samples_each_time(two_roots, share, counts):
     first = set_for_training(section_of_roots(two_roots, dataroot_share=share))
     second = set_for_training(section_of_roots(two_roots, dataroot_share=share))
 
-    # The comparison of any sample of any epoch would do. This is sample 7 of epoch 2.
+    # Compare one sample. Any sample of any epoch would do.
     assert equal_samples(sample_of(first, 7, epoch=2), sample_of(second, 7, epoch=2))
 
 
@@ -1121,7 +1121,7 @@ def clips_of_second_root(two_roots):
 
 def test_several_roots_can_be_tested_on(tested_clips):
     assert len(tested_clips) == 5
-    dataset = tested_clips[0].dataset  # all clips have the same one
+    dataset = tested_clips[0].dataset  # all clips have the same data set
     assert dataset.count_folders() == 5
 
 
@@ -1201,7 +1201,7 @@ def two_clips(tmp_path):
     return write_clips(tmp_path, "a", "b")
 
 
-# What dataset.json may say of a clip. The key "rig", notes about the cameras, has no effect.
+# Keys of dataset.json for clip b alone. The key "rig", notes about the cameras, has no effect.
 RATE_OF_B = {"b": {"rate": 0.5, "planes": PLANES, "rig": {"any": 1}}}
 
 

@@ -35,9 +35,9 @@ def windows() -> Windows:
 
         window     0         1         2       3          4
         planes     -2, -1    0 to 3    4, 5    6 to 11    12, 13
-        spikes               2         5       8                     of the first pixel
+        spikes               in 2      in 5    in 8                  planes with a spike of pixel 0
 
-    The windows 0 and 4 lie outside of the planes. The second pixel never fires.
+    The windows 0 and 4 lie outside of the planes. Pixel 1 never fires.
     """
     stream = np.zeros((12, 1, 2), np.uint8)
     stream[[2, 5, 8], 0, 0] = 1
@@ -68,7 +68,7 @@ def test_the_light_of_a_window_follows_from_the_intervals_in_it(windows):
 
 
 def test_a_pixel_without_spikes_has_less_light_than_one_spike(windows):
-    # Its only interval goes from 0 to 13, so 12 / 13 of it lie in the windows.
+    # The only interval of pixel 1 goes from 0 to 13, so 12 / 13 of it lie in the windows.
     assert windows.light[:, 0, 1].sum() < 1
 
 
@@ -78,8 +78,8 @@ def test_windows_outside_of_the_planes_are_not_recorded(windows):
 
 def test_what_the_network_sees_has_the_order_of_its_training():
     # There are three windows of 8 planes. In each window, a pixel of the left half has 4 spikes. A
-    # pixel of the right half has 1 spike. The mean is 2.5. The light is the same: it is measured in
-    # spikes, and no interval reaches from one window into another.
+    # pixel of the right half has 1 spike. The mean is 2.5. The light has the same values, because
+    # it is measured in spikes, and no interval reaches from one window into the next.
     spikes = np.ones((3, 4, 8), np.float32)
     spikes[:, :, :4] = 4
     lengths = np.full(3, 8, np.float32)
@@ -108,8 +108,7 @@ def test_the_inputs_hardly_depend_on_the_number_of_planes_of_the_exposure():
     stream = np.zeros((176, 16, 20), np.uint8)
     stream[::4] = 1
     # Keep the planes 0, 2, 4, ... The other planes have no spike. Now each pixel fires every 2
-    # planes, and an eleventh has 4 planes. E.g. an edge of a window at
-    # plane 44 comes to plane 22.
+    # planes, and an eleventh has 4 planes. E.g. the edge of a window at plane 44 moves to plane 22.
     half_as_many_planes = stream[::2]
     half_edges = PLANES_OF_EDGES // 2
 

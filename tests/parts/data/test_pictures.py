@@ -110,7 +110,8 @@ def test_16_bit_frames_that_use_12_bits_are_named_once_before_a_training(tmp_pat
             write_deep(path.with_suffix(f".{ending}"), bits=12, height=16, width=24)
     values = data_section(tmp_path, regrouped=True, filename_ext=ending)
 
-    # The check of the data before a training. `resolve_section` adds the defaults to the section.
+    # `preflight` checks the data before a training. `resolve_section` adds the defaults to the
+    # section.
     preflight(DatasetsOptions(train=resolve_section(values)), stored=tmp_path / "stored")
 
     # The largest value of 12 bits is 2^12 - 1 = 4095.

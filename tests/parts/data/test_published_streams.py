@@ -31,9 +31,9 @@ RATE = 0.6
 class Stream(NamedTuple):
     """A published stream."""
 
-    name: str  # of the file in tests/data/spike
+    name: str  # name of the file in tests/data/spike
     truth: Path  # the true picture
-    first_plane: int  # of the 15 planes around the true picture
+    first_plane: int  # number of the first of the 15 planes around the true picture
 
 
 STREAMS = {
@@ -97,7 +97,7 @@ def test_every_method_reconstructs_the_streams(
 # ---- Looking at a stream ----
 
 
-# The configuration of this dataset in Spike-Zoo says rate 0.6. The tool measures nearly this rate.
+# The configuration of this data set in Spike-Zoo says rate 0.6. The tool measures nearly this rate.
 @pytest.mark.parametrize(
     ("clip", "planes", "rate"),
     [pytest.param("200", 301, 0.596, id="200"), pytest.param("203", 42, 0.578, id="203")],
@@ -109,7 +109,8 @@ def test_the_tool_says_what_a_stream_is(home, capsys, clip, planes, rate):
 
     output = capsys.readouterr().out
     assert code == 0
-    # A row of a table: the size of a plane, and the number of planes in a column of 7 characters.
+    # The tool prints a table. A row has the size of a plane, and the number of planes in 7
+    # characters.
     assert f"250 x 400 {planes:7}" in output, output
     assert f'"light": "display", "rate": {rate}' in output, output
 
@@ -145,7 +146,7 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
     assert largest <= 1.0
 
 
-# ---- Golden values: those that other readers of these files get ----
+# ---- Golden values: the values that other readers of these files get ----
 
 
 def test_the_file_of_a_stream_is_the_published_one(home):
@@ -180,7 +181,7 @@ class GoldenMeans(NamedTuple):
     """Means of two representations of 41 planes."""
 
     clip: str
-    first_plane: int  # of the 41 planes
+    first_plane: int  # number of the first of the 41 planes
     tfp: float
     tfi: float
     # Percent of the pixels that lack a spike before or after the middle. They have no interval

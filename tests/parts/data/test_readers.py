@@ -167,7 +167,7 @@ def test_a_frame_of_a_wrong_type_or_shape_is_refused(frame, words):
 
 
 class Samples(Dataset):
-    """A training set of one sample, or of two. It is asked for sample (epoch, number)."""
+    """A training set of one or two samples. The index of a sample is (epoch, number)."""
 
     def __init__(self, *samples):
         self.samples = samples

@@ -6,7 +6,7 @@ fails, look at the other files test_registration_*.py, because they test each st
 Words of this file (data/cameras/registration/result.py explains all values of a fit):
 
     matrix    maps a spike pixel to an RGB pixel. `nominal_matrix` is the true matrix here, because
-              tests/helpers/registration_views.py simulates two cameras that see the same
+              the two simulated cameras see the same (tests/helpers/registration_views.py)
     offset    by how many planes the exposure is later than the files say
     share     fraction of the planes during which the RGB camera is exposed
     moved     how far the fit moved a spike pixel on the frame, in RGB pixels
@@ -186,14 +186,15 @@ def test_rounds_that_go_astray_are_undone():
 
 def test_a_repeated_pattern_does_not_move_aligned_cameras_by_half_a_period():
     # The picture has light and dark spots, which repeat after 24 pixels to the right and 30 pixels
-    # down. Half a period to the right, the pattern is inverted. There, negative coefficients
-    # explain the spikes nearly as well. The rounds of the fit lead there, with and without an
-    # offset. Only the start explains more spikes.
+    # down. Half a period to the right, the pattern is inverted. At this place, negative
+    # coefficients explain the spikes nearly as well. The rounds of the fit move the cameras to this
+    # place, with and without an offset. Only the start explains more spikes.
     y, x = np.indices((2 * SIDE, 2 * SIDE)) - SIDE
     pattern = 0.5 + 0.3 * np.sin(2 * np.pi * x / 24) * np.sin(2 * np.pi * y / 30)
 
     found = fit(pan(pattern.astype(np.float32), (0.1, 0.2), frames=2), nominal_matrix(SPIKE, RGB))
 
     assert found.is_applied == NONE
-    # In RGB pixels. If the start were not compared, the fit would move by 12 pixels and apply it.
+    # `moved` is in RGB pixels. If the fit were not compared with the start, it would move the
+    # cameras by 12 pixels, and this matrix would be applied.
     assert found.moved < 0.2

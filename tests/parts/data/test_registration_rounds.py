@@ -6,7 +6,7 @@ A fit finds how two cameras are mounted (data/cameras/registration/rounds.py). W
     offset           planes by which the exposure is later than the files say
     nominal offset   the offset that the files say
     doubtful middle  the offset was fitted, but it looks nearly like a moved camera
-    middle, length   of the exposure, in planes. An offset moves the middle
+    middle, length   middle and length of the exposure, in planes. An offset moves the middle
     roll             planes by which the last row of a frame is exposed later than the first row
 """
 
@@ -58,7 +58,8 @@ def estimate(
 #     0.9891       0.0109         hardly better
 #     0.9889       0.0111         clearly better
 #
-# expected: whether there is a sign, so that the found offset is compared with the nominal offset.
+# expected: whether the found offset is compared with the nominal offset, because there is a sign
+# that it is wrong.
 @pytest.mark.parametrize(
     ("found", "explained_at_start", "expected"),
     [

@@ -1,6 +1,6 @@
 """data/cameras/rig.py: two simulated cameras, an RGB camera and a spike camera.
 
-rgb_camera.py, spike_view.py and rig_values.py have the parts of a rig.
+rgb_camera.py, spike_view.py and rig_values.py, beside rig.py, have the parts of a rig.
 
 A `Rig` describes how the two cameras are mounted, and their flaws. The scene is one random picture.
 The RGB camera has 64 x 80 pixels, and the spike camera has 32 x 40 pixels.

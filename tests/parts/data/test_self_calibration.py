@@ -59,7 +59,7 @@ def moving_scene(seed: int) -> list[np.ndarray]:
 def write_clip(root: Path, name: str, lights: list[np.ndarray], **rig: Any) -> None:
     """Write what two cameras record of the lights, and their true calibration <name>.json.
 
-    rig: position and timing of the cameras, e.g. MOVED. Without it, the cameras are aligned.
+    rig: position and timing of the cameras, e.g. MOVED. Without `rig`, the cameras are aligned.
     """
     # The noise of a real spike camera: in time (jitter), between pixels (pattern), and in the
     # frames (read). `rate` is the share of planes in which a pixel in full light fires.
@@ -237,7 +237,8 @@ def test_training_finds_the_clock_of_a_moved_camera(home, dataset):
     found = not_none(calibration_of(dataset, "moved"))
 
     true = load_calibration(home / "moved.json")
-    # In planes. 0.7 is the largest error with which an offset counts as sure (SURE_WITHIN_PLANES).
+    # The limit is in planes. 0.7 is the largest error with which an offset counts as sure
+    # (SURE_WITHIN_PLANES).
     assert found.time_offset_planes == pytest.approx(true.time_offset_planes, abs=0.7)
 
 
@@ -255,7 +256,7 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
     clips = {clip.name: clip for clip in dataset.clips}
     share = not_none(calibration_of(dataset, "moved")).exposure_share
 
-    exposure = clips["moved"].exposures[2]  # of frame 2; any other frame would do
+    exposure = clips["moved"].exposures[2]  # frame 2; any other frame would do
 
     # The channels are made of 12 % more planes than were exposed. Trials found that this number
     # gives the sharpest frames: `PLANES_FACTOR` in data/cameras/calibration.py. The number of
@@ -288,7 +289,8 @@ def test_training_from_a_cache_finds_the_same(home, section, dataset):
 class Run:
     """A training run on the five clips, which is started several times.
 
-    Each start trains a step more. The calibrations are kept beside the run, one file a clip.
+    Each start trains one more step. The calibrations are kept beside the run, in a file for each
+    clip.
     """
 
     def __init__(self, home: Path, folder: Path) -> None:

@@ -140,7 +140,8 @@ def test_a_plane_of_a_small_npz_of_many_planes_does_not_unpack_them_all(tmp_path
     ended = call_limited(f"{__name__}.read_one_plane", tmp_path / "a.npz")
 
     assert ended.error == "", ended
-    # All planes together have 300 MB. So fewer than 200 MB show that not all were unpacked.
+    # All planes together have 300 MB. If the process takes less than 200 MB, it has not unpacked
+    # all planes.
     assert ended.mb < 200, ended
 
 

@@ -317,7 +317,7 @@ def test_a_capture_of_the_sps100_is_no_file_of_another_camera(sps100, geometry):
 
 
 def write_clip_of_sps100(root, spikes):
-    """Write a clip of one frame. Returns the section `datasets.train` of an option file for it."""
+    """Write a clip of one frame. Return the section `datasets.train` that reads this clip."""
     scene = np.random.default_rng(0).integers(0, 255, (1000, 1000))
     for folder in ("blur", "sharp"):
         write_png(root / "GOPRO_Large/train/clip0" / folder / "000000.png", scene)
@@ -385,8 +385,8 @@ class RefusedFile(NamedTuple):
 
 
 REFUSED = [
-    # Sizes that do not fit. E.g. a plane of 360 x 640 bits has 28,800 bytes, and 56 of them are
-    # 1,612,800 bytes. 1,625,300 bytes are no whole number of planes of any known size.
+    # The sizes of these files do not fit. E.g. a plane of 360 x 640 bits has 28,800 bytes, and 56
+    # of them are 1,612,800 bytes. 1,625,300 bytes are no whole number of planes of any known size.
     RefusedFile("none.dat", None, "No such file"),
     RefusedFile(
         "none_fits.dat",

@@ -362,8 +362,8 @@ def tfi_by_definition(spikes: np.ndarray, center: int, half_window: int) -> np.n
     The result has the shape (h, w). A pixel without such spikes within the window has the value
     1 / (length of the window).
 
-    spikes: (planes, h, w). center: number of the middle plane. half_window: planes of the window on
-    each side of it.
+    spikes: (planes, h, w). center: number of the middle plane. half_window: number of planes of the
+        window on each side of the middle plane.
     """
     out = np.empty(spikes.shape[1:], np.float32)
     for y, x in np.ndindex(out.shape):
@@ -717,7 +717,8 @@ HALF_WINDOWS = [0, 5, 20]  # windows of one plane, 11 planes and 41 planes
 def steady_pixels():
     """Give 60 planes of five pixels with steady light.
 
-    They have a spike every 3 planes, every 7 planes, in every plane, one spike, and none.
+    Pixel 0 has a spike every 3 planes, pixel 1 every 7 planes, and pixel 2 in every plane. Pixel 3
+    has one spike, and pixel 4 has none.
     """
     spikes = empty_planes(60, pixels=5)
     spikes[1::3, 0, 0] = 1
@@ -863,7 +864,7 @@ def representations(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     offsets = draw(st.lists(st.integers(-5, 5), min_size=1, max_size=3))
     options = {
         "tfp": {"half_window": draw(st.integers(0, 20)), "offsets": offsets},
-        # tfp has two forms. The second one spreads its windows over the file.
+        # tfp has two forms. "tfp spread" spreads its windows over the file.
         "tfp spread": {
             "half_window": draw(st.integers(0, 15)),
             "num_bins": draw(st.integers(1, 9)),
@@ -993,9 +994,9 @@ def streams_with_center(draw: st.DrawFn) -> tuple[np.ndarray, float]:
 def test_reversed_time_shows_the_same_instants_in_reverse_exactly(chosen, made):
     name, options = chosen
     planes, center = made
-    # tfstp uses only the planes before `center`. In reversed time, these are the planes after
-    # `center`. So the channels of the two directions differ. The next test compares tfstp with
-    # reversed planes.
+    # tfstp uses only the planes before `center`. In reversed time, the planes before `center` are
+    # the planes that come after it in forward time. So the channels of the two directions differ.
+    # The next test compares tfstp with reversed planes.
     if name == "tfstp":
         return
 
