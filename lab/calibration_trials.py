@@ -69,7 +69,7 @@ GROUPS = {
     "parallax": (0.7, 1.3),  # RGB pixels between the shifts of the nearest and the farthest layer
     "rolling": (0.1, 0.2),  # delay of the last row after the first, as a fraction of the exposure
 }
-ABOVE_ALL = 9  # upper limit of the third group; all values of these fields are smaller
+ABOVE_ALL = 9  # upper limit of the third group. All values of these fields are smaller
 
 
 def main() -> None:

@@ -34,10 +34,10 @@ from models.vrt.memory.fit_memory import BYTES_PER_PARAMETER, GB, MARGIN
 
 BATCH = 8  # clips of a step on all GPUs, as published
 CLIPS_AT_ONCE = (1, 2, 4, 8)  # the divisors of BATCH
-GPUS = (8, 4, 1)  # numbers of GPUs that the table shows; each must divide BATCH
+GPUS = (8, 4, 1)  # numbers of GPUs that the table shows. Each must divide BATCH
 CARDS = (24, 40, 80, 141)  # memory of a card in GB, in the order of the table
 # Both shares are chosen by hand.
-USABLE_SHARE = 0.9  # share of a card's memory that a step can use; CUDA itself needs the rest
+USABLE_SHARE = 0.9  # share of a card's memory that a step can use. CUDA itself needs the rest
 STEP_SHARE = 0.5  # share of the usable memory that a step takes at most
 # Number of parameters. Network 006 with its fusion has 18.3 million. 20 million is safe.
 PARAMETERS = 20e6

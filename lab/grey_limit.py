@@ -84,7 +84,7 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
 
     # ratio[..., None] is (H, W, 1): all three colours of a pixel have the same ratio.
     restored = np.clip(values + changes * (ratio[..., None] - 1), 0, 1)
-    return (255 * restored + 0.5).astype(np.uint8)  # astype cuts off the fraction; + 0.5 rounds
+    return (255 * restored + 0.5).astype(np.uint8)  # astype cuts off the fraction, so + 0.5 rounds
 
 
 def half_size_grey(frame: np.ndarray) -> np.ndarray:

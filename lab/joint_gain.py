@@ -80,7 +80,7 @@ FORMULAS = {"exposure": ("--method", "exposure"), "joint": ("--method", "joint")
 class Part:
     """What the clips are made from, and their number and length."""
 
-    videos: tuple[str, ...]  # names of videos; () for the photographs
+    videos: tuple[str, ...]  # names of videos, or () for the photographs
     clips: int  # number of clips of each video or photograph
     frames: int  # number of frames of a clip
     # Number of real frames in an exposure. With None, scripts/prepare_gopro_spike.py chooses it.
@@ -111,7 +111,7 @@ class Scores:
     psnr: float  # PSNR of the restored frames, dB
     blurry: float  # PSNR of the input frames, dB
     moving: float  # PSNR of the moving pixels of the restored frames, dB (`moving_psnr`)
-    s_per_frame: float | None  # seconds; None if an earlier call restored the clip
+    s_per_frame: float | None  # seconds, or None if an earlier call restored the clip
 
 
 # Way -> clip -> its scores.

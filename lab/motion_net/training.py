@@ -143,8 +143,8 @@ def train_step(
     levels: number of levels that the network computes, from the coarsest one on.
     """
     found = net(batch.pictures, batch.scenes, levels)
-    # The true shifts are at the middles of the eleven windows of the exposure (INSIDE), whose times
-    # are net.tau[INSIDE].
+    # The true shifts are at the middles of the eleven windows of the exposure (INSIDE).
+    # net.tau[INSIDE] has the times of these middles.
     loss, error = loss_of(found, batch.shifts, net.tau[INSIDE])
     optimizer.zero_grad()
     loss.backward()

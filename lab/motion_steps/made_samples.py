@@ -34,7 +34,7 @@ from scripts.make_sample_data import RGB, SPIKES
 # The solver that makes the proposals in training:
 #
 #     groups          groups of planes of an exposure
-#     linearisations  rounds; each round sets up the equations again
+#     linearisations  rounds. Each round sets up the equations again
 #     steps           steps of the conjugate gradients in each round
 #
 # This solver takes less time than the solver of a test, and its proposals are less exact. The

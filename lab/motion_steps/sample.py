@@ -40,7 +40,7 @@ class Sample:
     z_0: Tensor
     proposal: Tensor  # (3, H, W), the solution of the equations along `motion`
     sharp: Tensor  # (3, H, W) in [0, 1], the true frame
-    equations: JointEquations | None = None  # along `motion`; None until they are first needed
+    equations: JointEquations | None = None  # along `motion`. None until they are first needed
     is_plain: bool = False  # whether the motion and its equations are hidden, for the control
 
     def equations_along(self, motion: Motion, solver: Solver) -> JointEquations:

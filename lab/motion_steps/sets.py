@@ -31,7 +31,7 @@ class ClipSet:
     """
 
     source: str  # what the clips are made from: "videos", "stills" or "photos"
-    rig: str  # the two cameras, e.g. "dim"; data/cameras/rig_values.py has the names
+    rig: str  # the two cameras, e.g. "dim". data/cameras/rig_values.py has the names
     clips: int  # number of clips of each video, still or photograph
     frames: int  # number of frames of a clip
     weight: int  # a set of weight 4 is drawn twice as often as a set of weight 2

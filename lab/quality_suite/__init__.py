@@ -9,7 +9,7 @@ What is compared, and how it is made.
 
 What comes out.
 
-    runs.py       trains and tests a method; finds the results of finished runs
+    runs.py       trains and tests a method, and finds the results of finished runs
     moving.py     the score of moving pixels
     outcomes.py   means of scores, and how far they may be off
     tables.py     the tables of the report

@@ -30,7 +30,7 @@ class Outcome:
     """The results of a method with all seeds."""
 
     name: str  # e.g. "gated 500" (a network trained for 500 steps), or the name of a formula
-    parameters: int  # number of parameters; 0 without a network
+    parameters: int  # number of parameters, or 0 without a network
     # Seed -> result of the run with this seed. A result is the content of a file in results/, e.g.
     # {"s_per_step": 0.8,
     #  "clips": {"rig/street": {"restored": {"psnr": 30.1}, "input": {"psnr": 28.8}}}}

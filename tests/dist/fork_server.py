@@ -29,7 +29,7 @@ decides which processes are forks and which are new Pythons.
 Free to add: names in LIBRARIES. If a library is missing in LIBRARIES, each child imports the
 library anew. This only takes time. A name may be added to LATE_VARIABLES only if no import reads
 the variable. A new step of `serve` must not start a thread, see `main`. Every test of several ranks
-uses this module; tests/dist/test_dist.py is the shortest of these tests.
+uses this module. tests/dist/test_dist.py is the shortest of these tests.
 """
 
 from __future__ import annotations
@@ -366,9 +366,10 @@ def clean_env() -> dict[str, str]:
 def serve(listener: socket.socket) -> list[str]:
     """Fork a child for each request, and tell how each child ended.
 
-    This function is called once, in the fork server, where it never returns: the process ends when
-    its last connection is closed. Each child begins as a copy of the process in the middle of this
-    function. In a child this function returns: it returns the script and its arguments.
+    This function is called once, in the fork server. In the fork server it never returns, because
+    the process ends when its last connection is closed. Each child begins as a copy of the process
+    in the middle of this function. In a child this function returns: it returns the script and its
+    arguments.
 
     The selector watches three kinds of sources. Its `select` returns the sources that have news:
 

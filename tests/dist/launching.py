@@ -11,7 +11,7 @@ E.g. two ranks that train:
     result = run_ranks(2, "main_train_vrt.py", "--opt", options, limit_s=60)
     assert result.exit_codes == [0, 0], result.text
 
-Every test of several ranks uses this module; tests/dist/test_dist.py is the shortest of these
+Every test of several ranks uses this module. tests/dist/test_dist.py is the shortest of these
 tests.
 """
 
@@ -288,7 +288,7 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
     command = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+b") as stderr:
         process = fork_server().start(command, clean_env(), stdout, stderr)
-        exit_code = process.wait(600)  # seconds; the time limit of a test comes earlier
+        exit_code = process.wait(600)  # seconds. The time limit of a test comes earlier
         return exit_code, _content(stderr)
 
 
@@ -325,7 +325,7 @@ def forking_python(folder: Path) -> dict[str, str]:
 
 
 def write_command(path: Path, lines: str) -> Path:
-    """Write a shell script that can be run, e.g. a false `srun`, whose folder a test puts in PATH.
+    """Write a shell script that can be run, e.g. a false `srun`. A test puts its folder in PATH.
 
     lines: the lines of the script after the first line. Make the folder of `path`. Return `path`.
     """
@@ -341,7 +341,7 @@ AnyProcess = subprocess.Popen | ForkedProcess
 
 @contextmanager
 def start_command(command: Sequence[object], log: Path, **env: str) -> Generator[AnyProcess]:
-    """Give the process of a command, whose stdout and stderr go to the file `log`.
+    """Give the process of a command. Its stdout and stderr go to the file `log`.
 
     If the command is a script of this Python, the process is a fork of the fork server. A fork
     starts faster than a new Python. The fork server cannot give a fork every environment

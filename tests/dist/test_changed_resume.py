@@ -406,7 +406,7 @@ def test_tensorboard_shows_the_newer_start_after_a_clock_that_went_back(tmp_path
     _, _, _, seconds, rest = written.name.split(".", 4)
     an_hour_later = int(seconds) + 3600
     written.rename(written.with_name(f"events.out.tfevents.{an_hour_later}.{rest}"))
-    # Beside this file lies a file of the user, whose name has no time.
+    # Beside this file lies a file of the user. Its name has no time.
     foreign = written.with_name("events.out.tfevents.of_my_own")
     foreign.write_bytes(b"")
 

@@ -340,8 +340,8 @@ def test_the_file_of_a_rank_is_found_although_the_rank_closes_another_file(monke
 # ---- Which process of a host reports an error ---------------------------------------------------
 
 # Several processes of a host may find the same error. Only the first process reports it. It claims
-# the error: it binds a Unix socket, whose name is a hash of user, machine and error. A process that
-# cannot bind this socket stays silent.
+# the error: it binds a Unix socket. The name of the socket is a hash of user, machine and error. A
+# process that cannot bind this socket stays silent.
 
 # A program of another user. It binds the socket of an error first. Our process must report the
 # error nevertheless, because only a socket of its own user is a claim. The argument of the program

@@ -244,7 +244,7 @@ def test_a_full_disk_under_tensorboard_is_reported_once_and_the_run_goes_on(tmp_
     assert "Finished at iter 40" in result.text, result.text
     assert result.text.count("TensorBoardWriter failed and is left out from now on") == 1
     assert "Traceback" not in result.text
-    # TensorBoard writes in a thread of its own, whose errors must be caught.
+    # TensorBoard writes in a thread of its own. The errors of this thread must be caught.
     assert "Exception in thread" not in result.text
 
 

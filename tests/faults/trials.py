@@ -466,7 +466,7 @@ def epochs(share: float) -> Results:
 
 
 def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str) -> int:
-    """Return how many of the epochs a run came through; 0 if it failed.
+    """Return how many of the epochs a run came through. 0 if it failed.
 
     full_number: number of epochs of the run. persistent: "true" or "false", whether the loader
     processes live for the whole run.

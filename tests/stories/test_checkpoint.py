@@ -673,8 +673,8 @@ def test_an_error_of_weights_that_do_not_fit_names_the_file_of_the_checkpoint(tm
 # progress: `step` is the number of steps done, `validated` is the step of the last complete
 #     validation, and `validation_stops` says how often a signal has stopped the validation at
 #     `step`.
-# test_every: number of steps between validations; 0 means a run without a test set.
-# left: what is left to do.
+# test_every: number of steps between validations. 0 means a run without a test set. left: what is
+# left to do.
 
 
 @pytest.mark.parametrize(

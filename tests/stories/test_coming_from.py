@@ -1,6 +1,6 @@
 """The commands in the documents of KAIR, BasicSR and S-VRT run here, or the error names ours.
 
-KAIR, BasicSR and S-VRT are other projects, whose users may try their usual commands here. A
+KAIR, BasicSR and S-VRT are other projects. Their users may try their usual commands here. A
 training command works here, if its flags mean the same in this project. A flag that means something
 else here is refused, and the error says what to do instead (the cure). The test command of KAIR is
 refused, too. The error gives the command of this project that does the same.

@@ -40,12 +40,12 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """Give a clip of three frames of 96 x 96, whose scene moves by 12 pixels in each exposure."""
+    """Give a clip of three frames of 96 x 96. Its scene moves by 12 pixels in each exposure."""
     return Scene(velocity=(11.0, -5.0)).write(tmp_path_factory.mktemp("clips") / "scene")
 
 
 def files_of(clip, out):
-    """Return the arguments for the folders of a user's clip, whose frames are written to `out`."""
+    """Return the arguments for the folders of a user's clip. Its frames are written to `out`."""
     inputs = ["--input", clip / "blur", "--spike", clip / "spike", "--gt", clip / "sharp"]
     return [*inputs, "--output", out, "--save", "frames"]
 

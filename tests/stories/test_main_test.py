@@ -854,7 +854,7 @@ class FinishedTest(NamedTuple):
 def auto_and_whole(folder, frames, width, run):
     """Test a clip twice: in the tiles that the program chooses ("auto"), and as a whole ("whole").
 
-    folder: all files are written here. frames, width: size of the clip, whose frames are 32 pixels
+    folder: all files are written here. frames, width: size of the clip. Its frames are 32 pixels
     high. run: a function (option file, arguments) that runs main_test_vrt.py.
     Returns {"auto": FinishedTest, "whole": FinishedTest}.
     """

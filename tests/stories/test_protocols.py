@@ -294,7 +294,7 @@ class Exposure:
         """Write the files.
 
         frames: the scene at each plane of the exposure, (inside, 32, 32, 3) uint8, display values.
-        blurry: path -> gamma; a frame is averaged as display value ** gamma. sharp, spikes: paths.
+        blurry: path -> gamma. A frame is averaged as display value ** gamma. sharp, spikes: paths.
         """
         for path, gamma in blurry.items():
             light = ((frames / 255.0) ** gamma).mean(axis=0)
@@ -467,7 +467,7 @@ def write_s_sdm():
             spikes = Path("GOPRO/test/spike_data", clip, f"{name}.dat")
             S_SDM.write(
                 grey_frames(S_SDM.inside, seed=count + index),  # one for each plane
-                blurry={blurry: 1},  # path -> gamma; gamma 1: the mean of display values
+                blurry={blurry: 1},  # path -> gamma. Gamma 1: the mean of display values
                 sharp=sharp,
                 spikes=spikes,
                 noise_seed=index,

@@ -1,7 +1,7 @@
 """Every form of the network computes right numbers on a GPU, in every precision.
 
-`pytest -m cuda` runs these tests. There are two references: a step in float64, whose results are
-stored (tests/helpers/exact_step.py), and a step in float32 on the same GPU.
+`pytest -m cuda` runs these tests. There are two references. One is a step in float64, and its
+results are stored (tests/helpers/exact_step.py). The other is a step in float32 on the same GPU.
 """
 
 import warnings

@@ -133,7 +133,7 @@ def moved_pictures(motion: tuple[float, float]) -> np.ndarray:
     """
     sheet = texture(np.random.default_rng(11), 192).astype(np.float32)
     sheet = cv2.GaussianBlur(sheet, (0, 0), 1.0)
-    # Cut both pictures out of a sheet of 192 x 192 pixels, whose middle is (96, 96). If the second
+    # Cut both pictures out of a sheet of 192 x 192 pixels. Its middle is (96, 96). If the second
     # cut lies farther to the left, its content is farther to the right.
     x, y = motion
     first = cv2.getRectSubPix(sheet, (128, 128), center=(96, 96))

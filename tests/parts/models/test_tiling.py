@@ -124,9 +124,8 @@ def test_published_tiling_is_reproduced(path):
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
     expected = torch.from_numpy(recording["output"])
-    # The recordings are in float32, whose rounding errors are about 1e-7 of a value. A blended
-    # pixel is a sum over several tiles, each with such an error. So the tolerance is 1e-6, and not
-    # 1e-7.
+    # The recordings are in float32. Its rounding errors are about 1e-7 of a value. A blended pixel
+    # is a sum over several tiles, each with such an error. So the tolerance is 1e-6, and not 1e-7.
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
 
 

@@ -37,9 +37,9 @@ def test_each_kernel_gives_the_numbers_of_float64(cases, count):
     assert done.exit_codes == [0], done.text
     found = done.json  # name of each case -> the relative errors of its results
     assert len(found) == count
-    # All cases compute in float16, whose numbers have 11 significant bits. So a rounding error is
-    # at most 2 ** -11 = 5e-4 of the value. A result has several rounding errors, so the limit is
-    # four rounding errors, 2e-3. `not error < limit` is also True for NaN.
+    # All cases compute in float16. Its numbers have 11 significant bits. So a rounding error is at
+    # most 2 ** -11 = 5e-4 of the value. A result has several rounding errors, so the limit is four
+    # rounding errors, 2e-3. `not error < limit` is also True for NaN.
     wrong = {name: errors for name, errors in found.items() if not max(errors) < 2e-3}
     assert not wrong
 

@@ -389,7 +389,7 @@ def write_fast_clip(root, clip, scene):
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory):
-    """Give two clips, a and b, without sharp frames, whose scene moves by 40 pixels per frame."""
+    """Give two clips, a and b, without sharp frames. Their scene moves by 40 pixels per frame."""
     root = tmp_path_factory.mktemp("fast")
     rng = np.random.default_rng(0)
     for clip in ("a", "b"):

@@ -107,7 +107,7 @@ def test_a_pickle_is_refused_and_not_executed(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-# A message with a tensor of float32, whose shape stands as "[2, 3]" in the outline.
+# A message with a tensor of float32. Its shape stands as "[2, 3]" in the outline.
 MESSAGE = pack([torch.zeros(2, 3), "text"])
 
 

@@ -194,7 +194,7 @@ def test_a_loss_chosen_by_an_override_drops_the_keys_of_the_former_loss(option_f
 
 
 def test_if_an_override_chooses_a_data_set_only_keys_that_it_does_not_have_are_dropped(option_file):
-    # The file chooses "clips", whose keys are dataroot_gt, gt_size and spike. The override chooses
+    # The file chooses "clips". Its keys are dataroot_gt, gt_size and spike. The override chooses
     # "rgb". It has no key "spike".
     train = options_of_part(load(option_file, "datasets.train.dataset_type=rgb").datasets.train)
 
