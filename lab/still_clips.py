@@ -5,9 +5,9 @@
 
 motion.pth has the network of operator.pth, and learned steps after it. The steps move light along
 the motion that the spikes show. If nothing moves, noise may look like a motion, and the steps would
-make the frame worse. data/motion/stillness/ should prevent this, and this program measures how well
-it does. The program makes clips of three photographs, in three lights, with four kinds of motion.
-It restores each clip with motion.pth and with operator.pth, and prints the gain of motion.pth over
+make the frame worse. data/motion/stillness/ should prevent this. This program measures how well it
+does. The program makes clips of three photographs, in three lights, with four kinds of motion. It
+restores each clip with motion.pth and with operator.pth, and prints the gain of motion.pth over
 operator.pth in dB.
 
     photographs   crops of 160 x 128 pixels (width x height) of pictures in scikit-image

@@ -25,7 +25,7 @@ BEFORE = 40  # planes of a scene before the exposure. The same number comes afte
 STEP = 2  # two planes in a row see the same light. This halves the time for drawing a scene
 # The instants at which a scene is drawn, (84,), in planes after the sharp instant: the middles of
 # pairs of planes. E.g. the middle of the planes -40 and -39 is 39 planes before the start of the
-# exposure, so the first instant is -39 - 44.5 = -83.5.
+# exposure. So the first instant is -39 - 44.5 = -83.5.
 _FIRST_PLANES = np.arange(-BEFORE, PLANES + BEFORE, STEP)  # -40, -38, ..., 126
 INSTANTS = _FIRST_PLANES + STEP / 2 - SHARP
 # The middles of the 15 windows of `MotionNet`, (15,), in planes after the sharp instant. The unit

@@ -108,8 +108,8 @@ def record_stream(
     # The flaws of the camera. The class `Sensor` explains its fields.
     jitter = rng.uniform(0, 0.05)
     pattern = rng.uniform(0, 0.05)
-    # A camera of display values gets up to ten times the dark charge, because its other charges in
-    # dim light are larger, too: 0.002 of full light has a display value of about 0.06.
+    # In dim light, a camera of display values has larger charges: 0.002 of full light has a display
+    # value of about 0.06. So its dark charge is up to ten times as large, too.
     dark = rng.uniform(0, 0.02 if is_display else 0.002)
     sensor = Sensor(rate=rate, is_display=is_display, jitter=jitter, pattern=pattern, dark=dark)
     on_sensor = light
@@ -123,8 +123,8 @@ def blurry_frame(rng: np.random.Generator, light: np.ndarray) -> np.ndarray:
 
     The frame is the mean light over the exposed part of the planes, plus noise.
     """
-    # The RGB camera is exposed for a share of the planes: all planes in a third of the frames, 80 %
-    # in a third, and 50 to 100 % in a third.
+    # The RGB camera is exposed for a share of the planes. A third of the frames see all planes, a
+    # third see 80 %, and a third see 50 to 100 %.
     random_share = rng.uniform(0.5, 1)
     share = rng.choice([1.0, 0.8, random_share])
     # INSTANTS are in planes after the sharp instant. Change them to planes after the middle of the

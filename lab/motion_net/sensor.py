@@ -14,9 +14,10 @@ import numpy as np
 from data.spike.pictures import DISPLAY_GAMMA
 from lab.motion_net.instants import STEP
 
-# Before the scene, the sensor sees its first instant for this number of planes, so that the charge
-# of a pixel no longer depends on its initial value. After the scene, it sees the last instant for
-# this number of planes, because `spike_windows` looks for the first spike after the last window.
+# Before the scene, the sensor sees its first instant for this number of planes. After these planes,
+# the charge of a pixel no longer depends on its initial value. After the scene, it sees the last
+# instant for this number of planes, because `spike_windows` looks for the first spike after the
+# last window.
 WARM_UP = 24
 
 

@@ -118,8 +118,8 @@ class AllMethods:
 def scores_of(folder: Path, trained_runs: Sequence[TrainedRun]) -> Scores:
     """Restore the clips of a folder by all methods. Returns method -> clip -> PSNR in dB.
 
-    A clip is left out if it has a frame for which a run has no trained steps, e.g. a frame with few
-    spikes if only the part "good" was trained.
+    A clip is left out if it has a frame for which a run has no trained steps. E.g. a frame has few
+    spikes, and only the part "good" was trained.
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     shipped = network_of(SHIPPED_WEIGHTS)

@@ -48,8 +48,8 @@ SOLVER = Solver(groups=12, linearisations=2, steps=8)
 # restoration uses the part "few" below 10 spikes (`data.motion.learned_method.FEW_SPIKES`). The
 # ranges overlap, so that both parts are trained on samples with about 10 spikes.
 SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
-# Least number of samples of a set in the range of the part. A set with fewer samples is left out,
-# because sets are drawn by their weights, so each of its few samples would be drawn often.
+# Least number of samples of a set in the range of the part. A set with fewer samples is left out.
+# Sets are drawn by their weights, so each of its few samples would be drawn often.
 LEAST_SAMPLES = 6
 # The operator is the network of weights/operator.pth. It makes the first estimate of a frame. The
 # keys below are keys of its section `spike`. They describe the data of the operator's training,

@@ -30,8 +30,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def run_network(args: argparse.Namespace) -> dict[str, Any]:
     """Measure restorations (command net) or training steps (command train). Prints a table.
 
-    Returns the numbers for --json: the setting, the figures of each network under the key "runs",
-    and with --against naive also the difference and the ratio of both networks.
+    Returns the numbers for --json: the setting, and the figures of each network under the key
+    "runs". With --against naive, it also returns the difference and the ratio of the two networks.
     """
     if args.quick:
         _make_quick(args)

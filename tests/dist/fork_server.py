@@ -16,8 +16,9 @@ ends with its own exit code. A child differs from a new Python in two ways:
 
 * The libraries and the modules of the project are imported already. A script outside of the
   repository may belong to a changed copy of the project, so its child imports the project anew.
-* All children have the same salt, a random number of the fork server from which Python computes
-  hash() of a text. Two new Pythons would have two salts. So a test that needs two salts, e.g. a
+* All children have the same salt. The salt is a random number of the fork server. From it Python
+computes hash() of a text. Two new Pythons would have two salts. So a test that needs two salts,
+e.g. a
   test of "the same bits in another process", starts a new Python instead.
 
 A child may start Python programs itself, e.g. torchrun's agent starts ranks. These programs are
@@ -177,8 +178,8 @@ LATE_VARIABLES = (
 # Largest size of a message in bytes, 1 MiB. The longest request holds a whole environment, and is
 # far smaller.
 MESSAGE_BYTES = 1 << 20
-# A request comes with the files for stdout and stderr, and perhaps with a gate: a pipe that holds
-# the child back until a test closes its other end (`ForkServer.start`).
+# A request comes with the files for stdout and stderr. It may also come with a gate: a pipe that
+# holds the child back until a test closes its other end (`ForkServer.start`).
 MOST_FILES = 3
 
 
@@ -610,9 +611,8 @@ def script_of(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
 def replace_program(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     """Run a script in this process, and end the process with it, as `exec` would.
 
-    Before the script runs, everything is removed that the former program has left in Python:
-    handlers of signals, output that is not yet written, modules of the project, and functions that
-    would be called at its end.
+    Before the script runs, remove what the earlier program has left in Python: handlers of signals,
+    unwritten output, modules of the project, and functions for its end.
 
     argv: the script and its arguments.
     """

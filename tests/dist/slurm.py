@@ -41,9 +41,9 @@ def reason_to_skip() -> str:
 class Cluster:
     """A cluster of one node, for a `with` statement. At its end, all jobs and daemons end.
 
-    The node has as many cores as this machine, but at least 4, so that a job of two ranks and a job
-    of one rank can run together. It has two partitions: "main", and "urgent", whose jobs may stop
-    jobs of "main".
+    The node has as many cores as this machine, but at least 4. With 4 cores, a job of two ranks and
+    a job of one rank can run together. It has two partitions: "main", and "urgent", whose jobs may
+    stop jobs of "main".
     """
 
     def __init__(self, folder: Path) -> None:

@@ -361,8 +361,8 @@ time.sleep(60)
 def own_claims():
     """Release the claims of this process after the test.
 
-    Before a process that has claimed an error ends with a refusal, it waits for 10 s, so that other
-    ranks can end first (`claims.outlast_siblings`). Without this fixture, later tests would wait.
+    A process that has claimed an error waits for 10 s before it ends with a refusal. So other ranks
+    can end first (`claims.outlast_siblings`). Without this fixture, later tests would wait.
     """
     yield
     for claim in claims.CLAIMS:

@@ -101,7 +101,7 @@ def main() -> None:
     with utils_dist.ranks(log=False):
         # A trial is about STALL_S, so STALL_S must hold in the phase "validate", too. A limit below
         # STALL_S counts as STALL_S, so the smallest value, 1, is given for this phase. The other
-        # two limits are never reached: 60 s are enough for the imports on a busy machine, and the
+        # two limits are never reached. 60 s are enough for the imports on a busy machine. The
         # watchdog ends the rank long before a connection times out after 600 s.
         limits = WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1)
         utils_dist.begin(limits, timeout_s=600)

@@ -278,9 +278,9 @@ def test_all_ranks_of_a_start_hear_its_name_from_their_own_rank_0(names_of_start
 
 
 def test_a_forged_number_of_requests_keeps_no_rank_from_the_name_of_its_start(server):
-    # Any program that reaches the port can write this number. Rank 0 must neither hold a million
-    # numbers in memory, nor ask the store for a million requests: that would take longer than the
-    # ranks wait here, 5 s.
+    # Any program that reaches the port can write this number. Rank 0 must not hold a million
+    # numbers in memory. It must not ask the store for a million requests either, because this would
+    # take longer than the ranks wait here, 5 s.
     store = PrefixStore("forged", server)
     store.add("requests", 1_000_000)
     names: dict[int, str] = {}

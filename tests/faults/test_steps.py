@@ -204,8 +204,8 @@ def test_a_resume_goes_on_with_the_loss_scale_of_float16(tmp_path):
 
 def test_weights_that_diverge_while_the_flow_is_trained_end_with_code_4(tmp_path):
     # The first step with this learning rate makes the weights of the flow so large that the flow is
-    # NaN from the second step on. The run starts from weights of a file, because the last layer of
-    # a new network has zeros, and with these zeros no gradient would reach the flow.
+    # NaN from the second step on. The run starts from weights of a file. The last layer of a new
+    # network has zeros, and with these zeros no gradient would reach the flow.
     options = write_options(tmp_path)
     weights = save_weights(options, tmp_path / "w.pth")
     changes = (

@@ -120,8 +120,8 @@ def stalls(
 def summary_of_stalls(trials: list[Trial]) -> Results:
     """Return the figures of stall trials.
 
-    A trial has two times: detected_s, the seconds from the fault to the message of the watchdog,
-    and gone_s, the seconds from the fault to the end of the last process. If an event never came,
+    A trial has two times. detected_s are the seconds from the fault to the message of the watchdog.
+    gone_s are the seconds from the fault to the end of the last process. If an event never came,
     its time is infinite. Infinite times are left out of the figures, and the trial is in "wrong".
     """
     detected = [trial.detected_s for trial in trials if math.isfinite(trial.detected_s)]
@@ -301,8 +301,8 @@ def interruptions(how: str, share: float) -> Results:
     wrong = []
     codes_right = 0
     for trial in found:
-        # After SIGKILL any exit codes are right: the system sets the code of the killed rank, and
-        # the other ranks may notice the end of this rank in several ways.
+        # After SIGKILL any exit codes are right. The system sets the code of the killed rank. The
+        # other ranks may notice its end in several ways.
         are_codes_right = how == "kill" or set(trial.exit_codes) == {STOPPED_BY_SIGNAL}
         codes_right += are_codes_right  # True counts as 1
         if not (are_codes_right and trial.identical):

@@ -1004,7 +1004,7 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
 
 
 # A program that locks the file of a run. After a second it does what a run at work does if somebody
-# removes this file: it makes the file again, locks the new file, and then frees the old one.
+# removes this file. It makes the file again, locks the new file, and then frees the old one.
 MAKE_LOCK_AGAIN = """
 import fcntl
 import os

@@ -1,17 +1,19 @@
 """How a process learns who started it, and the two shell scripts that start ranks.
 
-Each launcher (torchrun, SLURM, MPI, a cloud platform) tells a process by environment variables
-which of all processes it is, e.g. by RANK and WORLD_SIZE. The dictionaries below hold these
-variables as the launchers document them. Most tests give such a dictionary to the product. They
-compare the rank that the product reads with the expected rank. Other tests start real launchers, or
-launch_train.sh with a `python` that only prints its arguments.
+A launcher is e.g. torchrun, SLURM, MPI or a cloud platform. It sets environment variables that tell
+a process which of all processes it is. E.g. RANK=1 and WORLD_SIZE=2: the second of two processes.
+The dictionaries below hold the variables as the launchers document them. Most tests give such a
+dictionary to the product. They compare the rank that the product reads with the expected rank.
+Other tests start real launchers, or launch_train.sh with a `python` that only prints its arguments.
 
 A rank is one process of a run, usually with one GPU. A node, or host, is a machine. The local rank
 is the number of a process on its node, counted from 0.
 
-If you add a launcher, add a dictionary of its variables here, and a row to one of two tests:
-test_a_rank_of_another_launcher_joins_the_others if it starts a process for each rank,
-test_a_process_of_a_platform_stands_for_its_node if it starts a process for each node.
+If you add a launcher, add a dictionary of its variables here, and a row to a test:
+
+    the launcher starts a process    test
+    for each rank                    test_a_rank_of_another_launcher_joins_the_others
+    for each node                    test_a_process_of_a_platform_stands_for_its_node
 
 What is tested:
 

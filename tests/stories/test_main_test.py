@@ -1242,8 +1242,8 @@ def test_the_same_command_finishes_after_a_full_disk(noise_clip, tmp_path, capfd
 LEAST_GAIN = 6
 
 
-# This test is slow, because the clips have all their frames, and because the test makes training
-# data: the data set of `make sample`, but with one clip of each split.
+# This test is slow. The clips have all their frames, and the test makes training data: the data set
+# of `make sample`, but with one clip of each split.
 @pytest.mark.slow
 def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_signal_stopped(
     tmp_path, monkeypatch

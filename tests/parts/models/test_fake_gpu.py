@@ -264,7 +264,7 @@ def test_a_step_of_the_file_for_a_card_fits_the_card(gpus, card):
     assert opt.train.amp.enable
     # `counted_gb` is a count without a GPU, so a real step may take more. A step must take less
     # than 70 % of the budget by the count. If a real step needed more than the budget, it would be
-    # slower, but would not fail: with "auto", more blocks would keep less in memory, and would be
+    # slower, but would not fail. With "auto", more blocks would keep less in memory. They would be
     # computed a second time in the backward pass.
     assert net.checkpoint == "auto"
     assert step_gb(clips, counted_gb()) < 0.7 * net.memory_budget_gb

@@ -133,9 +133,9 @@ class Activations:
 # Vectors of large networks. Only `make slow` compares them, because each takes 4 to 30 seconds of a
 # core. So `make test` compares no whole network that aligns 4 or 6 frames (pa4, pa6), that enlarges
 # by 4, that restores gray pictures, or that knows the noise level. For most of these networks,
-# `make test` has weaker tests: test_vrt_modules.py compares the alignment of 4 and 6 frames alone
-# (mod_align_pa4_n4 and mod_align_pa6_n5), and tests/stories/test_kair_files.py trains networks that
-# align 4 frames, that enlarge, and that remove noise, for a few steps.
+# `make test` has weaker tests. test_vrt_modules.py compares the alignment of 4 and 6 frames alone
+# (mod_align_pa4_n4 and mod_align_pa6_n5). tests/stories/test_kair_files.py trains some networks for
+# a few steps: they align 4 frames, enlarge, or remove noise.
 LARGE = (
     "net_deblur_pa2_5f_b2",
     "net_deblur_pa2_6f",

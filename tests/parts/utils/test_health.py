@@ -195,8 +195,8 @@ def run_on_small_disk(tmp_path):
         path = write_options(tmp_path, path={"root": str(small)})
         opt = read_options(["--opt", str(path), "train.checkpoint_save=10"])
         # The three files of the save have 1 MB each. So 13.6 - 3 = 10.6 MB are free (13m is 13 x
-        # 2^20 bytes). 3 MB of these are needed for three other checkpoints: the best one, and the
-        # former versions of the latest and of the best one. Later saves replace these files, but
+        # 2^20 bytes). 3 MB of them are needed for three other checkpoints: the best one, and the
+        # earlier versions of the latest and of the best one. Later saves replace these files, but
         # each save adds two models, 2 MB. So there is room for 7.6 / 2 saves: for 3.
         for file in ("checkpoints/checkpoint_latest.pth", "models/30_G.pth", "models/30_E.pth"):
             (opt.folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -604,7 +604,7 @@ END_OF_SLOW_RANK = 75
 END_OF_SLOW_LOADER = 125
 # Delay of the slow rank in each step, in milliseconds. The step of a healthy rank takes about 10 ms
 # on an idle machine. On a busy machine, both ranks also wait for their data. The delay must be much
-# longer than the step with this wait, so that rank 1 takes more than 1.2 times as long as rank 0
+# longer than the step with this wait. Then rank 1 takes more than 1.2 times as long as rank 0
 # (SLOW_FACTOR of utils/run/speed.py).
 SLOW_RANK_MS = 200
 
