@@ -174,9 +174,10 @@ def test_resizing_a_crop_of_spikes_equals_cropping_the_resized_spikes(clips_root
 
 
 def draws(count=200, size=(20, 30), **allowed):
-    """Return drawn crops of 8 x 8 that begin at even rows and columns.
+    """Return a list of random draws (`Augment`): crops of 8 x 8, perhaps flipped or turned.
 
-    size: height and width of the frame. allowed: which changes may be drawn, e.g. hflip=True.
+    count: number of draws. size: height and width of the frame. allowed: which changes may be
+        drawn, e.g. hflip=True.
     """
     rng = np.random.default_rng(0)
     whole_frame = Crop(0, 0, *size)

@@ -9,7 +9,7 @@ All data are simulated here: constant light, a ramp from dark to bright, or rand
 between 0 (dark) and 1 (full light).
 
 A "draw" is a set of random choices. E.g. a `CameraDraw` has all random choices about the camera of
-a sample. Draws for one purpose must not depend on draws for another purpose.
+a sample. Draws for one purpose must not depend on draws for other purposes.
 """
 
 import dataclasses
@@ -180,8 +180,9 @@ def light_by_definition(spikes: list[int]) -> list[Fraction]:
 
     In an interval of n planes between two spikes, each plane has the light 1 / n. The planes before
     the first spike have the light of the first interval, and the planes after the last spike have
-    the light of the last interval. If the pixel is silent there for more than n planes, the light
-    is less. With one spike or no spike, each plane has the mean.
+    the light of the last interval. If the pixel is silent for m > n planes before its first or
+    after its last spike, these planes have the light 1 / m. With one spike or no spike, each plane
+    has the mean.
     """
     planes = len(spikes)
     fired = [plane for plane, spike in enumerate(spikes) if spike]
@@ -306,7 +307,7 @@ def test_half_the_threshold_gives_two_spikes_for_the_charge_of_a_dark_time(brigh
     #     recorded spikes     in most planes   none      none         a spike  in most planes
     #
     # The light of an interval is assumed to be constant: one threshold over its n planes, 1 / n per
-    # plane. With half the threshold, this light gives two spikes. One of these spikes may come in
+    # plane. With half the threshold, this light gives two spikes. One of the two spikes may come in
     # the bright planes at the ends of the interval. So there are at most two spikes in the dark,
     # and fewer in some pixels.
     in_the_dark = changed[20:39].sum(axis=0)
@@ -371,8 +372,8 @@ def changed_by_definition(
         charge -= expected[plane]
         # With a lower threshold or a dark current, a plane may add more than 1, but a pixel fires
         # at most once per plane. Of the charge that is left, one whole spike and the fraction of a
-        # spike are kept: 2.4 becomes 1.4. In all other cases a plane adds at most 1 to a charge
-        # below 1. So less than 1 is left after the spike, and nothing is cut.
+        # spike are kept: 2.4 becomes 1.4. With a higher threshold and no dark current, a plane adds
+        # at most 1 to a charge below 1. So less than 1 is left after the spike, and nothing is cut.
         if factor < 1 or dark:
             is_too_much = charge >= 2
             part_of_a_spike = charge[is_too_much] % one
@@ -740,7 +741,7 @@ def mean_position(is_true: np.ndarray) -> float:
 
 
 def numbers_of_pixels(camera: Any) -> dict[str, Any]:
-    """Return numbers for the draws of a camera that cannot be read directly: name -> number.
+    """Return numbers for draws of a camera that have no field of their own: name -> number.
 
     E.g. the camera draws which pixels are hot. These draws are found from what the camera does with
     planes of full light and with planes of darkness.
@@ -754,7 +755,7 @@ def numbers_of_pixels(camera: Any) -> dict[str, Any]:
     white = unscaled.apply(full_light, frame=0)
     black = unscaled.apply(darkness, frame=0)
     is_hot = black.all(axis=0)  # (16, 16)
-    # In full light a dead pixel never fires. A lost plane has no spikes, except of hot pixels.
+    # In full light a dead pixel never fires. In a lost plane only hot pixels have spikes.
     is_dead = ~white.any(axis=0)  # (16, 16)
     is_lost = ~white[:, ~is_hot].any(axis=1)  # (24,)
 
@@ -813,7 +814,7 @@ def drawn_numbers(dataset: Any, epoch: int, index: int) -> dict[str, Any]:
         "quality": rgb.jpeg,
         **numbers_of_pixels(camera),
         "place in the epoch": place_in_epoch(dataset.seed, epoch, index),
-        # The next number of the generator, which is left after all draws for the sample.
+        # The number that the generator gives next, after all draws for the sample.
         "what follows": draw.rng.random(),
     }
 
@@ -864,7 +865,8 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
         # A number that is the same for all samples has no correlation, so it is left out.
         if len(set(values_of_name)) > 1:
             values[name] = values_of_name
-    # There are 22 numbers. If fewer than 17 varied, the test would compare too little.
+    # There are 22 numbers. At least 17 of them must vary, because the test would otherwise compare
+    # too little.
     assert len(values) >= 17, list(values)
 
     correlated = {}

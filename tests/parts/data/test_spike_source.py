@@ -51,7 +51,8 @@ def even_spikes():
     """Return planes (201, 2, 2), in which each pixel fires at nearly equal intervals.
 
     The pixel with 20 spikes collects 20 / 201 of a spike in each plane. It fires in the planes in
-    which its sum reaches the next whole number: at 11 planes, 11 x 20 / 201 = 1.09, so plane 10.
+    which its sum reaches the next whole number. E.g. the sum of 11 planes is 11 x 20 / 201 = 1.09,
+    so the pixel fires in plane 10, the eleventh plane.
     """
     plane = np.arange(PLANES)[:, None, None]
     count_before = np.floor(plane * COUNTS / PLANES)
@@ -216,7 +217,7 @@ def user_source(trained, **options):
 def test_a_rate_that_nobody_gives_is_as_in_training(caplog, trained, rate, message):
     # If the spikes of the training were divided by a rate, the user's spikes must be divided, too.
     # The rate of the training, 0.5, belongs to another camera. So the rate of the user's spikes is
-    # measured from the frames ("match"). With rate 1, the spikes are not divided.
+    # measured from the frames ("match"). Otherwise the rate is 1, and the spikes are not divided.
     found = user_source(trained)
 
     assert found.rate == rate
@@ -336,10 +337,10 @@ def test_exposures_without_a_window_are_accepted():
 def test_a_clip_name_of_spk_gopro_tells_the_sharp_plane_if_the_files_have_its_length(
     planes, center
 ):
-    # The 07 in the name says that 7 frames were averaged to the blurry frame. Each of them gave one
-    # plane and 7 interpolated planes after it, so there are 7 x 8 = 56 planes. The last 7 may be
-    # missing, which leaves 49 planes. The sharp frame is the middle one of the 7 frames, number 3
-    # from 0 on. So the sharp plane is plane 3 x 8 = 24.
+    # The 07 in the name says that 7 frames were averaged to the blurry frame. Each of the 7 frames
+    # gave one plane and 7 interpolated planes after it, so there are 7 x 8 = 56 planes. The last 7
+    # may be missing, which leaves 49 planes. The sharp frame is the middle one of the 7 frames:
+    # frame 3, counted from 0. So the sharp plane is plane 3 x 8 = 24.
     assert DatasetInfo().gt_plane_of("GOPR0372_07_00", planes) == center
 
 
@@ -355,7 +356,8 @@ INFO = '{"format": 1, "h": 2, "w": 4}'
 
 # In a data set, a spike file is <root>/<split>/<clip>/spike/<file>, and dataset.json is in the
 # root. The program looks for dataset.json in the folder of the spike file, and in the folders above
-# it up to the folder that contains the root. `place` is the folder in which this test puts it.
+# it up to the folder that contains the root. `place` is the folder in which this test puts
+# dataset.json.
 @pytest.mark.parametrize("place", [".", "root", "root/train/c"])
 @pytest.mark.parametrize("named", ["spike/0.dat", "spike"], ids=["file", "folder"])
 def test_the_dataset_json_above_a_spike_file_is_found(tmp_path, place, named):
@@ -371,5 +373,5 @@ def test_a_dataset_json_far_above_belongs_to_other_files(tmp_path, named):
     write_dat(tmp_path / "far/other/data/train/c/spike/0.dat", np.zeros((1, 2, 4), np.uint8))
     (tmp_path / "far/dataset.json").write_text(INFO)
 
-    # The default DatasetInfo: no dataset.json was found.
+    # The result is the default DatasetInfo, because no dataset.json was found.
     assert nearest_info(tmp_path / "far/other/data/train/c" / named) == DatasetInfo()

@@ -81,7 +81,7 @@ def test_a_motion_that_ends_where_it_began_counts_as_motion():
 
 def test_jumps_from_time_to_time_count_little_in_dim_light():
     # The positions 2, -2, 2, ... have a reach of 4 pixels. Such jumps are noise. In dim light
-    # (fewer than 9 spikes), a curve is fitted to the positions, which hardly follows the jumps.
+    # (fewer than 9 spikes), a curve is fitted to the positions. The curve hardly follows the jumps.
     jumps = motion_along(2.0 * (-1.0) ** np.arange(len(TIMES)))
 
     assert share_by_reach(jumps, spikes=3.0).max() == 0
@@ -101,7 +101,7 @@ def test_only_the_part_that_moves_takes_the_improved_frame():
 
 # ---- By the change of the spikes ---------------------------------------------------------------
 
-PLANES = 120  # of a stream. The exposure is the middle half, 60 planes.
+PLANES = 120  # number of planes of a stream; the exposure is the middle half, 60 planes
 # Spikes per plane at full light. The mean light of the stripes is half of full light. So a pixel
 # has 60 * 0.05 / 2 = 1.5 spikes in the exposure, which is dim light.
 DIM = 0.05
@@ -216,9 +216,9 @@ def test_a_lamp_that_flickers_is_no_motion():
 
 
 def test_a_lamp_that_lights_a_part_of_the_frame_is_no_motion():
-    # Here pixels of equal light do not change in the same way, because the lamp does not light them
-    # equally, but neighbouring pixels do. Without the function `without_change_of_lamps`, the
-    # evidence of the frame would be 21.
+    # The lamp lights the middle of the frame more than its edges. So two pixels of equal light
+    # change in different ways if they are far apart. Neighbouring pixels change in the same way.
+    # Without the function `without_change_of_lamps`, the evidence of the frame would be 21.
     columns = np.arange(3 * SIDE)
     lamp = np.exp(-(((columns - columns.mean()) / 50) ** 2))  # 1 in the middle, 0 at the edges
     flicker = 0.5 * np.sin(np.linspace(0, 5, PLANES))  # brighter, then darker, once
@@ -288,11 +288,12 @@ def test_planes_of_the_same_motion_stay(positions):
 @pytest.mark.parametrize("planes", [3, 4])
 def test_a_stream_of_few_planes_has_a_share(planes):
     recording = recording_of(STILL)
-    # Take only the first planes. They are all in the exposure, and the sharp frame is in plane 1.
+    # Take only the first planes. All of these planes are in the exposure, and the sharp frame is in
+    # plane 1.
     short = Recording(recording.blurry, recording.stream[:planes], begin=0, end=planes, sharp=1.5)
 
-    # The stream is cut into four pieces of time. Three planes are too few for four pieces. Then
-    # nothing speaks against a motion, so the share is 1.
+    # The stream is cut into four pieces of time. Three planes are too few for four pieces. In this
+    # case nothing speaks against a motion, so the share is 1.
     if planes == 3:
         expected = 1
     else:

@@ -76,7 +76,7 @@ def spike_folder(root, clip):
 
 
 def write_noise(root, part=slice(None), **info):
-    """Write two clips whose frame i has the planes `part` of noise_planes(i). Returns `root`.
+    """Write two clips whose frame i has the planes `part` of noise_planes(i). Return `root`.
 
     part: a slice, e.g. slice(5, 20) for planes 5 to 19. info: keys of dataset.json.
     """
@@ -383,8 +383,9 @@ def test_exposures_beyond_the_file_are_refused_in_a_cache(cached_files):
 # With the option `context: 30`, a frame also gets up to 30 planes before its exposure and up to 30
 # planes after it.
 
-# Light around the sharp frame (2 planes on each side), and light of 3 parts of the exposure, both
-# relative to the mean light of the exposure. The last channel is a confidence.
+# A representation of 5 channels. Channel 0: light around the sharp frame (2 planes on each side).
+# Channels 1 to 3: light of 3 parts of the exposure. All this light is divided by the mean light of
+# the exposure. Channel 4: a confidence.
 RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
 
@@ -394,7 +395,7 @@ def expected_with_context(frame, context, reverse):
     The sharp frame is at plane 11 of the 24 planes of the exposure. Plane 0 does not count, so 10
     planes come before the sharp frame. The program takes as many planes after it: half_exposure 10.
 
-    context: number of planes on each side. There are fewer at the ends of the clip.
+    context: number of planes on each side of the exposure, fewer at the ends of the clip.
     """
     stream = all_noise()
     first = frame * PLANES  # the first plane of the exposure
@@ -659,7 +660,7 @@ def test_an_exposure_needs_its_file():
 
 # ---- One file of a user ----
 
-# Options `spike` of a user, without the size of a plane, and with it.
+# Options `spike` of a user. OF_USER has no size of a plane, and WITH_SIZE has it.
 OF_USER = {"type": "dat", "center": "file", "rate": 1.0, "representation": "voxel"}
 WITH_SIZE = OF_USER | {"h": 8, "w": 12}
 # A window with the planes of all frames.
@@ -707,7 +708,7 @@ def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_pa
 
 def test_a_users_window_counts_the_planes_of_each_file(tmp_path):
     # The window has the planes 3 to 11 of each file. `center` counts the planes of the file, too.
-    # RAW_OF_3 gives the planes 6, 7 and 8, one around plane 7.
+    # RAW_OF_3 gives plane 7 and one plane on each side: the planes 6, 7 and 8.
     root = write_noise(tmp_path)
     options = {
         "type": "dat",
@@ -738,7 +739,7 @@ def test_exposures_beyond_a_users_file_are_refused(one_file):
 
 
 def calibration(path, offset):
-    """Write a calibration with a time offset in planes. Returns its path as a text.
+    """Write a calibration with a time offset in planes. Return its path as a text.
 
     The cameras are aligned: a spike pixel covers 2 x 2 RGB pixels. Spike pixel 0 covers the RGB
     pixels 0 and 1, so its middle is at 0.5.

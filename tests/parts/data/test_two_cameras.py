@@ -57,7 +57,7 @@ def position_matrix(
 ) -> np.ndarray:
     """Return the matrix (3, 3) from spike pixels to frame pixels, for a position of the camera.
 
-    scale: frame pixels per spike pixel. Without arguments this is the true position.
+    scale: frame pixels per spike pixel. Without arguments the matrix is of the true position.
     """
     return similarity(turn, scale, PLANE, FRAME, shift)
 
@@ -219,7 +219,7 @@ def test_rate_match_divides_the_channels_by_the_rate_of_the_camera(home, kind):
     given = build_set(home, "test", kind, rate=1.0)[0]["spike"]
 
     factor = (matched / given)[given > 0].median()
-    # The measured rate is the true rate but for the noise of the spikes.
+    # The measured rate differs from the true rate only by the noise of the spikes.
     assert float(factor) == pytest.approx(1 / RATE, rel=0.05)
 
 
@@ -274,7 +274,7 @@ def test_a_changed_note_in_a_calibration_does_not_change_the_names_of_the_sample
 
 
 def test_another_calibration_under_the_same_name_changes_the_names_of_the_samples(home, tmp_path):
-    # Another calibration gives other crops. A resumed run must notice this.
+    # Another calibration gives other crops. A resumed run must notice that the crops are different.
     file = tmp_path / "calibration.json"
     write_calibration(file, TRUE_MATRIX)
     names = build_set(home, "train", calibration=str(file)).sample_names()
@@ -428,7 +428,8 @@ class Training(NamedTuple):
 @pytest.fixture(scope="module")
 def training(home, tmp_path_factory) -> Training:
     """Train for two steps, with a validation and a save at the end."""
-    # The simulated changes of a spike camera must work with a calibration, too. So switch them on.
+    # The simulated changes of a spike camera must work with a calibration, too. So the changes are
+    # switched on.
     camera = {"type": "perturb", "threshold_prob": 1.0, "drop_prob": 1.0}
     datasets = {
         "train": camera_section(home, "train") | LOADER | {"camera": camera},

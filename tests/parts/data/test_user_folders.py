@@ -1,7 +1,7 @@
-"""What lies in a folder of a user's clips is taken, or named.
+"""Each file in a folder of a user's clips is read, or the log names it.
 
-A user may give a folder of films, of folders, or of the frames of one clip. Each file in it must be
-read, or the log must say that it is left out. The films have three frames.
+A user may give a folder of films, of folders, or of the frames of one clip. If a file cannot be
+read as a frame or a clip, the log must say that the file is left out. The films have three frames.
 """
 
 import os
@@ -105,7 +105,7 @@ def test_frames_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
 
 def test_clips_of_a_kind_that_is_not_read_are_named(tmp_path, caplog):
     write_png(tmp_path / "a/0.png", np.zeros((32, 48)))
-    # A folder of pictures, a film, and what nobody takes for a clip.
+    # "b" is a folder of pictures, and c.braw is a film. Nobody takes the other two for a clip.
     for name in ("b/0.heic", "c.braw", "spikes/a.dat", "readme.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -129,7 +129,7 @@ def test_two_films_of_one_name_are_refused(films, tmp_path):
 
 @pytest.fixture
 def root_without_text(tmp_path) -> Path:
-    """Give a folder of clips with the byte FF in its name, which no text in UTF-8 has."""
+    """Give a folder of clips with the byte FF in its name. No text in UTF-8 has this byte."""
     write_clips(tmp_path / "root", "a")
     root = tmp_path / os.fsdecode(b"r\xff")
     (tmp_path / "root").rename(root)

@@ -1,9 +1,10 @@
 """data/making/video_parts.py: the parts of a video that can be interpolated.
 
 A video is a textured picture. The view moves over it by some pixels from frame to frame. The motion
-of a part may be at most 8 pixels per frame (MOST_STEP). If it is faster, the frames are scaled down
-until it is 8 pixels, but not below the least side. E.g. 12 pixels at a side of 160 pixels become 8
-pixels at a side of 107 pixels. If the least side is larger, the part is left out.
+of a part may be at most 8 pixels per frame (MOST_STEP). If the motion is faster, the frames are
+scaled down until the motion is 8 pixels, but not below the least side. E.g. 12 pixels at a side of
+160 pixels become 8 pixels at a side of 107 pixels. If the least side is larger, the part is left
+out.
 """
 
 from collections.abc import Sequence

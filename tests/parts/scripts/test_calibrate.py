@@ -5,8 +5,8 @@ recorded through a known matrix (tests/helpers/two_cameras.py). Exit code 0: fou
 the program; 3: these files cannot be calibrated.
 
 A calibration is compared with the true matrix: `error_px` returns the mean and the largest distance
-in RGB pixels between the places to which both map the spike pixels. LIMIT_PX is the largest
-distance that the tests accept.
+in RGB pixels between the places to which the two matrices map a spike pixel. LIMIT_PX is the
+largest distance that the tests accept.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ SIZE_FLAGS = ["--size", "128", "200"]
 
 # The true matrix from spike pixels to RGB pixels.
 TRUTH = similarity(angle_deg=2.0, scale=1.37, spike=PLANE, rgb=FRAME, shift=(7.3, -4.8))
-# The matrix of a camera that looks slightly from the side, and of one that looks strongly from the
+# The matrices of two cameras: one looks slightly from the side, and one looks strongly from the
 # side.
 SLIGHT_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [8e-5, -5e-5, 1]]) @ TRUTH
 STRONG_PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TRUTH
@@ -51,7 +51,7 @@ def still_pair(folder, name="a", seed=3, truth=TRUTH):
 def turned_camera(tmp_path_factory):
     """Give the folder and the flags of a calibrated pair with noise, blur, and packed bits.
 
-    The calibration is calibration.json, its picture is calibration_overlay.png.
+    The folder has the calibration, calibration.json, and its picture, calibration_overlay.png.
     """
     folder = tmp_path_factory.mktemp("turned")
     rng = np.random.default_rng(1)
@@ -225,8 +225,8 @@ def test_spikes_that_are_not_there_are_named(tmp_path, capsys):
 
 
 def test_a_model_that_cannot_map_all_patches_is_refused(tmp_path, capsys):
-    # A similarity turns, scales and shifts a picture. It cannot make the far side smaller, as this
-    # camera sees it.
+    # A similarity turns, scales and shifts a picture. This camera sees the far side of the scene
+    # smaller, which no similarity can do.
     pair = still_pair(tmp_path, seed=2, truth=STRONG_PERSPECTIVE)
     out = tmp_path / "calibration.json"
 
@@ -269,7 +269,8 @@ def find_time_offset(known, pair, out, planes=(13, 40)):
     The matrix and the size of a plane come from the known calibration.
 
     planes: first plane of the exposure and number of its planes, as the program is told. By default
-    it is told 13 to 52. The exposure is in truth 20 to 59, so the true offset is 20 - 13 = 7.
+        the program is told the planes 13 to 52. The true exposure has the planes 20 to 59, so the
+        true offset is 20 - 13 = 7.
     """
     search = ["--geometry", known, "--search-planes", 12, "--planes", *planes]
     return calibrate(*pair, *search, "--out", out)
@@ -299,8 +300,9 @@ def test_the_share_of_the_planes_that_was_exposed_is_found(
 ):
     out = tmp_path / "out.json"
 
-    # The program is told 50 planes, 8 to 57. The true exposure has 40 planes, 20 to 59, which is a
-    # share of 0.8. The middle 40 of the told planes are 13 to 52. So the true offset is 7 planes.
+    # The program is told the 50 planes 8 to 57. The true exposure has the 40 planes 20 to 59, so
+    # the share is 40 / 50 = 0.8. The middle 40 of the 50 planes are the planes 13 to 52. So the
+    # true offset is 7 planes.
     code = find_time_offset(still_calibration, moving_pair, out, planes=(8, 50))
 
     assert code == 0

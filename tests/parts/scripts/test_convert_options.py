@@ -1,8 +1,8 @@
 """scripts/convert_options.py from its command line, on option files in the forms of S-VRT and KAIR.
 
 S-VRT is an earlier program for the same task. tests/data/options/svrt_006.json is the option file
-that S-VRT published. The tests convert this file, changed or as it is. They look at the new file,
-at the output of the program, and at a training run with the new file.
+that S-VRT published. The tests convert this file, sometimes with changes. They look at the new
+file, at the output of the program, and at a training run with the new file.
 
 The output has two headings. The part below "dropped" lists the keys that the program left out. The
 part below "cannot be said" lists what the new file cannot express. If the program writes no file,
@@ -150,7 +150,7 @@ class Conversion:
 
     code: int  # exit code of the conversion
     output: str  # what the program printed on stdout
-    errors: str  # what it printed on stderr
+    errors: str  # what the program printed on stderr
     out: Path  # the new file
 
     @property
@@ -342,7 +342,7 @@ def channels_of_svrt(planes: np.ndarray) -> np.ndarray:
     return np.stack(channels)
 
 
-# The training clips of `write_data` have these two numbers of planes.
+# The spike files of the two training clips of `write_data` have 56 and 88 planes.
 @pytest.mark.parametrize(
     ("plane_count", "middles"),
     [
@@ -396,9 +396,9 @@ def test_the_rounding_of_s_vrt_lowers_a_channel_by_0_002_on_average():
     rounded = np.floor(255 * means) / 255
     lost = means - rounded
 
-    # Half a level of 255 is lost on average: 0.5 / 255 = 0.00196.
+    # On average, half of a level 1/255 is lost: 0.5 / 255 = 0.00196.
     assert lost.mean() == pytest.approx(0.002, abs=2e-4)
-    # Less than a whole level is lost: 1 / 255 = 0.0039. So the output says "at most 0.004".
+    # Always less than a whole level is lost: 1 / 255 = 0.0039. So the output says "at most 0.004".
     assert lost.max() < 0.004
 
 
@@ -458,7 +458,7 @@ def test_the_output_says_how_much_larger_the_channels_are_than_in_s_vrt(converte
 class Representation:
     """A representation of S-VRT, and what the new file must have in its place."""
 
-    kind: str  # its name in S-VRT
+    kind: str  # name of the representation in S-VRT
     channels: int
     expected: dict[str, Any]  # section `representation` of the new file
     center: int | None  # key `center` of the new file: the plane at the middle of the exposure
@@ -506,7 +506,7 @@ class Totals:
     workers: int  # loader processes
     batch_per_gpu: int
     workers_per_gpu: int
-    # How many of the two totals are no multiple of 5, so the new total is another number.
+    # Number of totals that are no multiple of 5. Only these change, and the output names each one.
     changed_totals: int
 
 
@@ -547,16 +547,17 @@ def test_the_output_names_each_total_that_is_no_multiple_of_the_number_of_gpus(
     section = json5.loads(out.read_text())["datasets"]["train"]
     assert section["dataloader_batch_size"] == case.batch_per_gpu
     assert section["dataloader_num_workers"] == case.workers_per_gpu
-    # "cannot be said" is a heading of the output. The totals are named below it.
+    # The totals are named below the heading "cannot be said" of the output.
     _, cannot_be_said = capsys.readouterr().out.split("cannot be said")
     assert cannot_be_said.count("in all is no multiple of 5 GPUs") == case.changed_totals
 
 
 # ---- Files with problems ----
 
-# Keys of S-VRT's file -> values that the program refuses. A comment gives the reason. The error
-# counts the problems, so a test below has their number, 11. The four problems with a * need another
-# value or key (CHOSEN_VALUES below). The other seven are solved by --drop alone.
+# The 11 problems of the file of `with_problems`: key of S-VRT's file -> a value that the program
+# refuses. A comment says why the value is refused. The error must name all 11 problems, and its
+# advice must solve them. Seven problems are solved by --drop alone. The four problems with a * also
+# need a new value, for this key or for another key (CHOSEN_VALUES below).
 PROBLEMS = {
     "train.lora_rank": 8,  # not a key that we know
     "train.total_iter": "many",  # * no number
@@ -604,8 +605,8 @@ def test_the_problems_of_a_file_are_named_at_once(refusal):
         assert f"    {key}" in refusal.errors, key
 
 
-# A person who follows the advice chooses these values. They solve the four PROBLEMS with a *: two
-# keys get another value, and two keys are replaced by another key.
+# A person who follows the advice chooses these values. The values solve the four PROBLEMS with a *:
+# two keys get another value, and two keys are replaced by another key.
 CHOSEN_VALUES = {
     "train.total_iter": 10,
     "datasets.train.gt_size": 192,

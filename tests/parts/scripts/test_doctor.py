@@ -207,7 +207,10 @@ def test_the_page_quotes_findings():
 
 
 def findings_in_logs() -> list[str]:
-    """Return what the doctor finds in lines of a log: "<name of the check> <text>" each."""
+    """Return what the doctor says of the lines of a log, as "<name of the check> <text>".
+
+    Each finding gives two texts: what was found, and why it may be so.
+    """
     stuck = [f'rank {rank} is STUCK: 301.2 s in phase "data"' for rank in (0, 1)]
     found = []
     for line in [*LINES, *stuck]:

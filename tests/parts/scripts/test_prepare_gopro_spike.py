@@ -376,7 +376,8 @@ def change_version(raw, spikes):
 def lose_spikes_and_rewrite_a_raw_frame(raw, spikes):
     """Remove the spikes, and change a raw frame.
 
-    If the spikes were made again from this raw frame, they would not fit the old blurry frames.
+    If only the spikes were made again, from the changed raw frame, the spikes would not fit the old
+    blurry frames.
     """
     shutil.rmtree(spikes)
     rewrite_a_raw_frame(raw, spikes)
@@ -407,8 +408,8 @@ def test_a_clip_that_differs_from_what_would_be_made_is_refused(raw_root, tmp_pa
 
 
 def write_wrong_clips(raw):
-    """Write three raw clips that cannot be made, beside the three of `raw_root`, which can."""
-    other_height = np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8)  # 64 x 32, the others are 32 x 32
+    """Write three raw clips that cannot be made, beside the three good clips of `raw_root`."""
+    other_height = np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8)  # 64 x 32, not 32 x 32
     odd_height = np.zeros((6, SIZE + 1, SIZE, 3), np.uint8)  # 33 x 32
     write_folder(raw / "train/GOPR0004_03_00", other_height)
     # The 11 in the name of the clip asks for 11 raw frames per blurry frame, but the clip has only
@@ -478,7 +479,7 @@ def test_a_clip_with_a_frame_of_another_size_is_not_made(raw_root, tmp_path, cap
 WRONG_INPUT = [
     ("--source {}/empty", "no raw clip found", 3),
     ("--source {}/nothing --rig rig", "no raw clip found", 3),
-    # Of an even number of raw frames, none is in the middle.
+    # If the number of raw frames is even, no raw frame is in the middle.
     ("--source {}/raw --average 4", "--average is 4", 2),
     ("--source {}/raw --average 15", "has 13 frames", 3),
     ("--source {}/raw --instants 5", "averages 3 raw frames, fewer than --instants 5", 3),
@@ -498,7 +499,8 @@ WRONG_INPUT = [
     ("--source {}/raw --rig dim --rate 0.2", "--rate has no effect with --rig", 2),
     ("--source {}/raw --rig dimm", "ideal, rig, dim, other or random", 2),
     ("--source {}/raw --rig dim,parallaks=0", "argument 'parallaks'", 2),
-    # The camera "rig" has a rolling shutter: its last row begins late, and must still end in time.
+    # The RGB camera of "rig" has a rolling shutter: the exposure of its last row begins late, and
+    # must still end within the interval.
     ("--source {}/raw --rig rig,exposure=1", "does not fit into the interval", 2),
     ("--source {}/raw --rig dim --crop 300", "at most --side 288", 2),
     # A crop of 64 does not fit into frames of 32 x 32.
@@ -541,8 +543,8 @@ def raw_clips(letter, count, folder):
     return [ClipSource(f"{letter}{number}", folder, split="") for number in range(count)]
 
 
-# The share of clips for testing is rounded to whole clips. But no split becomes empty if both
-# splits are asked for.
+# The share of clips for testing is rounded to whole clips. But if both splits are asked for, no
+# split becomes empty.
 SHARES = [
     pytest.param(10, 0.7, 7, id="7 of 10"),
     pytest.param(10, 0.2, 2, id="2 of 10"),
@@ -574,7 +576,8 @@ def test_clips_that_are_made_keep_their_split_if_more_clips_come(tmp_path, count
 
 
 def test_a_clip_of_another_source_decides_no_split(tmp_path):
-    # With a rig, the source "camel" became the test clip camel_00. Now a source has this name.
+    # An earlier run with a rig made the test clip camel_00 from the source "camel". Now there is a
+    # source with the name camel_00.
     (tmp_path / "GOPRO_Large/test/camel_00").mkdir(parents=True)
     info = tmp_path / "GOPRO_Large_spike_seq/dataset.json"
     info.parent.mkdir()
@@ -636,7 +639,7 @@ def test_light_moves_from_one_frame_to_the_next(fine_frames, method, largest_err
         errors.append(float(np.abs(difference).mean()))
 
     assert max(errors) < largest_error
-    # At the frames themselves there is nothing to interpolate.
+    # Frames 0 and 4 are given, so nothing is interpolated at these frames.
     assert errors[0] == 0.0
     assert errors[4] == 0.0
     assert errors[8] == 0.0
@@ -687,9 +690,8 @@ def kill_while_making_a_clip(raw, out):
         if line.startswith("making:") and any(out.glob("*/*/*/made.json")):
             progress_line = line
             break
-    # While the program and its workers are stopped, they cannot finish a clip. Let them run for a
-    # millisecond at a time, until they are making a clip. Then the run can be killed at this
-    # moment.
+    # While the program and its workers are stopped, they cannot finish a clip. Let the processes
+    # run for a millisecond at a time, until they are making a clip. At this moment, kill the run.
     os.killpg(run.pid, signal.SIGSTOP)
     while run.poll() is None and not is_making_a_clip(out):
         os.killpg(run.pid, signal.SIGCONT)
@@ -711,13 +713,14 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
 
     killed = kill_while_making_a_clip(raw, out)
 
-    # The progress counts the frames, and some clips are finished, but not all.
+    # The progress counts the frames. When the run was killed, some clips were finished, but not
+    # all.
     progress = r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left"
     done, to_do = find_match(progress, killed.progress_line).groups()
     assert int(to_do) == total
     assert 0 < int(done) < total
     assert "made " not in killed.rest
-    # The finished clips, and when each of them was finished.
+    # made.json of each finished clip -> the time when the clip was finished.
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
     assert finished
     assert killed.was_making_a_clip
@@ -985,7 +988,7 @@ def test_the_spikes_of_a_rig_show_the_sharp_frame_in_their_middle(faultless):
     (path,) = faultless.rglob("000002.dat")
     spikes = read_spikes(path, SpikeGeometry(height=12, width=12))
 
-    # The 25 planes 36 to 60: plane 48, in the middle of the 96 planes, and 12 on each side of it.
+    # Take plane 48, the middle of the 96 planes, and 12 planes on each side: the planes 36 to 60.
     seen = spikes[36:61].mean(0)
 
     assert correlation(seen, light_of(sharp, side=12)) > 0.9

@@ -3,7 +3,8 @@
 The script renders clips of a moving scene for an RGB camera and a spike camera, in the layout of
 GoPro. Most tests read one small set, or a copy of it.
 
-Exit codes: 0 the set is there, 2 wrong arguments, 3 something else is in its place, 130 Ctrl-C.
+Exit codes: 0 the set exists, 2 wrong arguments, 3 something else is in the place of the set, 130
+Ctrl-C.
 """
 
 import contextlib
@@ -193,7 +194,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
 
 @pytest.fixture(scope="module")
 def with_instants(sample, tmp_path_factory):
-    """Give a set with five sharp instants of each frame, and the arguments that added them.
+    """Give a set with five sharp instants of each frame, and the arguments that added the instants.
 
     No test changes it.
     """

@@ -1,4 +1,4 @@
-"""scripts/show_motion.py: a page with the motion that a network uses, and where it distrusts it.
+"""scripts/show_motion.py: a page with the motion that a network uses, and where it is not trusted.
 
 The motion is how far each pixel moves within an exposure. The program computes it from the spikes.
 """

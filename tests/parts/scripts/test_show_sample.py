@@ -77,7 +77,7 @@ class ShownSample(NamedTuple):
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["epoch 0", "epoch 1"])
 def shown_sample(request, home, tmp_path_factory):
-    """Give the page of sample 2 of an epoch, and this sample. The epochs have other flips."""
+    """Give the page of sample 2 of an epoch, and this sample. Each epoch has other flips."""
     epoch = request.param
     page = page_of(home, tmp_path_factory.mktemp("page") / "a.html", "--epoch", epoch)
     options = json.loads((home / "options.json").read_text())["datasets"]["train"]
@@ -314,11 +314,10 @@ def test_the_first_sample_is_shown_by_default(home, tmp_path, monkeypatch):
     assert show_sample.main(["--opt", str(home / "options.json"), camera]) == 0
 
     page = (tmp_path / "sample_train_0.html").read_text(encoding="utf-8")
-    # What was drawn for the camera, and the order of the rows of a file, in words.
+    # The page says in words what was drawn for the camera, and the order of the rows of a file.
     assert re.search(r"threshold \d\.\d\d?, drop 0, ", page)
     assert "bottom row first" in page
-    # The page says these things in words. A record of Python, e.g. "CameraDraw(...)", must not be
-    # in the page.
+    # A record of Python, e.g. "CameraDraw(...)", must not be in the page.
     assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
 
 
@@ -358,7 +357,8 @@ def test_the_page_of_a_sample_is_not_written_into_the_repository(home, tmp_path)
     result = run_ranks(1, "scripts/show_sample.py", *options, env={"TMPDIR": str(tmp_path)})
 
     assert result.exit_codes == [0], result.text
-    # A start in the repository, without --out, writes to a temporary folder, and says where.
+    # If the program starts in the repository without --out, it writes to a temporary folder, and
+    # prints the path of the page.
     (page,) = tmp_path.glob("*/sample_train_0.html")
     assert str(page) in result.text
     assert sorted(ROOT.iterdir()) == before

@@ -175,8 +175,8 @@ def test_info_knows_the_format_of_a_camera_with_words_between_the_pixels(tmp_pat
     output = output_of_info(capsys, tmp_path / "a.dat")
 
     assert "1000 x 1000 (SPS100)       2" in output
-    # A line of this camera has 1000 pixels and two words of 12 bits, so 1024 bits. But 1000 x 1024
-    # is not the size of a plane.
+    # A line of this camera has 1000 pixels and two words of 12 bits, so it has 1024 bits. But the
+    # size of a plane is 1000 x 1000, and not 1000 x 1024.
     assert "1000 x 1024" not in output
 
 
@@ -233,7 +233,7 @@ def test_info_refuses_a_picture_whose_shape_fits_no_size(tmp_path, capsys):
 
 
 def test_info_names_no_size_if_two_are_as_good(tmp_path, capsys):
-    # The same bytes are 200 planes of 32 x 64.
+    # 100 planes of 64 x 64 have as many bytes as 200 planes of 32 x 64.
     write_scene(tmp_path / "two.dat", h=64, w=64, planes=100)
 
     output = output_of_info(capsys, tmp_path / "two.dat")
@@ -641,9 +641,9 @@ def test_the_left_half_of_a_video_is_white_where_a_pixel_fired(
 
     dots = played_video[number][LABEL:, :400]
 
-    # The compression of the video changes values slightly. Sharp dots change more than the smooth
-    # pictures of the next test, so the limit is larger than there. Another plane would differ by
-    # far more.
+    # The compression of the video changes values slightly. The limit is larger than in the next
+    # test, because sharp dots change more than smooth pictures. Another plane would differ by far
+    # more.
     assert np.abs(dots - 255 * spikes).mean() < 6
 
 
@@ -710,7 +710,7 @@ def test_recon_is_the_registered_representation(published_stream, tmp_path, meth
 
 @pytest.fixture(scope="module")
 def folder_of_pictures(published_stream, tmp_path_factory):
-    """Give a folder with the pictures of the planes 0, 15 and 30 in three forms."""
+    """Give a folder with pictures of the planes 0, 15 and 30: as files, as a strip, as a video."""
     folder = tmp_path_factory.mktemp("reconstructed")
     for out in ("folder", "a.png", "a.mp4"):
         arguments = ("--planes", 30, 0, 15, "--out", folder / out)

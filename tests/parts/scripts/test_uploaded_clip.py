@@ -141,8 +141,8 @@ def test_a_clip_without_frames_is_refused(tmp_path):
 def forks(tmp_path, monkeypatch) -> None:
     """Let each restoration begin as a fork of a process that has imported torch already.
 
-    This saves the seconds of the import. The test of the film below does not use it, so one
-    restoration begins as it does for a user.
+    A fork saves the seconds of the import. The test of a film below does not use this fixture. So
+    one restoration begins as it does for a user.
     """
     fork_client_variable()  # starts the fork server, whose address os.environ then has
     monkeypatch.setattr(sys, "executable", str(write_python(tmp_path / "bin" / "python")))
@@ -150,7 +150,7 @@ def forks(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("forks")
 def test_an_option_of_the_page_is_refused_in_the_words_of_the_program(tmp_path, clip):
-    # "windw" is a typing error. "tfp" is a formula that needs no network.
+    # "half_windw" is a typing error. "tfp" is a formula that needs no network.
     work = start_restoration(
         tmp_path / "work", clip.frames, clip.spikes, method="tfp", more="method.half_windw=3"
     )
@@ -174,8 +174,8 @@ def test_a_rate_is_asked_for_if_nobody_gives_it(tmp_path, clip, rate, is_asked_f
     assert ("give spike.rate" in work.messages()) == is_asked_for
 
 
-# This test is slow. In `make test`, one name is enough: the film below is restored by "operator",
-# the default of `start_restoration`.
+# This test is slow. For `make test`, one name is enough: the test of a film below restores by
+# "operator", the default of `start_restoration`.
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", sorted(path.stem for path in (ROOT / "weights").glob("*.pth")))
 def test_all_shipped_weights_restore_by_name(tmp_path, clip, weights):

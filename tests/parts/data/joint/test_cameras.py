@@ -1,8 +1,8 @@
 """data/motion/joint/cameras.py and area_means.py: what both cameras see, and the adjoint.
 
-`Cameras` is a linear map from a sharp frame to what both cameras record, and its adjoint maps back.
-`Cameras` computes with sparse matrices. The tests compare it with `plainly_seen`, which computes
-the same sums group by group.
+`Cameras` is a linear map from a sharp frame to what both cameras record. Its adjoint maps
+recordings back to a frame. `Cameras` computes with sparse matrices. The tests compare it with
+`plainly_seen`, which computes the same sums group by group.
 
 Letters of this file:
 
@@ -202,7 +202,8 @@ def blurred_by_lens(pictures: torch.Tensor, view: View) -> torch.Tensor:
 def sample_picture(picture: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return a picture (C, H, W) at positions (h, w, 2), x and y in pixels. Result: (C, h, w).
 
-    It interpolates linearly. Positions outside get the value of the nearest pixel of the edge.
+    Between pixels, interpolate linearly. Positions outside of the picture get the value of the
+    nearest pixel of the edge.
     """
     height, width = picture.shape[1:]
     # grid_sample counts from -1 (first pixel) to 1 (last pixel). In a picture of one row or column,
@@ -275,8 +276,8 @@ def test_cameras_are_the_same_if_their_groups_are_computed_one_after_the_other(
     by_x, by_grey = shifted_cameras.cameras.adjoint(blurry, spikes)
     by_x_in_parts, by_grey_in_parts = in_parts.adjoint(blurry, spikes)
 
-    # The groups are added in another order, so only rounding may differ. The limits are those of
-    # the comparisons with the equations.
+    # The groups are added in another order, so only rounding may differ. The limits are the same as
+    # in test_the_cameras_see_what_their_equations_say.
     assert torch.allclose(blurry_in_parts, blurry, atol=2e-5)
     assert torch.allclose(spikes_in_parts, spikes, atol=2e-5)
     assert torch.allclose(by_x_in_parts, by_x, rtol=1e-4, atol=1e-4)

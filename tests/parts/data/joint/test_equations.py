@@ -6,9 +6,8 @@ say what both cameras see of a sharp frame that moves along the motion:
     RGB equations      the mean of the moving frame over the exposure is the blurry frame
     spike equations    a pixel collects one threshold of light between two neighbouring spikes
 
-"Measured" in a comment is the value when the test was written. The claim of the test still holds at
-the limit. The distance between the measured value and the limit leaves room for other versions of
-torch.
+"Measured" in a comment is the value when the test was written. Other versions of torch may give
+slightly other values, so the limit is wider than the measured value.
 """
 
 import copy
@@ -23,7 +22,8 @@ from data.motion.joint.linearised import Linearised
 from data.motion.joint.values import DARK
 from tests.helpers.joint_case import CPU, EDGE, INSIDE, Case
 
-# Spike planes (M, h, w) without their edges. They have half as many rows and columns as a frame.
+# Index of spike planes (M, h, w) without their edges. A plane has half as many rows and columns as
+# a frame.
 INSIDE_SPIKES = (slice(None), slice(EDGE // 2, -EDGE // 2), slice(EDGE // 2, -EDGE // 2))
 
 

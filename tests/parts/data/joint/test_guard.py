@@ -1,4 +1,4 @@
-"""data/motion/joint/guard.py: it falls back to the start where the solution does not fit.
+"""data/motion/joint/guard.py: where the solution does not fit, the guard falls back to the start.
 
 "Measured" in a comment is the value when the test was written. The limit beside it leaves room for
 other versions of torch.
@@ -31,7 +31,7 @@ def test_the_guard_saves_a_good_start_from_a_wrong_motion(wrong_solution):
 
     loss_of_solution = case.psnr(start) - case.psnr(z)
     loss_of_guarded = case.psnr(start) - case.psnr(frame)
-    assert loss_of_solution > 1  # dB; measured: 4.4. The solution must be bad, or nothing is shown.
+    assert loss_of_solution > 1  # dB; measured: 4.4. Only a bad solution tests the guard.
     assert loss_of_guarded < loss_of_solution / 2  # measured: 0.3 dB
 
 

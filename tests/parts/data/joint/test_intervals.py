@@ -39,7 +39,7 @@ def random_stream():
 
 def spike_times(stream: np.ndarray, y: int, x: int) -> np.ndarray:
     """Return the times of the spikes of the pixel in row y and column x."""
-    return np.flatnonzero(stream[:, y, x]) + 1  # a spike of plane n has the time n + 1
+    return np.flatnonzero(stream[:, y, x]) + 1  # a spike of plane p has the time p + 1
 
 
 def used_intervals(stream: np.ndarray, edges: np.ndarray, y: int, x: int) -> list[Interval]:

@@ -46,8 +46,9 @@ def test_the_rgb_equations_pull_the_colours_of_a_frame_towards_the_sharp_one(tru
 
     pull = case.equations.pulls(case.blurry)[INSIDE][COLOURS]  # (3, rows, columns)
 
-    # The cosine of the angle between the pull and the change that leads to the sharp frame, as
-    # above. It is smaller than by the spikes, because the RGB camera sees only the mean light.
+    # The cosine of the angle between the pull and the change that leads to the sharp frame: 1 if
+    # they are proportional. The pull of the RGB equations has a smaller cosine than the pull of the
+    # spike equations, because the RGB camera sees only the mean light.
     wanted = (case.sharp - case.blurry)[INSIDE]  # (3, rows, columns)
     cosine = (pull * wanted).sum() / (pull.norm() * wanted.norm())
     assert float(cosine) > 0.3  # measured: 0.50
@@ -62,7 +63,7 @@ def test_the_equations_hardly_pull_the_sharp_frame(true_case):
     # Measured: 0.12 if the spikes integrate light, and 0.17 if they integrate display values.
     changes = of_sharp[CHANGES].mean() / of_blurry[CHANGES].mean()
     assert changes < 0.5
-    # Measured: 0.66 and 0.79, in the same order. The residuals do not vanish, because they contain
-    # the noise of the spikes.
+    # Measured: 0.66 if the spikes integrate light, and 0.79 if they integrate display values. The
+    # residuals do not vanish, because they contain the noise of the spikes.
     others = of_sharp[OTHERS].mean() / of_blurry[OTHERS].mean()
     assert others < 0.8

@@ -33,7 +33,7 @@ def test_a_blurry_pixel_has_the_same_error_in_display_values_at_each_brightness(
     made = rgb_equations(recording, least_error=0.02, device=CPU)
 
     light = z.permute(2, 0, 1) ** 2.2
-    lighter = (z.permute(2, 0, 1) + 0.02) ** 2.2  # by the error
+    lighter = (z.permute(2, 0, 1) + 0.02) ** 2.2  # lighter by the error 0.02
     assert torch.allclose(made.b, light, atol=1e-5)
     # The weight is 1 / (error in light). The error in display values is small, 0.02, so the error
     # in light is nearly lighter - light.

@@ -2,7 +2,7 @@
 
 A sample is the value of a picture at a position between its pixels. The adjoint is the map back,
 from values of samples to the picture. The gradient that torch has for `grid_sample` is the same
-map, computed in another way, so the tests compare with it.
+map, computed in another way. So the tests compare the adjoint with this gradient.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ class Picture(NamedTuple):
     """A picture whose samples are taken."""
 
     size: tuple[int, int]  # (H, W)
-    beyond: float  # by how many pixels the samples may leave it
+    beyond: float  # by how many pixels the samples may leave the picture
 
 
 PICTURES = {
@@ -94,8 +94,8 @@ def test_the_adjoint_is_the_gradient_of_the_sums(samples, in_sum, has_factors):
         factors=factors[sorted_samples.order] if has_factors else None,
     )
 
-    # The same sums with torch, of a picture of two channels. Sums are linear, so their gradient is
-    # the same for any picture.
+    # Compute the same sums with torch, of a picture of two channels. Sums are linear, so their
+    # gradient is the same for any picture.
     picture = torch.zeros(2, *size, requires_grad=True)
     sums = (factors * sample_picture(picture, positions)).view(2, outputs, in_sum).sum(-1)
     y = torch.rand(outputs, 2)

@@ -25,12 +25,12 @@ CAMERAS = {
 
 
 def write_calibration(path, **shutter: float) -> str:
-    """Write a calibration with these keys of the shutter. Returns its path as a text."""
+    """Write a calibration with these keys of the shutter. Return its path as a text."""
     path.write_text(json.dumps({**CAMERAS, **shutter}))
     return str(path)
 
 
-# -0.4: a shutter that begins at the last row.
+# With -0.4, the shutter begins at the last row.
 @pytest.mark.parametrize("rolling", [0.4, -0.4])
 def test_what_the_calibration_tells_of_the_shutter_helps(rolling, tmp_path):
     scene = Scene(velocity=(14.0, 0.0), exposure=0.7, rolling=rolling)
@@ -46,7 +46,7 @@ def test_what_the_calibration_tells_of_the_shutter_helps(rolling, tmp_path):
     with_exposure = psnr_if_told(exposure_share=0.7)
     with_both = psnr_if_told(exposure_share=0.7, rolling=rolling)
 
-    # Measured: 25.1, 31.1 and 34.4 dB.
+    # Measured: `without` 25.1, `with_exposure` 31.1, `with_both` 34.4 dB.
     assert without + 0.5 < with_exposure
     assert with_exposure + 0.5 < with_both
 
