@@ -175,7 +175,7 @@ def measure_in_turn(
     functions equally. On a busy machine compare the CPU seconds, because they do not contain the
     time of other programs.
     """
-    measured_rounds = []  # of each round: name -> figures of the call
+    measured_rounds = []  # for each round: name -> figures of the call
     for round_index in range(warmup + repeats):
         figures_of_round = {}
         for name, run in runs.items():

@@ -207,7 +207,7 @@ def _entry_index(pixel, group, channel, G: tl.constexpr, C: tl.constexpr, TAP: t
     The index is ((pixel * G + group) * 9 + tap) * C + channel. E.g. with G = 8 and C = 8 the entry
     (2, 1, 4, 3) has the index ((2 * 8 + 1) * 9 + 4) * 8 + 3 = 1259.
     """
-    first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # of channel 0
+    first_entry = ((pixel * G + group) * 9 + TAP)[:, None] * C  # index of channel 0
     return first_entry + channel[None, :]
 
 

@@ -49,7 +49,7 @@ def turn_at_random(batch: Batch, rng: np.random.Generator) -> Batch:
     """
     pictures, scenes, shifts = batch
     if rng.random() < 0.5:  # left and right: x changes its sign
-        sign = torch.tensor([-1.0, 1.0]).view(1, 1, 2, 1, 1)  # of x and of y
+        sign = torch.tensor([-1.0, 1.0]).view(1, 1, 2, 1, 1)  # signs of x and y
         pictures = pictures.flip(-1)
         scenes = scenes.flip(-1)
         shifts = shifts.flip(-1) * sign

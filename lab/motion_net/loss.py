@@ -48,7 +48,7 @@ def loss_of(found: Sequence[Curves], shifts: Tensor, tau: Tensor) -> tuple[Tenso
         s = curves.log_error.clamp(*LOG_ERRORS)
         expected = e * torch.exp(-s) + s
         total = total + weight * (0.5 * e / USUAL_ERROR + 0.5 * expected).mean()
-    errors_of_finest = e.detach()  # of the last level
+    errors_of_finest = e.detach()  # `e` is of the last level
     return total, float(errors_of_finest.mean())
 
 

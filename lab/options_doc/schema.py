@@ -119,7 +119,7 @@ def part_of(registry: Registry, names: Sequence[str], shared: Schema, where: str
     """
     type_key = registry.type_key  # the key that names the part, e.g. "net_type"
     keys_of_parts: dict[str, Schema] = {}  # name of a part -> its keys -> their schemas
-    descriptions = []  # of the parts
+    descriptions = []  # one for each part
     for name in names:
         keys_of_parts[name] = _keys_of_part(registry, name, shared, where)
         descriptions.append(_first_paragraph(_docstring_of(registry, name)))

@@ -104,7 +104,7 @@ class Prior(nn.Module):
         """
         # Bring both inputs to half size, as `MotionSteps.net` does.
         pixels = F.pixel_unshuffle(at_full_size, HALF)  # 2 x 2 pixels become channels
-        means = F.avg_pool2d(at_half_size, HALF)  # of 2 x 2 pixels
+        means = F.avg_pool2d(at_half_size, HALF)  # each is the mean of 2 x 2 pixels
         joined = torch.cat((pixels, means), dim=1)  # (N, inputs, H / 2, W / 2)
         x = F.leaky_relu(self.entry(joined), 0.1)  # (N, features, H / 4, W / 4), by stride 2
         x = self.exit(self.middle(x))

@@ -115,7 +115,7 @@ class Odd(nn.Module):
             self.conv = nn.Conv2d(3, 3, kernel_size=5, padding=2)
         else:
             self.conv = nn.Conv2d(3, 3, kernel_size=3, padding=1)
-        self.forward_passes = 0  # of this network only
+        self.forward_passes = 0  # counts the passes of this network only
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """Return the frames (N, D, 3, H, W) after the convolution. The spikes are not used."""

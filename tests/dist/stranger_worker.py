@@ -58,7 +58,7 @@ def send(message: bytes) -> None:
     largest = int(max(sizes))
     padded = torch.zeros(largest, dtype=torch.uint8)
     padded[: len(content)] = content
-    received = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]  # of both ranks
+    received = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]  # one for each rank
     dist.all_gather(received, padded)
 
 

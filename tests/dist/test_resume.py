@@ -279,7 +279,7 @@ class Apart:
     def start(self, until: int, of_rank_0: Path, of_rank_1: Path) -> RankResult:
         """Train until step `until`, with each rank in its folder."""
         command = runs.odd_command(self.options, f"train.total_iter={until}", "datasets.test={}")
-        _, *arguments = command  # without the program, which apart.py runs
+        _, *arguments = command  # without the program: apart.py runs it
         args_of = {0: (str(of_rank_0), *arguments), 1: (str(of_rank_1), *arguments)}
         result = run_ranks(2, self.folder / "apart.py", args_of=args_of, limit_s=120)
         assert result.exit_codes == [0, 0], result.text

@@ -276,7 +276,7 @@ def test_a_cancelled_restoration_ends_its_process_and_has_no_results(page, serve
 @needs_gradio
 def test_the_size_of_a_spike_plane_is_found_from_the_files(page, clip):
     page.upload("frames", files_of(clip.blurry))
-    page.upload("spikes", files_of(clip.spikes))  # without dataset.json, which has the size
+    page.upload("spikes", files_of(clip.spikes))  # without the size in dataset.json
     page.press("restore")
 
     # Without sharp frames there are no scores.

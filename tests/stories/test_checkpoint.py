@@ -941,7 +941,7 @@ def test_moments_that_adam_cannot_have_are_refused_before_the_first_step(tmp_pat
     before = model(tmp_path / "a")
     before.optimize_parameters(step=1, micro_batches=[batch()])
     saved = state_of(before)
-    moments = saved["optimizer"]["state"][0]  # of parameter 0, which is conv.weight
+    moments = saved["optimizer"]["state"][0]  # the moments of parameter 0, conv.weight
     moments[moment] = change(moments[moment])
 
     with pytest.raises(CheckpointError, match=moment) as refused:

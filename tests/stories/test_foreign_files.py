@@ -80,7 +80,7 @@ def programs(home):
     """
     clips = home / "clips"
     spikes = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
-    size = ("--size", 16, 16)  # of the spike planes
+    size = ("--size", 16, 16)  # height and width of the spike planes
     options = ("--opt", home / "options.json")
     out = ("--out", OUT)
     save = ("--save", "frames", "video")

@@ -250,7 +250,7 @@ def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair(tm
 def test_deblurring_on_two_ranks_trains_validates_resumes_and_is_tested(tmp_path):
     options = write_short_run(tmp_path, "006")
 
-    frames = 6  # of the two test clips
+    frames = 6  # all frames of the two test clips
     run = train_resume_and_test(options, frames, list_of_clips("train"), ranks=2)
 
     assert_folders_are_taken_for_the_list(run)

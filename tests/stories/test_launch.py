@@ -83,7 +83,7 @@ NODE = {
     "MASTER_PORT": "29500",
     "NPROC_PER_NODE": "8",
 }
-# The same process, in the variables of Kubeflow. Here WORLD_SIZE counts ranks: 2 nodes of 8 ranks.
+# The variables of Kubeflow for the same process. Here WORLD_SIZE counts ranks: 2 nodes of 8 ranks.
 KUBEFLOW = {
     "RANK": "1",
     "WORLD_SIZE": "16",
@@ -1107,7 +1107,7 @@ def test_a_limited_address_space_is_warned_of_before_it_can_cause_an_error(fake_
     text = launch_in_bash(fake_python, before="ulimit -v 4000000; ")
 
     assert "warning: ulimit -v limits the address space to 4 GB" in text
-    assert "arguments" in text  # and the program starts
+    assert "arguments" in text  # the program starts nevertheless
 
 
 def test_an_address_space_without_a_limit_is_not_mentioned(fake_python):

@@ -1266,7 +1266,7 @@ def test_the_whole_demo_shows_the_clips_then_the_curves_of_a_training_that_a_sig
     assert "stopped by a signal" in (run / "log/train.log").read_text()
     assert (run / "checkpoints/checkpoint_latest.pth").is_file()
     page = (out / "report.html").read_text()
-    assert page.count('class="slider') == 2  # of the two clips
+    assert page.count('class="slider') == 2  # one for each clip
     assert 'id="training"' in page
 
 

@@ -392,7 +392,7 @@ def samples_seen(output, rank):
             ],
             id="bfloat16 and milestones",
         ),
-        # The same test with other options. tests/faults/test_steps.py resumes in float16.
+        # This case is slow, because tests/faults/test_steps.py resumes in float16, too.
         pytest.param(
             [
                 "train.amp.enable=true",

@@ -67,7 +67,7 @@ def folders_of_methods(home):
     folders = {}
     for method in METHODS:
         out = home / f"test_{method}"
-        # The other methods have an option half_window, and tfstp has none.
+        # Each method except tfstp has an option half_window.
         options = [] if method == "tfstp" else ["method.half_window=5"]
         # Each list with a star is a flag and its value.
         restore(

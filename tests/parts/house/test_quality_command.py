@@ -175,7 +175,7 @@ def test_a_formula_is_tested_again_if_its_result_has_other_conditions(comparison
 
 def test_no_result_of_other_options_is_used(comparison, tmp_path):
     before = times_of_change(comparison)
-    # The same method as in the first run, but trained without rotation.
+    # `other` is the method "none" of the first run, but its data are not rotated.
     other = write_option_file(tmp_path / "none.json", use_rot=False)
 
     code = main([*comparison.arguments(comparison.concat, other), "--only", "concat"])

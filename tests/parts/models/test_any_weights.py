@@ -117,7 +117,7 @@ def content_of_small():
 
 # Keys of the section `netG` in the options that a file holds beside its weights.
 NET_KEYS = ("net_type", "depths", "embed_dims", "window_size", "num_heads", "mlp_ratio", "fusion")
-# Keys at the top of these options. The key `netG` replaces the whole section.
+# Keys at the top of the options in a file of weights. The key `netG` replaces the whole section.
 OUTER_KEYS = ("scale", "netG", "spike_channels", "spike", "spike_data", "datasets")
 
 

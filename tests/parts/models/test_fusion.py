@@ -338,7 +338,7 @@ def test_exposure_fits_colours_in_windows_of_this_radius_only(radius):
     torch.manual_seed(0)
     rgb = torch.rand(1, 1, 3, 32, 32)
     ratio = torch.full((1, 1, 1, 32, 32), 1.2)
-    # The same frame with another value of the pixel in row 16 and column 16.
+    # `other` is `rgb` with another value of the pixel in row 16 and column 16.
     other = rgb.clone()
     other[..., 16, 16] = 1 - other[..., 16, 16]
 

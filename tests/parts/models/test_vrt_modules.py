@@ -142,7 +142,7 @@ def test_bfloat16_keeps_the_flow_in_float32(precisions):
     with torch.autocast("cpu", torch.bfloat16):
         flows = precisions.net.estimate_flows(precisions.x)
 
-    for backward, forward in flows:  # of each resolution
+    for backward, forward in flows:  # a pair of lists for each resolution
         for flow in backward + forward:
             assert flow.dtype is torch.float32
 

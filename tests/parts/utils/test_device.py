@@ -180,7 +180,7 @@ class RestoredClips(NamedTuple):
     """The test clips after they were restored."""
 
     text: str  # what the program printed
-    frames: list[np.ndarray]  # of clip test2, which has 4 frames
+    frames: list[np.ndarray]  # the 4 frames of clip test2
 
 
 def restore_clips(home: Path, name: str, env: dict[str, str]) -> RestoredClips:

@@ -342,7 +342,7 @@ def test_the_log_line_has_the_idlest_and_the_fullest_gpu():
     assert log_values([rank_with(use) for use in GPUS]) == {
         "memory_gb": 1.0,
         "gpu_busy_min": 0.5,
-        "gpu_busy_mean": pytest.approx(0.7),  # of 0.9 and 0.5
+        "gpu_busy_mean": pytest.approx(0.7),  # mean of 0.9 and 0.5
         "gpu_used_gb_max": 41.5,
     }
 
