@@ -323,8 +323,8 @@ def row_of(condition: str, scores: ScoresOfWays) -> dict[str, str]:
         psnr = statistics.fmean(of_clip.psnr for of_clip in clips.values())
         row[way] = f"{psnr:.2f}"
 
-    # The mean gain with its confidence interval, e.g. "+1.17 ± 4.36", and the mean gain at moving
-    # pixels.
+    # Add the mean gain with its confidence interval, e.g. "+1.17 ± 4.36", and the mean gain at
+    # moving pixels.
     psnr_of_measured = {clip: of_clip.psnr for clip, of_clip in measured.items()}
     psnr_of_base = {clip: of_clip.psnr for clip, of_clip in base.items()}
     row["gain over operator"] = table_cell(difference(psnr_of_measured, psnr_of_base), sign="+")

@@ -167,7 +167,7 @@ STEPS_OF_START = {"first": 4, "again": 6}
 
 
 def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]:
-    """Make a set of `clips` clips, measure a first and a second start on it, and remove it.
+    """Make a set of `clips` clips, measure two starts on it, and remove the set.
 
     folder: where the set is made. None: the folder of temporary files.
 

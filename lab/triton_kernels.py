@@ -310,8 +310,8 @@ def sample(
 @jit(do_not_specialize=["pixels"])
 def sample_backward(
     x, offset, mask,  # inputs, in the shapes that `sample` has
-    # Input and result, (n * h * w, G, 9, C). As the input it holds the gradients g of the columns,
-    # as the result the columns themselves, with the entries m * s (see the docstring).
+    # Input and result, (n * h * w, G, 9, C). The kernel reads the gradients g of the columns from
+    # it. Then it writes the columns, with the entries m * s (see the docstring).
     columns,
     grad_x,  # result: (n, G, h, w, C), float32. 0 at the start, because the kernel adds to it
     grad_offset, grad_mask,  # results, in the shapes of offset and mask

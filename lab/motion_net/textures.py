@@ -146,5 +146,5 @@ def cloudy_sky(rng: np.random.Generator) -> np.ndarray:
     amplitude[0, 0] = 0
     white_noise = np.fft.rfft2(rng.standard_normal((n, n)))
     clouds = np.fft.irfft2(amplitude * white_noise, (n, n))
-    # Grey 128 in the mean, with a standard deviation of 40, both chosen by hand.
+    # The mean grey is 128, and the standard deviation is 40. Both were chosen by hand.
     return np.clip(128 + 40 * clouds / clouds.std(), 0, 255).astype(np.uint8)

@@ -79,7 +79,8 @@ def train(
     worse_weight: weight, in the loss, of the squares of pixels in which the frame became worse
         (`loss_of`).
     """
-    # Two generators. One chooses samples and how they are turned. The other makes wrong motions.
+    # There are two generators. `sampler` chooses samples and how they are turned. `rng` makes wrong
+    # motions.
     sampler = random.Random(seed)
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.Adam(net.parameters(), rate, betas=BETAS)

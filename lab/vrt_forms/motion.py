@@ -118,7 +118,7 @@ class MotionForm(Form):
         return scores
 
     def references(self) -> dict[str, Any]:
-        """Return two results for comparison: with all shifts 0, and of weights/motion.pth."""
+        """Return two errors for comparison: with all shifts 0, and with weights/motion.pth."""
         errors_without_motion = {}
         for light, batches in self.tests.items():
             errors_without_motion[light] = {}

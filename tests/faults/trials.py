@@ -482,7 +482,7 @@ def finished_epochs(options: Path, ranks: int, full_number: int, persistent: str
     # {"loader": [...], "progress": [...]}, the times at which each epoch has begun.
     command = odd_command(options, *changes, case="late", struck_rank=1)
     with Ranks(ranks, *command) as running:
-        # At most 120 s for the start, and 10 s for each epoch. Both limits are chosen by hand.
+        # The start may take 120 s, and each epoch 10 s. Both limits are chosen by hand.
         result = running.wait(120 + 10 * full_number)
     if result.exit_codes != [0] * ranks:
         return 0

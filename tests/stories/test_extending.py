@@ -528,7 +528,7 @@ def test_weights_name_a_new_source_of_spikes(used_parts, run_on_files):
 def test_weights_name_a_new_representation(used_parts, run_on_files):
     spike = used_parts.weights(run_on_files)["options"]["spike"]
 
-    # As in `options_with_new_parts`.
+    # `options_with_new_parts` sets this representation.
     assert spike["representation"] == {"type": "count", "parts": 3}
 
 
@@ -561,7 +561,7 @@ def test_saved_options_hold_the_keys_of_a_new_loss(used_parts, run_on_files):
 
     assert saved
     for path in saved:
-        # 1.5: as in `options_with_new_parts`.
+        # `options_with_new_parts` sets the value 1.5.
         assert json.loads(path.read_text())["train"]["G_power"] == 1.5
 
 

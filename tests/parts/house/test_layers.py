@@ -154,8 +154,8 @@ def test_the_spike_library_needs_only_numpy():
 
     wrong = []
     for found in all_imports():
-        # The library itself, and the package `data`. Python imports `data` first, because the
-        # library is in it.
+        # The library may import itself, and the package `data`. Python imports `data` first,
+        # because the library is in it.
         is_own = found.imported == "data" or found.imported.startswith("data.spike")
         is_in_library = found.module.startswith("data.spike.")
         if is_in_library and not is_own and folder_of(found.imported) not in allowed:

@@ -165,7 +165,8 @@ def test_attention_sees_the_other_frames_and_the_control_does_not(form, arm, see
     mirrored = replace(second, z_0=second.z_0.flip(-1), proposal=second.proposal.flip(-1))
     difference = first_frame_beside(second) - first_frame_beside(mirrored)
 
-    # 1e-6: a rounding error of numbers near 1 in float32 is 6e-8, and a result has several.
+    # 1e-6: a rounding error of numbers near 1 in float32 is 6e-8, and a result has several such
+    # errors.
     is_changed = bool(difference.abs().max() > 1e-6)
     assert is_changed == sees_others
 

@@ -144,7 +144,7 @@ def test_a_deformable_convolution_with_wide_offsets_is_near_float64():
         "weight": (width, width, 3, 3),
         "bias": (width,),
     }
-    # Uniform in [-0.5, 0.5).
+    # The numbers are uniform in [-0.5, 0.5).
     drawn = {name: torch.rand(shape, generator=generator) - 0.5 for name, shape in shapes.items()}
     # The arguments of `deform_conv`, in order. The mask is in [0, 1), the weights in [-1/16, 1/16).
     arguments = {

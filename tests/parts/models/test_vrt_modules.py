@@ -58,7 +58,7 @@ def test_the_alignment_and_its_gradients_equal_the_reference(name):
     flows_forward = [inputs[f"flow_forward/{index}"] for index in range(reach)]
 
     later, earlier = align_clip(module, inputs["x"], flows_backward, flows_forward)
-    golden.run_backward(later, earlier)  # from the loss of the reference
+    golden.run_backward(later, earlier)  # begins at the loss of the reference
 
     found = {"x_backward": later, "x_forward": earlier, **golden.gradients(inputs.items())}
     golden.assert_near(found, vector)
@@ -85,7 +85,7 @@ def test_an_attention_group_and_its_gradients_equal_the_reference(name, kernels)
     # The reference has channels first, (B, C, N, H, W). Our block has channels last.
     channels_last = x.permute(0, 2, 3, 4, 1)  # (B, N, H, W, C)
     y = group(channels_last).permute(0, 4, 1, 2, 3)
-    golden.run_backward(y)  # from the loss of the reference
+    golden.run_backward(y)  # begins at the loss of the reference
 
     found = {"output": y, **golden.gradients([("input", x), *group.named_parameters()])}
     golden.assert_near(found, vector)

@@ -66,7 +66,7 @@ class Choice:
 
 
 CHOICES = [
-    # One rank.
+    # In this case there is one rank.
     pytest.param(Choice(ids=None, gpus=4, visible=None), id="nothing is asked for"),
     pytest.param(
         Choice(

@@ -42,7 +42,7 @@ WITH_AND_WITHOUT_OVERWRITE = pytest.mark.parametrize(
 )
 # The error about files that are not ours. The names of the files follow.
 ABOUT_FOREIGN_FILES = "no test of this program made"
-# Exit code if the user must change an option: the value of --output, or add --overwrite.
+# Exit code if the user must change the value of --output, or add --overwrite.
 EXIT_CHANGE_OPTIONS = 2
 # Exit code if the user must move or rename files, because they are not ours, or because two results
 # would have one name.
