@@ -1,6 +1,6 @@
-"""Try the calibration of clips on 50 random pairs of cameras whose true calibration is known.
+"""Try the calibration of clips on random pairs of cameras whose true calibration is known.
 
-    python -m lab.calibration_trials
+    python -m lab.calibration_trials [--trials 50] [--shift PIXELS]
 
 Each pair of cameras (a rig, data/cameras/rig.py) records a simulated scene. Then
 data/cameras/registration finds the calibration from the frames and spikes of this clip. The
@@ -30,7 +30,7 @@ says: 92 % of the 50 results are right in px. The registration was sure of 46 re
 these 46 are right.
 
 What must stay: the random numbers of a trial, and their order. Figures of two versions can only be
-compared if both versions see the same 50 pairs of cameras. No test runs this file.
+compared if both versions see the same pairs of cameras. No test runs this file.
 """
 
 import argparse
@@ -73,7 +73,7 @@ ABOVE_ALL = 9  # upper limit of the third group. All values of these fields are 
 
 
 def main() -> None:
-    """Make 50 trials, and print them and their summaries."""
+    """Make the trials, and print them and their summaries."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=50, help="number of trials")
     parser.add_argument(
@@ -102,12 +102,12 @@ def trial(number: int, shift: float | None = None) -> dict[str, Any]:
     number: seed of the rig and of the scene.
     shift: distance between the two views, in RGB pixels. None: the shift of the rig stays.
     """
-    # 26 is chosen by hand. Another number would give 50 other rigs, and other figures in
+    # 26 is chosen by hand. Another number would give other rigs, and other figures in
     # docs/benchmarks/calibration.md.
     rng = np.random.default_rng([26, number])
     rig = Rig.random(rng)
     if shift is not None:
-        # Six directions, 60 degrees apart, one after the other.
+        # The trials take turns with six directions, 60 degrees (pi / 3) apart.
         direction = number * math.pi / 3
         rig = replace(rig, shift_x=shift * math.cos(direction), shift_y=shift * math.sin(direction))
     # `fit` begins at `nominal_matrix`, the matrix of two cameras with the same view. Of the true
