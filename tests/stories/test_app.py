@@ -60,7 +60,7 @@ class Page:
         self.wait(lambda: self.elements("#spikes input[type=file]"))
 
     def wait(self, ask: Callable[[], Any]) -> Any:
-        """Call `ask` until its answer is true or not empty. Returns the answer.
+        """Call `ask` until its answer is true or not empty. Return the answer.
 
         After LIMIT_S the test fails, and shows the text of the page.
         """
@@ -73,7 +73,7 @@ class Page:
         raise AssertionError((self.text("state"), self.messages()))
 
     def wait_for_state(self, pattern: str) -> str:
-        """Wait until the line of state matches a regular expression. Returns the line."""
+        """Wait until the line of state matches a regular expression. Return the line."""
 
         def matching_state() -> str:
             state = self.text("state")
@@ -247,8 +247,7 @@ def test_a_clip_of_a_visitor_is_restored_as_by_the_command_line(page, clip, tmp_
     assert frames == [path.read_bytes() for path in files_of(out / "clip0")]
     assert "report.html" in archive.namelist()
 
-    # The slider shows the middle frame. After frame 1 is chosen, the slider shows two other
-    # pictures.
+    # The slider shows the middle frame. If frame 1 is chosen, both pictures of the slider change.
     pictures_of_middle = page.pictures()
     page.write("number", 1)
 
@@ -276,7 +275,7 @@ def test_a_cancelled_restoration_ends_its_process_and_has_no_results(page, serve
 @needs_gradio
 def test_the_size_of_a_spike_plane_is_found_from_the_files(page, clip):
     page.upload("frames", files_of(clip.blurry))
-    page.upload("spikes", files_of(clip.spikes))  # without the size in dataset.json
+    page.upload("spikes", files_of(clip.spikes))  # but not dataset.json, which has the size
     page.press("restore")
 
     # Without sharp frames there are no scores.
@@ -331,7 +330,7 @@ def test_a_size_of_a_spike_plane_that_does_not_fit_the_files_is_refused(page, cl
 def test_after_a_refusal_the_same_visitor_can_restore(page, clip):
     page.upload("frames", files_of(clip.blurry))
     page.press("restore")
-    page.wait_for_state("refused")  # because there are no spikes
+    page.wait_for_state("refused")  # as the clip has no spikes
 
     page.upload("spikes", [*files_of(clip.spikes), clip.info])
     page.press("restore")

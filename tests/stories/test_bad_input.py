@@ -1,4 +1,4 @@
-"""Wrong input ends every rank, of one or two, within seconds, with one error of four parts.
+"""Wrong input ends all ranks of a run, one or two, within seconds. One error has four parts.
 
 The parts say what is wrong, where ("in"), what was expected, and what to do. Most wrong options are
 read in this process, because this is fast. A few wrong options, and all wrong data, are given to a
@@ -201,7 +201,8 @@ INPUTS = {
 }
 
 
-# One input is also given to a run of one process. It reports without a store of the ranks.
+# "unmatched frames" is also given to a run of one process. Such a run has no store by which ranks
+# tell one another of an error, so it reports in another way.
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("unmatched frames", 1), *[(name, 2) for name in INPUTS]],
@@ -278,8 +279,9 @@ def test_a_run_with_a_secret_in_a_path_resumes_without_a_word_on_it(tmp_path):
     assert again.text.count(" -> ") == 1
     assert "canary" not in first.text + again.text
     assert_no_file_holds_it(tmp_path / "experiments/run")
-    # The options that the first start has saved can be read. The names of their files begin with
-    # the time, so `min` finds the oldest file. The secret is missing, so it must be given again.
+    # The options that the first start has saved can be read. The names of the files of options
+    # begin with the time, so `min` finds the oldest file. The secret is not in this file, so a user
+    # must give it again.
     saved = min((tmp_path / "experiments/run/options").glob("*.json"))
     opt = read_options(["--opt", str(saved)])
     assert opt.plain()["datasets"]["test"]["dataroot_spike"] == str(tmp_path / "api_key=***")
@@ -287,7 +289,7 @@ def test_a_run_with_a_secret_in_a_path_resumes_without_a_word_on_it(tmp_path):
 
 
 def assert_no_file_holds_it(folder: Path) -> None:
-    """Check that a run has files, and that the secret of the tests above is in none of them."""
+    """Check that a run has files, and that none of the files has the secret "canary"."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     for path in files:

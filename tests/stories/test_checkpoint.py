@@ -1,4 +1,4 @@
-"""Checkpoints: how they are written, read and refused; from which one a run resumes.
+"""Checkpoints: how they are written, read and refused, and from which checkpoint a run resumes.
 
 Most checkpoints of this file are small files that the tests write. The tests of the training state
 use the network "watched". It notes the phases of its steps. Whole runs that resume are tested in
@@ -201,7 +201,7 @@ def test_what_is_loaded_is_what_was_saved(saved_again):
 
 
 def flip_a_bit(path: Path) -> None:
-    """Change a bit of the weights. torch.load would not notice the change."""
+    """Change a bit of the weights. torch.load alone would not notice the change."""
     content = bytearray(path.read_bytes())
     content[2000] ^= 1  # within the weights, 1000 numbers of 4 bytes
     path.write_bytes(content)
@@ -716,7 +716,7 @@ def test_when_a_run_is_finished(progress, test_every, left):
         pytest.param(30, 5, Progress(), 30, id="steps end first"),
         pytest.param(None, 5, Progress(), 50, id="epochs"),
         # The run has done 9 steps. Epoch 2 still has 10 - 3 = 7 steps, and epochs 3 and 4 have 20
-        # steps. The sum is 36 steps.
+        # steps. So the run ends after 9 + 7 + 20 = 36 steps.
         pytest.param(
             None, 5, Progress(step=9, epoch=2, batch=3), 36, id="former epochs had fewer steps"
         ),
@@ -789,7 +789,7 @@ def test_a_checkpoint_of_a_version_without_a_key_is_restored(tmp_path, key):
     state = state_of(model(tmp_path))
     del state[key]
 
-    restored = model(tmp_path, state=state)  # raises no error
+    restored = model(tmp_path, state=state)  # the test: this raises no error
 
     assert restored.nonfinite.in_a_row == 0
 

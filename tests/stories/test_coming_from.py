@@ -1,4 +1,4 @@
-"""The commands in the documents of KAIR, BasicSR and S-VRT run here, or the error names ours.
+"""The commands in the documents of KAIR, BasicSR and S-VRT run here, or an error names ours.
 
 KAIR, BasicSR and S-VRT are other projects. Their users may try their usual commands here. A
 training command works here, if its flags mean the same in this project. A flag that means something

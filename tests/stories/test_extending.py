@@ -73,7 +73,7 @@ class LabTest(Lab, TestClips):
         super().__init__(section, seed)
 """
 
-# Two test sets without files. One has spikes. The clips of the other one are not derived from
+# Two test sets without files. "Channels" has spikes. The clips of "Foreign" are not derived from
 # `Reader`.
 CHANNELS = """
 import torch
@@ -186,8 +186,7 @@ def new_files() -> dict[str, str]:
 #
 # The other words of a name say what the program uses. "noise", "squares" and "channels" are data
 # sets without files. "vrt" is the network. "the page" is the option file of docs/extending.md.
-# "again" means
-# the options that a run has saved.
+# "again" means the options that a run has saved.
 STEPS = (
     "check",
     "train",

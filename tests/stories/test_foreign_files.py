@@ -61,9 +61,10 @@ class Program(NamedTuple):
 
     # The function that runs the program with a list of arguments.
     main: Callable[[list[str]], object]
-    # Its arguments. OUT stands for the output.
+    # The arguments of the program. OUT stands for the output.
     arguments: Sequence[object]
-    # The name of the output within a folder, e.g. "a.png". "" if the output is the folder itself.
+    # The name of the output within a folder, e.g. "a.png", or "" if the output is the folder
+    # itself.
     file: str = ""
 
 
@@ -145,13 +146,14 @@ def test_no_program_changes_foreign_files_where_it_writes(home, tmp_path, name):
         names = [program.file]
     else:
         names = files_that_it_writes(program, tmp_path / "clean")
-        assert len(names) > 2  # with fewer, the program did not run to its end
+        assert len(names) > 2  # a program that ran to its end has written more than 2 files
 
     # Try three folders, each with other foreign files in it.
     for seed in range(3):
-        # The program writes into `folder`. Some of the foreign names in it are links to files and
-        # folders in `outside`. A program that follows such a link would change a file there.
-        # The seed and the place of the program in NAMES decide which foreign files there are.
+        # The program writes into `folder`. Some of the foreign files in `folder` are links to files
+        # and folders in `outside`. A program that follows such a link would change a file in
+        # `outside`. The seed and the place of the program in NAMES decide which foreign files there
+        # are.
         folder = tmp_path / f"{seed} populated"
         outside = tmp_path / f"{seed} outside"
         rng = np.random.default_rng([seed, NAMES.index(name)])

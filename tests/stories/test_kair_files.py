@@ -190,7 +190,7 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
 
 # The number of an option file, and the number of frames that its test restores. There are two test
 # clips of three frames each. For file 009 the clips have seven frames, and the network makes the
-# fourth.
+# fourth frame.
 @pytest.mark.parametrize(
     ("number", "frames"),
     [

@@ -344,9 +344,13 @@ def test_a_process_with_one_gpu_is_a_rank():
 
 # ---- Other launchers with variables of their own ----
 
-# Each dictionary below has the variables that a launcher gives to process 1. This process is one of
-# two ranks on one host, or one of four ranks (JSRUN), or one of two nodes (the platforms from
-# SAGEMAKER on). ADDRESS is the address of rank 0. Only some users and launchers give it.
+# Each dictionary below has the variables that a launcher gives to process 1, counted from 0:
+#
+#     OPEN_MPI, MVAPICH, HYDRA, FLUX    process 1 is one of two ranks on one host
+#     JSRUN                             process 1 is one of four ranks
+#     SAGEMAKER and the next ones       process 1 stands for one of two nodes
+#
+# ADDRESS is the address of rank 0. Only some users and launchers give this address.
 ADDRESS = {"MASTER_ADDR": "h0", "MASTER_PORT": "23456"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -425,7 +429,7 @@ class Place(NamedTuple):
     address: str  # host of rank 0
 
 
-# Two ranks on one host. They need no address of another host.
+# Two ranks on one host. These ranks need no address of another host.
 ON_ONE_HOST = Place(local_rank=1, world_size=2, address="127.0.0.1")
 # Two ranks on one host, if the launcher gives the address h0.
 ON_HOST_H0 = Place(local_rank=1, world_size=2, address="h0")
@@ -557,9 +561,9 @@ def test_two_jobs_on_one_host_meet_at_different_ports():
     assert len(ports) == 2
 
 
-# In these cases the launcher tells how many processes there are. It does not tell the host of rank
-# 0, or it does not tell the rank of this process. So the run must be refused. message: the part of
-# the error with the command that the user should type.
+# In these cases the launcher tells how many processes there are. The launcher does not tell the
+# host of rank 0, or does not tell the rank of this process. So the run must be refused. message:
+# the part of the error with the command that the user should type.
 INCOMPLETE = [
     pytest.param(
         without(OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "mpirun -x MASTER_ADDR=", id="Open MPI"
@@ -761,7 +765,7 @@ def wrong_case(read, env, message, **change):
     """Return a case of the test below, with one wrong variable.
 
     read: the function that reads the variables. env: right variables. change: the wrong variable
-    and its value. message: a part of the error.
+        and its value. An empty value counts as a missing variable. message: a part of the error.
     """
     [name] = change  # the one key of `change`, e.g. "RANK" of {"RANK": "4"}
     return pytest.param(read, {**env, **change}, message, id=f"{read.__name__}: {name}: {message}")
@@ -870,7 +874,7 @@ def start_launcher(env, *options):
 def test_the_launcher_refuses_and_suggests_a_command_without_the_secrets(given, shown):
     result = start_launcher(PLATFORM, *given)
 
-    # `exit_codes` is a list of one, because there is one process.
+    # `exit_codes` has a code for each process, so one code for this one process.
     assert result.exit_codes == [EXIT_REFUSED]
     assert f"do        python -u main_train_vrt.py --opt {SAMPLE_OPTIONS}{shown}" in result.text
     assert "canary" not in result.text
@@ -1098,7 +1102,7 @@ def test_threads_wait_as_the_user_says_also_on_busy_cores(fake_python, busy_core
 
 
 def launch_in_bash(env, before=""):
-    """Run launch_train.sh from a shell that first runs `before`. Return the text of both."""
+    """Run `before` and then launch_train.sh in one shell. Return the text that both print."""
     command = f"{before}{ROOT}/launch_train.sh 1 {SAMPLE_OPTIONS}"
     return run_command(["bash", "-c", command], limit_s=20, env=env).text
 

@@ -80,7 +80,7 @@ def user_arguments(home, clip):
 
 
 def metrics_of_restoring(out, *arguments):
-    """Run main_test_vrt.py in this process. Returns its metrics.json.
+    """Run main_test_vrt.py in this process. Return its metrics.json.
 
     out: folder of the results.
     """
@@ -879,7 +879,7 @@ def auto_and_whole(folder, frames, width, run):
 
 @pytest.fixture(scope="module")
 def long_clip(tmp_path_factory):
-    """Give the tests of a clip of 14 frames of 32 x 32: "auto" in two tiles, and "whole".
+    """Give two tests of a clip of 14 frames of 32 x 32: "auto", in two tiles, and "whole".
 
     A tile of "auto" has 12 frames, so 14 frames need two tiles.
     """

@@ -93,7 +93,7 @@ def test_the_page_of_a_run_shows_each_clip_and_the_command(finished_run):
 
     page = (folder_of_run(options) / "report.html").read_text()
 
-    assert page.count('type="range"') == 3  # the slider of a clip
+    assert page.count('type="range"') == 3  # a slider for each clip
     assert f"main_train_vrt.py --opt {options}" in page
 
 
@@ -420,7 +420,7 @@ def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
 
 
 # This test is slow. In `make test`, tests/parts/models/test_gradients.py tests the gradients of
-# such steps on two ranks. Both options are ways in which DDP finds the parameters of a step.
+# such steps on two ranks. The two options are two ways in which DDP finds the parameters of a step.
 @pytest.mark.slow
 @pytest.mark.parametrize("override", ["use_static_graph=true", "find_unused_parameters=true"])
 def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, override):

@@ -1,7 +1,7 @@
-"""main_test_vrt.py shows the motion that it used, and where it was not trusted.
+"""main_test_vrt.py shows the motion that it used, and where this motion was not trusted.
 
-For the example frame of each clip, the pictures are in the folder pictures/<clip>. They are also on
-the page report.html, with their captions. A method that uses no motion writes no such pictures.
+For the example frame of each clip, the pictures are in the folder pictures/<clip>. The pictures are
+also on the page report.html, with captions. A method that uses no motion writes no such pictures.
 
 What is tested: data/motion/drawing.py draws the pictures, and models/restore/outputs.py writes
 them.

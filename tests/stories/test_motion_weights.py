@@ -31,8 +31,8 @@ MOTION_WEIGHTS = "weights/motion.pth"
 OPERATOR_WEIGHTS = "weights/operator.pth"
 # A scene that moves by 12 pixels in each exposure.
 MOVING = Scene(velocity=(11.0, -5.0))
-# Largest loss of a clip in dB, if the motion or the model of the frame is wrong. It is little
-# compared with the gain of more than 1 dB, if both are right.
+# Largest loss of a clip in dB, if the motion or the model of the frame is wrong. If both are right,
+# the gain is more than 1 dB, so the largest loss is far less than the gain.
 MOST_LOST = 0.2
 
 # This marks tests with unusual clips. Each test takes two seconds of a core. Its result changes
@@ -70,7 +70,7 @@ def gain(scene, folder) -> float:
 def gain_on(clip, folder) -> float:
     """Return by how many dB motion.pth is better than operator.pth on a clip of a user.
 
-    folder: gets the results.
+    folder: folder of the results.
     """
     by_motion = restore_with(clip, folder / "motion", MOTION_WEIGHTS)
     by_operator = restore_with(clip, folder / "operator", OPERATOR_WEIGHTS)
@@ -116,7 +116,7 @@ def test_a_clip_that_stands_still_stays_as_sharp_as_it_is(tmp_path):
 
 # Spikes per plane at full light. 0.6 is the usual rate of a scene. At 0.1, a pixel in full light
 # has 0.1 * 60 = 6 spikes in an exposure of 60 planes. The median light is about a third of the full
-# light. It gives 2 spikes.
+# light, and gives 2 spikes.
 @pytest.mark.parametrize("rate", [0.6, 0.1])
 def test_a_clip_that_stands_still_stays_as_the_operator_restores_it(rate, tmp_path):
     assert gain(Scene(rate=rate), tmp_path) > -MOST_LOST
@@ -293,12 +293,12 @@ def test_a_frame_that_is_solved_in_bands_gains_as_much_as_a_whole_frame(tmp_path
     whole = restore_with(clip, tmp_path / "whole", MOTION_WEIGHTS)
 
     # Usually only frames of more than 1,048,576 pixels are divided (MOST_PIXELS in
-    # data/motion/bands.py). Now frames of more than 20,000 pixels are divided. This
-    # frame has two bands of 344 rows.
+    # data/motion/bands.py). Now frames of more than 20,000 pixels are divided. So this frame has
+    # two bands of 344 rows.
     monkeypatch.setattr(restorer, "bands_of", partial(bands_of, most_pixels=20_000))
     in_bands = restore_with(clip, tmp_path / "bands", MOTION_WEIGHTS)
 
-    assert whole.psnr > by_operator.psnr + 1  # dB, as for the small frames above
+    assert whole.psnr > by_operator.psnr + 1  # dB, as for a whole small frame
     assert in_bands.psnr == pytest.approx(whole.psnr, abs=0.1)  # dB
 
 

@@ -278,8 +278,8 @@ class Exposure:
     """The numbers of planes of an exposure. `write` writes a blurry and a sharp frame, and spikes.
 
     An exposure has `inside` planes. The file of spikes also has planes before and after the
-    exposure. They hold noise. If a test reads only the planes of the exposure, the noise changes
-    nothing.
+    exposure. These planes hold noise. If a test reads only the planes of the exposure, the noise
+    changes nothing.
     """
 
     before: int
@@ -323,7 +323,7 @@ class Exposure:
 def grey_frames(count, seed):
     """Return frames (count, 32, 32, 3) uint8 of grey clouds that move by 12 pixels in all.
 
-    The spike camera sees no colours, so it sees everything of a grey scene.
+    The spike camera sees no colours. So it sees the whole content of a grey scene.
     """
     frames = moving_frames(count, seed, step=12 / count)
     return frames[..., :1].repeat(3, axis=-1)
@@ -377,12 +377,12 @@ def write_spk_gopro(noise_seed):
 def results_on_spk_gopro(noise_seed):
     """Run both tests of the page on new data, in the current folder.
 
-    Returns the mean PSNR of the blurry frames, and of each test its metrics.json.
+    Return the mean PSNR of the blurry frames, and {name of the test: its metrics.json}.
     """
     pairs = write_spk_gopro(noise_seed)
     # The published spikes have larger planes than the spikes of this test, so the size must be
-    # given. A side of a frame has 32 pixels, and a spike pixel covers 2 of them. So a side of a
-    # plane has 16 pixels.
+    # given. A side of a frame has 32 pixels, and a spike pixel covers 2 of these pixels. So a side
+    # of a plane has 16 pixels.
     size = ("datasets.test.spike.h=16", "datasets.test.spike.w=16")
     run_tests("Spk-GoPro", *size, "--overwrite")
     results = {

@@ -136,7 +136,7 @@ def test_scores_equal_scores_that_were_computed_by_hand(home, folders_of_methods
     scores = scores_of_test2(folders_of_methods, method)
 
     # Compute the metrics of the luminance, Y. A written frame may differ by 1 from the frame by
-    # hand, as the test above says. So the scores of both may differ a little.
+    # hand, as the test above says. So the scores of the two frames may differ a little.
     restored_y = rgb_to_y(expected.restored)
     sharp_y = rgb_to_y(expected.sharp)
     restored = scores["restored"]
@@ -230,7 +230,7 @@ def test_a_folder_without_results_is_refused_in_the_table(home, folders_of_metho
 
 @pytest.fixture
 def copied_results(folders_of_methods, tmp_path):
-    """Give a copy of the results of tfp. They were made with half_window 5."""
+    """Give a copy of the results of tfp, which were made with half_window 5."""
     folder = tmp_path / "again"
     shutil.copytree(folders_of_methods["tfp"], folder)
     return folder
@@ -397,7 +397,7 @@ def pictures_below(folder):
 # In the lists below, {home} is the folder of the clips, and {out} is an output folder.
 OPTIONS = ["--opt", "{home}/options.json"]
 SPIKES_ALONE = ["--spike", "{home}/GOPRO_Large_spike_seq/test/test2/spike", "--output", "{out}"]
-# The exposure asks for 50 planes of a file that has only 24.
+# The exposure asks for 50 planes, but the file has only 24 planes.
 TOO_LONG = [
     *["--spike", "{home}/GOPRO_Large_spike_seq/test/test2/spike/000000.dat"],
     'spike.exposure={"start": 0, "length": 50, "period": 100}',
@@ -445,7 +445,7 @@ REFUSALS = [
         WRONG_DATA,
         ["exposure", *OPTIONS, "method.half_window=12"],
     ),
-    # What belongs to a network, or to colours.
+    # Options that only a network has, or that need colours.
     Refusal(
         "--weights, --tile, --flip-seq with --method tfp",
         WRONG_USE,
