@@ -66,7 +66,7 @@ def clips_root(tmp_path_factory):
 
 
 def levels_in(item):
-    """Return the levels (N, h, w) that lq, gt and spikes of an item show, at the size of lq."""
+    """Return the levels that lq, gt and spikes of an item show, each (N, h, w), as large as lq."""
     # Red is channel 0. Its values in a sample are the values of the file divided by 255.
     lq = item["lq"][:, 0] * 255 / LQ_RED_OF_LEVEL
     scale = item["gt"].shape[-1] // item["lq"].shape[-1]
@@ -557,11 +557,11 @@ def test_a_damaged_dataset_json_is_named(tmp_path, content):
 
 # One channel, the mean of planes around the sharp frame, with the same number on each side.
 VOXEL_OF_1 = {"type": "dat", "representation": {"type": "voxel", "num_bins": 1}}
-# A grey picture of 4 x 4 pixels, the display value of its pixels, and the light that they show.
+# A grey picture of 4 x 4 pixels, the display value of each pixel, and the light that a pixel shows.
 GREY = np.full((4, 4, 3), 128, np.uint8)
 DISPLAY_VALUE = 128 / 255
 LIGHT = DISPLAY_VALUE**2.2
-GREY_PLANES = 1000
+GREY_PLANES = 1000  # number of spike planes of this picture
 RATE = 0.6  # spikes per plane of a pixel that integrates 1
 
 

@@ -129,8 +129,8 @@ def write_record(folder: Path, columns: Columns, save: Callable[..., None] = np.
 
 
 # A kind of data set, e.g. one spike file for each clip. Each of the next functions turns the clips
-# in `root` into the kind that its name says. It returns the keys of the section datasets.train that
-# the kind needs.
+# in `root` into the kind that its name says. The function returns the keys of the section
+# datasets.train that the kind needs.
 
 
 def frames_without_spikes(root):
@@ -218,7 +218,7 @@ def all_that_a_clip_holds(clip: Any) -> dict[str, str]:
 def test_a_record_gives_the_same_clips_as_the_files(root, change_kind):
     changes = change_kind(root)
     values = data_section(root, **changes)
-    expected, _ = manifest.scan(source_of(values))
+    expected, _ = manifest.scan(source_of(values))  # reads the files, not a record
 
     first = checked_at_start(values, root)
     second = checked_at_start(values, root)
@@ -269,7 +269,7 @@ def two_roots(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def numbers_of(clips: Sequence[Clip]) -> tuple[list[int], list[int], set[int]]:
-    """Return frame counts and scales of clips, and the numbers of planes of their spike files."""
+    """Return [frames of each clip], [scale of each clip], {numbers of planes of a spike file}."""
     return frame_counts(clips), scales_of(clips), planes_of(clips)
 
 
@@ -619,7 +619,7 @@ def test_a_wrong_record_is_not_used(root, lie):
     assert not is_from_record(report)
     assert not report.problems
     assert [clip.lq for clip in report.clips] == [clip.lq for clip in expected]
-    # This start has written a true record.
+    # The start that refused the lie has written a true record. So the next start uses this record.
     assert is_from_record(checked_at_start(values, root))
 
 
@@ -883,7 +883,7 @@ def test_a_damaged_record_is_not_used(root, damage, suffix):
         record.write_bytes(damage)
 
     assert not is_from_record(checked_at_start(values, root))
-    # This start has written an undamaged record.
+    # The start that refused the damaged record has written a new one. So the next start uses it.
     assert is_from_record(checked_at_start(values, root))
 
 

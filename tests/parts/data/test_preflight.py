@@ -345,10 +345,10 @@ def change_nothing(root):
     ],
 )
 def test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light(root, flip, change, seed):
-    # dataset.json states neither light nor rate, so the check compares both kinds of light. The
-    # seed decides how bright each pixel is. With this seed, display light fits better than linear
-    # light even if the spikes lie at another place than the frame. So without the rule that is
-    # tested, the check would give a wrong hint.
+    # dataset.json states neither light nor rate, so the check compares the spikes with linear light
+    # and with display light. The seed decides how bright each pixel is. With this seed, display
+    # light fits better than linear light even if the spikes lie at another place than the frame. So
+    # without the rule that is tested, the check would give a wrong hint.
     write_clip(root, "clip0", seed=seed)
     write_info(root, flip=None, light=None, rate=None)
     assert "look like display light" in warnings_on(root, spike={"type": "dat", "flip": True})
@@ -357,7 +357,7 @@ def test_spikes_at_another_place_than_the_frame_bring_no_hint_on_light(root, fli
     warnings = warnings_on(root, spike={"type": "dat", "flip": flip})
 
     assert "look like" not in warnings
-    # Only spikes that are upside down bring this warning. Mirrored spikes do not.
+    # Only spikes that are upside down bring the warning "look upside down". Mirrored spikes do not.
     assert ("look upside down" in warnings) == (not flip)
 
 
@@ -403,7 +403,7 @@ def test_ratios_to_frames_that_are_means_of_display_values_are_a_warning(root):
 
     assert MEAN_OF_DISPLAY_VALUES in text
     # The warning does not say how many dB the wrong frames cost, because this depends on the
-    # pictures. For some pictures they even help.
+    # pictures. For some pictures the wrong frames even help.
     assert "frame x ratio is not the sharp frame: set lq_folder to blur_gamma" in text
 
 
@@ -442,8 +442,9 @@ def test_windows_that_are_too_narrow_for_the_spikes_are_a_warning(root_with_few_
 
 
 def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_few_spikes):
-    # The longest window has 13 planes, as in the test above. But this is the only window, and the
-    # warning is about several windows that show the same light. So there is no warning.
+    # The window has 13 planes and 0.54 spikes, which is less than one spike. But the warning is
+    # about several windows that show the same light, and this is the only window. So there is no
+    # warning.
     assert "half_windows" not in warnings_on(root_with_few_spikes, spike=relative(6))
 
 
@@ -461,7 +462,8 @@ def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_fe
         # The longest window has 2 x 10 + 1 = 21 planes and 0.44 spikes.
         ([2, 10], 1, True),
         ([2, 6], 4, False),
-        # Numbers below 1 are shares of half the exposure. 0.5 is half of 12 planes: 6 planes.
+        # Numbers below 1 are shares of half the exposure, which has 12 planes. So 0.5 means 6
+        # planes.
         ([0.1, 0.5], 1, True),
         ([0.1, 0.5], 4, False),
         # A single window cannot be compared with another one.

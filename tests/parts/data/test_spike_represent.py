@@ -357,7 +357,7 @@ def test_voxel_bins_around_the_middle_of_an_even_stream_are_the_whole_stream():
 
 
 def tfi_by_definition(spikes: np.ndarray, center: int, half_window: int) -> np.ndarray:
-    """Return 1 / (time between the last spike before the centre and the first one after it).
+    """Return 1 / (time from the last spike up to the centre to the first spike after it).
 
     The result has the shape (h, w). A pixel without such spikes within the window has the value
     1 / (length of the window).
@@ -545,8 +545,8 @@ def test_exposure_rates_are_the_mean_light_of_the_windows(stream_with_dark_pixel
 
     rates = exposure_rates(spikes, center=20, half_window=4, half_exposure=15)
 
-    # The windows have 4 and 15 planes on each side of plane 20: planes 16 to 24, and planes 5 to
-    # 35.
+    # `exposure_rates` returns two means of light: in the window, and in the exposure. They have 4
+    # and 15 planes on each side of plane 20: planes 16 to 24, and planes 5 to 35.
     light = plane_light(spikes)
     assert np.allclose(
         rates, [mean_of_planes(light, first=16, last=24), mean_of_planes(light, first=5, last=35)]

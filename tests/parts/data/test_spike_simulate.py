@@ -729,9 +729,9 @@ CAMERA = {
 def mean_position(is_true: np.ndarray) -> float:
     """Return the mean position of the true values of an array. 0 is its beginning, and 1 its end.
 
-    Without true values this returns the middle, because true values at random places lie in the
-    middle on average, too. Another value would be correlated with the number of true values. E.g.
-    "which lost" would be correlated with "lost share", although both are drawn independently.
+    If no value is true, return the middle, because true values at random places lie in the middle
+    on average, too. Another value would be correlated with the number of true values. E.g. "which
+    lost" would be correlated with "lost share", although the two are drawn independently.
     """
     positions = np.flatnonzero(is_true)
     if len(positions):
@@ -878,6 +878,8 @@ def test_no_two_draws_of_a_sample_are_correlated(tmp_path, samples):
 
 
 def test_streams_of_different_purposes_or_keys_differ():
+    # A key is the purpose of a stream, a text, and then any numbers. Similar keys, e.g. "a 0" and
+    # "a", 0, must not give the same stream.
     keys: list[tuple[Any, ...]] = [
         ("a", 0),
         ("a", 0, 0),

@@ -276,7 +276,7 @@ NAMES_OF_JOINED_FILES = ["{clip}/spike/long.dat", "{clip}/capture.npz"]
 
 @pytest.fixture(params=NAMES_OF_JOINED_FILES, ids=["in the folder of spikes", "beside the frames"])
 def joined_files(request, tmp_path):
-    """Give the roots of clips with one file per frame, and of the same clips with one file each."""
+    """Give two roots of the same clips: one spike file per frame, and one spike file per clip."""
     parts = write_noise(tmp_path / "parts")
     joined = write_noise(tmp_path / "joined")
     join_spike_files(joined, request.param)
@@ -334,7 +334,7 @@ AT_PLANE_3 = {"type": "dat", "resize": "nearest", "center": 3, "representation":
 
 
 class CachedFiles:
-    """Clips with one spike file each, and a cache of them. folder: where both are written."""
+    """Clips with one spike file per clip, and a cache of them. folder: place of all files."""
 
     def __init__(self, folder):
         self.root = write_noise(folder)
@@ -352,7 +352,7 @@ class CachedFiles:
 
 @pytest.fixture
 def cached_files(tmp_path):
-    """Give clips with one file each, and a cache of them."""
+    """Give clips with one spike file per clip, and a cache of these clips."""
     return CachedFiles(tmp_path / "cached")
 
 
@@ -393,7 +393,8 @@ def expected_with_context(frame, context, reverse):
     """Return the channels of a frame, made from the noise and not from files.
 
     The sharp frame is at plane 11 of the 24 planes of the exposure. Plane 0 does not count, so 10
-    planes come before the sharp frame. The program takes as many planes after it: half_exposure 10.
+    planes come before the sharp frame. The program takes as many planes after the sharp frame:
+    half_exposure is 10.
 
     context: number of planes on each side of the exposure, fewer at the ends of the clip.
     """
@@ -578,7 +579,7 @@ def test_half_a_plane_is_rounded_up():
 
 @pytest.fixture
 def one_file(tmp_path):
-    """Give clips with one file each."""
+    """Give clips with one spike file per clip."""
     root = write_noise(tmp_path)
     join_spike_files(root, "{clip}/spike/long.dat")
     return root
@@ -589,8 +590,8 @@ def one_file(tmp_path):
     [
         # The file has the planes 0 to 124. The last exposure, of frame 3, should begin at plane
         # 101, because 7 + 3 * 31.4 = 101.2. Then its 24 planes are the planes 101 to 124. In the
-        # first two cases it begins at plane 102, because 8 + 3 * 31.4 = 102.2, and
-        # 7 + 3 * 31.6 = 101.8.
+        # first two cases the last exposure begins at plane 102, because 8 + 3 * 31.4 = 102.2, and 7
+        # + 3 * 31.6 = 101.8.
         pytest.param(
             EXPOSURE_PAST_THE_END,
             "frame 3 of clip a/1 needs planes 102 to 125 .*the file has 125 planes",
@@ -820,7 +821,8 @@ def test_the_time_offset_moves_the_middle_of_even_parts(tmp_path, offset):
     frames = root / "GOPRO_Large/test/a/0/blur"
     common = {"type": "dat", "h": 8, "w": 12, "representation": RAW_OF_3}
     moved = common | {"calibration": calibration(root / "moved.json", offset), "center": "file"}
-    # These options say the same without an offset: they give the number of the middle plane.
+    # `numbered` means the same planes as `moved`. In place of an offset, it gives the number of the
+    # middle plane.
     numbered = common | {"calibration": calibration(root / "none.json", 0), "center": 12 + offset}
 
     (found,) = user_clips(frames, tmp_path / "even.npy", spike_options=moved)

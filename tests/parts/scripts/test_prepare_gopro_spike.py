@@ -231,8 +231,10 @@ def test_a_frame_of_blur_gamma_is_the_mean_of_the_light(with_instants):
 def test_dataset_json_has_the_plane_of_the_sharp_frame(with_instants):
     about = information(with_instants)
 
-    # Raw frame    0    1    2 (the middle)    3     4
-    # plane        0    8    16                24    32
+    # The first plane of each raw frame of an exposure. The sharp frame is raw frame 2, the middle:
+    #
+    #     raw frame    0    1    2     3     4
+    #     plane        0    8    16    24    32
     expected = {"split": "train", "planes": 40, "gt_plane": 16}
     assert about["clips"]["GOPR0002_05_00"] == expected
 
@@ -639,7 +641,7 @@ def test_light_moves_from_one_frame_to_the_next(fine_frames, method, largest_err
         errors.append(float(np.abs(difference).mean()))
 
     assert max(errors) < largest_error
-    # Frames 0 and 4 are given, so nothing is interpolated at these frames.
+    # The program sees frames 0, 4 and 8, so it interpolates nothing at these frames.
     assert errors[0] == 0.0
     assert errors[4] == 0.0
     assert errors[8] == 0.0
@@ -658,7 +660,7 @@ def test_before_and_after_the_clip_the_light_stays_as_in_the_nearest_frame(fine_
 
 
 def is_making_a_clip(out):
-    """Return whether there is a folder of an unfinished clip, which ends with .tmp."""
+    """Return whether there is an unfinished clip: a folder whose name ends with .tmp."""
     return any(folder.endswith(".tmp") for folder, _, _ in os.walk(out))
 
 
@@ -822,7 +824,7 @@ def test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in
 
     from_plane = 20
     to_plane = 36
-    shifts = scene.shifts(from_plane, to_plane)
+    shifts = scene.shifts(from_plane, to_plane)  # (64, 64, 2), x and y of each pixel
 
     lights = list(scene.lights())
     here = lights[from_plane]
@@ -831,7 +833,7 @@ def test_the_true_motion_of_a_photograph_leads_from_a_plane_to_the_same_scene_in
     followed = cv2.remap(there, x + shifts[..., 0], y + shifts[..., 1], cv2.INTER_LINEAR)
     with_motion = np.abs(followed - here).mean(axis=-1)
     without = np.abs(there - here).mean(axis=-1)
-    # Compare medians, because a few pixels are covered or out of view in the other plane.
+    # Compare medians, because a few pixels are covered or out of view in the plane `to_plane`.
     assert np.median(with_motion) < 0.1 * np.median(without)
 
 

@@ -602,7 +602,7 @@ def test_view_refuses_to_write_a_video(tmp_path, clip_of_scene, capsys):
 
 @pytest.fixture(scope="module")
 def played_video(published_stream, tmp_path_factory):
-    """Give a video of every third plane from 2 to 12 (2, 5, 8, 11), beside its reconstruction."""
+    """Give a video of the planes 2, 5, 8 and 11, each beside its reconstruction."""
     out = tmp_path_factory.mktemp("played") / "a.mp4"
     flags = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000, "--out", out)
     # `method.half_window=9` must come last.
@@ -805,7 +805,7 @@ def test_nothing_is_written_into_the_repository_by_default(published_stream, tmp
 
 @pytest.fixture
 def default_outputs(published_stream, tmp_path, monkeypatch):
-    """Give an empty folder in which all commands have written without --out."""
+    """Run all commands without --out in an empty folder, and give this folder."""
     monkeypatch.chdir(tmp_path)
     for command, arguments in COMMANDS:
         assert run_spike_tool(command, published_stream, *STREAM_FLAGS, *arguments) == 0
@@ -828,6 +828,7 @@ def test_an_output_with_a_default_name_is_not_overwritten(published_stream, caps
 
 def test_programs_that_need_no_network_start_without_torch():
     names = "make_sample_data, prepare_gopro_spike, spike_tool"
+    # Exits with 1 if one of the programs has imported torch, else with 0.
     code = f"import sys; from scripts import {names}; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
