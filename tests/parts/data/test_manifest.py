@@ -177,7 +177,7 @@ class NestedClips(NamedTuple):
 
 @pytest.fixture(params=[False, True], ids=["published", "regrouped"])
 def root_of_nested_clips(request, tmp_path):
-    """Give three clips in two folders."""
+    """Give three clips: two in the folder 00001, and one in the folder 00002."""
     regrouped = request.param
     write_clips(tmp_path, "00001/0001", "00001/0002", "00002/0001", regrouped=regrouped)
     lq = tmp_path / "GOPRO_Large" / ("train_GT_blurred" if regrouped else "train")
@@ -797,8 +797,8 @@ def two_roots(tmp_path_factory) -> tuple[Path, Path]:
     for seed, clip in enumerate(("a", "c", "d")):
         write_clip(two, clip, seed=5 + seed, frames=4, h=16, w=20)
         # `write_clip` writes spike planes of half the height and width of a frame, 16 x 20 pixels.
-        # Replace them by planes of a quarter of its height and width, in which a pixel fires with a
-        # probability of 0.3.
+        # Replace these planes by planes of a quarter of the height and width of a frame. In these
+        # planes a pixel fires with a probability of 0.3.
         for frame in range(4):
             random_values = np.random.default_rng([seed, frame]).random((40, 8, 10))
             path = clip_folder(two, "spike", clip) / f"{frame:06d}.dat"
@@ -1044,7 +1044,7 @@ def test_the_check_knows_every_root(two_roots, tmp_path, capsys):
 
 
 def test_the_check_refuses_crops_that_a_training_refuses(two_roots, tmp_path, capsys):
-    # The clips of the first root are 16 x 24.
+    # The clips of the first root have frames of 16 x 24, so crops of 20 do not fit.
     values = section_of_roots(two_roots[:1], gt_size=20)
 
     code = clip_files.doctor_of_data(tmp_path, train=values)
@@ -1224,8 +1224,8 @@ def test_a_user_s_clip_may_have_a_rate_of_its_own(two_clips, name, rate):
     spikes = two_clips / "GOPRO_Large_spike_seq/train"
     frames = two_clips / "GOPRO_Large/train"
 
-    # A user may name the root of several clips, or the folders of one clip. Both must give the
-    # same.
+    # A user may name the root of several clips, or the folders of one clip. Both must give the same
+    # rate.
     in_root = {clip.name: clip for clip in user_clips(frames, spikes, spike_options=TFP)}
     (alone,) = user_clips(frames / name / "blur", spikes / name / "spike", spike_options=TFP)
 
