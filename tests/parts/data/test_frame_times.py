@@ -133,7 +133,7 @@ def proposed_table(error: DataError) -> Any:
     """Return the table that an error proposes as `spike.exposure`.
 
     A table has a row [first plane, number of planes] for each frame of a clip. The advice of the
-    error ends with it, in quotes: ... 'spike.exposure={"clip": [[0, 40], [40, 40]]}'.
+    error ends with the table, in quotes: ... 'spike.exposure={"clip": [[0, 40], [40, 40]]}'.
     """
     _, _, table = error.do.partition("spike.exposure=")
     return json.loads(table.rstrip("'"))
@@ -247,7 +247,7 @@ def test_frames_of_a_film_have_the_planes_of_their_times(tmp_path, lengths):
     assert planes_of_frames(clip) == true_planes(lengths)
 
 
-# The planes of the spike file that belong to the film.
+# first, count: the planes of the spike file that belong to the film.
 @pytest.mark.parametrize(
     ("first", "count"),
     [
@@ -351,7 +351,8 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
     by_table = read_metrics(tmp_path / "told")["averages"]
     assert by_times["restored"]["psnr"] == by_table["restored"]["psnr"]
     # The restored frames are better than the blurry frames by more than 1 dB. So both restorations
-    # used planes that fit the frames. If both were equally wrong, the first assertion would pass.
+    # used planes that fit the frames. If both used the same wrong planes, the first assertion would
+    # pass, but not this one.
     assert by_times["restored"]["psnr"] > by_times["input"]["psnr"] + 1
 
 
@@ -512,7 +513,7 @@ def images_with_spikes(folder: Path, names: list[str], planes: int = 240) -> tup
     return folder / "frames", write_empty_planes(folder / "all.dat", planes)
 
 
-# Six frames of which two are missing.
+# The names of six frames, without frames 2 and 3.
 GAP = ["frame00", "frame01", "frame04", "frame05"]
 
 
@@ -709,7 +710,7 @@ def test_one_period_for_a_film_of_changing_rate_is_refused_with_a_table(tmp_path
     error = error_of_clip(*files, exposure={"start": 0.0, "length": 24.0, "period": 24.0})
 
     # The film has four short frames and two long frames. A short frame lasts one period, and a
-    # long frame lasts four periods. So the frames begin at these periods.
+    # long frame lasts four periods. So the frames begin at the periods 0, 1, 2, 3, 4 and 8.
     rows = [[24.0 * period, 24.0] for period in (0, 1, 2, 3, 4, 8)]
     assert "several distances" in error.what
     assert json.dumps({"f": rows}) in error.do
@@ -1037,7 +1038,8 @@ def test_the_folder_of_a_clip_is_one_clip(tmp_path):
             write_png(folder / kind / f"{frame:02d}.png", np.full(SIZE, 20 * frame))
         write_empty_planes(folder / f"spike/{frame:02d}.dat", 24)
 
-    # The same folder three times: path of the frames, of the spikes, and of the sharp frames.
+    # Give the same folder three times: as path of the frames, of the spikes, and of the sharp
+    # frames.
     (clip,) = user_clips(folder, folder, folder, spike_options=SPIKE_OPTIONS)
 
     assert clip.name == "take 3"

@@ -86,9 +86,9 @@ def test_each_column_is_the_derivative_of_the_residuals(moving_view, column, cha
     predicted = details.features @ a.astype(np.float32)
     computed = derivatives(estimate, details, predicted)[column]
 
-    # Measure the derivative of the residuals r by one value v, with a small amount a:
+    # Measure the derivative of the residuals r by one value v, with a small change of v, `amount`:
     #
-    #     (r(v + a) - r(v - a)) / (2 a)
+    #     (r(v + amount) - r(v - amount)) / (2 amount)
     opposite_change = {field: -amount for field, amount in change.items()}
     opposite_step = [-amount for amount in step]
     more = residuals_after(pair, change, step, a)

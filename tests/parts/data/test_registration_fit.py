@@ -133,7 +133,7 @@ def test_the_offset_of_a_known_camera_is_found_in_a_pan_even_if_it_is_not_sure()
 
 
 # In a slow pan over soft edges, a longer exposure looks like a sharper lens. The exposure has 40
-# planes. Without limits, the first rounds would make it 200 planes longer.
+# planes. Without limits, the first rounds would make the exposure 200 planes longer.
 @pytest.mark.parametrize("speed", [(0.05, 0.02), (0.1, -0.06)])
 def test_a_moved_camera_is_found_although_the_length_steps_to_its_limit(speed):
     start = nominal_matrix(SPIKE, RGB)

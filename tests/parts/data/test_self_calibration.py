@@ -105,10 +105,10 @@ def home(tmp_path_factory) -> Path:
 def restored_psnr(
     home: Path, out: Path, name: str, calibration: object, spikes_of: str | None = None
 ) -> float:
-    """Restore a clip by the formula "exposure". Returns the PSNR in dB.
+    """Restore a clip by the formula "exposure". Return the PSNR in dB.
 
     calibration: the option spike.calibration: "auto", "null" for none, or a file.
-    spikes_of: the clip from which the spikes are taken, if it is another one.
+    spikes_of: the clip from which the spikes are taken. None: the clip `name` itself.
     """
     if spikes_of is None:
         spikes_of = name
@@ -167,7 +167,8 @@ def test_nothing_is_changed_if_nobody_could_find_how_the_cameras_are_mounted(
 
 def test_without_motion_only_the_place_of_a_camera_is_found(home, tmp_path, capsys):
     # Nothing moves in the scene of "still". Its cameras are moved against one another (MOVED). A
-    # still picture shows by how many pixels they are moved. Only motion would show the times.
+    # still picture shows by how many pixels the cameras are moved. Only motion would show the
+    # times.
     restored_psnr(home, tmp_path / "still", "still", calibration="auto")
 
     output = capsys.readouterr().out
@@ -308,10 +309,10 @@ class Run:
         ]
 
     def start(self, ranks: int, fitted: int, known: int) -> dict[str, Any]:
-        """Start the run. Returns {clip: calibration or None}, which must be equal on each rank.
+        """Start the run. Return {clip: calibration or None}, and check that each rank has the same.
 
-        It also checks how many clips the start calibrated (`fitted`), and how many calibrations it
-        took from the folder of the run (`known`).
+        fitted: number of clips that the start must calibrate. known: number of calibrations that it
+            must take from the folder of the run.
         """
         self.steps += 1
         # A step has two samples on any number of ranks.
@@ -337,7 +338,7 @@ class Run:
 def run(home, tmp_path_factory):
     """Give a run that two ranks have started once.
 
-    All tests share it, so each test must leave it with the calibrations of all clips.
+    All tests share the run, so each test must leave the calibrations of all clips in its folder.
     """
     started = Run(home, tmp_path_factory.mktemp("run"))
     started.first = started.start(ranks=2, fitted=5, known=0)

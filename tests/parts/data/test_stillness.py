@@ -169,13 +169,16 @@ def test_the_evidence_of_noise_is_0_in_the_mean():
     # Noise makes the mean of the products (see the test above) a little less than 0. On a large
     # plane this adds up. The function `product_of_noise` corrects it. Without this function, the
     # mean of the evidence would be -2.8.
+    #
+    # The code cuts a stream into pieces of time. A pattern has a weight for each piece, e.g.
+    # (3, 1, -1, -3). The change of a pixel is the sum of its pieces, each times its weight.
     plane = (360, 640)
-    seen = np.zeros(plane, np.float32)
+    seen = np.zeros(plane, np.float32)  # light of a black blurry frame
     of_frames = []
     for seed in range(3):
         chance = np.random.default_rng(seed).random((60, *plane))
         stream = (chance < 0.1).astype(np.uint8)
-        pieces = evidence._pieces(stream, is_good=np.ones(plane, bool))
+        pieces = evidence._pieces(stream, is_good=np.ones(plane, bool))  # (4, h, w)
         light = pieces.mean(axis=0)
         by_light = common_change.order_by_light(seen, light)
         for pattern in evidence.PATTERNS:

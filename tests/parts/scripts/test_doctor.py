@@ -130,6 +130,7 @@ def test_the_doctor_reads_a_log_from_the_command_line(tmp_path, capsys):
 
 
 def test_the_table_begins_with_what_is_well_and_ends_with_a_count():
+    # The arguments are the status, the check, what was found, why, and the cure.
     failure = Finding(FAIL, "b", "x", "y", "z")
     success = Finding(OK, "a", "fine")
 

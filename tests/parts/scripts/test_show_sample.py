@@ -121,7 +121,8 @@ def test_the_page_shows_the_frames_of_the_sample(shown_sample):
 
 
 def test_the_page_shows_every_channel_of_the_spikes(shown_sample):
-    # There are 3 channels of 3 frames. Each channel is named in its picture and in its caption.
+    # The sample has 3 frames with 3 channels each. Each channel is named in its picture and in its
+    # caption.
     assert len(re.findall(r"channel [012]: ", shown_sample.page)) == 2 * 3 * 3
 
 

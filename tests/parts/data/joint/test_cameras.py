@@ -119,7 +119,8 @@ def plainly_seen(
         B x = sum over groups g of s_g x(p + u_g(p))        p: an RGB pixel
         S l = sum over groups g of c_g m(v + u_g(v))        v: a spike pixel, m: the means of l
 
-    This is slow and simple, and autograd can compute its gradient. x: (3, H, W). l: (1, H, W).
+    The function is slow and simple, and autograd can compute its gradient. x: (3, H, W). l: (1, H,
+    W).
     """
     p = pixels_of(made.view.size)
     blurry = torch.zeros_like(x)
@@ -223,9 +224,9 @@ def test_the_cameras_see_what_their_equations_say(shifted_cameras):
     blurry, spikes = shifted_cameras.cameras(x, grey)
 
     plain_blurry, plain_spikes = plainly_seen(shifted_cameras, x, grey)
-    # The results may differ only by the rounding of float32. They are sums of up to a hundred
-    # values, and a sum is at most 4, because there are at most 4 groups. An addition rounds such a
-    # sum by at most 2^-23 = 1.2e-7, so a hundred additions round it by about 1e-5.
+    # The results may differ only by the rounding of float32. Each result is a sum of up to a
+    # hundred values. The sum is at most 4, because there are at most 4 groups. An addition rounds
+    # such a sum by at most 2^-23 = 1.2e-7, so a hundred additions round it by about 1e-5.
     assert torch.allclose(blurry, plain_blurry, atol=2e-5)
     assert torch.allclose(spikes, plain_spikes, atol=2e-5)
 

@@ -46,7 +46,7 @@ def used_intervals(stream: np.ndarray, edges: np.ndarray, y: int, x: int) -> lis
     """Return the intervals of the pixel in row y and column x, in the order of time.
 
     `spike_intervals` has a place for each pair of edges. If two edges have the same nearest spike,
-    there is no interval between them, and its count is 0.
+    there is no interval between the two edges, and the count at the place of this pair is 0.
     """
     begins, ends, counts = spike_intervals(stream, edges)
     intervals = []
@@ -92,7 +92,7 @@ def test_an_interval_goes_from_the_spike_nearest_to_one_edge_to_that_nearest_to_
 
     found = used_intervals(stream, np.array([2, 8, 14, 17]), y=0, x=0)
 
-    # Nearest to the edges 2, 8, 14 and 17 are the spikes at 3, 9, 16 and 16.
+    # The spikes at 3, 9, 16 and 16 are nearest to the edges 2, 8, 14 and 17.
     assert found == [Interval(begin=3, end=9, count=1), Interval(begin=9, end=16, count=1)]
 
 

@@ -68,7 +68,8 @@ def test_the_four_weighted_pixels_are_the_sample(samples):
     corners = corners_of(positions, size)
     weights_of_pixels = weights_of(corners.right, corners.below)
 
-    # Compute the sum of the four pixels times their weights.
+    # Compute the sum of the four pixels times their weights. `corner` is the number of the upper
+    # left pixel of each sample. The number of each of the four pixels is `corner` + offset.
     found = torch.zeros(COUNT)
     for offset, weights in zip(corners.offsets, weights_of_pixels, strict=True):
         counts = weights > 0  # a pixel of weight 0 may lie beyond the picture
