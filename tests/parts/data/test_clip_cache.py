@@ -26,6 +26,7 @@ from tests.helpers.clip_files import (
 from tests.helpers.gopro_files import read_files
 from utils.errors import DataError, OptionError
 
+# All random turns of a sample: flips, turns by 90 degrees, and reversed time.
 TURNS: dict[str, Any] = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 # Options of a training on frames without spikes.
 RGB: dict[str, Any] = {
@@ -290,6 +291,7 @@ def test_a_cache_is_not_replaced_by_one_of_another_split(root):
         make_cache(root)
 
 
+# path: where the foreign file lies. is_in_cache: whether a cache was made before.
 @pytest.mark.parametrize(
     ("path", "is_in_cache"),
     [

@@ -70,7 +70,8 @@ def test_one_changed_pixel_changes_the_digest(root):
     assert with_another_pixel not in (first, with_another_picture)
 
 
-# Numbers of a byte in the file: the first, one in the middle, and the last.
+# at: the index of the changed byte. The first byte, a byte in the middle, and the last byte are
+# tested.
 @pytest.mark.parametrize("at", [0, 100, -1])
 def test_one_changed_byte_of_the_spikes_changes_the_digest(root, at):
     before = digest(root)
@@ -83,7 +84,7 @@ def test_one_changed_byte_of_the_spikes_changes_the_digest(root, at):
 
 
 class ReaderOfOneFile:
-    """A clip of one frame in one file. It has only what `digest_of_clips` reads."""
+    """A clip of one frame in one file. `digest_of_clips` uses no other members."""
 
     name = "x"
     stems = ("0",)

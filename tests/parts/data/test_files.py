@@ -107,6 +107,7 @@ def test_a_file_within_the_folder_is_removed_with_its_empty_folder(folder_with_l
     assert everything_below(tmp_path) == before
 
 
+# "--json" is the flag with which the user gives the path. An error would name this flag.
 def test_a_name_that_is_free_is_not_refused(tmp_path):
     refuse_existing(tmp_path / "a", "--json")
 
@@ -473,8 +474,8 @@ def write_turned(path: Path, upright: Path) -> None:
     """
     content = upright.read_bytes()
     # The header of a track ("tkhd") has a matrix of 9 numbers of 4 bytes, 40 bytes behind its name.
-    # It says how the track is shown. The identity is replaced by a quarter turn, which moves a
-    # point (x, y) to (48 - y, x). Without the 48, the height of the lying frame, x would be
+    # The matrix says how the track is shown. The identity is replaced by a quarter turn, which
+    # moves a point (x, y) to (48 - y, x). Without the 48, the height of the lying frame, x would be
     # negative.
     #
     # The numbers are fixed-point numbers: 1 is stored as 2**16 in the first 8 numbers, and as 2**30

@@ -245,8 +245,8 @@ def test_flip_seq_averages_each_instant_with_the_same_instant_in_reversed_time()
     # flip_seq restores in both directions of time, and takes the mean of both.
     both = restore_clip(net, lq, spike, spike_reversed=-spike, flip_seq=True, **options)
 
-    # This network gives the same in both directions. Without putting the instants of the reversed
-    # direction in reverse order, the mean would be lq at each instant.
+    # At each instant, this network gives the same frame in both directions. If the instants of the
+    # reversed direction were not put in reverse order, the mean would be lq at each instant.
     assert torch.allclose(both, forwards, atol=1e-6)
 
 

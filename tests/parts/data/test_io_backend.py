@@ -246,7 +246,7 @@ def test_threads_that_begin_together_open_an_lmdb_once(root):
     # The order of the threads differs each time, so the test tries 20 times.
     for _ in range(20):
         fork_once()
-        barriers = [threading.Barrier(threads)] * threads  # one for all threads
+        barriers = [threading.Barrier(threads)] * threads  # the same one for each thread
         with ThreadPoolExecutor(threads) as pool:
             assert all(pool.map(read_together, paths[:threads], barriers))
 
@@ -287,7 +287,7 @@ def write_small_picture(path: Path) -> None:
 
 
 def write_a_byte_too_few(path: Path) -> None:
-    # So the file does not have a whole number of planes.
+    # One byte is missing, so the file does not have a whole number of planes.
     path.write_bytes(b"\1" * (PLANE_BYTES * PLANES - 1))
 
 
@@ -352,7 +352,7 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
 def as_ordinary_user() -> Generator[None]:
     """Let the block run with the rights of an ordinary user, because root may read every file.
 
-    If the tests run as root, this is the user "nobody". Otherwise it is the user of the tests.
+    If the tests run as root, the ordinary user is "nobody". Otherwise it is the user of the tests.
     """
     user = os.geteuid()
     is_root = user == 0

@@ -269,7 +269,7 @@ def two_roots(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def numbers_of(clips: Sequence[Clip]) -> tuple[list[int], list[int], set[int]]:
-    """Return [frames of each clip], [scale of each clip], {numbers of planes of a spike file}."""
+    """Return [frames of each clip], [scale of each clip], {planes of a spike file}."""
     return frame_counts(clips), scales_of(clips), planes_of(clips)
 
 

@@ -78,7 +78,7 @@ def test_a_turned_png_with_much_before_its_pixels_has_its_upright_size(tmp_path)
 def write_deep(path, bits, height=32, width=32):
     """Write a picture of random values of `bits` bits, stored as 16-bit values.
 
-    Pixel (0, 0) has the largest value, 2^bits - 1, so that the picture is sure to have it.
+    Pixel (0, 0) has the largest value, 2^bits - 1. So the picture certainly uses all bits.
     """
     values = np.random.default_rng(0).integers(0, 2**bits, (height, width, 3), np.uint16)
     values[0, 0] = 2**bits - 1
@@ -101,7 +101,8 @@ def test_16_bit_frames_of_a_user_that_use_fewer_bits_are_named(tmp_path, caplog,
 
 @pytest.mark.parametrize("ending", ["png", "tiff"])
 def test_16_bit_frames_that_use_12_bits_are_named_once_before_a_training(tmp_path, caplog, ending):
-    # Regrouped: sharp frames are below train_GT, blurry frames below train_GT_blurred.
+    # With regrouped=True, sharp frames are below train_GT, and blurry frames below
+    # train_GT_blurred.
     write_clips(tmp_path, "a", "b", regrouped=True)
     # Replace every frame by a picture of 12 bits. The frames of `write_clips` are 16 x 24 pixels.
     for kind in ("train_GT", "train_GT_blurred"):

@@ -20,7 +20,7 @@ from utils.options.loader_options import LoaderOptions
 
 
 class ComputedFrames(Reader):
-    """A clip of three blurry frames (4 x 6). Each has spikes and five sharp frames (8 x 12).
+    """A clip of three blurry frames (4 x 6). A frame has spikes and five sharp frames (8 x 12).
 
     The sharp frames are twice as large as the blurry frames, so the scale is 2.
 
@@ -181,7 +181,7 @@ class Samples(Dataset):
 
 
 def first_batch(*samples):
-    """Return the first batch of a loader. It has all these samples."""
+    """Return the first batch of a loader: a batch of all these samples."""
     section = LoaderOptions(dataloader_num_workers=0, dataloader_batch_size=len(samples))
     loader = TrainLoader(Samples(*samples), section, accumulation_steps=1, seed=0)
     steps = loader.start(epoch=0, batch=0)

@@ -60,7 +60,7 @@ GEOMETRIES = {
     "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
     "top_first.bin": SpikeGeometry(12, 10, flipud=False),
     # In these files, rows begin within a byte. A row has 13 pixels, or 11 pixels and 4 head columns
-    # (explained below).
+    # (see test_head_columns_are_the_last_of_a_row).
     "rows_within_bytes.dat": SpikeGeometry(8, 13),
     "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
 }
@@ -386,7 +386,7 @@ class RefusedFile(NamedTuple):
 
 REFUSED = [
     # The sizes of these files do not fit. E.g. a plane of 360 x 640 bits has 28,800 bytes, and 56
-    # of them are 1,612,800 bytes. 1,625,300 bytes are no whole number of planes of any known size.
+    # planes have 1,612,800 bytes. 1,625,300 bytes are no whole number of planes of any known size.
     RefusedFile("none.dat", None, "No such file"),
     RefusedFile(
         "none_fits.dat",
@@ -403,7 +403,7 @@ REFUSED = [
     RefusedFile("empty.dat", b"", "holds no plane"),
     # A plane of 8 x 12 bits has 12 bytes.
     RefusedFile("ragged.dat", bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
-    # Other kinds of files.
+    # The content of these files is of another kind.
     RefusedFile("zip.bin", NPZ, r"header of a zip file"),
     RefusedFile("array.dat", npy(SPIKES), r"header of a NumPy array"),
     RefusedFile("picture.dat", b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
@@ -415,7 +415,7 @@ REFUSED = [
     RefusedFile(
         "pointer.dat", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"
     ),
-    # Arrays that are damaged, or hold something else.
+    # These arrays are damaged, or hold something else.
     RefusedFile("short.npy", npy(SPIKES)[:-5], "cut short"),
     RefusedFile("packed.npy", bytes(480), "magic string"),
     RefusedFile("float.npy", npy(SPIKES.astype(np.float32)), "float32"),

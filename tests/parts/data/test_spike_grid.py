@@ -308,8 +308,8 @@ def test_another_mirror_changes_the_digest():
 
 
 # The digest contains the share of the planes that are read: 1.12 times the exposure share, but at
-# most 1. For the exposure share 0.95 this share is 1, as for a calibration without a share. So the
-# digest must contain the exposure share 0.95 in another way.
+# most 1. For the exposure share 0.95, the share that is read is 1, as for a calibration without a
+# share. So the digest must contain the exposure share 0.95 in another way.
 @pytest.mark.parametrize("share", [0.8, 0.95])
 def test_another_exposure_share_changes_the_digest(share):
     saved = saved_calibration()
