@@ -423,8 +423,8 @@ class Runs:
     """The checkpoints of two runs: "own" is the run that is started, and "other" is another run.
 
     own: step of the latest checkpoint of this run. best: step of the best checkpoint of this run.
-    other: step of the latest checkpoint of another run. Each may be None (no such file) or
-    "damaged".
+    other: step of the latest checkpoint of another run. Each of the three may be None (no such
+        file) or "damaged".
     """
 
     def __init__(self, root, own=None, best=None, other=None):
@@ -571,7 +571,8 @@ def test_a_save_after_a_resume_from_a_former_version_keeps_a_file_that_can_be_re
     for step in (2, 4):
         experiment.save("latest", empty_model, Progress(step=step, batch=step))
     latest = tmp_path / "checkpoints" / "checkpoint_latest.pth"
-    # While the run starts, the file of step 4 cannot be read. So the run resumes at step 2.
+    # While the run starts, the file of step 4 cannot be read. So the run resumes at step 2. Then
+    # the file is back.
     latest.rename(tmp_path / "away")
     found = not_none(find_checkpoint("auto", tmp_path))
     progress = restore_progress(found, tmp_path, options, train, ORDER)
@@ -589,7 +590,7 @@ def empty_model():
     return {"model_state_dict": {"w": torch.zeros(1)}, "optimizer": {}}
 
 
-# The checkpoint below has 1 sample per step, and this start has 2.
+# The checkpoint of the next test has 1 sample per step. With this option, the start has 2.
 TWO_SAMPLES = {"accumulation_steps": 2}
 
 
@@ -673,8 +674,8 @@ def test_an_error_of_weights_that_do_not_fit_names_the_file_of_the_checkpoint(tm
 # progress: `step` is the number of steps done, `validated` is the step of the last complete
 #     validation, and `validation_stops` says how often a signal has stopped the validation at
 #     `step`.
-# test_every: number of steps between validations. 0 means a run without a test set. left: what is
-# left to do.
+# test_every: number of steps between validations. 0 means a run without a test set.
+# left: what is left to do.
 
 
 @pytest.mark.parametrize(
@@ -750,7 +751,7 @@ class Watched(nn.Module):
         self.note_phase()
         out = self.slow(self.conv(lq.flatten(0, 1))).view_as(lq)
         if out.requires_grad:
-            out.register_hook(self.note_phase)
+            out.register_hook(self.note_phase)  # called in the backward pass
         return out
 
     def note_phase(self, _gradient: Tensor | None = None) -> None:
@@ -823,7 +824,7 @@ def test_weights_that_have_become_nan_are_not_saved(tmp_path, value):
 
 
 def test_the_log_names_only_the_keys_that_froze_something(tmp_path, caplog):
-    # "slwo" is a misspelt "slow". No parameter has a name with it.
+    # "slwo" is a misspelt "slow". No parameter has this word in its name.
     caplog.set_level("INFO")
     made = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow", "slwo"]')
     for step in (1, 2):
@@ -907,7 +908,7 @@ def test_a_changed_network_is_refused_in_a_few_lines_that_name_the_change(tmp_pa
 
 @pytest.mark.parametrize("change", ["missing", "other shape"])
 def test_averages_of_another_network_are_refused_in_four_parts(tmp_path, change):
-    # The four parts of an error: what is wrong, where, what is expected, and what to do.
+    # An error has four parts: what is wrong, where, what is expected, and what to do.
     before = state_of(model(tmp_path / "a", "train.E_decay=0.9"))
     averages = before["ema_state_dict"]
     weight = averages.pop("conv.weight")

@@ -335,7 +335,7 @@ def read_rgb(path: Path) -> torch.Tensor:
 
 
 class InterpolatedClip(NamedTuple):
-    """A clip of seven frames, of which file 009 makes the fourth from frames 1, 3, 5 and 7."""
+    """A clip of seven frames. File 009 makes the fourth frame from frames 1, 3, 5 and 7."""
 
     frames: torch.Tensor  # the frames of the clip (7, 3, H, W), from 0 to 1
     by_hand: torch.Tensor  # the fourth frame (3, H, W), computed without the program
@@ -575,7 +575,7 @@ def root(tmp_path):
     return tmp_path
 
 
-# Names of datasets in KAIR's files. They are names of KAIR's classes.
+# Names of datasets in KAIR's files. Each is the name of a class of KAIR.
 SUPER_RESOLUTION = "VideoRecurrentTrainVimeoDataset"
 INTERPOLATION = "VideoRecurrentTrainVimeoVFIDataset"
 TEST = "VideoTestVimeo90KDataset"
@@ -790,8 +790,8 @@ def test_color_jitter_is_equal_in_all_frames(coloured_picture):
 def test_color_jitter_is_small(coloured_picture):
     first, _, _ = with_other_colours(coloured_picture)
 
-    # The values are between 0 and 1. The draw of this seed changes them by at most 0.16. The limit
-    # of 0.3 is chosen by hand.
+    # The values are between 0 and 1. The draw of this seed changes the values by at most 0.16. The
+    # limit of 0.3 is chosen by hand.
     change = float((first - coloured_picture).abs().max())
     assert 0 < change < 0.3
 
@@ -877,9 +877,10 @@ def test_the_noise_of_a_denoising_sample_has_the_level_of_the_noise_map(clean_cl
 
     noise = noise_of(sample)
 
-    # A sample has n = 3 x 3 x 40 x 40 = 14,400 values. By chance, their standard deviation differs
-    # from the level by about 1 / sqrt(2 n) = 0.6 %. Their mean differs from 0 by about level /
-    # sqrt(n). This is at most 50 / 120 = 0.4. The limits are several times as large.
+    # A sample has n = 3 x 3 x 40 x 40 = 14,400 values. By chance, the standard deviation of the
+    # values differs from the level by about 1 / sqrt(2 n) = 0.6 %. The mean of the values differs
+    # from 0 by about level / sqrt(n), at most 50 / 120 = 0.4. The limits are several times as
+    # large.
     assert float(noise.std()) == pytest.approx(level_of(sample), rel=0.05)
     assert abs(float(noise.mean())) < 1.5
 
