@@ -57,7 +57,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def bytes_of_weights(step: int) -> bytes:
-    """Return the bytes of the weights of `state`. The file of the checkpoint contains them."""
+    """Return the bytes of the weights of `state`. The file of a checkpoint contains these bytes."""
     return state(step)["weights"].numpy().tobytes()
 
 

@@ -34,7 +34,7 @@ OURS = (
 SHORT = ("datasets.test={}", "train.total_iter=1")
 # A program that trains the network "odd", a single convolution. The first arguments, CASE RANK
 # STEP, say what goes wrong. In the case "none" nothing goes wrong, and RANK and STEP have no
-# meaning. All arguments after "train" are those of main_train_vrt.py.
+# meaning. All arguments after "train" are arguments of main_train_vrt.py.
 WORKER = ("tests/dist/odd_worker.py", "none", "0", "0", "train")
 # Exit codes.
 WRONG_OPTIONS = 2

@@ -353,7 +353,7 @@ class UsedParts(NamedTuple):
 
 @pytest.fixture(scope="module")
 def used_parts(tmp_path_factory) -> UsedParts:
-    """Give the results of the programs. They run with the new files."""
+    """Run the programs with the new files, and give the results."""
     folder = tmp_path_factory.mktemp("extending")
     for name, text in new_files().items():
         path = folder / name

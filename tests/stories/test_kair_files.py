@@ -195,7 +195,7 @@ def assert_stand_in_of_the_flow_is_told(options: Path, *runs: RankResult) -> Non
     ("number", "frames"),
     [
         # This case is slow, because `make test` has shorter tests of a file that enlarges by 4.
-        # They use file 003, and their names have "vimeo_x4" and "pad_sequence".
+        # The shorter tests use file 003, and have "vimeo_x4" and "pad_sequence" in their names.
         pytest.param("001", 6, id="REDS x4", marks=pytest.mark.slow),
         # This case is slow, because the next test is a shorter test of the same file.
         pytest.param("008", 6, id="noise", marks=pytest.mark.slow),

@@ -521,7 +521,7 @@ def test_an_ipv6_address_in_a_list_of_hosts_is_not_cut_at_a_colon(env):
 
 
 def test_a_node_starts_no_more_ranks_than_it_sees_gpus():
-    # SageMaker says that a host has 8 GPUs, but CUDA_VISIBLE_DEVICES leaves only 2 of them.
+    # SageMaker says that a host has 8 GPUs, but CUDA_VISIBLE_DEVICES leaves only 2 GPUs.
     found = node_variables(with_standard_names(SAGEMAKER, gpu_count=2), gpu_count=2)
 
     assert found["PET_NPROC_PER_NODE"] == "2"
@@ -636,7 +636,7 @@ FORK_CLIENT = ["tests/dist/fork_client.py"]
     ("mpirun", "client"),
     [
         pytest.param(OPEN_MPI_RUN, FORK_CLIENT, id="Open MPI", marks=NEEDS_OPEN_MPI),
-        # With MPICH, both ranks are new Pythons. They import torch.
+        # With MPICH, both ranks are new Pythons, which import torch.
         pytest.param(MPICH_RUN, [], id="MPICH", marks=[NEEDS_MPICH, pytest.mark.slow]),
     ],
 )

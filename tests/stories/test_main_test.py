@@ -511,8 +511,8 @@ def restore_on_ranks(home, out, ranks):
     """Restore one clip in tiles of two frames, so that each rank has work.
 
     --tile 2,0: a tile has two frames, and 0 stands for the whole height and width.
-    --overlap 1,8: neighbouring tiles share one frame. They would also share 8 pixels, but a tile
-    is as large as the frame, so it has no neighbour in space.
+    --overlap 1,8: neighbouring tiles share one frame. The second number, 8 pixels in space, has no
+    effect. A tile is as large as the frame, so it has no neighbour in space.
 
     ranks: number of processes.
 

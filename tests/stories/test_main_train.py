@@ -237,7 +237,7 @@ def test_event_files_hold_the_options_as_hyperparameters(events):
     messages = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
     contents = events.PluginTagToContent("hparams")
 
-    # There are two records. One has the options of this run. The other one has the values that
+    # There are two records. One has the options of this run. The other record has the values that
     # TensorBoard compares between runs.
     start = messages.HParamsPluginData.FromString(contents["_hparams_/session_start_info"])
     experiment_record = messages.HParamsPluginData.FromString(contents["_hparams_/experiment"])

@@ -1,7 +1,7 @@
 """weights/motion.pth: sharp frames by learned steps along the motion that the spikes show.
 
 operator.pth is a small network with spikes. motion.pth begins with the frames of operator.pth, and
-improves them. So the tests compare both. The clips are rendered scenes
+improves them. So the tests compare the two. The clips are rendered scenes
 (tests/helpers/moving_scene.py).
 
 What is tested: data/motion/ finds the motion and says where the motion can be trusted.
@@ -31,8 +31,8 @@ MOTION_WEIGHTS = "weights/motion.pth"
 OPERATOR_WEIGHTS = "weights/operator.pth"
 # A scene that moves by 12 pixels in each exposure.
 MOVING = Scene(velocity=(11.0, -5.0))
-# Largest loss of a clip in dB, if the motion or the model of the frame is wrong. If both are right,
-# the gain is more than 1 dB, so the largest loss is far less than the gain.
+# Largest loss of a clip in dB, if the motion or the model of the frame is wrong. If motion and
+# model are right, the gain is more than 1 dB, so the largest loss is far less than the gain.
 MOST_LOST = 0.2
 
 # This marks tests with unusual clips. Each test takes two seconds of a core. Its result changes

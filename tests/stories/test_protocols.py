@@ -312,8 +312,8 @@ class Exposure:
         side = 32 // self.ratio
         grey = frames.mean(axis=3, dtype=np.float32) / 255  # (inside, 32, 32)
         # Each pixel of the spike camera sees ratio x ratio pixels of a frame. E.g. ratio 2: the
-        # shape (inside, 32, 32) becomes (inside, 16, 2, 16, 2), and the mean over both axes of 2
-        # gives (inside, 16, 16).
+        # shape (inside, 32, 32) becomes (inside, 16, 2, 16, 2), and the mean over the two axes of
+        # length 2 gives (inside, 16, 16).
         grey = grey.reshape(len(frames), side, self.ratio, side, self.ratio).mean(axis=(2, 4))
         rng = np.random.default_rng(0)
         # 0.9925 spikes per plane at full light: the rate of S-SDM (data/spike/simulate.py).

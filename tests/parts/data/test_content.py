@@ -199,8 +199,8 @@ class ReaderWithoutFiles:
         return {"lq": self.lq[index]}
 
 
-# A reader without files is hashed by its first, middle and last frame. The clip has 4 frames, so
-# they have the numbers 0, 1 (half of the last number, rounded down) and 3.
+# A reader without files is hashed by its first, middle and last frame. The clip has 4 frames. So
+# these three frames are 0, 1 (half of 3, rounded down) and 3.
 @pytest.mark.parametrize("number", [0, 1, 3], ids=["first", "middle", "last"])
 def test_a_reader_without_files_is_known_by_its_frames(number):
     frames = torch.zeros(4, 3, 5, 6)

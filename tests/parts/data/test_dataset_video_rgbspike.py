@@ -420,7 +420,7 @@ def test_a_test_may_have_no_sharp_frames(clips_root):
 def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
     write_clips(tmp_path, "clip0", frames=6)
     plain = build_clips(tmp_path)
-    # These are the samples of epoch 1, as they are read from the files.
+    # The expected samples are the samples of epoch 1, read from the files.
     expected = [plain[(1, index)] for index in range(len(plain))]
     kept = build_clips(tmp_path, cache_data=True)
     options = LoaderOptions(dataloader_shuffle=False)
@@ -790,7 +790,7 @@ def test_a_training_section_is_no_section_for_testing(clips_root):
         build_dataset(data_section(clips_root, "train"), "test", seed=0)
 
 
-# Representations that ignore some keys of the section `spike`: "raw" gives the planes as they are.
+# Representations that ignore some keys of the section `spike`: "raw" gives unchanged planes.
 # SPREAD_ENCODING and SPREAD_TFP spread their windows over the file.
 RAW = {"type": "raw", "window": 3}
 SPREAD_ENCODING = {"type": "encoding25", "num_windows": 3, "pad": "edge"}

@@ -46,7 +46,7 @@ def recording_of(stream: np.ndarray, begin: int, end: int) -> Recording:
     [
         (44.5, 9, (40, 49)),
         (2.0, 8, (0, 6)),
-        # 8 planes around 98.0 are the planes 94 to 101. The stream has only 94 to 99 of them.
+        # 8 planes around 98.0 are the planes 94 to 101. The stream ends with plane 99.
         (98.0, 8, (94, 100)),
         # A window outside of the stream has the nearest plane.
         (-9.0, 4, (0, 1)),

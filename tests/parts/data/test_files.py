@@ -373,8 +373,9 @@ def test_the_frames_of_a_video_are_read_in_any_order(tmp_path):
 
 
 def test_a_dropped_reader_closes_its_file_without_the_garbage_collector(tmp_path):
-    # The garbage collector may run in a forked loader process. There it would wait forever for the
-    # threads of the decoder, which a fork does not have. So the reader must close its file itself.
+    # The garbage collector may run in a forked loader process. A fork does not have the threads of
+    # the decoder, so the garbage collector would wait forever for these threads. So the reader must
+    # close its file itself.
     write_video(tmp_path / "v.mp4")
     gc.collect()
     gc.disable()
@@ -420,8 +421,8 @@ class Noise(NamedTuple):
 @pytest.fixture(scope="module")
 def noise_video(tmp_path_factory) -> Noise:
     """Write frames of noise at uneven times, and open the video."""
-    # The times are in seconds, uneven as those of a phone: two frames 1001 / 24000 s apart, a gap,
-    # two frames 0.03 s apart, and a gap.
+    # The times are in seconds, and uneven, as a phone gives them: two frames 1001 / 24000 s apart,
+    # a gap, two frames 0.03 s apart, and a gap.
     times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
     # The sides are odd, because a codec may need even sides. Noise has details of one pixel, which
     # a codec may lose.

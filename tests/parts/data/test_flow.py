@@ -20,7 +20,8 @@ from tests.helpers.moving_scene import Scene, change_spikes, reader_of
 # The tests use the middle one of the three frames, because planes before and after it were
 # recorded, too.
 FRAME = 1
-# Pixels at each edge that are not compared, because the scene moves in and out of view there.
+# Pixels at each edge that are not compared, because the scene moves in and out of view at the
+# edges.
 EDGE = 12
 INSIDE = (slice(EDGE, -EDGE), slice(EDGE, -EDGE))
 

@@ -351,8 +351,8 @@ def test_a_film_of_changing_rate_is_restored_as_with_its_true_planes(tmp_path):
     by_table = read_metrics(tmp_path / "told")["averages"]
     assert by_times["restored"]["psnr"] == by_table["restored"]["psnr"]
     # The restored frames are better than the blurry frames by more than 1 dB. So both restorations
-    # used planes that fit the frames. If both used the same wrong planes, the first assertion would
-    # pass, but not this one.
+    # used planes that fit the frames. If both restorations used the same wrong planes, the first
+    # assertion would pass, but the second would fail.
     assert by_times["restored"]["psnr"] > by_times["input"]["psnr"] + 1
 
 
@@ -370,7 +370,7 @@ def planes_of_numbers(numbers: Iterable[int]) -> list[Planes]:
 
 
 def numbers_without(first: int, last: int) -> list[int]:
-    """Return the numbers of all frames of the film but those from `first` to `last`."""
+    """Return the numbers of all frames of the film without the frames `first` to `last`."""
     return [number for number in range(FRAMES) if not first <= number <= last]
 
 

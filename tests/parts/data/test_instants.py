@@ -155,7 +155,8 @@ def test_a_cache_gives_the_same_samples_as_the_files(clips, plain_set, tmp_path)
 def test_memory_gives_the_same_samples_as_the_files(clips, plain_set):
     kept = build(clips, cache_data=True)
 
-    # The first call reads the files and keeps the samples. The second takes them from memory.
+    # The first call reads the files and keeps the samples. The second call takes the samples from
+    # memory.
     assert_same_samples(kept, plain_set)
     assert_same_samples(kept, plain_set)
 
@@ -242,7 +243,7 @@ def test_flip_seq_averages_each_instant_with_the_same_instant_in_reversed_time()
     net = BrighterWithTime()
 
     forwards = restore_clip(net, lq, spike, **options)
-    # flip_seq restores in both directions of time, and takes the mean of both.
+    # flip_seq restores in both directions of time, and takes the mean of the two results.
     both = restore_clip(net, lq, spike, spike_reversed=-spike, flip_seq=True, **options)
 
     # At each instant, this network gives the same frame in both directions. If the instants of the

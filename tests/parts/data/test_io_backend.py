@@ -105,7 +105,7 @@ def test_an_lmdb_of_frames_and_an_lmdb_of_spikes_give_the_samples_of_the_files(r
     "keys",
     [
         pytest.param({"dataroot_lq": "{root}/lq.lmdb"}, id="a name that ends in .lmdb"),
-        # The roots are folders, so they are read as folders.
+        # The roots are folders, so the program reads folders.
         pytest.param({"io_backend": "lmdb"}, id="folders, although the options say lmdb"),
     ],
 )

@@ -25,7 +25,8 @@ from tests.helpers.moving_scene import Scene, reader_of
 #     edge     -7.5    -5.5    -4.5    ...    4.5    5.5    7.5
 #     plane    -16     0       8       ...    80     88     104
 #
-# The eleven windows from -5.5 to 5.5 divide the exposure. The others lie before and after it.
+# The eleven windows from -5.5 to 5.5 divide the exposure. The other windows lie before and after
+# the exposure.
 PLANES_OF_EDGES = np.array([round(44 + 8 * edge) for edge in EDGES])
 
 

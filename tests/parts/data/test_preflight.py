@@ -264,7 +264,7 @@ def test_each_check_warns_once_of_held_out_clips_and_of_pictures_that_lose_bits(
     for _ in range(2):
         caplog.clear()
         # REDS4 is a list of four clips of the data set REDS, which papers use for tests: 000, 011,
-        # 015 and 020. This root has two of them, 011 and 020.
+        # 015 and 020. This root has two of these four clips, 011 and 020.
         check_training_data(root, **without_spikes, val_partition="REDS4")
 
         records = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -308,7 +308,7 @@ def test_spikes_that_do_not_look_upside_down_are_no_warning(root, caplog):
 
 def test_spikes_that_look_upside_down_are_a_warning(root, log_of_check):
     # The rows of the files are stored bottom up. dataset.json does not say so, and the options say
-    # that they are stored top down. So the spikes look upside down.
+    # that the rows are stored top down. So the spikes look upside down.
     write_info(root, flip=None)
     spike = {"type": "dat", "flip": False}
 
@@ -383,7 +383,7 @@ def copy_blur_as_blur_gamma(root):
 
     The check knows only the names of the folders. In the GoPro data set, frames of blur_gamma are
     means of linear light, and frames of blur are means of display values. If a clip has both
-    folders, the check assumes this, whatever the pixels are.
+    folders, the check assumes that the frames are such means, whatever the pixels are.
     """
     for clip in (root / TRAIN).iterdir():
         shutil.copytree(clip / "blur", clip / "blur_gamma")
@@ -466,7 +466,7 @@ def test_windows_that_are_wide_enough_for_the_spikes_are_no_warning(root_with_fe
         # planes.
         ([0.1, 0.5], 1, True),
         ([0.1, 0.5], 4, False),
-        # A single window cannot be compared with another one.
+        # A single window cannot be compared with a second window.
         ([6], 1, False),
     ],
     ids=str,

@@ -184,8 +184,8 @@ class GoldenMeans(NamedTuple):
     first_plane: int  # number of the first of the 41 planes
     tfp: float
     tfi: float
-    # Percent of the pixels that lack a spike before or after the middle. They have no interval
-    # between two spikes, from which tfi is computed.
+    # Percent of the pixels that lack a spike before or after the middle. Such pixels have no
+    # interval between two spikes, from which tfi is computed.
     without_interval: float
 
 
@@ -222,6 +222,6 @@ def test_a_stream_gives_the_golden_tfi(golden_means, planes):
 
     assert channel.mean(dtype=np.float64) == pytest.approx(golden_means.tfi, abs=5e-7)
     # A pixel without an interval gets 1 / 40, which is one over the length of the window. A pixel
-    # with an interval of 40 planes would get the same, but no pixel has such an interval.
+    # with an interval of 40 planes would get the same value, but no pixel has such an interval.
     is_without = channel == np.float32(1 / 40)
     assert 100 * is_without.mean() == pytest.approx(golden_means.without_interval, abs=0.005)

@@ -102,8 +102,8 @@ def test_the_rgb_camera_of_a_perfect_pair_records_the_mean_light():
     mean_of_second = lights[PLANES : 2 * PLANES].mean(axis=0)
     expected = to_uint8(to_display(mean_of_second))
     assert blurry.shape == (3, *RGB, 3)
-    # The test and the camera both round to whole values, but they add in another order. So the two
-    # results may differ by 1.
+    # The test and the camera round to whole values, but add in different orders. So the two results
+    # may differ by 1.
     assert np.abs(blurry[1].astype(int) - expected).max() <= 1
 
 

@@ -21,7 +21,8 @@ def test_a_seed_gives_its_rig():
     assert rig.shift_y == -0.9209
     assert rig.rotation_deg == -0.459
     assert rig.scale == 0.9903
-    # The fields that are drawn last. They change if the number or the order of draws changes.
+    # The fields that are drawn last. These fields change if the number or the order of draws
+    # changes.
     assert rig.read == 0.0023
     assert rig.jpeg == 95
     assert rig.seed == 552547096

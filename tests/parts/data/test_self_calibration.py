@@ -266,8 +266,8 @@ def test_channels_are_made_of_more_planes_than_were_exposed(dataset):
 
 
 def test_a_resumed_run_compares_the_calibration(dataset):
-    # A checkpoint holds a digest of the lines of `sample_names`. A resumed run compares it with the
-    # digest of its own lines, so it notices another calibration.
+    # A checkpoint holds a digest of the lines of `sample_names`. A resumed run compares this digest
+    # with the digest of its own lines. So the run notices another calibration.
     found = not_none(calibration_of(dataset, "moved"))
 
     assert f"calibration {found.digest()}" in dataset.sample_names()

@@ -32,7 +32,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png_of_zeros(width: int, height: int) -> bytes:
-    """Return a grey PNG of one bit a pixel. All its pixels are there, and are black."""
+    """Return a grey PNG of one bit a pixel. It has all its pixels, and they are black."""
     # A row begins with a byte that names its filter, here 0 for no filter. Each of the next bytes
     # has 8 pixels. E.g. 20 pixels need 3 bytes: (20 + 7) // 8.
     row = bytes(1 + (width + 7) // 8)

@@ -430,8 +430,8 @@ def tfstp_by_definition(spikes: np.ndarray, tau_d: float, tau_f: float, step: fl
     return min(rate, 1 / planes_since_last)
 
 
-# The time constants in planes, and the utilisation, a share from 0 to 1. They differ from the
-# defaults of tfstp, so that a test fails if an option has no effect.
+# The time constants in planes, and the utilisation, a share from 0 to 1. These values differ from
+# the defaults of tfstp. So a test fails if an option has no effect.
 SYNAPSE: dict[str, Any] = {"tau_d": 4.0, "tau_f": 15.0, "utilisation": 0.2}
 
 
@@ -545,8 +545,8 @@ def test_exposure_rates_are_the_mean_light_of_the_windows(stream_with_dark_pixel
 
     rates = exposure_rates(spikes, center=20, half_window=4, half_exposure=15)
 
-    # `exposure_rates` returns two means of light: in the window, and in the exposure. They have 4
-    # and 15 planes on each side of plane 20: planes 16 to 24, and planes 5 to 35.
+    # `exposure_rates` returns two means of light: in the window (4 planes on each side of plane 20,
+    # so planes 16 to 24), and in the exposure (15 planes on each side, so planes 5 to 35).
     light = plane_light(spikes)
     assert np.allclose(
         rates, [mean_of_planes(light, first=16, last=24), mean_of_planes(light, first=5, last=35)]
@@ -779,7 +779,7 @@ def test_rate_with_gamma_scales_what_is_proportional_to_light(name, options):
 
 
 # Raw planes are bits and no light. So the options rate and gamma, which scale light, do not change
-# them.
+# raw planes.
 def test_rate_with_gamma_leaves_raw_planes_as_they_are():
     spikes = random_planes()
 

@@ -1,4 +1,4 @@
-"""data/motion/view.py: where spike pixels lie on the frame, and what they see of it.
+"""data/motion/view.py: where spike pixels lie on the frame, and what they see of the frame.
 
 A view has the matrix from spike pixels to RGB pixels. In each of these tests but one, a spike pixel
 covers 2 x 2 RGB pixels.

@@ -136,7 +136,7 @@ def light_of(picture, side):
 
 
 def correlation(a, b):
-    """Return the correlation of the values of two pictures, 1 if they show the same."""
+    """Return the correlation of the values of two pictures: 1 if the pictures show the same."""
     return np.corrcoef(a.ravel(), b.ravel())[0, 1]
 
 
@@ -747,8 +747,8 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
 
 
 def test_an_error_in_a_process_ends_the_other_processes_at_once():
-    # A sleep of -1 seconds is a ValueError. The other calls would sleep for five minutes, so the
-    # test would last long if they were not ended.
+    # A sleep of -1 seconds is a ValueError. The other calls sleep for five minutes. If their
+    # processes were not ended, the test would last as long.
     calls = [(300,), (-1,), (300,), (300,)]
 
     with pytest.raises(ValueError, match="non-negative"):

@@ -158,8 +158,8 @@ def test_the_spikes_are_nearer_to_the_sharp_frame_than_the_blur_is(clip_for_test
     sharp = grey(clip_for_testing["gt"])
     blurry = grey(clip_for_testing["lq"])
 
-    # The spikes have half of the resolution, and the noise of the sensor. Nevertheless they are
-    # nearer to the sharp frame.
+    # The spikes have half of the resolution, and the noise of the sensor. Nevertheless the spikes
+    # are nearer to the sharp frame.
     assert np.square(spikes - sharp).mean() < np.square(blurry - sharp).mean()
 
 

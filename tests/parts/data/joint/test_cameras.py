@@ -40,7 +40,7 @@ from tests.helpers.made_exposures import ALIGNED, PLANES, dark_exposure
 
 
 class MadeCameras(NamedTuple):
-    """The cameras of a random case, and the values from which they are made."""
+    """The cameras of a random case, and the values from which the cameras are made."""
 
     cameras: Cameras
     view: View
@@ -315,8 +315,8 @@ def test_the_adjoint_of_the_cameras_is_exact(moving_clip):
     by_x, by_grey = case.equations.system.cameras.adjoint(of_blurry, of_spikes)
 
     # A' is the adjoint of A if (A a) . b = a . (A' b) for all a and b. Here a is (x, grey), and b
-    # is (of_blurry, of_spikes). The sums are computed in float64, so that they add no rounding
-    # errors.
+    # is (of_blurry, of_spikes). The sums are computed in float64, because float32 would add
+    # rounding errors.
     forward = (blurry * of_blurry).double().sum() + (spikes * of_spikes).double().sum()
     backward = (x * by_x).double().sum() + (grey * by_grey).double().sum()
     # `cameras` and `adjoint` themselves compute in float32, so a limit of 1e-5 is left.

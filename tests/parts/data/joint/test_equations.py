@@ -56,8 +56,8 @@ def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
 def test_the_sharp_frame_along_the_true_motion_fits_all_equations(true_case):
     of_sharp = misfit(true_case.equations, true_case.sharp)
 
-    # A misfit of 1 is the expected error. Measured: RGB 0.2; spikes 0.6 if they integrate light,
-    # and 0.8 if they integrate display values.
+    # A misfit of 1 is the expected error. Measured: RGB 0.2. Spikes of a camera that integrates
+    # light 0.6, and of a camera that integrates display values 0.8.
     assert of_sharp.rgb < 1.5
     assert of_sharp.spikes < 1.5
 
@@ -66,8 +66,9 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
     of_sharp = misfit(true_case.equations, true_case.sharp)
     of_blurry = misfit(true_case.equations, true_case.blurry)
 
-    # Measured ratios: RGB 9; spikes 2.0 if they integrate light, and 1.5 if they integrate display
-    # values. The limit for spikes is lower, because a single interval between spikes is noisy.
+    # Measured ratios: RGB 9. Spikes of a camera that integrates light 2.0, and of a camera that
+    # integrates display values 1.5. The limit for spikes is lower, because a single interval
+    # between spikes is noisy.
     assert of_blurry.rgb > 3 * of_sharp.rgb
     assert of_blurry.spikes > 1.3 * of_sharp.spikes
 

@@ -35,7 +35,7 @@ def test_the_equations_pull_a_frame_towards_the_sharp_one(true_case, channel):
     pull = pulls[channel]  # (1, rows, columns)
 
     # The cosine of the angle between the pull and the change that leads to the sharp frame: 1 if
-    # they are proportional, 0 if they are unrelated.
+    # pull and change are proportional, 0 if they are unrelated.
     wanted = (case.sharp - case.blurry)[INSIDE].mean(0, keepdim=True)  # (1, rows, columns)
     cosine = (pull * wanted).sum() / (pull.norm() * wanted.norm())
     assert float(cosine) > 0.5  # measured: 0.75 to 0.82
@@ -47,8 +47,8 @@ def test_the_rgb_equations_pull_the_colours_of_a_frame_towards_the_sharp_one(tru
     pull = case.equations.pulls(case.blurry)[INSIDE][COLOURS]  # (3, rows, columns)
 
     # The cosine of the angle between the pull and the change that leads to the sharp frame: 1 if
-    # they are proportional. The pull of the RGB equations has a smaller cosine than the pull of the
-    # spike equations, because the RGB camera sees only the mean light.
+    # pull and change are proportional. The pull of the RGB equations has a smaller cosine than the
+    # pull of the spike equations, because the RGB camera sees only the mean light.
     wanted = (case.sharp - case.blurry)[INSIDE]  # (3, rows, columns)
     cosine = (pull * wanted).sum() / (pull.norm() * wanted.norm())
     assert float(cosine) > 0.3  # measured: 0.50

@@ -131,7 +131,7 @@ def test_entries_of_a_sparse_matrix_at_the_same_place_are_added():
 
 
 def test_a_sparse_matrix_is_made_without_a_warning(tmp_path):
-    # torch warns once in a process, so this needs a process of its own.
+    # torch warns only once in a process. So the matrix is made in a new process.
     program = tmp_path / "program.py"
     program.write_text(
         "import torch; from data.motion.joint.sparse import sparse_matrix; "
