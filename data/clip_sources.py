@@ -35,6 +35,7 @@ from data.clips.manifest import HELD_OUT, Problem, Source, raise_problems, same_
 from data.root_spikes import common_properties, is_rate_assumed, properties_of, spikes_of
 from utils.errors import DataError, OptionError
 from utils.user_path import expand_path
+from utils.words import counted
 
 
 class ClipSources:
@@ -247,7 +248,7 @@ class ClipSources:
         # `check_clips` (data/network_fit.py) refuses them with a better message.
         problems = same_files(source, clips) if scale == 1 else []
         return root_check.Report(
-            name, source, clips=clips, problems=problems, note=f"{len(clips)} cached clips"
+            name, source, clips=clips, problems=problems, note=counted(len(clips), "cached clip")
         )
 
 

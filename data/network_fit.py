@@ -21,6 +21,7 @@ from typing import Any
 from data.clips.clip_lists import one_of_each_form
 from data.clips.readers import Reader
 from utils.errors import DataError, OptionError
+from utils.words import counted
 
 
 def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> None:
@@ -142,8 +143,10 @@ def _refuse_repeated(names: Sequence[str], kind: str, where: str) -> None:
     """Refuse names if two of them are equal. kind: what is named, for the message."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
+        occur = "occurs" if len(repeated) == 1 else "occur"
         raise DataError(
-            what=f"{len(repeated)} names of {kind} occur twice, {repeated[0]!r} among them",
+            what=f"{counted(len(repeated), 'name')} of {kind} {occur} twice, "
+            f"{repeated[0]!r} among them",
             where=where,
             expected="a name of its own for each clip, and for each frame of a clip",
             do="correct `name` and `stems` of the readers (docs/extending.md, test set)",

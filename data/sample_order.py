@@ -19,6 +19,7 @@ from torch.utils.data import Sampler
 
 from utils import random_streams
 from utils.errors import OptionError
+from utils.words import are, counted
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
@@ -73,10 +74,11 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         self.start_batch = 0
         if dataset_len < self.global_batch:
             raise OptionError(
-                what=f"{dataset_len} training samples are fewer than one batch of "
-                f"{self.global_batch}",
+                what=f"{counted(dataset_len, 'training sample')} {are(dataset_len)} fewer than one "
+                f"batch of {self.global_batch}",
                 where="datasets.train",
-                expected=f"at least {world_size} ranks x {samples_per_step} samples each",
+                expected=f"at least {counted(world_size, 'rank')} x "
+                f"{counted(samples_per_step, 'sample')} each",
                 do="add clips, lower train.global_batch_size, train.accumulation_steps, "
                 "dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat",
             )

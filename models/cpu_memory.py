@@ -31,6 +31,7 @@ from models.vrt.stages import Stage
 from utils import utils_dist
 from utils.errors import OptionError
 from utils.host_memory import host_memory
+from utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ def _in_words(need: Need, lq: Tensor) -> str:
     processes = f"; {need.ranks} processes" if need.ranks > 1 else ""
     # The two parts in brackets add up to less than the total, because MARGIN raises only the total.
     return (
-        f"a step on {clips} clips of {frames} x {height} x {width} needs about "
+        f"a step on {counted(clips, 'clip')} of {frames} x {height} x {width} needs about "
         f"{need.total:.1f} GB on the CPU ({need.ranks * need.saved / GB:.1f} GB of activations, "
         f"{need.ranks * need.fixed / GB:.1f} GB of weights, gradients and moments{processes})"
     )

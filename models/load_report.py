@@ -12,6 +12,8 @@ Tests: tests/parts/models/test_weights.py
 
 from dataclasses import dataclass, field
 
+from utils.words import counted
+
 # The report shows at most this number of names of each kind. The number was chosen by hand.
 SHOWN_NAMES = 6
 
@@ -76,7 +78,7 @@ class LoadReport:
         else:
             part = "network"
         lines = [
-            f"{len(self.matched)} tensors matched, {len(self.widened)} widened "
+            f"{counted(len(self.matched), 'tensor')} matched, {len(self.widened)} widened "
             f"({self.loaded_share:.0%} of the {part})"
         ]
         # The first names of each kind are enough to see what is wrong.

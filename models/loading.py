@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models.load_report import LoadReport
 from models.vrt.positions import refuse_other_index
 from utils.errors import CheckpointError
+from utils.words import counted
 
 
 def load_weights(
@@ -197,7 +198,8 @@ def _refuse_nan(net: nn.Module, weights: dict[str, Tensor], where: str) -> None:
             spoilt.append(name)
     if spoilt:
         raise SpoiltWeightsError(
-            what=f"the weights hold NaN in {len(spoilt)} tensors, {spoilt[0]} among them",
+            what=f"the weights hold NaN in {counted(len(spoilt), 'tensor')}, "
+            f"{spoilt[0]} among them",
             where=where,
             expected="numbers",
             do="take weights that were saved before the training diverged, e.g. "

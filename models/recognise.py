@@ -28,6 +28,7 @@ from models.select_network import NETWORKS
 from models.untrusted_weights import bytes_of
 from models.weights_file import read_weights
 from utils.errors import CheckpointError
+from utils.words import counted
 
 
 def file_of(weights: str | Path) -> Path:
@@ -119,8 +120,8 @@ def _refuse_other_tensors(path: Path, name: str) -> None:
         missing = [key for key in released_shapes if key not in weights]
         first_missing = ", ".join(missing[:3]) if missing else "none"
         raise CheckpointError(
-            what=f"what was downloaded is not {name}: {len(weights)} tensors, of which "
-            f"{len(released_shapes) - len(missing)} have names of that network",
+            what=f"what was downloaded is not {name}: {counted(len(weights), 'tensor')}, "
+            f"{len(released_shapes) - len(missing)} of them with names of that network",
             where=str(path),
             expected=f"its {len(released_shapes)} tensors; missing: {first_missing}",
             do=f"look at the address; unset {released.MIRROR}, or get the file by hand",

@@ -24,6 +24,7 @@ from data.clips.cache_builder import build_cache
 from scripts.parts.exit_codes import with_exit_code, with_progress
 from utils.errors import OptionError
 from utils.options.load import load_options
+from utils.words import counted
 
 # data/clips/cache_builder.py writes the cache, and data/clips/clip_cache.py reads it.
 # tests/stories/test_extending.py builds a cache of each split, trains on one and tests on the
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     files = [file for file in Path(command.out).rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)
-    print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
+    print(f"{counted(len(clips), 'clip')}, {size / 1e9:.2f} GB in {command.out}")
     print(
         f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": '
         f'"{command.out}"}}'

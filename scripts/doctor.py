@@ -32,6 +32,7 @@ from utils.dist import process
 from utils.errors import DataError
 from utils.options.load import load_options
 from utils.secrets import without_secrets
+from utils.words import counted
 
 # scripts/parts/doctor/doctor_checks.py has the checks of host, ranks and training, and
 # scripts/parts/doctor/doctor_failures.py explains logs. This file has only the command, and --data.
@@ -157,8 +158,7 @@ def verdict(warning_count: int) -> str:
     """
     if warning_count == 0:
         return "no problem found"
-    warnings = "1 warning" if warning_count == 1 else f"{warning_count} warnings"
-    return f"no error, {warnings}, see above"
+    return f"no error, {counted(warning_count, 'warning')}, see above"
 
 
 def print_report(report: Any) -> None:

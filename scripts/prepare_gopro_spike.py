@@ -39,6 +39,7 @@ from utils.errors import DataError, OptionError
 from utils.files import free_bytes
 from utils.options.section import read_section
 from utils.output_folder import refuse_overlap
+from utils.words import counted
 
 # This file has the command line, the order of the work, and what is printed. The checks come before
 # the first write, in this order:
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     made_already = len(jobs) - len(jobs_to_do)
     bytes_to_write = sum(plans[job].bytes for job in jobs_to_do)
     print(
-        f"{len(jobs)} clips, {made_already} of them made already; about "
+        f"{counted(len(jobs), 'clip')}, {made_already} of them made already; about "
         f"{bytes_to_write / 1e9:.2f} GB to write"
     )
     if command.dry_run:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 from utils.errors import DistError
+from utils.words import counted
 
 GB = 1e9  # bytes
 # For each kind, the environment variable that hides some accelerators from a process. E.g. with
@@ -191,7 +192,7 @@ def make_current(device: torch.device) -> None:
 def name(device: torch.device) -> str:
     """Return the name of an accelerator, e.g. "NVIDIA H100 80GB HBM3", or "CPU, 8 threads"."""
     if device.type == "cpu":
-        return f"CPU, {torch.get_num_threads()} threads"
+        return f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     # torch.mps has no function for the name.
     get_name = getattr(torch.get_device_module(device), "get_device_name", None)
     if get_name is None:

@@ -27,6 +27,7 @@ from data.cameras.spike_source import DatSpikes
 from data.cameras.timing import Span
 from data.clip import Exposure, Piece
 from utils.errors import DataError
+from utils.words import are, counted
 
 
 def exposures_of(
@@ -135,7 +136,8 @@ def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
     except ValueError as e:
         # A representation raises ValueError if its windows do not fit into the planes.
         raise DataError(
-            what=f"{count} planes are too few for spike.representation {spikes.name}: {e}",
+            what=f"{counted(count, 'plane')} {are(count)} too few for spike.representation "
+            f"{spikes.name}: {e}",
             where=exposure.own.file,
             expected=f"planes for {spikes.options} around plane {center:g}",
             do="use smaller windows, or another spike.center",

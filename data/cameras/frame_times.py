@@ -29,6 +29,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
+from utils.words import are, counted
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -43,7 +45,7 @@ class Gap:
     def __str__(self) -> str:
         """Return the missing frames in words, such as "frames 3 to 5 at 0.125 s"."""
         if self.number is None:
-            text = "1 frame" if self.count == 1 else f"{self.count} frames"
+            text = counted(self.count, "frame")
         elif self.count == 1:
             text = f"frame {self.number}"
         else:
@@ -166,12 +168,14 @@ class FrameTimes:
         if self.gaps:
             missing_frames = sum(gap.count for gap in self.gaps)
             all_frames = len(self) + missing_frames
-            verb = "is" if missing_frames == 1 else "are"
+            verb = are(missing_frames)
             # Five gaps are enough to find the cause, and fit into a line.
             list_of_gaps = ", ".join(str(gap) for gap in self.gaps[:5])
             if len(self.gaps) > 5:
                 list_of_gaps += ", ..."
-            parts.append(f"{missing_frames} of {all_frames} frames {verb} missing: {list_of_gaps}")
+            parts.append(
+                f"{missing_frames} of {counted(all_frames, 'frame')} {verb} missing: {list_of_gaps}"
+            )
         if self.doubt:
             parts.append(self.doubt)
         return "; ".join(parts)

@@ -51,6 +51,7 @@ from utils.dist import watchdog
 from utils.dist.state import RUN
 from utils.errors import DataError
 from utils.files import write_whole
+from utils.words import counted
 
 # Raise this number if the fit finds other values than before, or if the fields of a result change.
 # With a new number, the kept results of older versions are ignored.
@@ -134,9 +135,10 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 
     # RUN.checks_folder is the folder in which results are kept. Without an option file it is None.
     if is_main and RUN.checks_folder:
-        text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
+        text = "spike.calibration auto: %s fitted in %.1f s, %d known from an earlier run"
         seconds = time.monotonic() - begin
-        logger.info(text, len(without_result), seconds, len(clips) - len(without_result))
+        fitted = counted(len(without_result), "clip")
+        logger.info(text, fitted, seconds, len(clips) - len(without_result))
     return results
 
 

@@ -29,6 +29,7 @@ from data.clips.pictures import read_bgr
 from data.clips.shared_images import SharedImages
 from data.spike.geometry import Crop
 from utils.errors import DataError
+from utils.words import counted
 
 
 @dataclass
@@ -116,7 +117,7 @@ class DiskFiles:
         planes_at_check = clip.planes_of_spike_files[piece.file]
         if file.planes != planes_at_check:
             raise DataError(
-                what=f"spike file has {file.planes} planes now",
+                what=f"spike file has {counted(file.planes, 'plane')} now",
                 where=piece.file,
                 expected=f"{planes_at_check}, as at the start",
                 do="restore the file",

@@ -40,6 +40,7 @@ from data.clips.source import Problem, Source, list_source
 from data.clips.threads import map_in_threads
 from utils.errors import DataError
 from utils.name_order import natural_key
+from utils.words import counted
 
 # {value of the option val_partition: clips of the training set of REDS that are used for validation
 # and not for training}. Names and clips are the same as in BasicSR and KAIR.
@@ -247,8 +248,7 @@ def _table_of(problems: Sequence[Problem], shown: int) -> str:
     """
     shown_problems = problems[:shown]
     width = max(len(problem.clip) for problem in shown_problems)  # width of the column of clips
-    plural = "s" if len(problems) > 1 else ""
-    lines = [f"{len(problems)} problem{plural} in the data:"]
+    lines = [f"{counted(len(problems), 'problem')} in the data:"]
     for problem in shown_problems:
         # `:{width}` fills a text with spaces up to the width of the column.
         lines.append(f"    {problem.clip:{width}} | {problem.what}")

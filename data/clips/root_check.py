@@ -44,6 +44,7 @@ from data.clips.table_builder import TableBuilder
 from data.clips.threads import map_in_threads
 from utils.dist import watchdog
 from utils.errors import DataError
+from utils.words import counted
 
 # The type of a function (total, name, unit) that opens a progress bar for a `with` block. E.g. with
 # a function `show`: `with show(2103, "checking train", "files") as progress`.
@@ -89,7 +90,7 @@ class Report:
             height, width = clip.size
             sizes.add(f"{height} x {width}")
         shown_sizes = ", ".join(sorted(sizes)) or "-"
-        text = f"{len(self.clips)} clips, {frames} frames of {shown_sizes}"
+        text = f"{counted(len(self.clips), 'clip')}, {counted(frames, 'frame')} of {shown_sizes}"
         planes = sorted(planes_of(self.clips))
         if planes:
             text += f", spike files of {', '.join(map(str, planes))} planes"

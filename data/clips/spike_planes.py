@@ -36,6 +36,7 @@ from data.spike.errors import SpikeFileError
 from data.spike.formats import count_planes
 from utils.errors import DataError, OptionError
 from utils.name_order import order_of
+from utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ class SpikePlanes:
             is_accepted_last = file is last and fewest_in_last <= count <= expected
             if count != expected and not is_accepted_last:
                 need = expected * spikes.geometry.plane_bytes
-                found = f"spike file has {count} planes ({file.size} bytes)"
+                found = f"spike file has {counted(count, 'plane')} ({file.size} bytes)"
                 self.problems.report(f"{found}, expected {expected} ({need} bytes)", file.path)
 
     def _exposures(

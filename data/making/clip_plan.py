@@ -38,6 +38,7 @@ from data.making.recipe import VERSION, Recipe
 from data.making.sources import ClipSource
 from data.making.video_parts import Cut
 from utils.errors import DataError
+from utils.words import counted
 
 # Name of the record in each folder of a clip.
 RECORD = "made.json"
@@ -250,7 +251,7 @@ def _refuse_too_few_frames(job: Job, recipe: Recipe, frames: int, exposures: int
         )
     if exposures == 0:
         raise DataError(
-            what=f"clip {job.name} has {frames} frames",
+            what=f"clip {job.name} has {counted(frames, 'frame')}",
             where=str(job.source.path),
             expected=f"at least {average} frames, for one exposure",
             do="lower --average, or remove the clip",

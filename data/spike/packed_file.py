@@ -19,6 +19,8 @@ tests/parts/data/test_published_streams.py (published files pass)
 
 import numpy as np
 
+from utils.words import counted
+
 from .errors import PathLike, SpikeFileError
 from .geometry import SPS100_SIDE, SpikeGeometry
 from .headers import HEAD_BYTES, refuse_other_format
@@ -79,7 +81,7 @@ def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str
     shape = f"{geometry.height} x {geometry.line_width}"
     content = f"no plane of {shape}"
     if planes:
-        content = f"{planes} planes of {shape} and {bytes_left} bytes more"
+        content = f"{counted(planes, 'plane')} of {shape} and {counted(bytes_left, 'byte')} more"
     raise SpikeFileError(
         what=f"spike file of {size} bytes holds {content}",
         where=str(path),

@@ -43,6 +43,7 @@ from utils.contract import ClipReader, FrameRestorer, ShowsPictures
 from utils.dist import watchdog
 from utils.errors import OptionError
 from utils.run.progress import open_progress
+from utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,9 @@ def restore_share(
     # The time that this rank has taken so far, and the number of frames that it has restored.
     seconds = 0.0
     restored_count = 0
-    logger.info("restoring %d frames of %d clips (%s)", total, len(share), restorer.describe())
+    frames = counted(total, "frame")
+    clips = counted(len(share), "clip")
+    logger.info("restoring %s of %s (%s)", frames, clips, restorer.describe())
     with open_progress("bar", total, "restoring", "frames") as bar:
         for work in share:
             clip = job.clips[work.clip_index]

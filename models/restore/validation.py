@@ -41,6 +41,7 @@ from utils import utils_dist
 from utils.contract import ClipReader, input_spec, wanted_frames
 from utils.dist import watchdog
 from utils.run.progress import open_progress
+from utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ def _validate_clips_of_rank(
     own_results = _RankResults(scores=[], panels={})
     own_clips = clips[rank::rank_count]  # e.g. for rank 1 of 2: the clips 1, 3, 5, ...
     own_frame_count = _count_frames(own_clips, model.opt.val.center_frame_only)
-    logger.info("validating %d clips, %s", len(clips), validator.restorer.describe())
+    logger.info("validating %s, %s", counted(len(clips), "clip"), validator.restorer.describe())
     with open_progress(model.opt.logging.progress, own_frame_count, "validation", "frames") as bar:
         for first_of_round in range(0, len(clips), rank_count):
             # No vote before the first round: even after a signal, one clip per rank is scored.

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from models.restore.job import Job
 from utils import utils_dist
 from utils.contract import ClipReader
+from utils.words import are, counted
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,9 @@ def plan_work(job: Job) -> list[Work]:
     unfinished = _unfinished_clips(job)
     finished_count = len(job.clips) - len(unfinished)
     if finished_count:
-        logger.info("%d of %d clips are finished already", finished_count, len(job.clips))
+        clips = counted(len(job.clips), "clip")
+        verb = are(finished_count)
+        logger.info("%d of %s %s finished already", finished_count, clips, verb)
 
     # A clip is cut into at most this many pieces, so that each rank has work. E.g. 2 unfinished
     # clips on 8 ranks: 4 pieces each. If the method cannot cut a clip, the number is 1.

@@ -40,6 +40,7 @@ from models.restore.request import SHIPPED_WEIGHTS
 from scripts.parts.spike_tool.spike_geometry import GeometryOptions
 from scripts.parts.spike_tool.spike_ranking import Ranking
 from utils.errors import DataError, OptionError
+from utils.words import counted
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "main_test_vrt.py"
@@ -295,7 +296,7 @@ def refuse_long(source: FrameSource, size: tuple[int, int]) -> None:
     height, width = size
     if len(source) > MOST_FRAMES or height * width > MOST_PIXELS:
         raise DataError(
-            what=f"{len(source)} frames of {height} x {width}",
+            what=f"{counted(len(source), 'frame')} of {height} x {width}",
             where=source.path.name,
             expected=f"at most {MOST_FRAMES} frames, of at most {MOST_PIXELS} pixels",
             do="give a part of the clip, or use main_test_vrt.py, which has no such limit",

@@ -180,7 +180,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks(starts):
 
 def test_a_step_has_the_samples_of_global_batch_size(starts):
     assert starts.other_to_3.exit_codes == [0], starts.other_to_3.text
-    assert "2 a rank x 1 ranks x 2 accumulated = 4;" in starts.other_to_3.text
+    assert "2 a rank x 1 rank x 2 accumulated = 4;" in starts.other_to_3.text
     assert [len(keys) for keys in samples_of_steps(starts.other_to_3).values()] == [4]
 
 

@@ -138,7 +138,7 @@ def test_one_rank_and_two_ranks_give_the_same_scores(tmp_path):
 def table_of_scores(text: str) -> str:
     """Return the table that a run of one step prints at its end."""
     # The table ends before the next line of the log. This line begins with "[".
-    found = re.search(r"test split after 1 iterations:\n(.*?)\n\[", text, re.DOTALL)
+    found = re.search(r"test split after 1 iteration:\n(.*?)\n\[", text, re.DOTALL)
     assert found, text
     return found[1]
 

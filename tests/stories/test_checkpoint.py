@@ -800,7 +800,7 @@ def test_a_checkpoint_whose_weights_hold_nan_is_refused_with_the_former_one(tmp_
     state = state_of(model(tmp_path))
     state[table]["conv.bias"][0] = torch.nan
 
-    with pytest.raises(CheckpointError, match=r"NaN in 1 tensors(.|\n)*_previous\.pth"):
+    with pytest.raises(CheckpointError, match=r"NaN in 1 tensor,(.|\n)*_previous\.pth"):
         model(tmp_path, state=state)
 
 

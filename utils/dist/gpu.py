@@ -30,6 +30,7 @@ from utils import device as devices
 from utils.dist import process
 from utils.dist.state import RUN
 from utils.errors import DistError
+from utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def _note_for_single(gpu_ids: list[int], count: int, variable: str, opt_path: st
     if count == 1:
         return ""
     return (
-        f"gpu_ids lists {len(gpu_ids)} GPUs; "
+        f"gpu_ids lists {counted(len(gpu_ids), 'GPU')}; "
         f"a single process uses the first, GPU {gpu_ids[0]}. To use all: "
         f"{variable}={_comma_list(gpu_ids)} ./launch_train.sh {count} {opt_path}"
     )
@@ -178,9 +179,8 @@ def require_usable_gpus() -> None:
         more_facts += f"; torch says: {first_line}"
     if visible is not None:
         more_facts += f"; CUDA_VISIBLE_DEVICES={visible}"
-    plural = "s" if gpus.count > 1 else ""
     raise DistError(
-        what=f"torch cannot use the {gpus.count} GPU{plural} of this machine",
+        what=f"torch cannot use the {counted(gpus.count, 'GPU')} of this machine",
         where=f"torch {torch.__version__}, {built}; NVIDIA driver {gpus.driver}{more_facts}",
         expected="a driver and a torch that fit each other, and visible GPUs that exist",
         do="update the driver, or install the torch for it (https://pytorch.org/get-started), "

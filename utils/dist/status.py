@@ -28,6 +28,7 @@ from utils.dist.state import RUN
 from utils.dist.store_values import ForeignValueError, State, printable_text, read_state
 from utils.errors import DataError
 from utils.files import write_whole
+from utils.words import counted
 
 STATUS_NAME = "status"
 # Seconds between two looks at the file. After a request, `_answer` waits for POLL_S again, so that
@@ -67,7 +68,7 @@ def status_line(rank: int | None = None, state: State | None = None) -> str:
         f'step {state["step"]}, {state["age"]:.1f} s in phase "{state["phase"]}"',
         f"loss {loss}",
         f"weights {facts['weights']} at step {facts['weights_step']}",
-        f"{facts['samples']} samples an epoch, first {first}",
+        f"{counted(facts['samples'], 'sample')} an epoch, first {first}",
     ]
     if facts.get("gpu"):
         parts.append(facts["gpu"])

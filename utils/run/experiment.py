@@ -44,6 +44,7 @@ from utils.run.measured import Measured, log_values
 from utils.run.position import DataOrder, Progress
 from utils.run.progress import duration
 from utils.run.timing import StepTimer
+from utils.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -138,13 +139,13 @@ class Experiment:
         if pauses_s >= 1:  # a shorter pause would be shown as 0 seconds
             took += f" ({duration(pauses_s)} of it validation and saving)"
 
-        parts = [f"{values['steps']:,} steps", f"mean loss {values['loss']:.4f}"]
+        parts = [counted(values["steps"], "step", ","), f"mean loss {values['loss']:.4f}"]
         if speed:
             parts.append(f"{speed['it_per_s']:.3g} it/s")
             parts.append(f"data wait {100 * speed['data_share']:.0f} %")
         parts.append(took)
         if skipped:
-            parts.append(f"{skipped} steps skipped")
+            parts.append(f"{counted(skipped, 'step')} skipped")
         logger.info("Epoch %d ended: %s", epoch, ", ".join(parts))
         timer.begin_epoch()
 

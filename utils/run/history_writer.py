@@ -110,8 +110,10 @@ class HistoryWriter:
         entries = entries_of(earlier_file)  # None in place of a broken line
         broken_count = entries.count(None)
         if broken_count:
-            text = "%s: %d lines are no entries and are left out"
-            logger.warning(text, earlier_file, broken_count)
+            left_out = f"{broken_count} lines are no entries and are left out"
+            if broken_count == 1:
+                left_out = "1 line is no entry and is left out"
+            logger.warning("%s: %s", earlier_file, left_out)
         remaining_entries = []
         for entry in entries:
             if entry is None or entry["step"] > self.resumed_step:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from utils.contract import ClipReader, InputSpec
 from utils.errors import DataError
+from utils.words import counted
 
 
 def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
@@ -153,7 +154,7 @@ class LeftOutFrames:
             # One frame is left out between two given frames: 4 given frames have 3 between them.
             left_out_between = length - 1
             raise DataError(
-                what=f"clip {clip.name} has {len(clip.stems)} frames",
+                what=f"clip {clip.name} has {counted(len(clip.stems), 'frame')}",
                 where=clip.name,
                 expected=f"at least {length + left_out_between}: {length} given frames and the "
                 "frames between them",

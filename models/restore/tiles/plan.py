@@ -23,6 +23,7 @@ from typing import Any
 from utils.contract import InputSpec
 from utils.errors import OptionError
 from utils.options.val_options import AUTO_FRAMES, AUTO_SIDE, ValOptions
+from utils.words import counted
 
 # If the length of a tile in time is WHOLE, one tile holds the whole clip. If the side of a tile in
 # space is WHOLE, one tile is the whole frame. Option files and --tile write the same 0.
@@ -154,14 +155,15 @@ class Tiling:
         elif self.num_frame_testing == 1:
             frames = "1 frame"
         else:
-            frames = f"{self.num_frame_testing} frames"
+            frames = counted(self.num_frame_testing, "frame")
         side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
         phrases = [f"tiles of {frames} x {side}"]
         # A single tile has no overlap. Otherwise name both overlaps, even if the clip is cut only
         # in time, or only in space.
         if not is_whole_in_time or not is_whole_in_space:
             phrases.append(
-                f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px"
+                f"overlap {counted(self.num_frame_overlapping, 'frame')}, "
+                f"{self.size_patch_overlapping} px"
             )
         if self.batch_tiles > 1:
             phrases.append(f"{self.batch_tiles} at once")

@@ -15,6 +15,7 @@ from scripts.parts.convert_options.svrt_conversion import Conversion, Problem
 from utils.errors import OptionError
 from utils.options.section import UNKNOWN_OPTION
 from utils.options.typed import read_options
+from utils.words import counted
 
 
 def refuse_problems(
@@ -34,8 +35,7 @@ def refuse_problems(
         return
 
     count = len(conversion.problems)
-    problems = "problem" if count == 1 else "problems"
-    what = f"{count} {problems} in the option file, nothing was written:"
+    what = f"{counted(count, 'problem')} in the option file, nothing was written:"
     for key, problem in conversion.problems.items():
         what += f"\n    {key}: {problem.what}\n      do: {problem.do}"
     raise OptionError(

@@ -31,6 +31,7 @@ from utils import utils_dist
 from utils.dist import watchdog
 from utils.errors import SpikeVRTError
 from utils.run.timing import seconds_of
+from utils.words import counted
 
 TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
 # Below this efficiency (`check_scaling`) the doctor warns about the exchange of gradients. The
@@ -160,7 +161,8 @@ def data_in_words(data: Any) -> str:
     """Return how much data there is. data: the loader, and the test set or None."""
     loader, test_set = data
     clips = [] if test_set is None else test_set.readers()
-    return f"{loader.sampler.dataset_len} training samples, {len(clips)} test clips"
+    samples = counted(loader.sampler.dataset_len, "training sample")
+    return f"{samples}, {counted(len(clips), 'test clip')}"
 
 
 def make_model(opt: Any) -> ModelVRT:
@@ -201,7 +203,7 @@ def check_shards(loader: Any) -> Finding:
     return Finding(
         OK,
         "shards",
-        f"{len(shard_of_this_rank)} samples a rank and epoch, none twice; first samples "
+        f"{counted(len(shard_of_this_rank), 'sample')} a rank and epoch, none twice; first samples "
         f"{first_samples}",
     )
 

@@ -363,7 +363,7 @@ def test_a_short_clip_is_played_back_from_its_end(clips_root):
 def test_a_short_clip_is_named_in_the_log(clips_root, caplog):
     build_clips(clips_root, num_frame=6)
 
-    assert "1 clips have fewer than 6 frames" in caplog.text
+    assert "1 clip has fewer than 6 frames" in caplog.text
     assert "clip1" in caplog.text
 
 

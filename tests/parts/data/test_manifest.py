@@ -591,7 +591,7 @@ FAULTS = {
     "a byte too many": Fault(
         a_byte_too_many,
         [
-            "clip0 | spike file of 289 bytes holds 24 planes of 8 x 12 and 1 bytes more",
+            "clip0 | spike file of 289 bytes holds 24 planes of 8 x 12 and 1 byte more",
             "do        copy the file again, or correct the spike height and width",
         ],
     ),

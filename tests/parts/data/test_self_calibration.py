@@ -33,6 +33,7 @@ from tests.helpers.checked import not_none
 from tests.helpers.clip_files import BINS, add_cache, equal_samples, set_for_training, write_dat
 from tests.helpers.train_files import run_odd, write_odd_options
 from utils.image import imwrite_rgb
+from utils.words import counted
 
 # Height and width of the frames, and of the spike planes.
 SIDE = 128
@@ -321,7 +322,7 @@ class Run:
         # With case="clips", tests/dist/odd_worker.py prints the calibrations of the clips as JSON.
         result = run_odd(self.options, *self.changes, batch, steps, ranks=ranks, case="clips")
         assert result.exit_codes == [0] * ranks, result.text
-        assert f"{fitted} clips fitted in" in result.text, result.text
+        assert f"{counted(fitted, 'clip')} fitted in" in result.text, result.text
         assert f"{known} known" in result.text, result.text
         for of_rank in result.jsons:
             assert of_rank == result.json

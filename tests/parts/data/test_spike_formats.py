@@ -402,7 +402,7 @@ REFUSED = [
     ),
     RefusedFile("empty.dat", b"", "holds no plane"),
     # A plane of 8 x 12 bits has 12 bytes.
-    RefusedFile("ragged.dat", bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
+    RefusedFile("ragged.dat", bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 byte more"),
     # The content of these files is of another kind.
     RefusedFile("zip.bin", NPZ, r"header of a zip file"),
     RefusedFile("array.dat", npy(SPIKES), r"header of a NumPy array"),

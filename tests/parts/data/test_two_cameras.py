@@ -312,7 +312,7 @@ def test_the_check_finds_no_fault_with_the_true_calibration(check):
     message = check()
 
     assert "resemble" not in message
-    assert "1 clips, 3 frames" in message
+    assert "1 clip, 3 frames" in message
 
 
 def test_the_check_sees_spikes_of_another_place(check, tmp_path):
@@ -339,7 +339,7 @@ def test_the_check_finds_no_fault_with_planes_that_are_larger_than_the_frame(che
 
     assert "resemble" not in message
     assert "upside" not in message
-    assert "1 clips, 1 frames" in message
+    assert "1 clip, 1 frame of" in message
 
 
 def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_path):

@@ -223,7 +223,7 @@ def write_nothing(path: Path) -> None:
         pytest.param(cut, "its end is missing or damaged", id="cut"),
         pytest.param(
             write_another_network,
-            f"what was downloaded is not {NAME}: 1 tensors, of which 1 have names of that network",
+            f"what was downloaded is not {NAME}: 1 tensor, 1 of them with names of that network",
             id="other",
         ),
         pytest.param(write_too_long, "more than the", id="long"),

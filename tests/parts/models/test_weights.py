@@ -219,7 +219,7 @@ def test_weights_with_nan_are_refused_and_change_nothing(rgb_net, strict):
     weights = with_one_added(before)
     weights["conv_last.bias"][0] = torch.nan
 
-    with pytest.raises(CheckpointError, match=r"NaN in 1 tensors, conv_last\.bias among them"):
+    with pytest.raises(CheckpointError, match=r"NaN in 1 tensor, conv_last\.bias among them"):
         load_weights(rgb_net, weights, "file.pth", strict)
 
     check_holds(rgb_net, before)

@@ -97,7 +97,7 @@ def test_a_larger_frame_than_allowed_is_refused(tmp_path):
     height = MOST_PIXELS // width + 1  # one row more than is allowed
     imwrite_rgb(tmp_path / "wide.png", picture(height, width))
 
-    with pytest.raises(DataError, match=f"1 frames of {height} x {width}"):
+    with pytest.raises(DataError, match=f"1 frame of {height} x {width}"):
         start_restoration(tmp_path / "work", [tmp_path / "wide.png"])
 
 

@@ -102,7 +102,7 @@ def test_a_run_says_in_a_line_which_parts_are_replaced(on_device):
 
 
 def test_a_run_says_that_it_is_on_the_cpu_as_asked(on_cpu):
-    assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in on_cpu.text
+    assert "1 x CPU, 1 thread; as CUDA_VISIBLE_DEVICES asks\n" in on_cpu.text
 
 
 def test_the_record_of_a_run_names_the_accelerator(on_device):
@@ -172,7 +172,7 @@ def test_a_run_that_asks_for_the_cpu_gets_the_cpu(tmp_path, accelerator, variabl
 
     # With gpu_ids=[], the run itself sets CUDA_VISIBLE_DEVICES to "" (`choose_gpus` of
     # utils/dist/gpu.py). So the log has the same line as with a variable from outside.
-    assert "1 x CPU, 1 threads; as CUDA_VISIBLE_DEVICES asks\n" in run.text
+    assert "1 x CPU, 1 thread; as CUDA_VISIBLE_DEVICES asks\n" in run.text
     assert "Stand-in" not in run.text
 
 

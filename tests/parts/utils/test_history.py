@@ -151,7 +151,7 @@ def test_a_broken_line_in_the_middle_costs_a_run_only_this_line(broken_in_the_mi
     write(broken_in_the_middle, [4], start=3)
 
     assert steps_of(broken_in_the_middle) == [1, 3, 4]
-    assert "1 lines are no entries" in caplog.text
+    assert "1 line is no entry" in caplog.text
 
 
 @pytest.fixture
