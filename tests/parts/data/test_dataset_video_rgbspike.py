@@ -675,9 +675,9 @@ def mean_spikes(item):
 # The index of a sample is (epoch, number). The samples below are of this epoch. Any epoch would do.
 # With the options ALL_TURNS, a sample is flipped, turned and reversed at random.
 EPOCH = 1
-# These samples have 11 to 17 % more spikes than expected, because the planes after the last spike
-# of a pixel count as the light of almost one more spike, and a pixel has 6.5 spikes on average. If
-# a camera ignored its threshold, the difference would be 100 %.
+# These samples have 11 to 17 % more spikes than expected. A pixel has 6.5 spikes on average, and
+# the planes after its last spike count as the light of almost one more spike. If a camera ignored
+# its threshold, the difference would be 100 %.
 TOLERANCE = 0.2
 
 
@@ -835,7 +835,7 @@ def test_a_known_rate_is_refused_if_no_rate_is_divided_out(clips_root, spike):
 
 
 def sampler(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **how):
-    """Return the sampler of a rank at the start of an epoch. It gives pairs (epoch, index).
+    """Return the sampler of a rank at the start of an epoch. A sampler gives pairs (epoch, index).
 
     world_size: number of ranks. batch_size: samples of a rank in a step. length: samples of the
     data set. how: more arguments of the sampler, e.g. shuffle=False.

@@ -975,8 +975,8 @@ def test_a_first_start_asks_for_the_state_of_each_file_once(first_start, suffix,
     assert len(calls) == len(files) + opened_again
 
 
-# A rank of a training. It prints which files and folders it opens to make its data set, and whether
-# this data set has the same samples as a data set that was made from the files.
+# A rank of a training. It makes its data set, and prints which files and folders it opens for this.
+# It also prints whether a data set that was made from the files has the same samples.
 RANK = """
 import pickle
 import sys

@@ -12,7 +12,7 @@ from data.motion.light import is_saturated, median_spikes, spikes_at_full_light
 from data.motion.view import View
 from data.spike.pictures import to_display
 
-# A spike pixel sees the same as the pixel of the frame. It integrates light.
+# A spike pixel sees the same as the pixel of the frame at its place. Spike pixels integrate light.
 VIEW = View(size=(4, 4), plane=(4, 4), to_rgb=np.eye(3), is_display=False)
 
 

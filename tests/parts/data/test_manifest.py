@@ -957,8 +957,8 @@ def test_all_frames_of_a_root_come_equally_often(two_roots, share, counts):
         for frame in frames_of(dataset):
             if frame.root_number == root_number:
                 times.append(times_used[frame])
-        # The last epoch may end before all frames of the root were used equally often. Then some
-        # frames were used once more than others.
+        # If the last epoch ends before all frames of the root were used equally often, some frames
+        # were used once more than others.
         assert max(times) - min(times) <= 1
         assert sum(times) == EPOCHS * counts[root_number]
 

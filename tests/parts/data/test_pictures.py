@@ -66,8 +66,9 @@ def test_a_picture_is_turned_as_its_orientation_says(tmp_path, ending, orientati
 def test_a_turned_png_with_much_before_its_pixels_has_its_upright_size(tmp_path):
     exif = Image.Exif()
     exif[ORIENTATION] = 6  # a quarter turn, so height and width change places
-    # `image_size` first reads 4096 bytes. The colour profile stands before the orientation. It has
-    # 10,000 random bytes, which cannot be compressed. So the orientation comes after byte 4096.
+    # `image_size` first reads 4096 bytes. The colour profile stands before the orientation. The
+    # profile has 10,000 random bytes, which cannot be compressed. So the orientation comes after
+    # byte 4096.
     profile = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8).tobytes()
     image = Image.fromarray(picture(height=32, width=48))
     image.save(tmp_path / "a.png", exif=exif, icc_profile=profile)

@@ -1,4 +1,4 @@
-"""data/spike/formats.py: spike files of each format are read back; other files are refused.
+"""data/spike/formats.py: spike files of each format are read back, and other files are refused.
 
 formats.py calls one module per format: packing.py, sps100.py, headers.py and others. A
 `SpikeGeometry` says how a plane is stored: height, width, `flipud` (the bottom row comes first),

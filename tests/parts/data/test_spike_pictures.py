@@ -60,8 +60,7 @@ def test_a_picture_shows_the_light_at_its_own_time():
     before, after = pictures_at(recording_of(stream), VIEW, gain, [-30.0, 30.0], spikes=30.0)
 
     # A bright half fires every 2 planes, so its light is 0.5, which is the display value 186 of
-    # 255. A dark half is silent for 60 planes, so its light is at most 1/60. This is the display
-    # value 40.
+    # 255. A dark half is silent for 60 planes, so its light is at most 1/60, the display value 40.
     assert before[8, 2] > 150
     assert before[8, -3] < 50
     assert after[8, 2] < 50

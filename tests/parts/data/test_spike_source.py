@@ -1,8 +1,8 @@
 """data/cameras/spike_source.py: what the options say about the spikes of a clip.
 
 The section `spike` of the options becomes a `DatSpikes`, called a source here. A source cannot be
-changed. It holds the rate, the light and the timing of the spikes, and makes their channels. Many
-tests use planes of 2 x 2 pixels, which fire 20, 40, 80 and 160 times in 201 planes.
+changed. A source holds the rate, the light and the timing of the spikes, and makes their channels.
+Many tests use planes of 2 x 2 pixels, which fire 20, 40, 80 and 160 times in 201 planes.
 
 Words of this file:
 

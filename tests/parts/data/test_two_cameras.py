@@ -352,8 +352,8 @@ def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_p
 
 # ---- The size of a plane ----
 #
-# `camera_section` gives the options of a data set, `build_set` makes the data set from these
-# options, and `build_dataset` makes a data set from options that a test has changed.
+# `camera_section` gives the options of a data set. `build_set` makes the data set from these
+# options. `build_dataset` makes a data set from options that a test has changed.
 
 # Keys of the section `spike` without the size of a plane.
 NO_SIZE: dict[str, Any] = {"h": None, "w": None}

@@ -1,9 +1,9 @@
 """scripts/prepare_gopro_spike.py: the clips it makes, its refusals, its processes, its restarts.
 
 The program makes training clips from raw frames: sharp frames at a high rate. It averages a few raw
-frames to a blurry frame, takes the middle one of these raw frames as the sharp frame, and simulates
-the spikes of their time, the exposure. With `--rig` it simulates two cameras instead, from any
-video or photograph.
+frames to a blurry frame. The middle one of these raw frames is the sharp frame. The time of these
+raw frames is the exposure, and the program simulates the spikes of the exposure. With `--rig` it
+simulates two cameras instead, from any video or photograph.
 
 Most tests use three raw clips (`write_raw`), whose frames of 32 x 32 pixels show moving clouds:
 

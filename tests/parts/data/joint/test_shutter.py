@@ -1,7 +1,10 @@
 """What a calibration tells of the shutter reaches the equations of data/motion/joint/.
 
-The keys are exposure_share (the share of the planes of a frame that were exposed) and rolling (how
-much later the last row is exposed than the first, as a share of the exposure).
+Keys of a calibration for the shutter:
+
+    exposure_share    share of the planes of a frame that were exposed
+    rolling           how much later the last row is exposed than the first row, as a share of the
+                      exposure
 
 "Measured" in a comment is the value when the test was written. The limit beside it leaves room for
 other versions of torch.
