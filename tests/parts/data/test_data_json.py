@@ -1,8 +1,12 @@
 """JSON files of data: a file of any content is read, or is refused with a message.
 
-Three kinds of files are read: dataset.json (sizes and timing of spikes), a table of exposures, and
-a calibration (which spike pixel shows the same as a pixel of a frame). The tests write a correct
-file (INFO, EXPOSURE or CALIBRATION), a correct file with some keys changed, or any other bytes.
+Three kinds of files are read. The constants are correct files:
+
+    dataset.json        INFO           sizes and timing of spikes
+    exposures.json      EXPOSURE       which planes belong to which frame
+    calibration.json    CALIBRATION    which spike pixel shows the same as a pixel of a frame
+
+The tests write a correct file, a correct file with some keys changed, or any other bytes.
 """
 
 import json

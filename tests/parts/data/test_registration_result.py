@@ -1,11 +1,17 @@
 """The result of a fit of two cameras: which of its values are sure, and which are applied.
 
 A fit finds three values: the matrix from spike pixels to RGB pixels, the offset of the exposure in
-planes, and the share of the planes that were exposed. Each has a standard error. A value is sure if
-its error is at most 0.15 pixels (matrix), 0.7 planes (offset) or 0.03 (share). A value is applied
-if it also differs enough from the start: by 0.15 pixels, 0.75 planes or 0.04, and by three times
-its error. The matrix is also applied if it is not sure, but moved by three times its error. The
-limits are in data/cameras/registration/result.py.
+planes, and the share of the planes that were exposed. Each value has a standard error, by which the
+value is sure or not. A value is applied if it is sure, and differs enough from the start: by three
+times its error, and by the distance in this table.
+
+    value     sure if the error is at most    applied at a distance from the start of
+    matrix    0.15 pixels                     0.15 pixels
+    offset    0.7 planes                      0.75 planes
+    share     0.03                            0.04
+
+The matrix is also applied if it is not sure, but moved by three times its error. The limits are in
+data/cameras/registration/result.py.
 """
 
 from dataclasses import replace

@@ -1,8 +1,14 @@
 """data/spike/formats.py: spike files of each format are read back, and other files are refused.
 
 formats.py calls one module per format: packing.py, sps100.py, headers.py and others. A
-`SpikeGeometry` says how a plane is stored: height, width, `flipud` (the bottom row comes first),
-the order of the bits in a byte, and head columns, which are no part of the picture.
+`SpikeGeometry` says how a plane is stored:
+
+    height, width    size of the picture
+    flipud           whether the bottom row of the picture comes first
+    bit_order        where the first pixel of a byte is: "little" in the lowest bit, "big" in the
+                     highest bit
+    head_columns     number of columns at the end of a row that are no part of the picture
+    layout           "raster", or "sps100" for the lines of an SPS100 camera
 
 The formats are .dat and .bin (packed bits), .npy and .npz (arrays), and the .dat of an SPS100
 camera. The spikes of these tests are random planes of 0 and 1. Packed bits have no header, so any

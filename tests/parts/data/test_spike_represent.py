@@ -545,8 +545,10 @@ def test_exposure_rates_are_the_mean_light_of_the_windows(stream_with_dark_pixel
 
     rates = exposure_rates(spikes, center=20, half_window=4, half_exposure=15)
 
-    # `exposure_rates` returns two means of light: in the window (4 planes on each side of plane 20,
-    # so planes 16 to 24), and in the exposure (15 planes on each side, so planes 5 to 35).
+    # `exposure_rates` returns two means of light around plane 20:
+    #
+    #     of the window      4 planes on each side     planes 16 to 24
+    #     of the exposure    15 planes on each side    planes 5 to 35
     light = plane_light(spikes)
     assert np.allclose(
         rates, [mean_of_planes(light, first=16, last=24), mean_of_planes(light, first=5, last=35)]

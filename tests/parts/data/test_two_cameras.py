@@ -2,8 +2,8 @@
 
 The second camera has planes of 30 x 40 pixels and is slightly turned. The frames of the RGB camera
 have 45 x 80 pixels. A calibration file says where a spike pixel lies in a frame. The tests compare
-the second camera with a spike camera "same", which looks through the lens of the RGB camera and so
-needs no calibration.
+the second camera with a spike camera "same". This camera looks through the lens of the RGB camera,
+so it needs no calibration.
 
 A plane is what a spike camera records at one instant: one bit for each pixel. A channel, the input
 of the network, is a mean of planes. A matrix maps a spike pixel (x, y, 1) to a pixel of a frame.

@@ -1,12 +1,14 @@
 """scripts/calibrate.py: the program finds how a spike camera looks at the frame of an RGB camera.
 
 Its input is a pair: spikes (.dat) and a frame (.png) of the same time. The pairs are random scenes,
-recorded through a known matrix (tests/helpers/two_cameras.py). Exit code 0: found; 2: wrong use of
-the program; 3: these files cannot be calibrated.
+recorded through a known matrix (tests/helpers/two_cameras.py).
 
-A calibration is compared with the true matrix: `error_px` returns the mean and the largest distance
-in RGB pixels between the places to which the two matrices map a spike pixel. LIMIT_PX is the
-largest distance that the tests accept.
+The exit codes are 0: a calibration was found, 2: wrong use of the program, 3: these files cannot be
+calibrated.
+
+A calibration is compared with the true matrix. Each of the two matrices maps a spike pixel to a
+place on the frame. `error_px` returns the mean and the largest distance between the two places, in
+RGB pixels. LIMIT_PX is the largest distance that the tests accept.
 """
 
 import numpy as np

@@ -14,8 +14,9 @@ Most tests use three raw clips (`write_raw`), whose frames of 32 x 32 pixels sho
 A folder of prepared clips has GOPRO_Large (blurry and sharp frames) and GOPRO_Large_spike_seq
 (spikes, dataset.json, and a made.json for each clip).
 
-tests/helpers/gopro_files.py writes the raw frames, and runs the program in this process (`prepare`,
-which returns the exit code). The exit codes are 0: clips were made; 2: wrong flags; 3: wrong data.
+tests/helpers/gopro_files.py writes the raw frames. Its function `prepare` runs the program in this
+process, and returns the exit code. The exit codes are 0: clips were made, 2: wrong flags, 3: wrong
+data.
 """
 
 import json

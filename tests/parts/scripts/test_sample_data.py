@@ -3,8 +3,8 @@
 The script renders clips of a moving scene for an RGB camera and a spike camera, in the layout of
 GoPro. Most tests read one small set, or a copy of it.
 
-Exit codes: 0 the set exists, 2 wrong arguments, 3 something else is in the place of the set, 130
-Ctrl-C.
+The exit codes are 0: the set exists, 2: wrong arguments, 3: something else is in the place of the
+set, 130: Ctrl-C.
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
 The data are clips of moving textures (tests/helpers/textured_clips.py), whose spikes fit their
 frames. Frames have 96 x 96 pixels and spike planes 48 x 48 pixels, so one spike pixel sees 2 x 2
-pixels of a frame. The tests read the text of the page, its pictures, and its verdict, which says
-whether spikes and frames agree.
+pixels of a frame. The tests read the text of the page, its pictures, and its verdict. The verdict
+says whether spikes and frames agree.
 """
 
 import base64
