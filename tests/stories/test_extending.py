@@ -412,7 +412,7 @@ def test_a_part_that_does_not_fit_is_refused_in_words(used_parts, name, words):
 
 
 def test_the_frames_of_a_new_dataset_are_counted(used_parts):
-    # Two training clips of 2 frames each.
+    # There are two training clips of 2 frames each.
     assert "data train: 2 clips, 4 frames of 40 x 40, spike files of 24 planes" in used_parts.text
 
 

@@ -708,7 +708,7 @@ def holiday(home, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("video")
     write_video(folder / "holiday.mp4", count=5, fps=12.5, height=35, width=45)
-    # Tiles of 3 frames and 32 x 32 pixels. Neighbouring tiles share 1 frame and 8 pixels.
+    # A tile has 3 frames of 32 x 32 pixels. Neighbouring tiles share 1 frame and 8 pixels.
     tiles = ["--tile", "3,32", "--overlap", "1,8", "--blend", "kair"]
     # This call restores the video into out/. The metrics that it returns are not used here.
     metrics_of_restoring(folder / "out", *user_arguments(home, folder / "holiday.mp4"), *tiles)

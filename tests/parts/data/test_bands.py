@@ -137,8 +137,8 @@ def test_rows_beside_the_border_of_a_band_are_not_used():
     bands = bands_of(aligned_view(*SIZE), FEW_PIXELS)
     upper = torch.zeros(1, *bands[0].view.size)
     lower = torch.zeros(1, *bands[1].view.size)
-    # Ones in the rows near the border: the last 32 rows of the upper band, and the first 32 rows of
-    # the lower band. Of the 128 common rows, the 64 in the middle are used from both bands.
+    # Write ones into the rows near the border: the last 32 rows of the upper band, and the first 32
+    # rows of the lower band. Of the 128 common rows, the 64 in the middle are used from both bands.
     unused = OVERLAP // 4
     upper[:, -unused:] = 1
     lower[:, :unused] = 1

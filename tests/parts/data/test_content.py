@@ -141,7 +141,7 @@ def test_an_option_that_reads_other_parts_of_the_files_changes_the_digest(root, 
 def test_digests_have_16_hex_digits(root):
     first, _ = set_for_testing(data_section(root, "test")).readers()
 
-    # The digest of all clips, and the digest of one clip.
+    # Check the digest of all clips, and the digest of one clip.
     for found in (digest(root), first.digest()):
         assert len(found) == 16
         assert int(found, 16) >= 0  # ValueError for other characters

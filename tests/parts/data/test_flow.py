@@ -195,13 +195,13 @@ def fast_spot(tmp_path_factory) -> FastSpot:
 
 
 def test_the_expected_error_is_larger_where_the_motion_is_wrong(fast_spot):
-    # Expected errors, as measured: 4.9 pixels around the square, and 0.7 pixels above it.
+    # The expected error was measured as 4.9 pixels around the square, and as 0.7 pixels above it.
     assert fast_spot.expected_around_spot > 2 * fast_spot.expected_above
 
 
 def test_the_expected_error_is_of_the_size_of_the_true_error(fast_spot):
-    # Measured errors: 0.7 pixels expected, 0.3 pixels true. An expected error may be too large:
-    # then the frame stays nearer to its first estimate. If the expected error were far too small, a
-    # wrong motion would spoil the frame.
+    # The expected error is 0.7 pixels, and the true error is 0.3 pixels, as measured. An expected
+    # error may be too large. In this case the frame stays nearer to its first estimate. If the
+    # expected error were far too small, a wrong motion would spoil the frame.
     assert fast_spot.expected_above > fast_spot.true_above / 2
     assert fast_spot.expected_above < 10 * fast_spot.true_above

@@ -622,7 +622,7 @@ def test_the_proposed_exposures_are_accepted(tmp_path):
         pytest.param(["7", "8", "9", "10"], id="numbers"),
         pytest.param(["x_01_a", "x_02_a", "x_03_a", "x_04_a"], id="between text"),
         pytest.param(["1e", "2e", "3e", "4e"], id="before text"),
-        # Times of 30 frames per second, rounded to microseconds.
+        # The names are the times of 30 frames per second, rounded to microseconds.
         pytest.param(["1000000", "1033333", "1066667", "1100000"], id="microseconds"),
         pytest.param(["0.1", "0.2", "0.3", "0.4"], id="seconds"),
     ],

@@ -628,7 +628,7 @@ def test_a_root_that_is_not_the_folder_of_the_clips_is_named_with_the_one_meant(
 ):
     # E.g. dataroot_lq is .../train/clip0. The advice names the folder that was meant, .../train.
     root = root_of_kinds
-    # Planes of 8 x 12. `center` is the plane at the middle of a frame: plane 12 of 24.
+    # A plane has 8 x 12 pixels. `center` is the plane at the middle of a frame: plane 12 of 24.
     spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
 
     message = error_of_check(root, spike=spike, **{key: wrong.format(root=root)})

@@ -159,12 +159,12 @@ def test_stream_200_decodes_to_its_golden_values(home):
     spikes = read_spikes(home / "spike/200.dat", PLANE)
 
     assert spikes.shape == (301, 250, 400)
-    # The numbers of spikes of the whole stream, and of two of its planes.
+    # Check the number of spikes of the whole stream, and of two of its planes.
     assert spikes.sum() == 10615566
     assert spikes[0].sum() == 33779
     assert spikes[150].sum() == 35559
-    # The numbers of spikes of the pixels in three corners. If a plane were mirrored or turned,
-    # these numbers would differ.
+    # Check the numbers of spikes of the pixels in three corners. If a plane were mirrored or
+    # turned, these numbers would differ.
     assert spikes[:, 0, 0].sum() == 83
     assert spikes[:, 0, 399].sum() == 64
     assert spikes[:, 249, 0].sum() == 26

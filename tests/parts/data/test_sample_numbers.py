@@ -22,8 +22,8 @@ def serial_numbers(numbers: SampleNumbers, epoch: int) -> list[int]:
 
 
 def test_each_frame_of_each_clip_is_the_beginning_of_one_sample():
-    # Clips of 3, 5 and 4 frames: the serial numbers 0 ... 2, 3 ... 7 and 8 ... 11. The first two
-    # clips are in root 0, and the third clip is in root 1.
+    # The clips have 3, 5 and 4 frames, so the serial numbers 0 ... 2, 3 ... 7 and 8 ... 11. The
+    # first two clips are in root 0, and the third clip is in root 1.
     numbers = SampleNumbers([3, 5, 4], first_clips=np.array([0, 2, 3]))
 
     assert serial_numbers(numbers, epoch=4) == list(range(12))

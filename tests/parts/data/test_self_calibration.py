@@ -62,8 +62,9 @@ def write_clip(root: Path, name: str, lights: list[np.ndarray], **rig: Any) -> N
 
     rig: position and timing of the cameras, e.g. MOVED. Without `rig`, the cameras are aligned.
     """
-    # The noise of a real spike camera: in time (jitter), between pixels (pattern), and in the
-    # frames (read). `rate` is the share of planes in which a pixel in full light fires.
+    # The cameras have the noise of real cameras: of the spikes in time (jitter) and between pixels
+    # (pattern), and of the frames (read). `rate` is the share of planes in which a pixel in full
+    # light fires.
     cameras = Rig(seed=3, rate=0.3, jitter=0.02, pattern=0.02, read=0.002, **rig)
     clip = root / "rgb" / name
     spikes = root / "spikes" / name / "spike"

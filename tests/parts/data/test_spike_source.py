@@ -98,7 +98,7 @@ def test_a_field_that_a_source_does_not_have_cannot_be_changed():
 def test_a_file_that_is_too_short_is_found_behind_files_that_are_not():
     spikes = source(representation={"type": "raw", "window": 15})  # needs 15 planes of each file
 
-    # One file for each of three frames: (name, number of planes).
+    # There is one file for each of three frames: (name, number of planes).
     with pytest.raises(DataError, match="5 planes are too few") as error:
         exposures_of(spikes, "clip", [("0.dat", 56), ("1.dat", 56), ("2.dat", 5)], frames=3)
 

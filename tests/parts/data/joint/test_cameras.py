@@ -251,9 +251,12 @@ def test_if_all_pixels_move_alike_the_spike_camera_sees_the_moved_picture(to_rgb
     inside = (..., slice(4, -4), slice(4, -4))
     # Both sides interpolate linearly between pixels, at different places. A linear interpolation
     # with steps of length d is off by at most d^2 / 8 times the second derivative. For a sine, this
-    # derivative is at most 1. The steps are 3/48 down and 4/60 across: (3/48)^2 / 8 + (4/60)^2 / 8
-    # = 1e-3. Each side of the comparison interpolates twice, so it is off by 2 x 1e-3 at most. The
-    # errors of both sides are towards 0, so the sides differ by 2e-3 at most.
+    # derivative is at most 1. The steps are 3/48 down and 4/60 across, so the error is at most
+    #
+    #     (3/48)^2 / 8 + (4/60)^2 / 8 = 1e-3
+    #
+    # Each side of the comparison interpolates twice, so it is off by 2e-3 at most. The errors of
+    # both sides are towards 0, so the sides differ by 2e-3 at most.
     assert torch.allclose(seen[inside], in_truth[inside], atol=2e-3)
     # The motion changes the seen picture by more than 0.05, which is 25 times the limit above. So a
     # camera that ignores the motion does not pass.

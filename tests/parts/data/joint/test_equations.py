@@ -115,8 +115,8 @@ def test_the_first_step_changes_the_frame_as_the_equations_pull_it(true_case, mo
 
     r_b, r_s = equations.system.residuals(z_0)
     w_b, w_s = equations.system.robust_weights(r_b, r_s)
-    # The parts of A^T W r: by the light x that the RGB camera sees, and by the luma l that the
-    # spike camera sees. The chain rule turns the two parts into a change of z.
+    # A^T W r has two parts: by_x for the light x that the RGB camera sees, and by_l for the luma l
+    # that the spike camera sees. The chain rule turns the two parts into a change of z.
     by_x, by_l = equations.system.cameras.adjoint(w_b**2 * r_b, w_s**2 * r_s)
     luma_weights = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
     slope = 2.2 * z_0.clamp(min=DARK) ** 1.2  # dx / dz of x = z^2.2
