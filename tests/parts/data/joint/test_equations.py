@@ -56,8 +56,11 @@ def misfit(equations: Equations, frame: torch.Tensor) -> Misfit:
 def test_the_sharp_frame_along_the_true_motion_fits_all_equations(true_case):
     of_sharp = misfit(true_case.equations, true_case.sharp)
 
-    # A misfit of 1 is the expected error. Measured: RGB 0.2. Spikes of a camera that integrates
-    # light 0.6, and of a camera that integrates display values 0.8.
+    # A misfit of 1 is the expected error. The misfits were measured as
+    #
+    #     blurry frame                                       0.2
+    #     spikes of a camera that integrates light           0.6
+    #     spikes of a camera that integrates display values  0.8
     assert of_sharp.rgb < 1.5
     assert of_sharp.spikes < 1.5
 
@@ -66,9 +69,13 @@ def test_the_blurry_frame_fits_the_equations_worse_than_the_sharp_frame(true_cas
     of_sharp = misfit(true_case.equations, true_case.sharp)
     of_blurry = misfit(true_case.equations, true_case.blurry)
 
-    # Measured ratios: RGB 9. Spikes of a camera that integrates light 2.0, and of a camera that
-    # integrates display values 1.5. The limit for spikes is lower, because a single interval
-    # between spikes is noisy.
+    # The ratios of the two misfits were measured as
+    #
+    #     blurry frame                                       9
+    #     spikes of a camera that integrates light           2.0
+    #     spikes of a camera that integrates display values  1.5
+    #
+    # The limit for spikes is lower, because a single interval between spikes is noisy.
     assert of_blurry.rgb > 3 * of_sharp.rgb
     assert of_blurry.spikes > 1.3 * of_sharp.spikes
 
