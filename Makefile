@@ -80,6 +80,7 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ty check --quiet --python $(VENV) .
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(VENV)/bin/shellcheck --severity=warning
 	git ls-files -z | xargs -0 $(VENV)/bin/codespell
+	$(VENV)/bin/python lab/make_tried_table.py --check
 
 $(VENV)/.installed: $(REQUIREMENTS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
