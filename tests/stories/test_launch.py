@@ -74,7 +74,7 @@ SLURM = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_JOB_NODELIST": "gpu[003-007,9],cpu1",
 }
-# The variables of PAI-DLC. It starts one process for each node of eight GPUs. Its RANK and
+# The variables of PAI-DLC, which starts one process for each node of eight GPUs. Its RANK and
 # WORLD_SIZE count nodes.
 NODE = {
     "RANK": "1",
