@@ -24,7 +24,8 @@ from utils.image import imread_rgb, imwrite_rgb
 
 SIZE = (250, 400)
 PLANE = SpikeGeometry(*SIZE)
-# Share of planes in which a pixel in full light fires. A test below measures nearly the same share.
+# Share of planes in which a pixel in full light fires. test_the_tool_says_what_a_stream_is measures
+# nearly the same share.
 RATE = 0.6
 
 
@@ -65,9 +66,9 @@ def home(tmp_path_factory) -> Path:
 
 # ---- Restoring ----
 
-# Each case: the method, the name of its score, and the least score of stream 200 and of stream 203,
-# in dB. The comment beside it has the two measured scores, 0.3 dB more. The blurry frames have
-# psnr_y 23.57 and 24.51, and psnr 22.25 and 23.19.
+# Each case has the method, the name of its score, and the least score of stream 200 and of stream
+# 203, in dB. The comment beside a case has the two measured scores, which are 0.3 dB higher. The
+# blurry frames have psnr_y 23.57 and 24.51, and psnr 22.25 and 23.19.
 LEAST = [
     pytest.param("tfp", "psnr_y", 29.5, 26.9, id="tfp"),  # 29.83 and 27.18
     pytest.param("tfi", "psnr_y", 21.3, 25.4, id="tfi"),  # 21.62 and 25.70
@@ -131,7 +132,7 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
     )
     imwrite_rgb(tmp_path / "rgb.png", seen)
     pair = ["--pair", home / "spike" / f"{clip}.dat", tmp_path / "rgb.png", "--size", 250, 400]
-    # The 15 planes around the true picture.
+    # Use the 15 planes around the true picture.
     planes = ["--planes", stream.first_plane, 15, "--light", "display"]
     out = tmp_path / "calibration.json"
 

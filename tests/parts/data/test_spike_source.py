@@ -119,7 +119,7 @@ def test_a_file_that_is_too_short_is_found_behind_files_that_are_not():
 def test_the_measured_rate_knows_how_bright_each_color_is(color, luma):
     spikes = source(rate="match")
     picture = np.full((2, 2, 3), color, np.uint8)  # B, G, R, all pixels alike
-    window = spikes.grid((2, 2)).window(Augment(0, 0, 2, 2))
+    window = spikes.grid((2, 2)).window(Augment(0, 0, 2, 2))  # the whole picture
 
     rate = rate_of(spikes, even_spikes(), picture, window)
 
@@ -145,7 +145,7 @@ LIGHTS = [
 
 def picture_of_even_spikes(spikes):
     """Return the picture (2, 2) that the channels of the even spikes show."""
-    # A clip of one frame, whose spikes are all 201 planes of one file. Its sharp plane,
+    # The clip has one frame. Its spikes are all 201 planes of one file. The sharp plane,
     # exposure.center, is the middle one: plane 100.
     (exposure,) = exposures_of(spikes, "clip", [("file", PLANES)], frames=1)
     channels = spikes.represent(even_spikes(), exposure.center, rate=1.0)
