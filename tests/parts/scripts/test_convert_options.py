@@ -556,8 +556,8 @@ def test_the_output_names_each_total_that_is_no_multiple_of_the_number_of_gpus(
 
 # The 11 problems of the file of `with_problems`: key of S-VRT's file -> a value that the program
 # refuses. A comment says why the value is refused. The error must name all 11 problems, and its
-# advice must solve them. Seven problems are solved by --drop alone. The four problems with a * also
-# need a new value, for this key or for another key (CHOSEN_VALUES below).
+# advice must solve them. Seven problems are solved by --drop alone. The four problems with a * need
+# a new value, of this key or of another key (CHOSEN_VALUES below).
 PROBLEMS = {
     "train.lora_rank": 8,  # not a key that we know
     "train.total_iter": "many",  # * no number
