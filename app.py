@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
             max_file_size=MOST_BYTES_OF_FILE,
             footer_links=[],  # no links of gradio at the bottom of the page
             quiet=True,  # we print the address ourselves
-            prevent_thread_lock=True,  # return at once; `block_thread` waits below
+            prevent_thread_lock=True,  # return at once. `block_thread` waits below
         )
         print(f"open {address}", flush=True)
         try:

@@ -297,7 +297,7 @@ def job_on_own_clips(
         method=own.method,
         clips=clips,
         outputs=outputs_of(Path(results.output), save_forms, results.fps, own.method, metric),
-        lpips=results.lpips,  # files of the weights of LPIPS; () leaves LPIPS out
+        lpips=results.lpips,  # files of the weights of LPIPS. () leaves LPIPS out
         overwrite=results.overwrite,
         title=title,
         expected=len(clips),  # number of clips of a complete test
@@ -435,7 +435,7 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         method=method,
         clips=clips,
         outputs=outputs_of(folder, save_forms, results.fps, method, opt.metric),
-        lpips=results.lpips,  # files of the weights of LPIPS; () leaves LPIPS out
+        lpips=results.lpips,  # files of the weights of LPIPS. () leaves LPIPS out
         overwrite=results.overwrite,
         title=title_of_test(opt, request, chosen),
         expected=count_of_expected_clips(dataset, clips),  # number of clips of a complete test

@@ -40,7 +40,7 @@ class Comparison:
     """How well the frames of a sample fit their spikes. scripts/show_sample.py reads the fields."""
 
     # `Measures` (data/edge_shift.py) also has the first three fields.
-    correlation: float  # of the gradients of spikes and frames; 1 if the gradients are alike
+    correlation: float  # of the gradients of spikes and frames, 1 if the gradients are alike
     shift: tuple[float, float]  # of the spikes from the frame, (right, down) in RGB pixels
     response: float  # height of the peak of the phase correlation, by which the shift was found
     is_right: bool  # whether spikes and frames show the same at the same place

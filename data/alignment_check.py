@@ -37,7 +37,7 @@ class _Sample(NamedTuple):
 
     dataset: Any  # the dataset that reads the sample
     draw: Draw  # which frames and which crop are read
-    index: int | None  # number of the sample in a training set; None for a frame of a user's clip
+    index: int | None  # number of the sample in a training set. None for a frame of a user's clip
 
 
 def warning_of(source: Any, option_file: str = "") -> str | None:

@@ -39,7 +39,7 @@ class MiddleFrame(NamedTuple):
     """The middle frame of a sample and its spikes, for the page of scripts/show_sample.py."""
 
     name: str  # kind and file name without suffix, e.g. "gt 000012"
-    frame: np.ndarray  # (sH, sW, 3) uint8; s is the scale, 1 without super-resolution
+    frame: np.ndarray  # (sH, sW, 3) uint8. s is the scale, 1 without super-resolution
     # The picture of the spikes, (H, W) display values. It shows the sharp instant if `frame` is
     # sharp, and the mean of the exposure if `frame` is blurry.
     spikes: np.ndarray

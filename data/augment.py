@@ -325,7 +325,7 @@ class CameraPerturb:
         # kinds.
         shot = _amount(rgb_chance, self.rgb_prob, shot_size, self.rgb_shot_max)
         read = _amount(rgb_chance, self.rgb_prob, read_size, self.rgb_read_max)
-        jpeg = 0  # quality; 0: no JPEG
+        jpeg = 0  # the quality. 0: no JPEG
         if jpeg_chance < self.jpeg_prob:
             jpeg = round(self.jpeg_min + jpeg_size * (100 - self.jpeg_min))
         if shot or read or jpeg:

@@ -94,12 +94,12 @@ class Clip:
     spike: tuple[str, ...]
     planes: tuple[int, ...]  # number of planes in the spike file of each frame
     size: tuple[int, int]  # (height, width) in pixels of the lq frames
-    gt_size: tuple[int, int]  # (height, width) of the gt frames; without gt, of the lq frames
+    gt_size: tuple[int, int]  # (height, width) of the gt frames. Without gt, of the lq frames
     # Paths of the K sharp frames of each exposure in the order of time. The K paths of the first
     # frame come first.
     gt_instants: tuple[str, ...] = ()
-    exposures: tuple[Exposure, ...] = ()  # the planes of each frame; () without spikes
-    # How the files `spike` are read, a data.cameras.spike_source.DatSpikes; None without spikes.
+    exposures: tuple[Exposure, ...] = ()  # the planes of each frame. () without spikes
+    # How the files `spike` are read, a data.cameras.spike_source.DatSpikes. None without spikes.
     spikes: Any = None
     # {"lq" or "gt": the frames of this kind} of a user's clip, None for any other clip. The frames
     # are a `UserFrames` (data/clips/user_frames.py). Its method `read` returns a frame.
@@ -107,7 +107,7 @@ class Clip:
     # {"input", "gt" or "spike": path as the user gave it} of a user's clip, for the report. None
     # for any other clip. This is unrelated to `Exposure.origin`, which is a number.
     origin: Any = None
-    # When the frames were taken, if one spike file holds the planes of all frames; else None.
+    # When the frames were taken, if one spike file holds the planes of all frames. Otherwise None.
     times: FrameTimes | None = None
 
     def __len__(self) -> int:

@@ -137,7 +137,7 @@ class ClipSources:
 
     @classmethod
     def spike_channels(cls, section: Any) -> int:
-        """Return S, the number of spike channels of a sample; 0 for RGB. Reads no file."""
+        """Return S, the number of spike channels of a sample. It is 0 for RGB. Reads no file."""
         if not hasattr(section, "spike"):
             return 0
         return channels_of(section.spike.representation)

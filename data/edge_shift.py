@@ -47,10 +47,10 @@ class Pair(NamedTuple):
 class Measures(NamedTuple):
     """How well spikes and frames fit, in one frame or in several."""
 
-    correlation: float  # correlation of the gradients; the mean of several frames
-    # (right, down) offset of the spikes from the frame in RGB pixels; the median of several frames.
+    correlation: float  # correlation of the gradients, the mean of several frames
+    # (right, down) offset of the spikes from the frame in RGB pixels, the median of several frames.
     shift: tuple[float, float]
-    # Height of the peak of the phase correlation; the mean of several frames. A high peak means
+    # Height of the peak of the phase correlation, the mean of several frames. A high peak means
     # that spikes and frames show the same, maybe at another place.
     response: float
 

@@ -44,7 +44,7 @@ def spike_section(section: Any, method: Reconstruction, recorded: float | None) 
     set_by_method = {
         "representation": method.options,
         "gamma": method.formula.gamma,
-        "resize": "bilinear",  # smooth pictures; "nearest" is for raw planes of 0 and 1
+        "resize": "bilinear",  # for smooth pictures. "nearest" is for raw planes of 0 and 1
         "context": 0,  # no method uses planes outside of the exposure
     }
     # A key of the method replaces the key of the section.

@@ -61,7 +61,7 @@ class InputSpec:
     image_channels: int = 3
     # Whether a map of the noise level goes in as an additional channel.
     noise_map: bool = False
-    # S, the number of spike channels that go in; 0 if the network needs no spikes.
+    # S, the number of spike channels that go in. 0 if the network needs no spikes.
     spike_channels: int = 0
     # Whether the output frames lie between the input frames. Then the network takes exactly
     # `least_frames` frames.

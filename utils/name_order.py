@@ -56,7 +56,7 @@ _VALUE = re.compile(
     r"([+-]?)"  # sign
     r"(\d{1,100})"  # digits before the point
     r"(?:\.(\d{0,200}))?"  # the point, and the digits after it
-    r"([eE][+-]\d{1,3})?",  # exponent; it must have a sign, because "2e5" may also be a checksum
+    r"([eE][+-]\d{1,3})?",  # exponent. It must have a sign, because "2e5" may also be a checksum
     re.ASCII,
 )
 

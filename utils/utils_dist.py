@@ -2,7 +2,7 @@
 
 A rank is one process of a run. Usually it has one GPU. A program uses this module like this:
 
-    with utils_dist.ranks():                      # the ranks meet; all end together
+    with utils_dist.ranks():                      # the ranks meet, and end together
         with utils_dist.all_ranks_or_none():      # an error on one rank is an error on all
             opt = read_options(argv)
         utils_dist.begin(opt.watchdog, ...)       # process group, and the watchdog
@@ -314,6 +314,6 @@ def begin(
         return
     if not is_single:
         budgets = fitted_to_timeout(budgets)
-    if RUN.watchdog is None:  # a single process; with several ranks, `ranks` has made a watchdog
+    if RUN.watchdog is None:  # a single process. With several ranks, `ranks` has made a watchdog
         RUN.watchdog = Watchdog()
     RUN.watchdog.watch(budgets)

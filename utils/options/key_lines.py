@@ -43,7 +43,7 @@ TOKEN = re.compile(
 class _Bracket:
     """An object or a list that is open at some point of an option file."""
 
-    name: str  # dotted key of the object or list, e.g. "logging.writers"; "" for the whole file
+    name: str  # dotted key of the object or list, e.g. "logging.writers". "" for the whole file
     is_list: bool
     key: str = ""  # only for an object: dotted key of the entry that is read now
     index: int = 0  # only for a list: index of the item that is read now

@@ -92,7 +92,7 @@ def with_tuples(value: Any, annotation: Any) -> Any:
     """
     if not isinstance(value, list):
         return value
-    kind = get_origin(annotation) or annotation  # list for list[int]; int for int
+    kind = get_origin(annotation) or annotation  # list for list[int], int for int
     inner_types = get_args(annotation)
     if kind is Annotated:
         return with_tuples(value, inner_types[0])

@@ -26,7 +26,7 @@ from utils.picture.tiff import read_tiff
 READERS: dict[bytes, Callable[[bytes], Header | None]] = {
     rb"\x89PNG\r\n\x1a\n": read_png,
     rb"\xff\xd8\xff": read_jpeg,
-    rb"II[\x2a\x2b]\x00|MM\x00[\x2a\x2b]": read_tiff,  # 2a is 42, a TIFF; 2b is 43, a BigTIFF
+    rb"II[\x2a\x2b]\x00|MM\x00[\x2a\x2b]": read_tiff,  # 2a is 42, a TIFF. 2b is 43, a BigTIFF
     rb"RIFF....WEBP": read_webp,
     rb"BM": read_bmp,
     rb"P[1-6]\s": read_pnm,

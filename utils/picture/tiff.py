@@ -23,7 +23,7 @@ TAG_VALUES_PER_PIXEL = 277
 TAG_TILE_WIDTH = 322
 TAG_TILE_HEIGHT = 323
 TAG_NUMBER_FORMAT = 339
-# Values of TAG_COLOUR_SPACE for grey: with 0, the number 0 is white; with 1, it is black.
+# Values of TAG_COLOUR_SPACE for grey: with 0, the number 0 is white. With 1, it is black.
 TIFF_GREY = (0, 1)
 # Value of TAG_NUMBER_FORMAT for floating-point numbers.
 TIFF_FLOAT = 3

@@ -169,7 +169,7 @@ class VideoReader:
 class _FilmFacts(NamedTuple):
     """What `VideoReader` finds out about a film by decoding it once."""
 
-    stamps: list[Fraction | None]  # seconds of each frame; None if the container has no time stamp
+    stamps: list[Fraction | None]  # seconds of each frame. None if the container has no time stamp
     fps: Fraction  # mean number of frames per second
     pixel_aspect: Fraction  # width over height of a pixel of the upright frame
 
@@ -186,7 +186,7 @@ def _read_through(container: Any, path: str | Path, go_on: Callable[[], object])
     """
     stream = _film_in(container)
     stamps: list[Fraction | None] = []
-    first = None  # the first frame; all other frames must have its size
+    first = None  # the first frame. All other frames must have its size
     is_interlaced = False
     for frame in container.decode(stream):
         if first is None:
