@@ -216,11 +216,12 @@ class JointEquations(Protocol):
         ...
 
     def pulls(self, z: Tensor) -> Tensor:
-        """Return how far a frame misses the equations, and how to change it, (7, H, W).
+        """Return the errors of the equations for a frame, and how to change it, (7, H, W).
 
             0 to 3    changes of R, G, B and grey that reduce the errors of the equations
-            4, 5      present errors of the equations of the blurry frame, and of the spikes
-            6         by how much the spikes of the sharp instant are brighter than z
+            4         present error of the equations of the blurry frame
+            5         present error of the equations of the spikes
+            6         grey value that the spikes show at the sharp instant, minus that of z
 
         z: the present frame, (3, H, W).
         """
@@ -234,8 +235,9 @@ class MotionCurves(Protocol):
     exposures.
     """
 
-    # (B, 6, h, w): the curve along which each spike pixel moves, a polynomial of time. The six
-    # channels are its coefficients: x of c_1, y of c_1, x of c_2, y of c_2, x of c_3, y of c_3.
+    # (B, 6, h, w): the curve along which each spike pixel moves. At the time tau, the pixel is
+    # shifted by c_1 tau + c_2 tau^2 + c_3 tau^3, where each c has an x and a y. The six channels
+    # are x of c_1, y of c_1, x of c_2, y of c_2, x of c_3, y of c_3.
     @property
     def coefficients(self) -> Tensor: ...
 
@@ -286,8 +288,9 @@ class FrameRestorer(Protocol):
     def frames(self, reader: Any, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """Yield restored frames of a clip, each (K C, sH, sW) float32 on the CPU.
 
-        The frames come in the order of `wanted`, and none is left out, because the caller pairs
-        them with the names of the frames.
+        Each blurry frame, of H x W pixels, gives K sharp frames of C channels (e.g. 3), enlarged
+        by the factor s. The frames come in the order of `wanted`, and none is left out, because the
+        caller pairs them with the names of the frames.
 
         reader: a FrameReader.
         wanted: indices of the frames to restore, from 0.

@@ -5,8 +5,8 @@ shows this in files: /proc/meminfo has the memory of the host, and the files of 
 the limits. A control group is a set of processes whose memory Linux counts and limits together.
 `host_memory` reads all of these files, and returns the memory that is fullest.
 
-What must stay: a missing or strange file is skipped, and never ends a run, because each system has
-other files. Free to change: another source of a limit may be added.
+What must stay: a missing or strange file is skipped, and never ends a run, because these files
+differ from system to system. Free to change: another source of a limit may be added.
 
 Tests: tests/parts/utils/test_host_memory.py, with the files of a container and of an old Linux.
 """
@@ -110,7 +110,7 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
         folders = [inner, *inner.parents]
     else:
         # In a container, the line may have the path on the host. The container does not see this
-        # path.
+        # path, but sees the files of its own group in `root`.
         folders = [root]
 
     uses = []

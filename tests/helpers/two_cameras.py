@@ -101,7 +101,8 @@ def record(
         have shot noise and fixed patterns, too.
     rate: spikes per plane at full light.
     """
-    # The scene is larger than the frame, so that motion and matrix do not lead out of it.
+    # The scene has a margin around the frame. So the points that a camera sees lie within the
+    # scene, although the scene moves and the spike camera may see more than the frame.
     margin = max(rgb) // 3
     light = to_linear(texture(rng, (rgb[0] + 2 * margin, rgb[1] + 2 * margin)))
 
@@ -118,6 +119,7 @@ def record(
     # The strengths 0.1 and 0.03 were chosen by hand.
     imperfections = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
     camera = IntegrateAndFire(*spike, rate=rate, rng=rng, **imperfections)
+    # `to_rgb` maps a spike pixel to an RGB pixel. Then `matrix` maps the RGB pixel to the scene.
     spike_matrices = [matrix @ to_rgb for matrix in to_scene]
     # In most tests, a spike pixel is larger than a pixel of the scene. So the light of a spike
     # pixel is the mean of 3 x 3 points within it.

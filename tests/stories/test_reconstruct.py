@@ -151,6 +151,8 @@ def test_a_picture_without_colour_is_not_compared_in_colour(folders_of_methods, 
     has_colour = method == "exposure"
 
     is_compared_in_colour = "psnr" in scores_of_test2(folders_of_methods, method)["restored"]
+    # Only the protocol of a grey method has a line "colour". The line says that the frames are
+    # grey.
     says_that_it_is_grey = "colour" in read_metrics(folders_of_methods[method])["protocol"]
 
     assert is_compared_in_colour == has_colour
@@ -166,7 +168,7 @@ def test_the_results_name_the_method(folders_of_methods, method):
 def test_the_page_has_a_slider_for_each_clip(folders_of_methods, method):
     page = (folders_of_methods[method] / "report.html").read_text()
 
-    assert page.count('type="range"') == 3
+    assert page.count('type="range"') == 3  # there are three test clips
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -222,6 +224,7 @@ def test_a_test_on_other_frames_is_refused_in_the_table(home, folders_of_methods
 def test_a_folder_without_results_is_refused_in_the_table(home, folders_of_methods, capfd):
     assert compare_runs([str(folders_of_methods["tfp"]), str(home)]) == WRONG_DATA
 
+    # The message has a column of labels, 10 characters wide: "in" and 8 blanks.
     assert f"in        {home}" in capfd.readouterr().err
 
 

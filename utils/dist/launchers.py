@@ -160,8 +160,8 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
 
     Here RANK is the number of the node, and WORLD_SIZE is the number of nodes, not the number of
     ranks. The platform PAI-DLC uses the two names in this way. `node_launch.node_variables` reads
-    the result, and knows by NPROC_PER_NODE that the two names describe a node. E.g. for node 1 of 2
-    with 8 GPUs each:
+    the result. Because it finds NPROC_PER_NODE there, it takes RANK and WORLD_SIZE as numbers of
+    nodes. E.g. for node 1 of 2 with 8 GPUs each:
 
         RANK=1 WORLD_SIZE=2 NPROC_PER_NODE=8 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500
 
@@ -192,9 +192,9 @@ def _variables_of_node(row: PerNode, env: Env, gpu_count: int) -> dict[str, str]
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
-    # With one GPU on each of several nodes, this process is the only rank of its node:
+    # If each of several nodes has one GPU, this process is the only rank of its node. So it gets
     # LOCAL_RANK=0 (test_the_only_rank_of_a_node_takes_the_first_of_several_visible_gpus). A single
-    # node does not need it: WORLD_SIZE=1 already says that there is only one process.
+    # node needs no LOCAL_RANK, because WORLD_SIZE=1 already says that there is only one process.
     if row.nodes(env) != "1" and gpus == 1:
         variables["LOCAL_RANK"] = "0"
     return variables

@@ -60,7 +60,8 @@ def seal(key: str, text: str) -> str:
     With a job key, a proof and a blank stand in front of the text, e.g. '5f0c2a... {"beat": 512}'.
     Without a job key, the value is only the text.
     """
-    # The launcher puts the job key into the environment, and `utils_dist` reads it from there.
+    # The launcher puts the job key into the environment. `utils_dist` reads it into RUN.job_key as
+    # bytes. They are empty if there is no job key.
     if not RUN.job_key:
         return text
     return f"{_proof(key, text)} {text}"
@@ -128,6 +129,7 @@ def read_state(rank: int, value: str | bytes) -> State:
     table = _table(key, value)
     try:
         state: State = {}
+        # Each function below returns the value if type and range are right, and raises otherwise.
         for name in ("beat", "step", "syncs", "pid"):
             state[name] = _count(table[name])
         for name in ("age", "budget"):
@@ -142,7 +144,10 @@ def read_state(rank: int, value: str | bytes) -> State:
 
 
 def write_failure(failure: Failure) -> str:
-    """Return the value under "failure" for a failure. beats.FAILURE is the same key."""
+    """Return the value under "failure" for a failure.
+
+    The constant beats.FAILURE has the same text, "failure": change both together.
+    """
     return seal("failure", json.dumps(failure._asdict()))
 
 
@@ -150,6 +155,7 @@ def read_failure(value: str | bytes, world_size: int) -> Failure | None:
     """Return the failure that the store holds, or None if no rank has failed.
 
     value: what the store holds under "failure".
+    world_size: number of ranks of the run.
 
     Raises ForeignValueError if no rank of this run can have written the value. E.g. the value has
     exit code 0, with which an aborted run would look finished.

@@ -90,8 +90,8 @@ class Experiment:
     ) -> None:
         """Log a line, e.g. "Epoch: 1, Iter: 100, Loss: 0.0234, ...", and write its numbers.
 
-        The writers also get some numbers of each rank. Scripts read this line, so its form stays
-        (test_the_log_has_a_line_for_a_step).
+        Scripts read this log line, so its form stays (test_the_log_has_a_line_for_a_step). The
+        writers also get some numbers of each rank.
 
         progress: where the run stands.
         ranks: what each rank measured in the steps since the last line.
@@ -139,6 +139,7 @@ class Experiment:
         if pauses_s >= 1:  # a shorter pause would be shown as 0 seconds
             took += f" ({duration(pauses_s)} of it validation and saving)"
 
+        # counted(12000, "step", ",") is "12,000 steps".
         parts = [counted(values["steps"], "step", ","), f"mean loss {values['loss']:.4f}"]
         if speed:
             parts.append(f"{speed['it_per_s']:.3g} it/s")
@@ -183,7 +184,7 @@ class Experiment:
         self.health.judge_validation(scalars["val/psnr"])
 
         for clip, panels_of_clip in panels.items():
-            strip = comparison_strip(panels_of_clip)
+            strip = comparison_strip(panels_of_clip)  # the pictures side by side
             with best_effort("images of the validation"):
                 imwrite_rgb(self.folder / "images" / clip / f"{progress.step}.png", strip)
                 # Write the titles of the panels, because the report needs the titles to cut a strip

@@ -74,8 +74,9 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
             axis.text(0.5, 0.5, f"no {tag} yet", **style)
 
     # Put each legend where the curves rarely are. E.g. a loss falls, so the upper right of its
-    # panel is empty. By default matplotlib searches an empty place, which takes long with many
-    # entries.
+    # panel is empty. By default matplotlib searches an empty place, which takes long if the curves
+    # have many points. The learning rate needs no legend, because it is the only curve of a run in
+    # its panel.
     _draw_legend(loss, "upper right", is_one_run)
     _draw_legend(psnr, "center right", is_one_run)
     _draw_legend(speed, "center left", is_one_run)
@@ -87,8 +88,8 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
     means: list[float] = []
     for curve in _curves(histories, "train/loss"):
         mean, window = running_mean(curve.values)
-        # The window depends on the number of entries of a run. So the label of several runs does
-        # not tell the window.
+        # The window depends on the number of entries (points) of the curve. So the label of several
+        # runs does not tell the window.
         label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
         thin = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
         axis.plot(curve.steps, curve.values, **thin)
@@ -163,7 +164,7 @@ def _draw_speed(axis: Any, histories: Mapping[str, History]) -> None:
         dotted_style = {"color": colour, "linestyle": ":"}
         waits.plot(curve.steps, 100 * curve.values, **dotted_style)
         # The legend shows only the curves of the first axis. So draw an empty curve on the first
-        # axis, to give the data wait an entry in the legend.
+        # axis, to give the data wait a label in the legend.
         axis.plot([], [], label="data wait", **dotted_style)
 
 
@@ -172,8 +173,8 @@ def _draw_legend(axis: Any, place: str, is_one_run: bool) -> None:
 
     place: one of matplotlib's names of places, e.g. "upper right".
     is_one_run: whether the figure shows only one run. If it shows several runs, each run has its
-        own colour. A label, e.g. "restored", is then for the curves of all runs, so its line in the
-        legend is grey.
+        own colour, and a label, e.g. "restored", stands for one curve of each run. So the label's
+        line in the legend is grey.
     """
     lines, labels = axis.get_legend_handles_labels()
     line_of_label = {}
@@ -216,8 +217,8 @@ def encode(figure: Any, kind: str = "png") -> bytes:
     from matplotlib import rc_context
 
     image = io.BytesIO()
-    # Draw long curves in chunks of 10,000 entries. Without chunks, matplotlib refuses a curve of
-    # 300,000 entries as too complex.
+    # Draw long curves in chunks of 10,000 points. Without chunks, matplotlib refuses a curve of
+    # 300,000 points as too complex.
     with rc_context({"agg.path.chunksize": 10_000}):
         figure.savefig(image, dpi=100, format=kind)
     return image.getvalue()

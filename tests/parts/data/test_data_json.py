@@ -135,8 +135,8 @@ def test_brackets_in_texts_are_not_counted(tmp_path):
     #
     #     {"format": 1, "h": 8, "w": 12, "note": "[[\\[{[{[{...\"[[[..."}
     #
-    # In JSON, two backslashes mean one backslash, and a backslash before a quotation mark makes the
-    # mark a part of the text. So only the last quotation mark ends the text.
+    # In JSON, two backslashes mean one backslash. A backslash before a quotation mark makes the
+    # mark a part of the text. So only the last quotation mark ends the text of "note".
     note = "[[\\" + "[{" * 40 + '"' + "[" * 40
     (tmp_path / "dataset.json").write_text(json.dumps(INFO | {"note": note}))
 

@@ -956,16 +956,19 @@ def first_start(tmp_path_factory) -> FirstStart:
 
     ended = run_ranks(1, program, root, table)
 
+    # The program runs as one rank, so there is one exit code and one output.
     assert ended.exit_codes == [0], ended.text
     assert ended.stdout[0].startswith("[]"), ended.text  # no problems
     lines = table.read_text(errors="replace").splitlines()
     return FirstStart(root, [line for line in lines if str(root) in line])
 
 
-# The check asks once more for the state of a file that it opens again. Clips are compared by
-# content, so the first blurry picture and the first spike file of each of the two clips are opened
-# again: 2 pictures and 2 spike files. The first blurry and the first sharp picture of one clip are
-# decoded, so 2 more pictures are opened again.
+# The check asks once for the state of each file, and once more each time it opens the file again:
+#
+#     why it opens files again           which files                                       number
+#     clips are compared by content      first blurry picture and first spike file of      2 .png,
+#                                        each of the two clips                             2 .dat
+#     the first pictures are decoded     first blurry and first sharp picture of a clip    2 .png
 @pytest.mark.parametrize(("suffix", "opened_again"), [(".png", 4), (".dat", 2)])
 def test_a_first_start_asks_for_the_state_of_each_file_once(first_start, suffix, opened_again):
     files = list(first_start.root.rglob(f"*{suffix}"))

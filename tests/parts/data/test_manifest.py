@@ -637,7 +637,10 @@ LAST = "000052"
 
 
 def write_planes(root: Path, stem: str, planes: int) -> None:
-    """Replace a spike file of clip0 by one with this number of planes."""
+    """Replace a spike file of clip0 by one with this number of planes.
+
+    stem: the name of the file without ".dat", e.g. MIDDLE or LAST.
+    """
     path = clip_folder(root, "spike") / f"{stem}.dat"
     any_byte = b"\1"
     path.write_bytes(any_byte * (PLANE_BYTES * planes))
@@ -670,9 +673,9 @@ def test_the_last_file_of_a_clip_may_lack_interpolated_planes(root, interpolate,
     assert last == PLANES - missing
 
 
-# A file in the middle of a clip must have exactly PLANES planes. The last file may lack at most
-# `interpolate` - 1 planes, i.e. 7 for GoPro, where `interpolate` is 8. With 1, nothing is
-# interpolated, so no plane may be missing.
+# A file in the middle of a clip must have exactly PLANES (24) planes. The last file may lack at
+# most `interpolate` - 1 planes, i.e. 7 for GoPro, where `interpolate` is 8. If `interpolate` is 1,
+# nothing is interpolated, so no plane may be missing.
 @pytest.mark.parametrize(
     ("stem", "interpolate", "planes"),
     [

@@ -355,7 +355,7 @@ def test_the_check_refuses_a_calibration_for_frames_of_another_size(check, tmp_p
 # `camera_section` gives the options of a data set. `build_set` makes the data set from these
 # options. `build_dataset` makes a data set from options that a test has changed.
 
-# Keys of the section `spike` without the size of a plane.
+# Changes of the section `spike`: the height and width of a plane are left out.
 NO_SIZE: dict[str, Any] = {"h": None, "w": None}
 
 
@@ -404,7 +404,7 @@ def test_a_calibration_that_is_yet_to_be_found_says_no_size(home):
 def test_a_user_s_own_spikes_need_no_size_beside_a_calibration(home, tmp_path):
     files = ["--input", home / "rgb/test/c/blur", "--spike", home / "second/test/c/spike"]
     flags = ["--method", "exposure", f"spike.calibration={home / 'true.json'}", "spike.rate=1"]
-    by_frames = ["--save", "frames", "--output"]
+    by_frames = ["--save", "frames", "--output"]  # the path of the output follows below
 
     restore(*files, *flags, *by_frames, tmp_path / "without")
     restore(*files, *flags, "--spike-size", 30, 40, *by_frames, tmp_path / "with")
@@ -467,8 +467,8 @@ def test_a_user_s_own_files_are_restored_as_the_test_clip_of_the_option_file(
         *["--gt", home / "rgb/test/c/sharp"],
         *["--spike", home / "second/test/c/spike"],
     ]
-    # The option file has the same values for the spikes, and for the tiles: a frame is restored as
-    # a whole.
+    # These flags repeat the values of the option file. The tile 0,0 means that a frame is restored
+    # as a whole.
     spikes = [
         *["--spike-size", 30, 40],
         f"spike.calibration={home / 'true.json'}",

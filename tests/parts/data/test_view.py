@@ -1,7 +1,7 @@
 """data/motion/view.py: where spike pixels lie on the frame, and what they see of the frame.
 
-A view has the matrix from spike pixels to RGB pixels. In each of these tests but one, a spike pixel
-covers 2 x 2 RGB pixels.
+A view has the matrix from spike pixels to RGB pixels. A spike pixel covers 2 x 2 RGB pixels, except
+in test_a_point_that_is_mapped_there_and_back_is_where_it_was.
 """
 
 import json

@@ -72,6 +72,7 @@ def turned_camera(tmp_path_factory):
 def test_a_turned_camera_is_found_in_noise_with_blur(turned_camera):
     folder, _ = turned_camera
 
+    # error_px returns the mean and the largest error.
     _, largest = error_px(folder / "calibration.json", TRUTH, mirror="none")
 
     assert largest <= LIMIT_PX
@@ -82,7 +83,7 @@ def test_the_file_says_the_clock_with_the_sizes(turned_camera):
 
     found = load_calibration(folder / "calibration.json")
 
-    assert found.tick_hz == 20000
+    assert found.tick_hz == 20000  # the clock of the spike camera, in planes per second
     assert found.spike_size == list(PLANE)
     assert found.rgb_size == list(FRAME)
 
@@ -102,6 +103,8 @@ def test_a_picture_shows_both_cameras_one_above_the_other(turned_camera):
     assert imread_rgb(folder / "calibration_overlay.png").shape == (2 * FRAME[0], FRAME[1], 3)
 
 
+# The folder already has calibration.json and calibration_overlay.png. "file" would overwrite the
+# first of them, and "picture" would overwrite the second.
 @pytest.mark.parametrize(
     "flags",
     [

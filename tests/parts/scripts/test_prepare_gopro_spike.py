@@ -245,6 +245,7 @@ def test_the_spikes_around_the_plane_of_the_sharp_frame_show_the_sharp_frame(wit
     path = with_instants / "GOPRO_Large_spike_seq/train/GOPR0002_05_00/spike/000001.dat"
     spikes = read_spikes(path, SpikeGeometry(height=16, width=16))
 
+    # "tfp" is the firing rate of each pixel, here in the planes 4 to 28, divided by 0.9.
     seen = represent("tfp", spikes, center=16, half_window=12, rate=0.9)[0]
 
     light = light_of(sharp, side=16)
@@ -274,6 +275,7 @@ def test_the_check_of_data_finds_the_instants(with_instants):
 
 
 def test_a_folder_made_with_instants_is_refused_without_them(raw_once, with_instants, capsys):
+    # Exit code 3 means wrong data.
     assert prepare("--source", raw_once, "--out", with_instants, "--rate", 0.9) == 3
 
     assert "made with other settings: instants" in capsys.readouterr().err

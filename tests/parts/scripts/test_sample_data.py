@@ -107,13 +107,14 @@ def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, spike):
     command = ["--opt", str(options), "--weights", weights, "--output", str(out)]
     assert main_test_vrt.main([*command, "netG.fusion=none"]) == 0
 
-    # The strip of a frame has five pictures side by side.
+    # The strip of a frame has five pictures side by side. `panels_of` cuts it: title -> picture.
     (first_strip,) = (out / "strips").rglob("000000.png")
     strip = imread_rgb(first_strip)
     panels = panels_of(strip, ["blurry", "spikes", "restored", "sharp", "error x5"])
     spikes = panels["spikes"][..., 0].astype(float)
     sharp = panels["sharp"][..., 0].astype(float)
-    # The image of the spikes must not be mostly white, and must not be flat.
+    # The image of the spikes must not be mostly white (values above 230 of 255), and must not be
+    # flat. The limits were chosen by hand.
     assert (spikes > 230).mean() < 0.3
     assert spikes.std() > 25
     assert correlation(spikes, sharp) > 0.8
@@ -142,6 +143,7 @@ def grey(frames):
 
 
 def test_the_gopro_layout_is_read(clip_for_testing):
+    # A spike plane has 64 x 64 pixels. The data set enlarges it to the size of the frames.
     assert clip_for_testing["lq"].shape == (2, 3, 128, 128)
     assert clip_for_testing["spike"].shape == (2, 1, 128, 128)
 
@@ -174,8 +176,8 @@ def test_the_spikes_are_upright_at_the_sharp_moment(clip_for_testing):
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
-    # The camera moves along another path in a clip of one frame than in a longer clip. So `sample`
-    # cannot be compared here.
+    # `sample` has clips of two frames. In a clip of one frame, the camera moves along a different
+    # path, so its files differ from those of `sample`. So compare three sets of one frame.
     short = smaller(frames=1, train=1)
     make_sample(tmp_path / "one", short, seed=0)
     make_sample(tmp_path / "same", short, seed=0)
@@ -194,9 +196,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
 
 @pytest.fixture(scope="module")
 def with_instants(sample, tmp_path_factory):
-    """Give a set with five sharp instants of each frame, and the arguments that added the instants.
+    """Give a set in which each frame has five sharp instants, and the arguments of the command.
 
-    No test changes it.
+    The command with these arguments has added the instants. No test changes the set.
     """
     root = tmp_path_factory.mktemp("instants") / "sample"
     shutil.copytree(sample, root)
