@@ -98,8 +98,8 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #                                     weights file (its netG.fusion is "motion")
 #
 #     reader    an object that reads one clip, frame by frame: a `ClipReader` (utils/contract.py)
-#     Job       a record of what a test does: the method, the readers of the clips, the folder of
-#               the results, and which results are saved (models/restore/job.py)
+#     Job       a record of what one command does: the method, the readers of the clips, the folder
+#               of the results, and which results are saved (models/restore/job.py)
 #
 # How one command passes through the program, if the film clip.mp4 has 14 frames:
 #
@@ -119,15 +119,17 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #
 # 3. `job_on_own_clips` reads the weights, opens the clips, and returns the `Job`. It calls
 #
-#     read_saved              reads motion.pth: a `SavedNetwork`, with its weights and options
-#     spikes_for_network      the section `spike` of the training, changed by the command line:
+#     read_saved              reads motion.pth, and returns a `SavedNetwork`: weights and options
+#     spikes_for_network      returns the section `spike` with which the network was trained, with
+#                             the values of the command line in place:
 #                             {"type": "dat", "h": 250, "w": 400, "calibration": "auto", ...}
-#     network_for_own_clips   the network in tiles: a `NetworkMethod`
-#     with_improvement        the method: a `LearnedMotion`, which improves the frames of the
-#                             `NetworkMethod` by the learned steps of motion.pth
-#     clips_with_frames       opens clip.mp4 and clip.dat: one reader, whose `frame(0)` returns the
-#                             first frame and its spikes. With calibration "auto", it also finds
-#                             where the spike pixels lie on the frames
+#     network_for_own_clips   returns a `NetworkMethod`, which restores a clip in tiles
+#     with_improvement        returns the method, a `LearnedMotion`. It takes the frames of the
+#                             `NetworkMethod`, and improves them by the learned steps of motion.pth
+#     clips_with_frames       opens clip.mp4 and clip.dat, and returns one reader. `frame(0)` of the
+#                             reader returns the first frame and its spikes. With calibration
+#                             "auto", clips_with_frames also finds where the spike pixels lie on the
+#                             frames
 #
 # 4. `restore_clips` (models/restore/run_job.py) restores the 14 frames by the method. It calls
 #
@@ -153,15 +155,15 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 #    out/table.txt and out/report.html.
 #
 # Other commands differ as follows. If --input is a folder of images, e.g. street, the frames are
-# saved: out/street/000000.png. With --method, a formula or the joint solution is the method of the
-# job. With --opt and without --input, `job_on_test_set` makes the job.
+# saved as images: out/street/000000.png. With --method, a formula or the joint solution is the
+# method of the job. With --opt and without --input, `job_on_test_set` makes the job.
 #
 # What must stay, and which test notices:
 #
 #     the restored frames and the scores
 #         test_the_numbers_equal_the_numbers_of_a_restoration_by_hand
-#     the keys of `Job.reading_options`, because a test continues an earlier test only with the same
-#     settings
+#     the keys of `Job.reading_options`, because a repeated command continues an earlier restoration
+#     only with the same settings
 #         test_results_of_other_settings_are_not_taken_over
 #     every refusal comes before the first frame is restored
 #         test_bad_input_ends_with_one_message
@@ -173,7 +175,7 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 def main(argv: list[str]) -> int:
     """Restore and score what the command line asks for.
 
-    Every rank (process of the test) runs this function. If one rank has an error within
+    Every rank (process of the restoration) runs this function. If one rank has an error within
     `all_ranks_or_none`, all ranks end, with one message. So every rank must enter these blocks, and
     a new refusal belongs inside a block, before the first frame is restored.
 
@@ -200,7 +202,7 @@ def main(argv: list[str]) -> int:
                 has_lpips=bool(request.results.lpips),
             )
             opt = read_options(request.opt, request.overrides)
-        # Join the ranks. The test ends if the digest, a checksum of all options, differs between
+        # Join the ranks. The program ends if the digest, a checksum of all options, differs between
         # two ranks. `budgets` are the time limits of a rank. `checks_folder` holds the data checks
         # of earlier runs.
         if opt is None:
@@ -257,7 +259,7 @@ class OwnRestoration(NamedTuple):
 
     method: Method
     clips: Sequence[ClipReader]
-    frames_note: str  # which of their frames are restored, in words for the report
+    frames_note: str  # which frames of the clips are restored, in words for the report
     # The section `spike`, by which the spikes are read, as a dict. None without spikes.
     spike_options: dict[str, Any] | None
 
@@ -300,8 +302,8 @@ def job_on_own_clips(
         lpips=results.lpips,  # files of the weights of LPIPS. () leaves LPIPS out
         overwrite=results.overwrite,
         title=title,
-        expected=len(clips),  # number of clips of a complete test
-        # A repeated command continues the earlier test only if these options are the same.
+        expected=len(clips),  # clips of a complete restoration
+        # A repeated command continues the earlier restoration only if these options are the same.
         reading_options={"spike": own.spike_options},
         frames_note=own.frames_note,
     )
@@ -438,8 +440,8 @@ def job_on_test_set(opt: Options, request: TestRequest, chosen: ChosenMethod) ->
         lpips=results.lpips,  # files of the weights of LPIPS. () leaves LPIPS out
         overwrite=results.overwrite,
         title=title_of_test(opt, request, chosen),
-        expected=count_of_expected_clips(dataset, clips),  # number of clips of a complete test
-        # A repeated command continues the earlier test only if these options are the same.
+        expected=count_of_expected_clips(dataset, clips),  # clips of a complete restoration
+        # A repeated command continues the earlier restoration only if these options are the same.
         reading_options={
             "datasets.test": keys_of_scores(section),
             "train.manual_seed": opt.train.manual_seed,
@@ -518,8 +520,8 @@ def folder_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> 
 def title_of_test(opt: Options, request: TestRequest, chosen: ChosenMethod) -> str:
     """Return the title of the report, e.g. "Test of tfp on the test set of 000_sample".
 
-    If a network restores, the title is "Test of joint" with --method joint, and otherwise e.g.
-    "Test of 000_sample", with the name of the run.
+    If a network restores, the title is "Test of joint" with --method joint. Without --method, the
+    title has the name of the run, e.g. "Test of 000_sample".
     """
     if chosen.formula is not None:
         return f"Test of {request.method_name} on the test set of {opt.task}"
@@ -541,7 +543,7 @@ def outputs_of(
     """
     return Outputs(
         folder,
-        save=tuple(sorted(forms)),  # sorted, because a continued test compares them
+        save=tuple(sorted(forms)),  # sorted, because a continued restoration compares them
         fps=fps,
         instants=method.instants,
         metric=metric,
@@ -554,9 +556,10 @@ def with_improvement(
 ) -> Method:
     """Return `first_method`, or a method that improves the frames of `first_method`.
 
-    If --method joint asks for it, the method is the joint solution. Otherwise it is the learned
-    steps, if the network has the fusion "motion" (its option netG.fusion). In all other cases, the
-    result is the object `first_method` itself. `method_on_test_set` relies on this.
+    With --method joint, the result is the joint solution. Without --method joint, the result is the
+    learned steps if the network has the fusion "motion" (its option netG.fusion). In all other
+    cases, the result is the object `first_method` itself. `method_on_test_set` relies on the
+    identity of this object.
 
     first_method: a formula or a network.
     joint: the options of the joint solution, or None without --method joint.

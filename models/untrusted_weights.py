@@ -22,7 +22,7 @@ from utils.errors import CheckpointError
 
 
 def refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
-    """Raise CheckpointError for sparse or quantized tensors, and tensors of another device."""
+    """Raise CheckpointError for a tensor that is sparse, quantized or not on the CPU."""
     for name, tensor in weights.items():
         is_dense = tensor.layout is torch.strided
         if not is_dense or tensor.is_quantized or tensor.device.type != "cpu":
@@ -92,7 +92,8 @@ def refuse_larger(
         embed_dims    a layer of n features has n x n weights       max(embed_dims)^2 numbers
         window_size   a window of n tokens has a table of n x n     prod(window_size)^2 numbers
         a number      no number in the options is larger than the   max(all options) numbers
-                      number of weights
+                      number of weights: options are small, e.g.
+                      256, and a network has more weights
 
     netG: the options of the network, from the file.
     spike_channels: the number of spike channels, also from the file.
@@ -109,8 +110,8 @@ def refuse_larger(
     # If the options lack depths or embed_dims, the key counts 0. A missing window_size counts 1,
     # the empty product.
     widest = max(embed_dims, default=0)
-    # The product of floats that is too large for a float is inf, without an error. A power of a
-    # float would raise OverflowError, so the squares below are products, too.
+    # If a product of floats is too large for a float, the result is inf, without an error. A power
+    # that is too large would raise OverflowError, so the squares below are products, too.
     window_tokens = math.prod(window_size, start=1.0)
     largest = max(all_options, default=0)
     rules = (

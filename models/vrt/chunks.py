@@ -44,20 +44,10 @@ class InChunks(torch.autograd.Function):
     Call `InChunks.apply(x, work, *weights)` without autocast. The weights have the order of
     work.names. Each weight is an argument, because autograd finds no tensors within other objects.
 
-    What happens to a chunk (`take` and `put` read and write some tokens of a tensor, rows.py):
-
-        forward     1. x         take          ->  tokens of the chunk
-                    2. tokens    work.hidden   ->  y, h
-                    3. y, h      y + fc2(h)    ->  put into out
-
-        backward    1. x                     take, work.hidden  ->  y, h, with a graph
-                    2. grad                  by hand            ->  gradients of y, h and fc2
-                    3. gradients of y and h  autograd           ->  gradients of all other weights,
-                                                                    and of the tokens: put into
-                                                                    grad_x
-
     Names:
 
+        tape                   stores results of the attention in forward, so that backward need not
+                               compute them again
         fc2                    the last linear layer of the MLP. It is computed here, the rest of
                                the layer by work.hidden
         y                      the residual. None for a GatedMlp, which has no residual
@@ -70,10 +60,22 @@ class InChunks(torch.autograd.Function):
         factors                two factors of stochastic depth, one for the attention and one for
                                the MLP. fc2(h) is multiplied by the factor of the MLP
 
-    A chunk has three index tensors (chunk.py). E.g. a window with the token 6, padding, and the
-    tokens 0 and 1:
+    What happens to a chunk (`take` and `put` read and write some tokens of a tensor, rows.py):
 
-        rows      6 0 0 1    (4,): the tokens to read. At padding, token 0 is read instead
+        forward     1. x         take          ->  tokens of the chunk
+                    2. tokens    work.hidden   ->  y, h
+                    3. y, h      y + fc2(h)    ->  put into out
+
+        backward    1. x                     take, work.hidden  ->  y, h, with a graph
+                    2. grad                  by hand            ->  gradients of y, h and fc2
+                    3. gradients of y and h  autograd           ->  gradients of all other weights,
+                                                                    and of the tokens: put into
+                                                                    grad_x
+
+    A chunk has three index tensors (chunk.py). E.g. a window of four places holds token 6, padding,
+    token 0 and token 1:
+
+        rows      6 0 0 1    (4,): the tokens to read. Token 0 is read in the place of the padding
         results   6   0 1    (3,): the tokens to write
         kept      0   2 3    (3,): the positions of the results among the rows, for backward
 
@@ -139,10 +141,10 @@ class InChunks(torch.autograd.Function):
         recorded = others[number_of_weights:]
         weights = dict(zip(work.names, saved_weights, strict=True))
         tape = tape_of_backward(work.has_own_attention, recorded=recorded)
-        # The gradient of a weight is the sum over all chunks: name -> sum so far.
         # needs_input_grad has one entry for each argument of forward: 0 is x, 1 is work, and the
         # entries from 2 on are the weights.
         needs_gradient = ctx.needs_input_grad[2:]
+        # Name of a weight -> its gradient, summed over the chunks so far.
         sums = _zeros_for_gradients(weights, needs_gradient)
 
         # Step 2 computes the gradients of fc2 and its bias by hand. Autograd computes the gradients

@@ -102,8 +102,8 @@ def _deform_conv_by_sampling(
 
     # The convolution is a matrix product for each weight group. A weight group reads c/k channels
     # with nine taps each, and makes c'/k channels. All n images use the same matrices
-    # (broadcasting). Both tensors are float32 (float64 in a float64 network), and under autocast @
-    # converts both.
+    # (broadcasting). `matrices` and `columns` are float32 (float64 in a float64 network). Under
+    # autocast, @ converts them to the dtype of autocast.
     weight_groups = c // weight.shape[1]  # k
     outputs_of_group = len(weight) // weight_groups  # c'/k
     matrices = weight.view(weight_groups, outputs_of_group, -1)  # (k, c'/k, 9 c/k)
@@ -167,8 +167,8 @@ def _sampling_grid(offset: Tensor, groups: int) -> Tensor:
 # maxsize: 32 results, because training and validation together have a few sizes of frames, each at
 # four scales.
 # inference_mode(False): the first call may come from inference mode, and a training may get its
-# result from the cache. torch cannot save a tensor that was made in inference mode for backward
-# (test_a_network_first_used_in_inference_mode_still_trains).
+# result from the cache. If a tensor was made in inference mode, autograd cannot save it for
+# backward (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)
 def _tap_positions(

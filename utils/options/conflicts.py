@@ -52,8 +52,8 @@ def refuse_static_graph(
     DDP is torch's DistributedDataParallel, which adds up the gradients of the ranks. With a static
     graph, DDP assumes that every later step uses the same parameters as the first step.
 
-    global_batch_size: the option that accumulation_steps was computed from. None: the user has
-        written accumulation_steps, or its default counts.
+    global_batch_size: the option from which accumulation_steps was computed. None if
+        accumulation_steps is the user's own value or its default.
     """
     if not use_static_graph:
         return

@@ -216,10 +216,9 @@ class Registry:
         model = self.model(name)
         _drop_gone_keys(values, model)
 
-        # Resolve the nested parts first, because the model of this section does not check them:
-        # `values` then has typed sections in their places. All errors are collected, so that a user
-        # can correct them at once
-        # (test_the_problems_of_a_file_are_named_at_once).
+        # Resolve the nested parts first, and put their typed sections in their places in `values`.
+        # The model of this section does not check nested parts. All errors are collected, so that a
+        # user can correct them at once (test_the_problems_of_a_file_are_named_at_once).
         errors = _resolve_nested_parts(values, model, where)
         # Then this section. Its own errors come before the errors of its nested parts.
         try:
@@ -269,9 +268,9 @@ class Registry:
 
         section: the values of the section, or only the name of the part
         where: dotted key of the section, for errors
-        given: values that the program knows and the option file does not, e.g. spike_channels=2. If
-            a part was registered with the name of a value in `given`, it gets the value. Other
-            values are left out, so a caller can offer the same values to all parts of a kind
+        given: values that the program knows and the option file does not, e.g. spike_channels=2. A
+            part gets only the values whose names it was registered with, `register(given=...)`. So
+            a caller can pass the same values to all parts of a kind
             (test_a_part_gets_only_the_values_of_the_code_that_it_takes)
         """
         options = self.resolve(section, where)
@@ -283,8 +282,9 @@ class Registry:
             if key in type(options).model_fields:
                 arguments[key] = getattr(options, key)
             else:
-                # The parameter `section` of `def __init__(self, section: Crops)` is no option key.
-                # It gets the object with all options of the part, e.g. `gt_size`, a key of Crops.
+                # A parameter that is no option key gets all options of the part in one object.
+                # E.g. `section` of `def __init__(self, section: Crops)`, where the class Crops
+                # holds the options of the part, such as `gt_size`.
                 arguments[key] = options
         # The parameters whose values come from the program.
         for key, value in given.items():
@@ -304,7 +304,7 @@ class Registry:
         name: name of the part
         """
         part = self._parts[name]
-        # A class has the annotations of its __init__.
+        # get_type_hints of a class gives the types of its attributes. So ask its __init__.
         function = part.constructor
         if inspect.isclass(function):
             function = function.__init__

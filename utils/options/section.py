@@ -267,6 +267,7 @@ def _failed_key(
     #     depth 1   "G_optimizer_betas" is not a section, so it is the key of the section "train"
     names = [str(name) for name in loc]
     depth = 0  # number of sections on the path
+    # The last name is always the key. It may name a section, e.g. "train" with a number as value.
     while depth < len(names) - 1:
         inner = _section_type(model, names[depth])
         if inner is None:

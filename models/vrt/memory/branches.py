@@ -1,4 +1,4 @@
-"""The branches that backward may recompute: what each saves in memory, and what work it takes.
+"""The branches that backward may recompute: the bytes that autograd saves, and the work.
 
 A branch is the attention or the MLP of a block, or the MLP at the end of a stage (Stage.pa_fuse).
 Its owner, the block or the MLP, has a flag for the branch:
@@ -94,7 +94,7 @@ def _kind(owner: Any, x: Tensor) -> tuple[Any, ...]:
     """
     kind: tuple[Any, ...] = (type(owner), tuple(x.shape), x.dtype)
     if isinstance(owner, Block):
-        # The shift counts, because only a block with a shift has masks.
+        # The shift decides which windows have a mask. A block without a shift has no masks.
         shift = owner.shift if any(owner.shift) else None
         kind += (owner.window, shift, owner.attn.mutual, owner.attn.heads)
     return kind
@@ -120,7 +120,8 @@ def _measure_flags(net: nn.Module, owner: Any, x: Tensor) -> list[int]:
         setattr(owner, flag, True)
     bytes_of_flags = []
     for before, after in pairwise(totals):
-        # Take at least 0, because a branch may save less memory if it is not recomputed.
+        # Take at least 0, because autograd may save fewer bytes for a branch that is not
+        # recomputed.
         bytes_of_flags.append(max(0, after - before))
     return bytes_of_flags
 
@@ -133,7 +134,7 @@ def _bytes_of_forward(net: nn.Module, module: nn.Module, x: Tensor) -> int:
 
 
 def _flops_of_mlp(mlp: GatedMlp, x: Tensor) -> list[float]:
-    """Return the operations of the MLP at the end of a stage, in a list as in GatedMlp.FLAGS."""
+    """Return a list of one number, as in GatedMlp.FLAGS: the operations of the MLP of a stage."""
     tokens = x.numel() / x.shape[-1]
     weight_count = sum(weight.numel() for weight in mlp.weights().values())
     return [2.0 * tokens * weight_count]  # a multiplication and an addition for each weight
