@@ -54,8 +54,9 @@ from utils.run import figures, history, report
 #     runs       name of a run (or test) in the output -> its path
 #     history    name of a scalar, e.g. "train/loss" -> its entries (step, value)
 
-# Scalar: PSNR of the blurry frames at the same validation. models/restore/validation.py and
-# utils/run/experiment.py write this name, so change all three files.
+# Name of the scalar with the PSNR of the blurry frames. Each validation writes this scalar beside
+# RESTORED_PSNR, the PSNR of the restored frames. models/restore/validation.py and
+# utils/run/experiment.py have the same name, so change all three files.
 BLURRY_PSNR = "val/psnr_input"
 LINE_WIDTH = 100  # characters in a line of a table
 
@@ -76,7 +77,8 @@ def main(argv: list[str]) -> int:
         return 0
 
     # Either all paths must be training runs, or all must be tests. Only the folder of a test has
-    # the file METRICS_FILE (metrics.json).
+    # the file METRICS_FILE (metrics.json). If no path is a run, all paths are tests. If every path
+    # is a run, none is a test.
     runs_among_paths = [str(path) for path in args.runs if not (path / METRICS_FILE).is_file()]
     are_tests = len(runs_among_paths) == 0
     are_runs = len(runs_among_paths) == len(args.runs)
@@ -213,9 +215,10 @@ def chosen_scalars(
 
 
 def check_gain(run: Path, at_least: float) -> int:
-    """Print the gain of the last validation over its input. Return the exit code.
+    """Print how many dB a run gains over the blurry frames. Return the exit code.
 
-    The code is 0 if the gain is `at_least` dB or more, else 1.
+    The gain is PSNR of the restored frames - PSNR of the blurry frames, at the last validation. The
+    exit code is 0 if the gain is `at_least` dB or more, else 1.
     """
     scalars = history.read_history(run)
     if not scalars.get(RESTORED_PSNR) or not scalars.get(BLURRY_PSNR):

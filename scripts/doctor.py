@@ -37,8 +37,8 @@ from utils.words import counted
 # scripts/parts/doctor/doctor_checks.py has the checks of host, ranks and training, and
 # scripts/parts/doctor/doctor_failures.py explains logs. This file has only the command, and --data.
 #
-# What must stay: the exit codes. The text above promises them, and scripts of users depend on them
-# (test_the_doctor_reads_a_log_from_the_command_line).
+# What must stay: the exit codes. The text of --help promises the exit codes, and scripts of users
+# depend on them (test_the_doctor_reads_a_log_from_the_command_line).
 # Free to change: the texts, except where tests/parts/scripts/test_doctor.py and
 # tests/parts/data/test_manifest.py quote them.
 
@@ -94,8 +94,8 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
 
     tests/parts/data/test_manifest.py calls this function for damaged data, and compares the output.
 
-    decode: whether to decode whole images. This takes long. Otherwise only the header and the end
-        of each file are read.
+    decode: True: decode whole images, which takes long. False: read only the header and the end of
+        each file.
     """
     from data.clips.manifest import raise_problems
     from data.select_dataset import refuse_wrong_purpose

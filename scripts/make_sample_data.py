@@ -57,11 +57,11 @@ from utils.random_streams import published_stream
 #
 # The scene is in scripts/parts/make_sample_data/sample_layers.py.
 #
-# What must stay: the same seed gives the same files bit for bit, because tests and the published
-# figures use them. So every constant of the scene must stay, and so must the order in which random
-# numbers are drawn. test_the_same_seed_gives_the_same_bytes_and_another_seed_others makes a set
-# twice, so it does not notice a changed constant. A set that somebody has changed is never replaced
-# (test_a_changed_set_is_refused).
+# What must stay: the same seed gives the same files bit for bit, because tests and published
+# results use the files. So every constant of the scene must stay, and so must the order in which
+# random numbers are drawn. test_the_same_seed_gives_the_same_bytes_and_another_seed_others makes a
+# set twice, so it does not notice a changed constant. A set that somebody has changed is never
+# replaced (test_a_changed_set_is_refused).
 # Free to change: printed texts. If the files must change, add 1 to `SetPlan.version`: then
 # `make_sample` replaces the older sets.
 

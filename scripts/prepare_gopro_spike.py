@@ -257,8 +257,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     command = parser.parse_args(arguments)
     command.recipe = read_recipe(command)
-    # A flag may be without effect and have a wrong value. Then the error says that the flag has no
-    # effect, because this check comes first.
+    # Look for flags without effect first. If such a flag also has a wrong value, the error must say
+    # that the flag has no effect.
     refuse_without_effect(command)
     refuse_numbers(command)
     return command

@@ -127,7 +127,7 @@ def request_of(command: argparse.Namespace) -> "TestRequest":
 def read_weights(path: Path) -> tuple["SavedNetwork", Any]:
     """Return the network of a weights file, and its fusion "motion", a torch module.
 
-    Raises OptionError if the network has another fusion.
+    Raises OptionError if the fusion of the network is not "motion".
     """
     from models.fusion.fusion_motion import motion_of
     from models.portable import read_saved
@@ -168,8 +168,8 @@ def page(name: str, sections: list[Section], about: dict[str, str]) -> str:
     """Return the HTML page. name: name of the clip. about: the table at the top of the page."""
     from data.motion.drawing import LEGEND
 
-    # The template shows chapters: (title, rows), where a row is (title, pictures). Here a chapter
-    # has one row, without a title.
+    # `chapters` is what the template calls `sections`: a list of (title, rows), where a row is
+    # (title, pictures). Here each frame has one row, without a title.
     chapters = []
     for section in sections:
         row = ("", section.pictures)
@@ -179,8 +179,8 @@ def page(name: str, sections: list[Section], about: dict[str, str]) -> str:
         title=f"Motion of {name}",
         verdict="Colours show where each pixel goes within the exposure. Grey lines cover motion "
         "that was not trusted.",
-        verdict_class="none",
-        numbers=LEGEND,
+        verdict_class="none",  # grey: neither right nor wrong
+        numbers=LEGEND,  # the text below the verdict. Here it explains the colours
         about=about,
         sections=chapters,
     )
@@ -240,6 +240,8 @@ def section_of(name: str, blurry: np.ndarray, motion: "Motion") -> Section:
     from data.motion.drawing import pictures_of
 
     pictures = [Picture("blurry", np.rint(255 * blurry).astype(np.uint8))]
+    # The template reads caption and image. A picture of `pictures_of` also has a name, which the
+    # page does not show.
     for picture in pictures_of(motion):
         pictures.append(Picture(picture.caption, picture.image))
     return Section(name, pictures)

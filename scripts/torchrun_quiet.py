@@ -209,8 +209,8 @@ def run_ranks(args: Namespace) -> int:
             # No rank wrote a code: a rank was killed before it could write, or a signal ended the
             # launcher.
             if isinstance(e, SignalException):
-                # A shell gives a program that a signal has ended the code 128 + number of the
-                # signal. So do the same.
+                # If a signal ends a program, a shell reports the code 128 + number of the signal.
+                # So return the same code.
                 return 128 + e.sigval
             print(e, file=sys.stderr)
             return 1

@@ -22,7 +22,8 @@ from utils.run.progress import QUIET_S, open_progress
 
 T = TypeVar("T")
 
-# Exit codes. Shells give a program that a signal has ended the code 128 + number of the signal.
+# Exit codes. If a signal ends a program, the shell reports the code 128 + number of the signal. The
+# scripts end with the same codes.
 INTERRUPTED = 128 + signal.SIGINT  # 130
 # 141. Python ignores SIGPIPE and raises BrokenPipeError, so the script must give the code itself.
 READER_GONE = 128 + signal.SIGPIPE
@@ -88,8 +89,8 @@ def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
         return INTERRUPTED
     finally:
         # Write what is still in the buffer. If nobody reads the pipe any more, flush raises
-        # BrokenPipeError. This error then replaces the exit code or the error from above, and `run`
-        # catches it. Without flush, Python would write the buffer only after `run` has ended.
+        # BrokenPipeError. `run` catches the BrokenPipeError, which replaces the exit code or the
+        # error from above. Without flush, Python would write the buffer only after `run` has ended.
         sys.stdout.flush()
 
 
@@ -124,6 +125,7 @@ def show_progress(
     quiet_s: seconds before the first line. A script that ends earlier prints no line.
     """
     say = functools.partial(print, flush=True)  # at once, also into a pipe or a file
+    # is_kept: the finished bar stays on the screen.
     return open_progress("bar", total, name, unit, say=say, quiet_s=quiet_s, is_kept=True)
 
 

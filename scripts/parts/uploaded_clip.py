@@ -308,6 +308,7 @@ def as_uploaded(text: str, folder: Path) -> str:
 
     E.g. "<folder>/clip/blur/a.mp4" -> "blur/a.mp4". So messages do not show paths of the machine.
     """
-    # First the longer path "<folder>/clip/". If "<folder>/" were removed first, "clip/" would stay.
+    # Remove the longer path "<folder>/clip/" first. If "<folder>/" were removed first, "clip/"
+    # would stay.
     without_clip_folder = text.replace(f"{folder / 'clip'}/", "")
     return without_clip_folder.replace(f"{folder}/", "")

@@ -57,8 +57,8 @@ def find_time(
     search: largest offset that is searched, in planes.
     where: the files, for errors.
     """
-    # `mirror_views` below mirrors the views. So take the matrix of a copy of the calibration that
-    # does not mirror. Otherwise the views would be mirrored twice.
+    # `mirror_views` below mirrors the views, so the matrix must not mirror them once more. Take the
+    # matrix of a copy of the calibration whose `mirror` is "none".
     matrix = calibration.model_copy(update={"mirror": "none"}).to_rgb()
     result = fit(
         mirror_views(views, calibration.mirror),

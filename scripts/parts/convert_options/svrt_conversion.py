@@ -90,9 +90,8 @@ class Conversion:
         """Set our option `new`, and report that the key `old` of S-VRT became this option.
 
         new: our key. value: its value.
-        old: the key of S-VRT. The caller must have removed the key by `take(old)`. Otherwise the
-            key would stay among the options. None means that the key keeps its name, and only its
-            value changes.
+        old: the key of S-VRT. Call `take(old)` first, because `set_ours` does not remove the key.
+            None means that the key keeps its name, and only its value changes.
         note: text of the report, if it says more than "new = value"
         """
         self.values[new] = value

@@ -16,10 +16,14 @@ from utils.errors import OptionError
 from utils.secrets import KEY
 
 # Keys of S-VRT that are always left out, also without --drop: pattern -> the reason, for the
-# report. A pattern must match the whole key of an option or of a section. E.g. the first pattern
-# matches `use_swanlab` and `train.logfire`, and the second pattern matches each key with the name
-# of a secret, such as `logging.wandb_api_key`. Add only keys that change no result: a key that
-# changes a result must be a problem, so that the user decides.
+# report. A pattern must match the whole key of an option or of a section. The first two patterns:
+#
+#     (.*\.)?(use_)?(swanlab|logfire)(_.*)?    `swanlab`, `use_swanlab`, `train.logfire_token`
+#     .*KEY.pattern                            `logging.wandb_api_key`: KEY matches "_api_key", the
+#                                              name of a secret, and .* matches what is before it
+#
+# Add only keys that change no result. A key that changes a result must be a problem, so that the
+# user decides.
 DROPPED_UNASKED = {
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & "
     "Biases; nothing is copied",
@@ -34,8 +38,8 @@ DROPPED_UNASKED = {
 def drop_without_counterpart(conversion: Conversion) -> None:
     """Leave out the options and sections that DROPPED_UNASKED names, and report each of them."""
     for key in list(conversion.values):  # a copy, because `drop` removes keys
-        # A pattern may match a section around the key. Then `drop` removes the whole section. The
-        # other keys of this section come later in the loop, and then `drop` does nothing.
+        # If a pattern matches a section around the key, `drop` removes the whole section. For the
+        # other keys of this section, which come later in the loop, `drop` does nothing.
         for section_or_key in prefixes(key):
             why = _why_dropped(section_or_key)
             if why is not None:

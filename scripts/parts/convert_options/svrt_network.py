@@ -6,6 +6,9 @@
 What must stay: an option without a counterpart is a problem. It is never left out without a message
 (test_the_problems_of_a_file_are_named_at_once).
 Free to change: which ways to join have a counterpart.
+
+The options are in a `Conversion` (svrt_conversion.py). `has` asks for a key or section of S-VRT,
+`take` removes and returns it, `drop` removes and reports it, and `set_ours` sets a key of ours.
 """
 
 from scripts.parts.convert_options.svrt_conversion import SPLITS, Conversion, Problem
@@ -13,6 +16,7 @@ from scripts.parts.convert_options.svrt_conversion import SPLITS, Conversion, Pr
 
 def convert_network(conversion: Conversion) -> None:
     """Convert the way in which RGB and spikes are joined, and the optical flow network."""
+    # Without spikes, netG.in_chans stays, because it then says the number of channels of a frame.
     if conversion.has("datasets.train.spike"):
         conversion.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
 
@@ -41,8 +45,8 @@ def convert_optical_flow(conversion: Conversion) -> None:
     """
     key = "netG.optical_flow"
     do = "give netG.spynet_path=FILE"
-    # With --drop, the user may have left out the whole section. Then its path of the weights is
-    # lost, too, and the report says so.
+    # If --drop names the whole section, its key `checkpoint` is left out, too. This key has the
+    # path of the weights, so the report says that the weights are missing.
     if key in conversion.dropped:
         conversion.differences[key] = f"its weights went with it: {do}"
     flow = conversion.take(key)  # None if there is no such section
@@ -56,8 +60,8 @@ def convert_optical_flow(conversion: Conversion) -> None:
         return
     weights_file = flow.pop("checkpoint", None)
     conversion.set_ours("netG.spynet_path", weights_file, old=key)
-    # Any other parameter is a problem if it has a value. null, false, 0 and empty values are left
-    # out.
+    # If any other parameter has a value, it is a problem, and the user decides whether it may be
+    # left out. The values null, false and 0, and empty values, are left out without a question.
     for name, value in flow.items():
         if value:
             conversion.problems[f"{key}.{name}"] = Problem(

@@ -2,7 +2,7 @@
 
     Page            what the page shows
         Verdict     whether spikes and frames agree
-        Section     a chapter with rows. A row has pictures
+        Section     a title, and rows of pictures
     enlarge         an image in which single pixels can be seen
 
 What must stay: the names of the fields, because the template uses them. So rename a field in both
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A chapter of the page."""
+    """Rows of pictures under a title."""
 
     title: str
     rows: list[Row]

@@ -72,7 +72,7 @@ def smoothness(rates: np.ndarray) -> dict[str, float]:
 def sizes_that_fit(length: int, picture: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     """Return the sizes (h, w) that divide a file of `length` bytes into whole planes.
 
-    Only sizes within the limits above are returned.
+    Only sizes within the limits LEAST_SIDE ... WIDEST_SHAPE of this file are returned.
 
     picture: height and width of a frame of the same view. If it is given, only sizes of its shape
         are returned.
