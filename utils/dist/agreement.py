@@ -1,4 +1,4 @@
-"""Let all ranks agree on a value, or on whether a block has succeeded. Otherwise all ranks end.
+"""Let all ranks agree on a value, or on whether a block has succeeded. If they differ, all end.
 
     check_same_on_all_ranks   compares a value of every rank, through a collective
     all_ranks_or_none         runs a block; if it fails on any rank, every rank ends
@@ -115,8 +115,8 @@ def all_ranks_or_none() -> Generator[None]:
         raise  # the error of this rank itself, which is then reported
     meeting.arrive()
     with watchdog.collective("the other ranks"):
-        # This waits without a limit of its own. If a rank never arrives, because it has failed
-        # outside of the block, the watchdog ends this rank.
+        # This wait has no time limit. If a rank never arrives, because it has failed outside of the
+        # block, the watchdog ends this rank.
         lowest_failure = meeting.wait()
     if lowest_failure is not None:
         raise PeerFailed(lowest_failure.code)

@@ -91,8 +91,9 @@ class Beats:
         self.store = store
         self.machine = machine_name or process.machine()
         self.number = 0  # number of the last beat of this rank
-        # This clock stands still while the process is suspended: between two calls of `now`, it
-        # counts at most slice_s. Each beat calls `now`, so twice the time between beats is enough.
+        # This clock nearly stands still while the process is suspended, because it counts at most
+        # slice_s between two calls of `now`. Each beat calls `now`, so twice the time between beats
+        # is enough.
         # `Watchdog.watch` sets slice_s again if it changes this time.
         self.clock = AwakeClock(slice_s=2 * BEAT_S)
         self.watched: list[int] | None = None  # ranks to watch; None until all ranks have met
@@ -102,14 +103,15 @@ class Beats:
             # `read` would wait for a key that does not exist, so create the key with an empty
             # value. If a rank has already written a failure, compare_set does not replace it.
             store.compare_set(FAILURE, "", "")
-            # Only `_ranks_to_watch` uses this index. A single process has none, and watches nobody.
+            # Only `_ranks_to_watch` uses this index. A single process has no index, because it
+            # watches nobody.
             self.index_on_host = self._join_host(store)
 
     def _join_host(self, store: Store) -> int:
         """Add this rank to the list of the ranks of its host. Returns its index in this list.
 
-        The list tells a rank which rank is the next one on its host, to watch it. Its ranks stand
-        in the order in which they arrive. E.g. rank 4 arrived first, and then rank 6:
+        A rank watches the next rank of this list. The ranks stand in the list in the order in which
+        they arrive. E.g. rank 4 arrived first, and then rank 6:
 
             on/<machine>     2, the length of the list
             on/<machine>/0   4
@@ -232,8 +234,8 @@ def is_gone(state: State) -> bool:
     state: the last beat of the rank.
     """
     is_here = state["machine"] == process.machine()
-    # None: there is no such process. Z and X: the process has ended, but its parent has not asked
-    # for its exit code yet, so the system still lists it.
+    # `process_state` returns None if there is no such process. Z and X mean that the process has
+    # ended. The system still lists it, because its parent has not asked for its exit code yet.
     return is_here and process.process_state(state["pid"]) in (None, "Z", "X")
 
 

@@ -154,8 +154,8 @@ def _note_for_ranks(gpu_ids: list[int], count: int, variable: str) -> str:
 def require_usable_gpus() -> None:
     """Raise DistError if this machine has NVIDIA GPUs that torch cannot use.
 
-    Otherwise a run would silently train on the CPU. No error if CUDA_VISIBLE_DEVICES asks for the
-    CPU.
+    Without this error, a run would silently train on the CPU. If CUDA_VISIBLE_DEVICES asks for the
+    CPU, this raises nothing.
     """
     if devices.is_cpu_wanted():
         return
@@ -234,7 +234,7 @@ def _gpus_of_nvidia_smi() -> _Gpus | None:
 def require_kernels(device: torch.device) -> None:
     """Raise DistError if this torch was not built for the GPU.
 
-    Otherwise the first computation would end in "no kernel image is available".
+    Without this error, the first computation would end in "no kernel image is available".
     """
     if not is_cuda(device):
         return
@@ -281,8 +281,8 @@ def torch_to_install(capability: tuple[int, int], built_for: list[str]) -> str:
     # 2.8 is the oldest torch that requirements.txt allows.
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"
-    # pytorch#172352: CUDA 12.8 and later leave Volta and older out; torch 2.14 is the last one with
-    # CUDA 12.6.
+    # CUDA 12.8 and later leave out GPUs of Volta and older (pytorch#172352). The last torch for
+    # CUDA 12.6 is 2.14.
     if capability < (7, 5):
         return "install torch 2.8 to 2.14 for CUDA 12.6 (cu126)"
     return "install torch for CUDA 12.8 or later, its newest version"

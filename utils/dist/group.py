@@ -60,7 +60,7 @@ def init_dist(timeout_s: float = 1800) -> None:
     # NCCL exchanges its ids through the store, and a slow rank may come late. So requests to the
     # store may now take longer than the 10 s that were allowed at the start (open_store.py).
     RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
-    # Another library may have made the process group before (`launch_of_group`). Then use it.
+    # If another library has made the process group before (`launch_of_group`), use this group.
     if not dist.is_initialized():
         # With a device, NCCL connects at once, and not at the first collective.
         device_of_group = device if gpu.is_cuda(device) else None

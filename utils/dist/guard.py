@@ -78,7 +78,7 @@ def start_guard(rank: GuardedRank) -> subprocess.Popen[bytes] | None:
     # A signal to all processes of the rank, e.g. SIGTERM, must not end the guard before the rank.
     # `signals_held` blocks these signals (GROUP_SIGNALS of process.py) in this process. A new
     # process takes over the blocked signals of its parent, so the guard never gets them.
-    # `suppress` ends an OSError of Popen here, and then the last line returns None.
+    # If Popen raises OSError, `suppress` catches the error, and the last line returns None.
     with suppress(OSError), signals_held():
         guard_process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         if guard_process.stdin is not None:
@@ -128,7 +128,7 @@ def guard(rank: GuardedRank) -> None:
     if rank.mark is not None:  # there are other ranks
         # `_others_report` has claimed the report for this guard, by a socket that closes when this
         # process ends (`first_to_claim`). Leave the other guards time to find the socket: they end
-        # their ranks at nearly the same time. The second is chosen by hand.
+        # their ranks at nearly the same time. This time, 1 s, is chosen by hand.
         time.sleep(1.0)
 
 

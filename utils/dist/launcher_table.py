@@ -4,7 +4,7 @@ Each row of the table describes one launcher or platform. There are three kinds 
 
     PerProcess   the launcher starts one process for each rank
     PerNode      the platform starts one process for each node (host)
-    CountOnly    the platform says how many processes there are, but not which one this is
+    CountOnly    the platform gives the number of processes, but not the number of this process
 
 The columns are the fields of a row. Most fields are cells: functions that read one value from the
 environment (utils/dist/launcher_cells.py). E.g. the row of Open MPI has

@@ -101,9 +101,9 @@ def process_count(env: Env) -> int:
     env: the environment of this process, without the names that `with_standard_names` adds.
 
     utils/dist/failure.py calls this for an error that comes before the ranks have met, to find out
-    whether other processes of this host may report the same error. `with_standard_names` cannot be
-    used for this, because the error may come from it. The platforms of PER_NODE are left out,
-    because they start a single process on each host.
+    whether other processes of this host may report the same error. It does not call
+    `with_standard_names`, because this error may come from `with_standard_names`. The platforms of
+    PER_NODE are left out, because they start a single process on each host.
     """
     sizes = [env.get("WORLD_SIZE", "")]
     for row in PER_PROCESS:
@@ -125,7 +125,7 @@ def _variables_of_rank(row: PerProcess, env: Env, command: str) -> dict[str, str
     row: the row of the launcher in launcher_table.py. Its fields are functions: `row.size(env)`
         reads the number of ranks from `env`, as a text, e.g. "8".
 
-    Raises DistError if no variable has the host of rank 0, and there are several hosts
+    If there are several hosts, and no variable has the host of rank 0, raises DistError
     (test_the_command_to_type_is_given_if_only_the_number_of_processes_is_known).
     """
     size = row.size(env)

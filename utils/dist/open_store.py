@@ -144,8 +144,8 @@ def _hosted_store(launch: LaunchInfo) -> TCPStore:
     host = launch.master_addr
     port = launch.master_port
     listener = _listener(host, port)
-    # wait_for_workers=False: this call must not wait for the other ranks, because `meet`
-    # (rendezvous.py) does.
+    # wait_for_workers=False: this call does not wait for the other ranks. `meet` (rendezvous.py)
+    # waits for them later.
     if listener is None:  # let torch listen on every address
         return TCPStore(host, port, is_master=True, wait_for_workers=False)
     # The store takes over the open socket, and closes it with itself.
@@ -180,7 +180,7 @@ def _listener(name: str, port: int) -> socket.socket | None:
         listener.listen(socket.SOMAXCONN)
     except OSError as e:
         listener.close()
-        # The address is not of this host: a cloud forwards connections from it to this host.
+        # This host does not have the address, because a cloud forwards connections to this host.
         if e.errno == errno.EADDRNOTAVAIL:
             return None
         raise
@@ -297,8 +297,8 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
     # On rank 0 this is the name of the start. On any other rank it is the id of its request.
     own_id = uuid.uuid4().hex
     if launch.rank == 0:
-        # A thread sends the name to the other ranks. `clone`, because each thread needs a
-        # connection of its own.
+        # A thread sends the name to the other ranks. It gets a clone of the store, because each
+        # thread needs a connection of its own.
         arguments = (tcp_store.clone(), own_id, launch)
         threading.Thread(
             target=_answer_requests, args=arguments, daemon=True, name="rendezvous"
@@ -319,8 +319,8 @@ def name_of_start(tcp_store: Store, launch: LaunchInfo) -> str:
 def _answer_requests(tcp_store: Store, name: str, launch: LaunchInfo) -> None:
     """Answer the requests of `name_of_start`, until all ranks have met, or join_s seconds are over.
 
-    This runs in a thread of rank 0. It may also answer requests of an earlier start. Those ranks
-    have ended, so nobody reads these answers.
+    This runs in a thread of rank 0. It may also answer requests of an earlier start. The ranks of
+    the earlier start have ended, so nobody reads the answers to them.
 
     Any program that reaches the port can write a huge number of requests into the store. So only
     the newest requests are looked for, at most 2 * world_size. The requests of this start are among

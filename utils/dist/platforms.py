@@ -147,7 +147,7 @@ def _local_rank(env: Env, gpu_count: int, faults: list[str]) -> int:
 def _is_store_of_agent(env: Env) -> bool:
     """Return whether torchrun's agent, the parent of the ranks, has opened the key-value store.
 
-    Otherwise rank 0 opens the store at MASTER_PORT.
+    If the agent has not, rank 0 opens the store at MASTER_PORT.
     """
     return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 

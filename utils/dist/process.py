@@ -184,10 +184,10 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 @contextmanager
 def signals_held() -> Generator[None]:
-    """Hold back GROUP_SIGNALS (SIGINT, SIGTERM, ...) until the end of the block. They arrive then.
+    """Hold back GROUP_SIGNALS (SIGINT, SIGTERM, ...) within the block. They arrive at its end.
 
     A process that is started within the block inherits the signal mask of its parent, so the
-    signals are held back there, too. There are two such processes:
+    signals are held back in the new process, too. There are two such processes:
 
         a loader process    `leave_signals_to_parent` installs its handlers, and then lets the
                             signals arrive. So no signal arrives before there are handlers

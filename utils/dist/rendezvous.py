@@ -66,8 +66,8 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
     The order of the requests must stay. E.g. the proof must be in the store before MET, because the
     other ranks read the proof as soon as they see MET.
     """
-    # Count this process first: it may raise an error below, and `leave` (leave.py) then waits for
-    # every process that was counted.
+    # Count this process first, because it may raise an error below. If it does, `leave` (leave.py)
+    # waits for every process that was counted.
     store.add(JOINED, 1)
     _refuse_another_world_size(store, launch)
     # `seal` adds a signature that only a process with the job key can make.
@@ -91,7 +91,8 @@ def _note_arrival(store: Store, launch: LaunchInfo) -> None:
 def _refuse_another_world_size(store: Store, launch: LaunchInfo) -> None:
     """Raise DistError if another rank expects another number of ranks.
 
-    Otherwise the ranks would wait for ranks that nobody starts, or begin without some ranks.
+    Without this check, the ranks would wait for ranks that nobody starts, or begin without some
+    ranks.
     """
     own_size = str(launch.world_size)
     # compare_set writes if there is no such key, and returns what the key then holds, as bytes.

@@ -108,7 +108,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
 
     # ---- The end ----
-    # time.monotonic() at which a signal asked for a stop. 0 if none has.
+    # time.monotonic() at which a signal asked for a stop. 0 if no signal has asked.
     stop_requested_at: float = 0.0
     # The error that ends this process. None as long as there is none.
     reported: Reported | None = None

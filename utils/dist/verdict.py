@@ -221,8 +221,9 @@ class Judge:
             silent_s = now - last.when
             if silent_s > quiet_s:
                 return Verdict(candidate, "SILENT", f"no beat for {silent_s:.1f} s")
-            # A watched rank is known to beat: its last beat is at most quiet_s old. Of another
-            # rank, only this beat was read. Its next beat, or the end of quiet_s, will tell.
+            # A watched rank is known to beat, because its last beat is at most quiet_s old. Of a
+            # rank that is not watched, only this beat was read. Its next beat, or the end of
+            # quiet_s, will tell whether it beats.
             is_watched = candidate in self.beats.heard
             if not is_watched:
                 all_are_known = False

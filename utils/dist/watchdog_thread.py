@@ -220,7 +220,7 @@ class Watchdog(threading.Thread):
     def stop(self) -> None:
         """End both threads and the guard, at the normal end of a run. The process may live on."""
         self.stopped.set()  # the loops of `run` and `_watch_watchdog` end at this event
-        self.join()  # so that it makes no request to a store that ends
+        self.join()  # so that this thread makes no request to a store that ends
         self.overseer.join()  # so that no thread of the run is left in the process
         faulthandler.unregister(signal.SIGUSR2)  # its file is closed when this object is freed
         if self.guard is not None:
@@ -350,7 +350,7 @@ class Watchdog(threading.Thread):
         """
         place = RUN.place
         age_s = self.phase_clock.age_of(place)
-        # The budget is the limit of the phase. 0.0: there is no limit before `watch` is called.
+        # The budget is the limit of the phase. Before `watch` is called, there is no limit (0.0).
         budget_s = self.budgets.limit_of_phase(place.phase) if self.budgets else 0.0
         return {
             "phase": place.phase,
