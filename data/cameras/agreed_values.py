@@ -39,7 +39,7 @@ def agreed_value(key: str, option: Any, info: DatasetInfo, default: Any = None) 
     for value in (option, recorded, default):
         if value is not None:
             return value
-    # Only h and w can reach this line, because the callers below give all other keys a default.
+    # Only h and w can be missing, because the callers below give all other keys a default.
     raise OptionError(
         what=f"spike.{key} is missing",
         where=f"spike.{key}",
@@ -89,9 +89,9 @@ def agreed_geometry(
     data/spike/geometry.py explains them).
     Raises OptionError for wrong sizes.
     """
-    # If an option or dataset.json gives the size of the planes, this size is taken. Otherwise the
-    # size in the calibration file is taken. If the taken size differs from the calibration file,
-    # `CalibratedGrid` refuses the calibration later.
+    # If an option or dataset.json gives the size of the planes, this size is taken. If neither
+    # gives the size, the size in the calibration file is taken. If the taken size differs from the
+    # calibration file, `CalibratedGrid` refuses the calibration later.
     calibrated_height = calibrated_width = None
     if calibration_of_file:
         calibrated_height, calibrated_width = calibration_of_file.calibration.spike_size

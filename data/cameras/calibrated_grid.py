@@ -75,8 +75,9 @@ class CalibratedGrid:
         self._last: tuple[Crop, CalibratedWindow] | None = None
 
         # `covered` (H, W) is a mask of the pixels that the spike camera sees, and `coverage` is the
-        # fraction of these pixels. Crops for training lie in `region`. It is the region in the
-        # calibration file. If the file has none, it is the largest rectangle of covered pixels.
+        # fraction of these pixels. Crops for training lie in `region`. If the calibration file
+        # gives a region, `region` is this region. If not, `region` is the largest rectangle of
+        # covered pixels.
         covered = self._covered(Crop(0, 0, *self.size))
         self.coverage = float(covered.mean())
         self.region = usable_region(calibration, covered, path)

@@ -75,10 +75,10 @@ def _four_pixels(x: np.ndarray, y: np.ndarray) -> Neighbours:
     column = x.astype(np.int64)
     right = x - column  # how far the point lies to the right of the upper left pixel, 0 to 1
     below = y - row  # how far the point lies below the upper left pixel, 0 to 1
-    # Where `below` is 0, the weight of the next row is 0, and the row itself is taken in place of
-    # the next row. The reason: a point may lie on the last row, and there is no next row. `below`
-    # is 0 on the last row, because `neighbours_of` has moved all points into the plane. The columns
-    # are treated in the same way.
+    # There is no row after the last row. A point on the last row has `below` 0, because
+    # `neighbours_of` has moved all points into the plane. So where `below` is 0, the row itself is
+    # taken in place of the next row. This changes no value, because the weight of the next row is
+    # 0. The columns are treated in the same way.
     next_row = row + (below > 0)
     next_column = column + (right > 0)
     weights = (

@@ -1,8 +1,8 @@
 """Find the region of the frame in which crops for training lie. Both cameras see the whole region.
 
 A spike camera with a view of its own may see only a part of the frame. The region is a rectangle in
-this part. The calibration file gives the region. Otherwise it is the largest rectangle in this
-part.
+this part. If the calibration file gives a region, this region is used. If not, the region is the
+largest rectangle in this part.
 
 What must stay: the chosen rectangle, because the crops of a seed are drawn from it. Of two
 rectangles of equal area, the one with the higher first row is chosen, and then the one with fewer

@@ -202,8 +202,8 @@ class ClipKeys(BaseModel, strict=True, extra="allow"):
 # ---- Reading the file ---------------------------------------------------------------------------
 
 FILE_NAME = "dataset.json"
-# The version of the format of the file. Files of any other version are refused. So do not raise
-# FORMAT for a new key that files may lack.
+# The version of the format of the file. Files of any other version are refused, so a higher number
+# would make all existing files unusable. If a new key may be missing in a file, keep the number.
 FORMAT = 1
 
 
@@ -214,7 +214,8 @@ def nearest_info(path: Path) -> DatasetInfo:
     file is <root>/<split>/<clip>/spike/<file>, and dataset.json lies in the root. The folders
     around `path` are tried, the nearest first. E.g. for the file root/train/a/spike/0.dat, the
     folders root/train/a/spike, root/train/a, root/train, root and the parent of root are tried.
-    Returns an empty DatasetInfo if no folder has a dataset.json.
+    (For root, `load_info` also looks in the parent of root.) Returns an empty DatasetInfo if no
+    folder has a dataset.json.
 
     If more folders are tried, test_a_dataset_json_far_above_belongs_to_other_files fails.
     """
@@ -222,7 +223,10 @@ def nearest_info(path: Path) -> DatasetInfo:
     if path.is_dir():
         folders = [path, *parents[:3]]  # the root is the third parent of a folder "spike"
     else:
-        folders = [path.parent, *parents[:4]]  # the root is the fourth parent of a spike file
+        # The root is the fourth parent of a spike file. If the file is a link, path.parent is the
+        # folder of the link, and parents[0] the folder of the linked file. Without a link, both are
+        # the same folder.
+        folders = [path.parent, *parents[:4]]
     for folder in folders:
         info = load_info(str(folder))
         if info.path:
@@ -231,11 +235,12 @@ def nearest_info(path: Path) -> DatasetInfo:
 
 
 def load_info(dataroot_spike: str) -> DatasetInfo:
-    """Return the dataset.json in the spike folder, or in its parent, the folder of all splits.
+    """Return the dataset.json in a folder or, if the folder has none, in the parent of the folder.
 
-    dataroot_spike: the value of the option dataroot_spike, or any folder (`nearest_info` tries
-    several).
-    Returns an empty DatasetInfo if there is no such file.
+    dataroot_spike: the folder. It is the value of the option dataroot_spike, e.g. root/train with
+    the clips of a split, or one of the folders that `nearest_info` tries. For root/train, the
+    parent is the root of the data set.
+    Returns an empty DatasetInfo if neither of the two folders has the file.
     Raises DataError for a file that is not a JSON object of this format, and for values of a wrong
     type.
     """

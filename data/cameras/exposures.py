@@ -131,7 +131,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     value: one of
         {"start": 0, "length": 20, "period": 25}             for all clips
         {"clip1": {"start": 0, ...}, "clip2": [[0, 20], [25, 20]]}
-        the name of a JSON file with one of these.
+        the name of a JSON file with one of the two forms above.
     Returns {clip: exposures}. The first form gives {"": exposures}: the key "" is for all clips
     that have no key of their own. Returns None if the option is not set.
     Raises OptionError for a wrong form, DataError for an unreadable file.

@@ -133,7 +133,8 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
             # Without a file, e.g. on every rank except rank 0, `_write_result` does nothing.
             _write_result(result, kept_files[index])
 
-    # RUN.checks_folder is the folder in which results are kept. Without an option file it is None.
+    # RUN.checks_folder is the folder in which results are kept. It is None if there is no option
+    # file.
     if is_main and RUN.checks_folder:
         text = "spike.calibration auto: %s fitted in %.1f s, %d known from an earlier run"
         seconds = time.monotonic() - begin

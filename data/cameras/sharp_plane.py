@@ -56,8 +56,8 @@ def sharp_plane(
 def middle_of_read_planes(span: Span) -> float:
     """Return the middle of the planes that are read.
 
-    It serves as the center if a representation ignores the center. `span.middle` is not used,
-    because it is the middle of all planes of the frame, and the file may lack this plane.
+    This middle serves as the center if a representation ignores the center. `span.middle` is not
+    used, because it is the middle of all planes of the frame, and the file may lack this plane.
     """
     last = span.origin + span.count - 1
     return (span.origin + last) / 2

@@ -1,6 +1,6 @@
 """Turn the errors of data/spike into the errors of this project.
 
-data/spike imports only numpy, so it cannot raise the errors of this project. Use
+The modules of data/spike import only numpy, so they cannot raise the errors of this project. Use
 `spike_errors_as_data_errors` around each call that reads spike files.
 
 What must stay: the four parts of an error, because the programs show them to the user.

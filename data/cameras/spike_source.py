@@ -201,8 +201,8 @@ class DatSpikes:
             without_effect=chosen.without_effect,
         )
 
-        # Where the spike pixels lie on a frame. First set the fields as without a calibration. Who
-        # replaces them:
+        # Where the spike pixels lie on a frame. First set the fields as without a calibration. What
+        # replaces the fields:
         #
         #     a calibration file    `_calibrate`, a few lines below
         #     "auto"                self_calibration.py, later: it makes a copy for each clip
@@ -223,7 +223,7 @@ class DatSpikes:
         # Refuse a key that the user has set although the representation ignores it. A key counts as
         # set if its value differs from the default. These five defaults are the defaults in the
         # signature of `__init__`. So if you change a default in the signature, change it here, too.
-        # Otherwise a section that leaves the key out is refused.
+        # If the two defaults differ, a section that leaves the key out is refused.
         # test_keys_without_effect_are_refused sets each of the five keys.
         is_set = {
             "rate": rate is not None,

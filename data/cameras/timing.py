@@ -158,6 +158,7 @@ class Timing:
         listed = self.listed_exposures(clip)
         if listed is None:
             return 1
+        # The offset moves all exposures. So with a positive offset, fewer of them may fit.
         return listed.frames_in(planes, self.offset)
 
     def window(self, planes: int) -> tuple[int, int]:
@@ -212,9 +213,10 @@ class Timing:
         # taken as they are.
         if not (times.is_film and tick_hz):
             return times.plane_ranges(first, count)
-        # The length by the spike camera: e.g. 2000 planes at 20,000 Hz are 0.1 s. `until` returns
-        # the same times, but the clip ends at begin + 0.1 s. If the two lengths do not agree, the
-        # returned times have a `doubt` that says so in words.
+        # The spike camera gives a second length of the clip: e.g. 2000 planes at 20,000 Hz are
+        # 0.1 s. `until` returns the same times, but sets the end of the clip to begin + 0.1 s. If
+        # this end contradicts the time stamps of the film, the returned times have a `doubt`, a
+        # text for the user.
         seconds = Fraction(count) / Fraction(tick_hz)
         times_of_both = times.until(times.begin + seconds)
         if times_of_both.doubt:
@@ -231,8 +233,9 @@ class Timing:
         """Return the planes of frame number `frame` of a clip, in a file of `planes` planes.
 
         Step 1 takes the planes that belong to the frame, moved by the offset. Step 2 keeps the
-        fraction `share` in their middle. Step 3 leaves out planes that the file lacks. But if the
-        user gave the numbers of the planes, step 3 refuses the frame.
+        fraction `share` in their middle. If the file lacks some of the kept planes, step 3 leaves
+        these planes out. But if the user gave the numbers of the planes, step 3 refuses a frame
+        that lacks planes.
 
         ranges: the result of `plane_ranges`, if the clip has one file. None: `exposures` lists the
         planes, or each frame has a file of its own.
@@ -256,14 +259,15 @@ class Timing:
         # negative offset.
         if first < 0 or end <= first or end > planes:
             raise self._outside(clip, frame, first, end, planes)
-        # A plane has a number in the file and a number in the options (see `Span`). E.g. the frame
-        # has the planes 100 ... 155 of the file, and plane 114 is the first that is read:
+        # A plane has two numbers: as the file counts, and as the options count (see `Span`). From
+        # the first plane of the frame to the first plane that is read, both numbers grow equally.
+        # E.g. the frame has the planes 100 ... 155 of the file. They are read from plane 114 on:
         #
-        #                              in the file       in the options
-        #     first of the frame       start    100      number_of_start     0
-        #     first that is read       first    114      number_of_first    14 = 0 + (114 - 100)
+        #                              as the file counts    as the options count
+        #     first of the frame       start    100          number_of_start     0
+        #     first that is read       first    114          number_of_first    14 = 0 + (114 - 100)
         #
-        # Without this difference, test_the_time_offset_moves_the_middle_of_whole_files fails.
+        # Without `first - start`, test_the_time_offset_moves_the_middle_of_whole_files fails.
         number_of_first = of_frame.number_of_start + (first - of_frame.start)
         # The middle of all planes of the frame: the numbers 0 ... 55 have the middle 27.5. The
         # middle does not depend on which of these planes are read.

@@ -99,9 +99,9 @@ def unknown_times(
         one spike file for the 4 frames of clip clip_07: 1 of 5 frames is missing: frame 3
 
     first, count: the planes first ... first + count - 1 of the file belong to the frames.
-    tick_hz: planes per second, from the calibration. The caller gives it only if the length of a
-        film contradicts the number of planes. In this case, the guess uses the seconds of the film,
-        because the planes of the file do not end with the film. Otherwise `tick_hz` is None.
+    tick_hz: planes per second, from the calibration, if the length of a film contradicts the number
+        of planes. The guess then uses the seconds of the film, because the planes of the file do
+        not end with the film. None: there is no such contradiction.
     """
     what = f"one spike file for the {len(times)} frames of clip {clip}: {times.in_words()}"
     return UnknownPlanes(what, clip, _guessed_exposures(times, first, count, tick_hz))

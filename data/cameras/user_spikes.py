@@ -61,7 +61,7 @@ def user_spikes(
 def _warn_of_unknown_rate(clip: str, is_measured: bool, light: str | None) -> None:
     """Warn that the rate of a user's spikes is not known, and say what is assumed.
 
-    is_measured: whether the rate is measured. Otherwise it is taken as 1.
+    is_measured: True if the rate is measured, False if the rate is taken as 1.
     light: the light of the training, "linear" or "display", for the message.
     """
     if is_measured:

@@ -165,8 +165,8 @@ def _counts_in_parts(stream: np.ndarray, start: int, stop: int, parts: int) -> n
     E.g. a plane has 2 parts, and the times are 0 and 13: a spike in one of the planes 0 ... 5
     counts 2, and a spike in plane 6 counts 1, because the second half of plane 6 lies after 13.
 
-    The times must be at least one plane apart. `voxel` makes sure of it: it refuses fewer planes
-    than bins. Two times within one plane would give a wrong count.
+    The times must be at least one plane apart, because two times within one plane would give a
+    wrong count. `voxel` passes only such times, because it refuses fewer planes than bins.
 
     All numbers are whole numbers, so the reversed stream gives the same bits.
 

@@ -1,8 +1,9 @@
 """Define the error of a spike file: what is wrong, where, what was expected, and what to do.
 
-All modules of this folder raise `SpikeFileError`. The rest of the project turns it into a DataError
-(data/cameras/spike_errors.py). `file_errors` turns the errors of damaged files into a
-`SpikeFileError`, so a caller has to handle only one class of errors.
+All modules of this folder raise `SpikeFileError`. The rest of the project turns a `SpikeFileError`
+into a DataError (data/cameras/spike_errors.py). In the texts of errors, "packed planes" are planes
+(read-outs of the spike camera) with 8 pixels in a byte. `file_errors` turns the errors of damaged
+files into a `SpikeFileError`, so a caller has to handle only one class of errors.
 
 What must stay: random bytes in a file raise SpikeFileError and nothing else. Free to change: the
 words of the errors, together with the tests that quote them.
@@ -17,7 +18,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 PathLike = str | os.PathLike[str]
-# Name of the array in a .npz. It must stay, because users and published data have such files.
+# Name of the array in a .npz. The name must stay, because users and published data have such files.
 NPZ_KEY = "spk"
 
 

@@ -69,7 +69,7 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
 
 
 def _check_array(array: ArrayFile, path: PathLike, geometry: SpikeGeometry) -> None:
-    """Raise SpikeFileError if the type or the shape of an array is not that of spikes."""
+    """Raise SpikeFileError if an array does not have the type or the shape of spikes."""
     has_type_of_spikes = array.dtype in (np.uint8, np.bool_)
     if has_type_of_spikes and _has_shape(array.shape, geometry):
         return
@@ -168,7 +168,7 @@ def _map_bytes(path: PathLike) -> np.ndarray:
     np.memmap is not used, because it asks for the state of the file three times, which is slow over
     a network.
     """
-    # Without O_NONBLOCK, opening a pipe would wait until somebody writes into it.
+    # Without O_NONBLOCK, opening a pipe would wait until a program writes into the pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         # The length 0 maps the whole file.
@@ -178,7 +178,7 @@ def _map_bytes(path: PathLike) -> np.ndarray:
         # An empty file cannot be mapped.
         return np.empty(0, np.uint8)
     except OSError:
-        # The error of mmap does not say that the path is a folder, so raise an error that says it.
+        # The error of mmap does not say that the path is a folder, so raise IsADirectoryError.
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
         # A pipe or a device counts as an empty file. The caller refuses it with an error that names
@@ -280,7 +280,7 @@ def _write_array(
         spikes = np.ascontiguousarray(part != 0).view(np.uint8)
         file.write(spikes.tobytes())
         planes += len(part)
-    # Now T is known: write the header again. Its length stays the same, because NumPy pads it.
+    # Now T is known, so write the header again. The header keeps its length, because NumPy pads it.
     shape = (planes, geometry.height, geometry.width)
     file.seek(0)
     np.lib.format.write_array_header_1_0(file, header | {"shape": shape})

@@ -34,8 +34,8 @@ class SpikeGeometry:
 
     height: int  # pixels of a plane
     width: int
-    # Whether the lowest row of the image is stored first. It is so in all known files except files
-    # of an SPS100.
+    # Whether the lowest row of the image is stored first. True for all known files except files of
+    # an SPS100.
     flipud: bool = True
     # Number of columns without image. In spite of their name, they are at the END of each sensor
     # line: a line of 416 columns has 400 columns of image and then 16 head columns. Head columns

@@ -56,10 +56,10 @@ class Intervals:
 def intervals_of(stream: np.ndarray) -> Intervals:
     """Find the intervals of each pixel.
 
-    The outer intervals are before the first spike and after the last spike. Each of them lacks a
-    spike, because this spike is not in the file. An outer interval is as long as the interval
-    beside it. If this would put the missing spike into the file, the outer interval is longer. In a
-    pixel with a single spike, both outer intervals are T planes long.
+    The outer intervals are before the first spike and after the last spike. Each of the two lacks
+    one of its spikes, because this spike is not in the file. An outer interval is as long as the
+    interval beside it. If this would put the missing spike into the file, the outer interval is
+    longer. In a pixel with a single spike, both outer intervals are T planes long.
 
     The comments below show the numbers of a pixel with spikes in the planes 3 and 5 of 10 planes,
     as in the head of this file. Its intervals last from 0 to 4, from 4 to 6, and from 6 to 11.

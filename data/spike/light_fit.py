@@ -48,7 +48,7 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     rates = rates.astype(np.float64)
     values = values.astype(np.float64)
     # `square_of_rates` and `sum_of_squares` are divisors, so each is at least this number. Without
-    # it, a black frame, or a recording without spikes, would divide by 0.
+    # this limit, a black frame, or a recording without spikes, would divide by 0.
     least = 1e-12
     square_of_rates = max((rates * rates).sum(), least)
     rate_of = {}

@@ -48,7 +48,7 @@ class Representation:
     # apply.
     proportional: bool
     # Whether the channels are ratios of firing rates. `light` and `gamma` apply to them, but `rate`
-    # has no effect, because a ratio does not depend on it.
+    # has no effect, because a ratio does not depend on the rate.
     is_ratio: bool = False
     # Whether the function also uses planes outside of the exposure. If so, it must have the option
     # half_exposure, because this option tells the function where the exposure ends.

@@ -73,7 +73,8 @@ def represent(
 ) -> np.ndarray:
     """Return representation `name` of stream (T, h, w) as (S, h, w) float32.
 
-    Training and testing call it for each frame, by `represent` in data/cameras/spike_source.py.
+    Training and testing call this function for each frame, by `DatSpikes.represent`
+    (data/cameras/spike_source.py).
 
     center: time of the sharp frame in planes of `stream`, a multiple of 0.5.
     reverse: whether to return the channels of the reversed stream around the same time.
@@ -81,8 +82,8 @@ def represent(
     full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: gamma of the returned channels. 1: linear light, 2.2: display values. Only
-    representations of light have a gamma: `proportional` or `is_ratio` is True (registry.py). It
-    has no effect on others, e.g. "raw".
+    representations of light have a gamma: `proportional` or `is_ratio` is True (registry.py). A
+    gamma has no effect on other representations, e.g. "raw".
     outside: (before, after), the numbers of context planes, i.e. of the planes of `stream` before
     and after the exposure.
     Raises ValueError if the stream is too short for the representation.

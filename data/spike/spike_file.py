@@ -1,8 +1,8 @@
 """Read planes of an open spike file, in any of the formats.
 
-A plane is one read-out of the spike camera. `open_spikes` (formats.py) returns a `SpikeFile`. It
-has either packed planes (8 pixels in a byte) or an array of NumPy. Only the bytes of the wanted
-planes and pixels are read.
+A plane is one read-out of the spike camera. `open_spikes` (formats.py) returns a `SpikeFile`. A
+`SpikeFile` has either packed planes (8 pixels in a byte) or an array of NumPy. Only the bytes of
+the wanted planes and pixels are read.
 
 What must stay: the spikes of a crop are equal to the crop of the spikes of the whole plane, in each
 format.

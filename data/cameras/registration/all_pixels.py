@@ -99,10 +99,10 @@ def round_on_all_pixels(estimate: Estimate, views: list[Details], sigma: float) 
 # could not change the times enough.
 SPREAD_OFFSET = 15.0  # in planes
 SPREAD_SHARE = 0.3  # a fraction of the planes of the exposure
-SPREAD_ROLL = 0.1  # a fraction of these planes, too; the roll from the middle row to the bottom row
-# For a value that must be equal to its nominal value (the value in the files). The weight of its
-# prior is this many times the weight that the data give the value (the diagonal element of H). So
-# the data change the value by about 1e-9 of their own step. Chosen by hand.
+SPREAD_ROLL = 0.1  # a fraction of the planes of the exposure, from the middle row to the bottom row
+# Keeps a value at its nominal value (the value in the files). The weight of the value's prior is
+# this many times the weight that the data give the value (the diagonal element of H). So the data
+# change the value by about 1e-9 of their own step. Chosen by hand.
 KEEPING_WEIGHT = 1e9
 
 
@@ -158,8 +158,8 @@ def _priors(
         spread_of_roll = SPREAD_ROLL * estimate.nominal_planes
         spread = np.array((SPREAD_OFFSET, spread_of_length, spread_of_roll))
         P[TIME_COLUMNS] = noise / spread**2
-        # Distances from the nominal times, in planes. Nominal are: offset 0 (the middle is the
-        # middle of the planes), the length of all planes, and roll 0.
+        # Distances from the nominal times, in planes. The nominal times are: offset 0 (the middle
+        # is the middle of the planes), the length of all planes, and roll 0.
         p[MIDDLE_COLUMN] = estimate.offset
         p[LENGTH_COLUMN] = estimate.length - estimate.nominal_planes
         p[ROLL_COLUMN] = estimate.roll

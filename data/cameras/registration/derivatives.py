@@ -44,7 +44,7 @@ TIME_COLUMNS = slice(MIDDLE_COLUMN, MATRIX_AND_TIMES)
 def derivatives(estimate: Estimate, details: Details, predicted: np.ndarray) -> list[np.ndarray]:
     """Return the derivatives of r by the matrix and the times, seven images (h, w).
 
-    They are the derivatives by
+    The seven images are, in this order, the derivatives by
 
         shift right, shift down    in half sides: half of the longer side of the plane is 1
         scale                      without a unit: 0.01 makes the plane 1 % larger

@@ -84,7 +84,7 @@ def frame_features(estimate: Estimate, sigma: float) -> list[Features]:
 def comparable_views(estimate: Estimate, features: list[Features], sigma: float) -> list[Details]:
     """Return the details of each view that can be compared at the present estimate.
 
-    Other views are left out: their stream is too short, or none of their pixels can be compared.
+    A view is left out if its stream is too short, or if none of its pixels can be compared.
 
     features: the result of `frame_features`, for the frame of each pair.
     sigma: size of the details in spike pixels.
@@ -109,8 +109,9 @@ def details_of(estimate: Estimate, pair: Pair, features: Features, sigma: float)
     reach = pair.reach(start, end)
     if estimate.fits_times and reach < LEAST_REACH:
         return None
-    # If the times are not fitted, the reach may be 0. Nothing uses the rates at start and end then,
-    # but the rates are computed all the same, and divided by the reach. So the reach is at least 1.
+    # If the times are not fitted, the reach may be 0. In this case nothing uses the rates at start
+    # and end. But the rates are computed, and divided by the reach, so the reach must be at least
+    # 1.
     reach = max(reach, 1.0)
     stride = _stride_of(sigma)
 
@@ -255,9 +256,9 @@ def _noise(
     # A blur of 3 pixels removes most of the noise of the counts. So the blurred counts, divided by
     # the planes, are taken as the expected firing rate of each pixel.
     rates = np.maximum(blur(exposure_counts, 3.0), 0) / length  # spikes per plane, of every pixel
-    # n / (4 pi sigma^2). It must be an np.float64, because `_noise_of_times` (equations.py) divides
-    # the noise by an np.float32. From a Python number, the quotient would be an np.float32, and the
-    # last bits of the results would differ.
+    # n / (4 pi sigma^2). The number must be an np.float64, because `_noise_of_times` (equations.py)
+    # divides the noise by an np.float32. From a Python number, the quotient would be an np.float32,
+    # and the last bits of the results would differ.
     independent_pixels = np.float64(is_compared.sum() / (4 * np.pi * sigma**2))
     return Noise(
         of_sums=independent_pixels * variance_of_counts(rates, planes=length),

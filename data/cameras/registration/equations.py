@@ -16,7 +16,8 @@ Two effects would make the times wrong:
 
     misfit   The frame cannot explain some parts of a scene, e.g. because of parallax. The residuals
              of such parts grow with the length of the exposure. So the fit would make the exposure
-             too short. `_bias_by_misfit` computes what these parts add to g, and it is subtracted
+             too short. `_bias_by_misfit` computes what these parts add to g, and
+             `normal_equations` subtracts the result
     noise    The noise of the spikes makes the diagonal of H larger, as motion does.
              `_noise_of_times` computes by how much, for the decisions of times.py. H itself is not
              corrected
@@ -55,7 +56,7 @@ class NormalEquations:
     # What each tile of each view adds to g, (k,) each. A tile is one of TILES x TILES rectangles of
     # the spike plane.
     g_of_tiles: list[np.ndarray]
-    # What noise adds to the diagonal of H for middle, length and roll, (3,). H contains it.
+    # What noise adds to the diagonal of H for middle, length and roll, (3,). H contains this noise.
     time_noise: np.ndarray
     removed_bias: float  # what was subtracted from the element of g for the length
 

@@ -71,8 +71,8 @@ class Estimate:
 
         model: which CHANGES are fitted, a key of MODELS. None: the matrix is fixed.
         most_offset: largest offset that is searched, in planes.
-        fits_middle: whether the middle of the exposure is fitted. If not, it keeps its nominal
-        value.
+        fits_middle: whether the middle of the exposure is fitted. If not, the middle keeps its
+        nominal value, so the offset stays 0.
         """
         # What is given.
         self.pairs = pairs

@@ -62,8 +62,8 @@ def explain(views: Sequence[Details]) -> Explanation:
         a = _coefficients(features, spikes, weights)
         # r (n,) of each view
         residuals = [s - F @ a for F, s in zip(features, spikes, strict=True)]
-        # One limit for all views. The limit is a divisor in `huber_weights`, so 1e-9 is added in
-        # case that all residuals are 0.
+        # All views have one limit. If all residuals are 0, the limit would be 0. But
+        # `huber_weights` divides by the limit, so 1e-9 is added.
         sizes = np.abs(np.concatenate(residuals))
         limit = HUBER_DEVIATIONS * DEVIATION_OF_MEDIAN * np.median(sizes) + 1e-9
         weights = [huber_weights(r, limit) for r in residuals]
@@ -91,8 +91,8 @@ def _coefficients(
         FWF = FWF + WF.T @ F
         FWs = FWs + WF.T @ s
     # If a feature is 0 everywhere, the equations can be solved only with an addition to the
-    # diagonal. 1e-5 of the diagonal hardly changes the coefficients (chosen by hand). 1e-12 is for
-    # a diagonal element of 0, of which 1e-5 is 0, too.
+    # diagonal. 1e-5 of the diagonal hardly changes the coefficients (chosen by hand). If a diagonal
+    # element is 0, 1e-5 of it is 0, too, so 1e-12 is added.
     added_to_diagonal = 1e-5 * np.diag(FWF) + 1e-12
     return np.linalg.solve(FWF + np.diag(added_to_diagonal), FWs)
 

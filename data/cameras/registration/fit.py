@@ -21,12 +21,12 @@ depends on three times of the exposure: its middle, its length, and the roll (a 
 exposes the rows at the bottom later than the rows at the top). The unit of times is a plane, i.e.
 one read-out of the spike camera. If M, the times and a are right, then r is noise.
 
-The fit runs rounds (rounds.py). A round goes from the present M and times to better ones:
+The fit runs rounds (rounds.py). A round goes from the present M and times to better values:
 
     details.py        compute s and F
     explanation.py    find a, the residuals r, and their weights
-    all_pixels.py     find a step of M and the times that makes r smaller; with fine details,
-    or parts.py       find a step of M only
+    all_pixels.py     coarse details: find a step of M and the times that makes r smaller
+    parts.py          fine details: find a step of M only, in place of all_pixels.py
     estimate.py       change M and the times by the step, within limits
 
 If the clip does not determine a value, the value is not applied. E.g. in a pan (everything moves at

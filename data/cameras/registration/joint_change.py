@@ -71,8 +71,8 @@ def _extra_variance(J: np.ndarray, shifts: np.ndarray, variances: np.ndarray) ->
     size of about 1. Then the sum of the squares of these quotients is about the number of shifts
     minus the number of changes (the degrees of freedom). E.g. 16 parts have 32 shifts, so with 4
     changes the sum should be 28. The result is the `extra` for which the sum is equal to this
-    number (the method of Paule and Mandel). The result is nearly 0 if the sum is smaller even
-    without an additional variance.
+    number (the method of Paule and Mandel). If the sum is smaller even without an additional
+    variance, the result is nearly 0.
 
     J, shifts, variances: as in `_joint_change`.
 

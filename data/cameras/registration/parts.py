@@ -31,8 +31,8 @@ gives d = 0.1. After this shift, all three residuals are 0: r + r_0 d = (0, 0, 0
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. Here v is the view, t the part, and i and j are directions (0 right, 1 down). In a shape, v
-and t are the numbers of views and parts. An einsum must not become a product `@`, which may sum in
-another order and change the last bit of a result.
+and t are the numbers of views and parts. Do not replace an einsum by a product `@`. The product may
+sum in another order, which changes the last bit of a result.
 
 What must stay: PARTS, the limits of a usable part, and the bits of each result (fit.py says why and
 how to check them).
@@ -91,10 +91,10 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
 
     Returns the amounts (k,) of the change, one for each of the k CHANGES (matrix.py) that are
     fitted: 4 for the model "similarity", 6 for "affine", 8 for "homography". If the clip does not
-    determine the amounts, returns zeros. Then rounds.py makes no further round.
+    determine the amounts, returns zeros. After zeros, rounds.py makes no further round.
 
     views: the details of each view, at least one.
-    sigma: size of the details: sigma of the blur in spike pixels (FINE_SIGMA in rounds.py).
+    sigma: size of the details in spike pixels. rounds.py passes FINE_SIGMA.
     """
     explanation = explain(views)
     equations = _equations_of_parts(estimate, views, explanation)
@@ -140,8 +140,8 @@ def _set_errors(estimate: Estimate, joint: JointChange) -> None:
         the last two of "homography"       x * this distance, or y * this distance
 
     The last two are treated as "larger". In a square plane, the mean of x^2 + y^2 is 0.67, and the
-    mean of x^2 (x^2 + y^2) is 0.31. So their part of the variance becomes about twice too large.
-    This is safe, because the computed error is then too large, and not too small.
+    mean of x^2 (x^2 + y^2) is 0.31. So their part of the variance becomes about twice as large as
+    it should be. This is safe, because the computed error becomes too large, and not too small.
     """
     x = estimate.coordinates.x
     y = estimate.coordinates.y
@@ -206,9 +206,10 @@ def _sums_of_parts(part_of_pixel: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.bincount(part_of_pixel, values, minlength=PARTS**2)
 
 
-# Limits of `usable_parts`. They are low, because a part with weak texture has a large variance in
-# `_shifts` and so a small weight. With limits of 0, H of a part may have no inverse. Larger limits
-# would leave out useful parts. lab/calibration_trials.py shows whether the fits become less exact.
+# Limits of `usable_parts`. The three limits are low, because a part with weak texture has a large
+# variance in `_shifts` and so a small weight. With limits of 0, H of a part may have no inverse.
+# Larger limits would leave out useful parts. lab/calibration_trials.py shows whether the fits
+# become less exact.
 LEAST_PIXELS_OF_PART = 0.3  # fraction of the pixels of the part with the most pixels
 LEAST_TEXTURE_OF_PART = 1e-3  # fraction of the median texture of the parts that have any
 # Least value of l1 l2 / (l1 + l2)^2, where l1 and l2 are the eigenvalues of H: the strengths of the

@@ -8,25 +8,29 @@ because fine details match at wrong positions if the start is off by many pixels
     coarse, 3, TIME_SIGMA pixels    matrix and times, from all pixels together (all_pixels.py)
     FINE_SIGMA pixels               only the matrix, and its error, from parts (parts.py)
 
-The offset is the number of planes by which the exposure is later than the files say. The rounds may
-end at a wrong offset. E.g. in a pan, everything moves at one speed, so a wrong offset together with
-a moved camera fits the clip about as well as the truth. Therefore `best_estimate` compares three
-estimates, by
+The offset is the number of planes by which the exposure is later than the files say. It is 0 in the
+files, so 0 is its nominal value. `Estimate` stores the middle of the exposure, and computes the
+offset from the middle. So `fits_middle` and `is_middle_doubtful` are properties of the offset, too.
 
-    ratio(A, B) = unexplained(A) / unexplained(B)         unexplained = 1 - explained
+The rounds may end at a wrong offset. E.g. in a pan, everything moves at one speed, so a wrong
+offset together with a moved camera fits the clip about as well as the truth. Therefore
+`best_estimate` compares three estimates: `found`, `at_nominal_offset` and `at_start`. It compares
+two estimates by what they leave unexplained:
 
-`explained` is the fraction of the variance of the spikes' details that the frames explain. If the
-ratio is above 1, B explains the spikes better. E.g. if A explains 0.988 and B explains 0.99, the
-ratio is 0.012 / 0.01 = 1.2.
+    unexplained = 1 - explained
+
+`explained` is the fraction of the variance of the spikes' details that the frames explain. E.g. two
+estimates leave 0.012 and 0.01 unexplained. The quotient 0.012 / 0.01 = 1.2 is above CLEARLY_BETTER,
+so the second estimate explains the spikes clearly better.
 
 What must stay: the sizes, the numbers of rounds and the limits, because other values give other
 results. docs/benchmarks/calibration.md says how exact the results are with these values.
 
 Tests (in tests/parts/data), and what they notice:
 
-    test_registration_rounds.py    another rule by which an estimate is taken
-    test_registration_fit.py       the estimate with the nominal offset is never compared (four
-                                   pans), or the start is never compared (a repeated pattern)
+    test_registration_rounds.py    a changed rule by which an estimate is taken
+    test_registration_fit.py       `at_nominal_offset` is never compared (the tests of pans), or
+                                   `at_start` is never compared (the test of a repeated pattern)
 """
 
 import math
@@ -52,19 +56,20 @@ def best_estimate(
     """Run all rounds, and return the best of three estimates.
 
         found                the estimate after all rounds
-        at_nominal_offset    the estimate after rounds that keep the offset at its nominal value,
-                             which is 0: the exposure is when the files say
+        at_nominal_offset    the estimate after rounds that keep the offset at 0, its nominal value.
+                             Then the time of the exposure is the time in the files
         at_start             the start, without any round. Its errors are infinite, so none of its
                              values is applied to the clip
 
     pairs: the frames and their spikes. start: the matrix M (3, 3) at which the rounds begin.
-    model: which CHANGES of the matrix are fitted, e.g. "affine". None: the matrix is fixed.
+    model: the changes of the matrix that are fitted, a key of MODELS (matrix.py), e.g. "affine".
+    None: the matrix is fixed.
     most_offset: largest offset of the times that is searched, in planes.
     """
     found = after_all_rounds(Estimate(pairs, start, model, most_offset))
     if not model:
-        # The matrix is fixed. So a moved camera cannot have been found in place of a wrong offset,
-        # and no other estimate is needed.
+        # A wrong offset explains a clip well only together with a moved camera. The matrix is
+        # fixed, so no camera was moved, and no other estimate is needed.
         return found
     at_start = _without_rounds(Estimate(pairs, start, model, most_offset))
 
@@ -120,9 +125,9 @@ def is_nominal_offset_preferred(found: Estimate, at_nominal_offset: Estimate) ->
     return found.is_middle_doubtful and not _fits_clearly_better(found, than=at_nominal_offset)
 
 
-# B is clearly better than A if ratio(A, B) is above this limit. With a limit of 1, a little noise
-# could decide against a right result. Measured ratios are in docs/benchmarks/calibration.md,
-# section "What a clip tells of the times".
+# An estimate is clearly better than another estimate if the other estimate leaves more than this
+# many times as much unexplained. With 1, a little noise could decide against a right result.
+# Measured quotients: docs/benchmarks/calibration.md, section "What a clip tells of the times".
 CLEARLY_BETTER = 1.1
 
 

@@ -56,7 +56,8 @@ from data.cameras.registration.estimate import Estimate
 class Middle(NamedTuple):
     """What one round of the fit (rounds.py) tells about the middle of the exposure."""
 
-    # Whether the middle is fitted. If not, it keeps its nominal value, which the files say.
+    # Whether the middle is fitted. If not, the middle keeps its nominal value, the value in the
+    # files.
     is_fitted: bool
     # Whether the fitted middle may be wrong, because a moved camera explains the clip nearly as
     # well.
@@ -73,8 +74,8 @@ NO_MIDDLE = Middle(is_fitted=False, is_doubtful=False, shift_per_plane=0.0)
 # similar effect. The middle is fitted if own(middle) is above this limit. With 0, aligned cameras
 # that pan were moved by up to 3.6 RGB pixels, although the computed error was small.
 LEAST_OWN_MIDDLE = 0.04
-# Up to this value of own(middle), the middle is doubtful: it may be right or wrong. Then rounds.py
-# compares the fits with and without the offset.
+# Up to this value of own(middle), the middle is doubtful: it may be right or wrong. If the middle
+# is doubtful, rounds.py compares the fit with the offset and the fit without it.
 DOUBTFUL_OWN_MIDDLE = 0.3
 
 
@@ -125,8 +126,9 @@ class OwnPart(NamedTuple):
         """Return whether own = left / whole is above a limit between 0 and 1.
 
         If the column is nearly only noise, `whole` may be 0 or negative, and the result must be
-        False. A division would not give False: e.g. left = -3 and whole = -2 give 1.5. The product
-        does, because `left` is at most `whole`: -3 > 0.3 * -2 is false.
+        False. A division would not give False: e.g. left = -3 and whole = -2 give 1.5. The test
+        left > limit * whole gives False, because `left` is at most `whole`: e.g. -3 > 0.3 * -2 is
+        false.
         """
         return self.left > limit * self.whole
 
@@ -183,7 +185,7 @@ def time_errors(
 
     # `removed_bias` was subtracted from g (equations.py). Without the subtraction, the length would
     # have changed by removed_bias / H. An unknown part of this change may have been right, so half
-    # of it is added to the error. 1e-9 prevents a division by 0.
+    # of the change is added to the error of the length. 1e-9 prevents a division by 0.
     _, H_of_length = without_noise.tolist()  # the elements are middle and length
     length_error += 0.5 * equations.removed_bias / max(H_of_length, 1e-9)
     return float(middle_error), float(length_error) / estimate.nominal_planes
