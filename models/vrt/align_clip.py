@@ -57,8 +57,8 @@ def _align_side(module: DeformAlign, frames: Tensor, flows: list[Tensor], is_lat
     targets = frames[:-1] if is_later else frames[1:]
     sources, source_flows = _neighbours(frames, flows, is_later)
     aligned = _align_targets(module, targets, sources, source_flows)
-    # The frame without a neighbour on this side gets zeros. For later neighbours it is the last
-    # frame, and for earlier neighbours the first frame.
+    # The frame without a neighbour on this side gets zeros. With later neighbours, this is the last
+    # frame. With earlier neighbours, this is the first frame.
     return _with_zeros(aligned, count=1, is_behind=is_later)
 
 

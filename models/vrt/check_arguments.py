@@ -37,7 +37,7 @@ def refuse_fusion_for_new_frames(fusion: str, trunk_channels: int, has_in_chans:
     """
     if trunk_channels in CHANNELS_OF_NEW_FRAMES:
         return
-    # Another operator gives another number of channels, so in_chans must not stay as it is.
+    # A different operator gives a different number of channels, so in_chans cannot stay.
     first = "remove netG.in_chans; then " if has_in_chans else ""
     raise OptionError(
         what=f"netG.fusion {fusion} gives {trunk_channels} channels of a frame with pa_frames 0",
@@ -54,7 +54,7 @@ def check_arguments(design: Design, image_channels: int, trunk_channels: int) ->
     image_channels: number of image channels per frame.
     trunk_channels: number of channels per frame that the fusion operator passes to the network.
 
-    `refuse_fusion_for_new_frames` comes before this function.
+    Call `refuse_fusion_for_new_frames` before this function.
     """
     _check_lists(design)
     _check_widths(design)

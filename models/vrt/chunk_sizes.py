@@ -1,7 +1,7 @@
 """Say how many tokens or windows are computed at a time: the size of a chunk.
 
-On a CPU a chunk is small enough for its tensors to stay in the cache. On a GPU it is large enough
-to keep the GPU busy. Larger chunks need more memory, smaller chunks need more calls.
+On a CPU a chunk is small enough for its tensors to stay in the cache. On a GPU a chunk is large
+enough to keep the GPU busy. Larger chunks need more memory, smaller chunks need more calls.
 
 What must stay: all numbers. Gradients are summed chunk by chunk, so another size changes the last
 bits of a training, and existing runs would not resume exactly. No test notices this.

@@ -65,8 +65,8 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     and 6, rows 2 and 3. The values are not interpolated, because the first convolution of the
     network takes all four.
 
-    The order is upper left, lower left, upper right, lower right. The released weights rely on it.
-    Pixels outside the image are 0. Only x gets a gradient.
+    The order is upper left, lower left, upper right, lower right. The released weights rely on this
+    order. Pixels outside the image are 0. Only x gets a gradient.
     """
     height, width = x.shape[-2:]
     positions = _positions(flow.detach())
@@ -119,9 +119,9 @@ def _positions(flow: Tensor) -> Tensor:
 
 # maxsize: 32 results, because training and validation together have a few sizes of frames, each at
 # several scales.
-# inference_mode(False): torch cannot save a tensor that was made in inference mode for backward. If
-# the first call came from inference mode, a training would later get such a tensor from the cache
-# (test_a_network_first_used_in_inference_mode_still_trains).
+# inference_mode(False): if a tensor was made in inference mode, autograd cannot save it for
+# backward. If the first call came from inference mode, a training would later get such a tensor
+# from the cache (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)
 def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ the same function. A layer can have several forms:
                         if Triton compiles there, but not under torch.compile
     torch's operators   in all other cases, e.g. for windows of a size that our kernels do not take
 
-The log says once which form runs, and if torch's operators run, why.
+The log says once which form runs. If torch's operators run, the log also says why.
 
 What must stay: all forms compute the same function and the same gradients, up to rounding.
 test_a_step_gives_the_numbers_of_the_plain_form compares them. Free to change: which device uses

@@ -132,8 +132,8 @@ def _hidden_of_mlp(
 ) -> tuple[None, Tensor]:
     """Return (None, hidden layer). This is the function `hidden` of the `Work` of a GatedMlp.
 
-    `InChunks` calls it for each chunk, and then computes the last linear layer, fc2. None is the
-    residual, which a GatedMlp does not have. Every `hidden` gets the arguments chunk, factors and
-    tape (work.py). They are not used here.
+    `InChunks` calls this function for each chunk, and then computes the last linear layer, fc2.
+    None is the residual, which a GatedMlp does not have. Every `hidden` gets the arguments chunk,
+    factors and tape (work.py). A GatedMlp does not use these three arguments.
     """
     return None, geglu(tokens, w, is_plain=False)

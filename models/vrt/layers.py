@@ -51,8 +51,8 @@ def layer_norm(
 
         return kernel.layer_norm(x, weight, bias, eps)
     # Convert weight and bias to the dtype of x, e.g. from float32 to bfloat16. On a CPU weight and
-    # bias stay float32. There torch sums their gradients in the dtype of weight and bias, and sums
-    # in bfloat16 would be wrong by 40 %.
+    # bias stay float32, because on a CPU torch sums their gradients in the dtype of weight and
+    # bias. Sums in bfloat16 would be wrong by 40 %.
     if not in_cpu_form(x):
         weight = weight.to(x.dtype)
         bias = bias.to(x.dtype)
@@ -95,8 +95,9 @@ def tf32(is_on: bool) -> Generator[None]:
     """
     matmul = torch.backends.cuda.matmul
     value: str | bool
-    # torch has an old setting for TF32 (`allow_tf32`) and a new one, and a program may use only one
-    # of them. torch 2.8 has only the old setting. Later versions warn about the old setting.
+    # torch has an old setting for TF32 (`allow_tf32`) and a new setting (`fp32_precision`). A
+    # program may use only one of the two. torch 2.8 has only the old setting. Later versions warn
+    # about the old setting.
     if hasattr(torch.backends.cudnn, "conv"):
         settings = (torch.backends.cudnn.conv, matmul)
         key = "fp32_precision"

@@ -20,9 +20,9 @@ from utils.errors import CheckpointError
 
 
 # maxsize: 16 results, because a network has a few sizes of windows.
-# inference_mode(False): torch cannot save a tensor that was made in inference mode for backward. If
-# the first call came from inference mode, a training would later get such a tensor from the cache
-# (test_a_network_first_used_in_inference_mode_still_trains).
+# inference_mode(False): if a tensor was made in inference mode, autograd cannot save it for
+# backward. If the first call came from inference mode, a training would later get such a tensor
+# from the cache (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
 def relative_position_index(window: Triple) -> Tensor:

@@ -33,8 +33,7 @@ def vrt_input_spec(design: Design, image_channels: int, spike_channels: int) -> 
     # So a whole window must fit into the frame, in each stage that has mutual attention. E.g. in
     # stage 4 the frame is 8 times smaller than the input, so a window of 8 x 8 needs an input of
     # 64 x 64 pixels.
-    #
-    # The largest scale of a stage with mutual attention. 0: no stage has mutual attention.
+    # The largest scale of a stage with mutual attention, or 0 if no stage has mutual attention.
     largest_scale = 0
     # entry: index of a stage in `depths`. scale: height of the input / height in this stage.
     for entry, scale in enumerate(STAGE_SCALES):

@@ -14,11 +14,11 @@ def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
     """Return x[rows], or x itself if `rows` is None.
 
     torch's own gradient of x[rows] is slow, because it allows for rows that are named twice and
-    adds up their gradients. The gradient here only copies rows. This is many times faster.
+    adds up their gradients. The gradient here only copies rows. Copying is many times faster.
 
     So if a gradient is needed, `rows` must name each row at most once. The fields `results` and
     `kept` of a chunk name each row once. The field `rows` of a chunk names row 0 at each padding,
-    too. So chunks.py passes it only where no gradient is needed.
+    too. So chunks.py passes `Chunk.rows` only where no gradient is needed.
     """
     if rows is None:
         return x

@@ -86,7 +86,7 @@ class Drop:
 
 
 def is_dropped(factor: Any) -> bool:
-    """Say whether a branch is skipped: whether its factor is the number 0.
+    """Say whether a branch is skipped, because its factor is the number 0.
 
     A branch whose factor is a tensor is never skipped, because reading the tensor would make the
     CPU wait for the GPU.

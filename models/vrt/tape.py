@@ -26,8 +26,8 @@ class Tape:
     is_recording: bool
     # Output and log-sum-exp of each call, in the order of the calls: out, sums, out, sums, ...
     recorded: list[Tensor] = field(default_factory=list)
-    # In the backward pass: an iterator over the recorded results. None: nothing was recorded, so
-    # the results are computed again.
+    # In the backward pass: an iterator over the recorded results. None if nothing was recorded.
+    # Without recorded results, the attention is computed again.
     playback: Iterator[Tensor] | None = None
     # The sum of bias and mask that is added to the logits, for each mask. Windows with the same
     # mask share one tensor. attention/cpu.py makes the keys.
@@ -41,9 +41,9 @@ def tape_of_forward(
 
     The attention of a layer with has_own_attention:
 
-        x needs a gradient                        ours, because it can keep its results
-        x needs no gradient, bfloat16             ours, because it is faster
-        x needs no gradient, another dtype        torch's, because ours is not faster
+        x needs a gradient                        our attention, because it can keep its results
+        x needs no gradient, bfloat16             our attention, because it is faster
+        x needs no gradient, another dtype        torch's attention, because ours is not faster
 
     has_own_attention: whether the layer can use our attention for CPUs (`Work` in work.py).
     keeps_results: whether the results are kept for backward, and not computed again.

@@ -55,9 +55,9 @@ Triple = tuple[int, int, int]  # frames, height, width
 # maxsize: 128 results, because training and validation together have a few sizes, each with several
 # windows and shifts. The tables are small compared with the weights. `mask_table`
 # (attention/kernels/regions.py) caches two tables for each of these results: change both together.
-# inference_mode(False): torch cannot save a tensor that was made in inference mode for backward. If
-# the first call came from inference mode, a training would later get such a tensor from the cache
-# (test_a_network_first_used_in_inference_mode_still_trains).
+# inference_mode(False): if a tensor was made in inference mode, autograd cannot save it for
+# backward. If the first call came from inference mode, a training would later get such a tensor
+# from the cache (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 def window_chunks(

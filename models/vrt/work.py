@@ -7,7 +7,7 @@ for which chunks and with which weights:
     y = InChunks.apply(x, work, *weights)           weights in the order of `names`
 
 What must stay: the order of the chunks (`Work.pieces`). The tape (tape.py) relies on this order,
-because its results have no names, and the last bits of the gradients depend on it.
+because its results have no names. The last bits of the gradients depend on this order, too.
 tests/parts/models/test_block.py notices a wrong gradient, but no change of last bits. Free to
 change: how a `Work` keeps its factors.
 """
@@ -77,8 +77,8 @@ class Work(NamedTuple):
     factors: Tensor | Sequence[Sequence[float]] | None = None
     # Whether `hidden` computes attention by our own operator for CPUs, which needs a tape.
     has_own_attention: bool = False
-    # Whether the forward pass keeps the results of this attention for backward. Otherwise backward
-    # computes the results again. Then a step takes more time and less memory.
+    # Whether the forward pass keeps the results of this attention for backward. If it is False,
+    # backward computes the results again, and a step takes more time and less memory.
     keeps_attention: bool = False
 
     def pieces(self, samples: int) -> Iterator[Piece]:

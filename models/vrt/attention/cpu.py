@@ -155,9 +155,9 @@ def _offset_of_round(
     windows of a round. E.g. 128 tokens, 6 heads, float32: a round has 7 windows, so the result is
     (42, 128, 128).
 
-    The sum is computed once for all chunks with this mask, and kept on the tape. The key there
-    has the address of the mask in memory. No other mask gets this address during the step, because
-    the list of chunks keeps the mask alive.
+    The sum is computed once for all chunks with this mask, and kept in `tape.offsets`. The key has
+    the address of the mask in memory. No other mask gets this address during the step, because the
+    list of chunks keeps the mask alive.
 
     q: (n, heads, T, hd).
     bias: (heads, T, T) or None.

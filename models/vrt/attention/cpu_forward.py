@@ -3,7 +3,8 @@
 This pass computes a few windows at a time (a round), so that their T x T matrices stay in the cache
 of a core. It computes e^x as 2^(x log2(e)), because exp2 is faster than exp. So the logits here are
 multiplied by log2(e). For each query it also returns the log-sum-exp, log2(sum over the keys of
-2^logit). With it the backward pass (cpu_gradients.py) computes the weights of the attention again.
+2^logit). With the log-sum-exp the backward pass (cpu_gradients.py) computes the weights of the
+attention again.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 
@@ -41,8 +42,8 @@ def cpu_attention(
     (n, heads, T, 1), float32 at least.
     """
     # A softmax usually subtracts the largest logit of each row, so that no exponential overflows.
-    # This takes one more pass over the T x T matrices. So try without it first. If a sum is near
-    # overflow or underflow (`_are_exact`), compute again and subtract.
+    # Subtracting takes one more pass over the T x T matrices. So compute without subtracting first.
+    # If a sum is near overflow or underflow (`_are_exact`), compute again and subtract.
     sums = _weighted_sums(q, k, v, offset, scale, subtracts=False)
     if not _are_exact(sums.of_rows):
         sums = _weighted_sums(q, k, v, offset, scale, subtracts=True)
@@ -135,9 +136,9 @@ def _are_exact(row_sums: Tensor) -> bool:
 def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
     """Return scale q k^T + offset for q, k (n, T, hd). The result is written to `out` (n, T, T).
 
-    offset: (n or more, T, T), or None for 0. It is made for a full round, and has the same numbers
-        for each window. The last round may have fewer windows, so only the first n entries are
-        used.
+    offset: (n or more, T, T), or None for 0. `offset` is made for a full round, and has the same
+        numbers for each window. The last round may have fewer windows, so only the first n entries
+        are used.
     """
     # baddbmm computes beta * added + alpha * q k^T.
     if offset is None:

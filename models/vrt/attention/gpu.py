@@ -11,11 +11,11 @@ windows and heads of these sizes (kernels/tiles.py). The kernels are in the fold
     several_passes.py   backward for larger windows
     launches.py         how many programs of each kernel run
 
-The kernels save copies and memory. torch's attention takes q, k and v as three tensors, and heads
-whose channels are a multiple of 8. So torch's attention needs transposed and padded copies, and it
-writes one gradient of the bias for each window. Our kernels read q, k and v from the single tensor
-that the linear layer has written. One launch computes all windows of a call, even if their masks
-differ.
+The kernels need fewer copies and less memory than torch's attention. torch's attention takes q, k
+and v as three tensors, and heads whose channels are a multiple of 8. So torch's attention needs
+transposed and padded copies, and it writes one gradient of the bias for each window. Our kernels
+read q, k and v from the single tensor that the linear layer has written. One launch computes all
+windows of a call, even if their masks differ.
 
 What must stay: the results up to rounding, which tests/parts/models/test_triton.py compares with
 float64. This test needs no GPU, because Triton's interpreter runs the kernels on a CPU.

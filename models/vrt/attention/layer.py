@@ -94,7 +94,7 @@ class WindowAttention(nn.Module):
         u: the normalised input. A position of a window holds a token, or padding, which is zero.
         chunk: the windows that are computed together, and their masks (chunk.py).
         w: the weights, in the dtype of u. The method `weights` gives their names.
-        tape, is_plain: they choose one of three forms of the attention (attention/window.py). No
+        tape, is_plain: the choice among three forms of the attention (attention/window.py). No
             caller gives a tape together with is_plain=True.
 
             is_plain    tape       form
@@ -167,7 +167,8 @@ class WindowAttention(nn.Module):
             constructor, T is smaller, too.
         """
         weights: Weights = {
-            # Added to the logits of self attention. It depends on the offset between two tokens.
+            # The bias of the logits of self attention, which depends on the offset between two
+            # tokens.
             "bias": self._relative_bias(tokens),
             "qkv_self": self.qkv_self.weight,
             "qkv_self_bias": self.qkv_self.bias,
@@ -189,8 +190,8 @@ class WindowAttention(nn.Module):
         # The index is for the window of the constructor. If a clip is smaller, its windows have
         # fewer tokens, and take the first T rows and columns of the index. This is right for a clip
         # with fewer frames. For a clip with less height or width, the entries are wrong, because
-        # they belong to other offsets between two tokens. Take the wrong entries all the same: the
-        # published network takes them, too.
+        # they belong to other offsets between two tokens. Take the wrong entries all the same,
+        # because the published network takes them, too.
         index = self.relative_position_index[:tokens, :tokens].reshape(-1)  # (T T,)
         rows = self.relative_position_bias_table.index_select(0, index)  # (T T, heads)
         bias = rows.view(tokens, tokens, -1).permute(2, 0, 1)  # (heads, T, T)

@@ -47,10 +47,10 @@ def window_attention(
 
     Returns (n, T, heads * hd).
     """
-    all_tokens = qkv.shape[1]  # those of both frames, if the attention is mutual
+    all_tokens = qkv.shape[1]  # with mutual attention, the tokens of both frames
     channels = qkv.shape[4]
     t = all_tokens // 2 if mutual else all_tokens  # tokens that attend to each other
-    # The caller gives a tape if it wants our CPU form.
+    # The caller gives a tape if our CPU form is to run.
     if not is_plain and tape is None and attention_has_kernel(qkv, t, channels):
         # Imported here, because Triton is not installed everywhere.
         from models.vrt.attention import gpu
@@ -58,7 +58,8 @@ def window_attention(
         return gpu.window_attention(qkv, bias, spans, scale, mutual)
 
     # Compute span by span, because the windows of a span share one mask. Cut by `split` and not by
-    # slices: for each slice autograd would allocate a gradient of the size of the whole qkv.
+    # slices, because for each slice autograd would allocate a gradient of the size of the whole
+    # qkv.
     results = []
     lengths = [span.stop - span.start for span in spans]
     for qkv_of_span, span in zip(qkv.split(lengths), spans, strict=True):
@@ -94,8 +95,8 @@ def attend(
     """
     added = logit_offset(bias, mask, q.dtype)  # (1, heads or 1, T, T), or None
     n, heads, _, channels = q.shape
-    # torch's fused kernels take only heads of certain widths, so add channels of zeros. They do not
-    # change the logits, because `scale` is given and does not depend on the width.
+    # torch's fused kernels take only heads of certain widths, so add channels of zeros. Zeros do
+    # not change the logits, because `scale` is given and does not depend on the width.
     padding = -channels % head_multiple(q)  # e.g. 4, from 20 channels to a multiple of 8
     if padding:
         q = F.pad(q, (0, padding))

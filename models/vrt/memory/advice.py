@@ -1,4 +1,4 @@
-"""Say which options make a training step smaller, for a step that ran out of memory.
+"""Say which options make a training step smaller, after a step ran out of memory.
 
 `out_of_memory_error` makes the error, and `suggest_changes` makes its option lines. The first lines
 change the result least.
@@ -66,9 +66,9 @@ def out_of_memory_error(
 def suggest_changes(
     train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec
 ) -> list[str]:
-    """Return option lines that make a training step smaller.
+    """Return option lines that make a training step smaller, e.g. "train.amp.enable=true".
 
-    The first lines change the result least. E.g. "train.amp.enable=true".
+    The first lines change the result least.
 
     data: datasets.train, or None in a notebook without datasets.
     spec: what the network requires.
@@ -109,7 +109,7 @@ def _fewer_clips_at_a_time(train: TrainOptions, data: LoaderOptions | None) -> s
 
 
 def _checkpointing_everywhere(netG: Section) -> str:
-    """Return the options with which backward recomputes every branch, or "" if it does already.
+    """Return the options with which backward recomputes every branch, or "" if they are set.
 
     The results stay the same, but a step takes more time. A branch is the attention or the MLP of a
     block of VRT. For another network the result is "", because its options lack these keys.

@@ -2,8 +2,9 @@
 
 `count_memory_use` runs the forward pass once with every branch recomputed, and notes what autograd
 has saved by the end of each module (`MemoryUse`). A branch is the attention or the MLP of a block,
-or the MLP at the end of a stage. Then branches.py measures the bytes that each branch would add if
-it was not recomputed. transient.py estimates the memory that a backward pass takes for a moment.
+or the MLP at the end of a stage. Afterwards branches.py measures how many more bytes autograd saves
+for a branch that is not recomputed. transient.py estimates the memory that a backward pass takes
+for a moment.
 
 What must stay, and which test notices (in tests/parts/models/test_fit_memory.py):
 
@@ -79,7 +80,7 @@ class _ForwardPass(NamedTuple):
     """A module that has run its forward pass."""
 
     module: Any
-    x: Tensor  # its input
+    x: Tensor  # input of the module
     saved: int  # bytes that autograd had saved by the end of this pass
 
 

@@ -1,8 +1,8 @@
 """Fit a training step to a memory budget: netG.checkpoint "auto".
 
-Autograd keeps tensors for backward. A block can instead compute a branch (attention or MLP) again
-in backward. This is called checkpointing. It saves memory and costs time. `fit_memory` chooses
-which branches are computed again:
+Autograd keeps tensors for backward. A block can instead recompute a branch (attention or MLP) in
+backward, which is called checkpointing. Checkpointing needs less memory and more time. `fit_memory`
+chooses which branches are recomputed:
 
     1. Let backward recompute all branches, and count what a step then needs (count.py).
     2. Go through the branches, beginning with the most work per byte. Keep the tensors of a branch,
@@ -136,7 +136,7 @@ def _activations(uses: list[MemoryUse]) -> Activations:
         block 2             10                     10           10       30   the peak
         end of forward      10                     10            0       20   kept
 
-    uses: one for each module, in the order of the forward pass.
+    uses: the memory use of each module, in the order of the forward pass.
     """
     kept_in_branches = 0  # bytes of the branches so far that are not recomputed
     peak = 0
@@ -156,5 +156,5 @@ def _activations(uses: list[MemoryUse]) -> Activations:
 
 
 def _is_recomputed(branch: Branch) -> bool:
-    """Say whether backward computes the branch again: the flag of its owner."""
+    """Say whether backward recomputes the branch: the value of the flag of its owner."""
     return getattr(branch.owner, branch.flag)

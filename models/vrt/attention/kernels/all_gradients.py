@@ -17,9 +17,9 @@ A * B is the product number by number, and A B the matrix product. In L and P, `
 scale q k^T + bias + mask.
 
 The forward kernel has saved O and L = log2(sum over the keys of 2^logit). P was not saved, because
-it has TOKENS x TOKENS numbers for each window and head. It is computed again, as in
-FlashAttention-2 (Dao 2023, arXiv 2307.08691). dS is not written for each window, either. A program
-sums dS in its registers, and writes one sum for its group of windows.
+it has TOKENS x TOKENS numbers for each window and head. P is computed again, as in FlashAttention-2
+(Dao 2023, arXiv 2307.08691). dS is not written for each window, either. A program sums dS in its
+registers, and writes one sum for its group of windows.
 
 P, dP and dS are computed transposed, (KEYS, QUERIES), because dV and dK need P^T and dS^T.
 Transposing them afterwards would be slower, because it needs shared memory.

@@ -139,8 +139,8 @@ def forward_kernel(
             )  # fmt: skip
             new_top = tl.maximum(top, tl.max(logits, 1))  # (QUERIES,)
             weights = tl.exp2(logits - new_top[:, None])  # (QUERIES, KEYS)
-            # (QUERIES,). 0 for the first tile of keys, 1 if the top has not changed. It is never
-            # NaN, because a mask adds a finite number, so `new_top` is not -infinity.
+            # (QUERIES,): 0 for the first tile of keys, 1 if the top has not changed. The factor is
+            # never NaN, because a mask adds a finite number, so `new_top` is not -infinity.
             factor = tl.exp2(top - new_top)
             total = total * factor + tl.sum(weights, 1)
             # tl.dot(a, b, c) is a b + c: here weights v + result * factor.

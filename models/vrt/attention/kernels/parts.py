@@ -22,8 +22,8 @@ Names in capitals are constants that Triton compiles into a kernel (`tl.constexp
 A row is what a tensor holds of one token: the channels of all heads. Rows are numbered through all
 windows, so token 5 of window 2 is row 2 * TOKENS + 5. A tile has no rows beyond its window, because
 TOKENS is a multiple of the sides of a tile (tiles.py). At the border of a clip, a window may have
-positions without a token. They are rows like all others here: their keys and values count, as in
-the published network, and the block leaves out their outputs (block.py).
+positions without a token. The kernels treat these positions like all other rows. Their keys and
+values count, as in the published network, and the block leaves out their outputs (block.py).
 
 What must stay:
 
@@ -302,8 +302,8 @@ def _logits(
     first_row, first_column: where the upper left element of the tile is in the matrix. x begins at
         token `first_row` of the window, and y at token `first_column`.
 
-    If you change how the bias is added, change `gradient_of_bias` (several_passes.py), too: it adds
-    the bias itself.
+    If you change how the bias is added, change `gradient_of_bias` (several_passes.py), too, because
+    this kernel adds the bias itself.
     """
     logits = tl.dot(x, tl.trans(y)) * exp2_scale
     if HAS_BIAS:

@@ -20,8 +20,8 @@ from models.vrt.chunk import Span
 # maxsize: 256 results, because windows.window_chunks caches 128 results, and each of them may need
 # two tables, one for self attention and one for mutual attention.
 # inference_mode(False): the first call may come from inference mode, and a training may get its
-# result from the cache. torch cannot save a tensor that was made in inference mode for backward
-# (test_a_network_first_used_in_inference_mode_still_trains).
+# result from the cache. If a tensor was made in inference mode, autograd cannot save it for
+# backward (test_a_network_first_used_in_inference_mode_still_trains).
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def mask_table(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 # The largest windows and heads that the kernels take. The published networks have windows of up to
 # 8 x 8 x 8 = 512 tokens, and heads of up to 30 channels. The kernels were not tried with larger
-# ones, so torch's attention computes these.
+# windows or heads, so torch's attention computes these.
 MOST_TOKENS = 512  # tokens in a window
 MOST_CHANNELS_OF_HEAD = 32
 
