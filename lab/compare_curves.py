@@ -35,7 +35,11 @@ from utils.run.history import read_history, run_names
 
 
 def main(argv: list[str]) -> int:
-    """Compare the curves, and write the figures and the plot. Returns the exit code, 0 or 1."""
+    """Compare the curves, and write the differences and the plot.
+
+    Returns the exit code: 0 if `rms` of the second run is at most the largest `rms` of the
+    repetitions, else 1.
+    """
     args = read_arguments(argv)
     names = run_names(args.runs)
     steps, curves = read_curves([*args.runs, *args.noise], args.tag, args.smooth)
@@ -50,8 +54,8 @@ def main(argv: list[str]) -> int:
     reference, curve_of_second, *curves_of_seeds = curves
     difference_of_runs = difference(curve_of_second, reference)
     differences_of_seeds = [difference(curve, reference) for curve in curves_of_seeds]
-    # If there are several seeds, take the largest difference of each figure. The figures may come
-    # from different seeds.
+    # For each of "rms", "largest" and "last", take the largest value of all seeds. The three values
+    # may come from different seeds.
     noise = {}  # e.g. {"rms": 0.02, "largest": 0.09, "last": 0.01}
     for key in difference_of_runs:
         noise[key] = max(of_seed[key] for of_seed in differences_of_seeds)
@@ -102,7 +106,7 @@ def read_curves(runs: list[Path], tag: str, smooth: int) -> tuple[list[int], np.
 
     Raises DataError if the runs have fewer common steps than `smooth`.
     """
-    # For each run: step -> value. `read_history` gives each scalar's (step, value) pairs, by name.
+    # For each run: step -> value. `read_history(run)[tag]` is the list of the pairs (step, value).
     histories = []
     for run in runs:
         histories.append({int(step): value for step, value in read_history(run)[tag]})

@@ -56,7 +56,8 @@ from models.vrt.layers import tf32
 from models.vrt.memory.fit_memory import MARGIN, fit_memory
 from tests.helpers.tensor_clip import restore_clip
 
-# Seconds for all measurements together. A measurement that is not finished then has failed.
+# Seconds for all measurements together. A measurement that is not finished after this time has
+# failed.
 BUDGET_S = 300.0
 
 # The figures of one measurement, e.g. {"s": 0.67, "peak GB": 5.1}.
@@ -146,14 +147,15 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        # At least a second: limit_s is negative if the measurements before took all the time.
+        # Give the process at least a second. If earlier measurements have used up the time, limit_s
+        # is negative.
         timer = threading.Timer(max(1.0, limit_s), process.kill)
         timer.start()
 
         assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
             if line.startswith("{"):  # other lines are messages of libraries
-                # A line has one name with its figures.
+                # A line is an object with a single entry: the name, and its figures.
                 [(name, figures)] = json.loads(line).items()
                 unfinished.remove(name)
                 yield name, figures
@@ -164,8 +166,8 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
         messages = process.stderr.read().splitlines()
 
     reason = messages[-1] if messages else "no message"
-    # The timer above kills the process, and the system kills it if memory runs out. A process that
-    # is killed leaves no message.
+    # A killed process leaves no message. Either the timer above has killed the process, or the
+    # system has killed it because memory ran out.
     if process.returncode == -signal.SIGKILL:
         reason = f"killed, by the limit of {limit_s:.0f} s for all, or because memory ran out"
     for name in unfinished:
@@ -174,8 +176,8 @@ def run_in_process(names: list[str], device: str, limit_s: float) -> Iterator[tu
 
 def measure_here(name: str, device: str) -> Figures:
     """Make a measurement in this process. Returns its figures, or {"failed": the reason}."""
-    # Free the memory that the measurement before this one has left. Otherwise less would be free
-    # for this measurement.
+    # The previous measurement may have left memory that is no longer used. Free this memory for the
+    # present measurement.
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -217,7 +219,7 @@ def prepare(
     dtype: "float32" for no autocast, else the dtype of autocast. Only `Setup.clip` uses it.
     checkpoint: whether every block is computed again in the backward pass.
     """
-    options = NAMED["006"]
+    options = NAMED["006"]  # arguments of VRT, for the network of the GoPro option files
     size = (6, 192, 192)  # frames, height, width of a training clip in the GoPro option files
     if device == "cpu" or small:
         options = NAMED["small"]
@@ -452,9 +454,9 @@ MEASUREMENTS: dict[str, Any] = {
     "curve, float32, seed 1": partial(curve, dtype="float32", seed=1),
     "curve, bfloat16, seed 0": partial(curve, dtype="bfloat16", seed=0),
 }
-# A new process begins with each of these measurements. Fewer processes would save time, because
-# each process loads torch and compiles kernels. More processes would lose fewer figures, because a
-# process that crashes loses the rest of its measurements.
+# With each of these three measurements, a new process begins. Fewer processes would save time,
+# because each process loads torch and compiles kernels. With more processes, a crash would lose
+# fewer figures, because a process that crashes loses the rest of its measurements.
 FIRST_OF_PROCESS = ("step, batch 8, no checkpointing", "ceilings", "step, batch 1, float32")
 
 

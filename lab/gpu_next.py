@@ -231,7 +231,7 @@ def graph(device: str) -> dict[str, Any]:
         s                 seconds of a step with a graph
         first bad         the modules that first gave NaN or Inf within the graph
 
-    A CPU has no graphs, so there the plain steps run twice.
+    A CPU has no graphs, so on a CPU the plain steps run twice.
     """
     # `prepare` makes a network, a clip and an optimizer. The optimizer is not used, because a
     # graph needs another form of Adam (`_adam`). `run_clip(net)` returns the network's output for

@@ -12,7 +12,7 @@ PSNR over the blurry frames in dB, for two ways to enlarge the grey picture
     bilinear +7.55
     bicubic +8.21
 
-A frame is restored with the last formula. All values are display values, like the values of the
+A frame is restored in these five steps. All values are display values, like the values of the
 frames:
 
     sharp_grey   what the grey camera sees of the sharp frame, at half its size

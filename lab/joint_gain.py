@@ -96,8 +96,8 @@ PARTS = {
 }
 # Condition -> value of --rig of scripts/prepare_gopro_spike.py. For every other condition, the
 # value is the name of the condition itself. --method joint assumes that a blurry frame is the mean
-# of light, and that light = (display value)^2.2. Each of these conditions breaks one assumption,
-# with fields of `RgbCamera` (data/cameras/rgb_camera.py):
+# of light, and that light = (display value)^2.2. Each condition of FALSE_FRAMES breaks one
+# assumption, with fields of `RgbCamera` (data/cameras/rgb_camera.py):
 #
 #     means   sum_gamma=2.2: a blurry frame is the mean of light^(1 / 2.2), i.e. of display values
 #     curve   gamma=1.8 and contrast=0.3: a display value is an S-shaped curve of light^(1 / 1.8)

@@ -207,7 +207,7 @@ def measure_start(options: Path, steps: int, repository: Path = ROOT) -> dict[st
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     assert status == 0, f"the training ended with status {status}"
-    peak_bytes = usage.ru_maxrss * 1024  # Linux counts it in KiB
+    peak_bytes = usage.ru_maxrss * 1024  # Linux counts ru_maxrss in KiB
     return {
         "seconds": seconds,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,

@@ -153,8 +153,8 @@ def _corner_index(first_index, y, x, W, C: tl.constexpr):
 def _is_corner(is_used, y, x, H, W):
     """Return whether a corner may be read or written, (ROWS, PAD) bool.
 
-    The result is true if the corner is in the image and `is_used` is true. Otherwise the address of
-    the corner may belong to another image, or to no tensor.
+    The result is true if the corner is in the image and `is_used` is true. Any other corner has an
+    address that may belong to another image, or to no tensor.
     """
     is_in_image = (y >= 0) & (y < H) & (x >= 0) & (x < W)  # (ROWS,)
     return is_in_image[:, None] & is_used

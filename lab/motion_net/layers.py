@@ -30,7 +30,7 @@ class Layer:
     """
 
     light: np.ndarray  # (n, n) what it shows, linear light in [0, 1]
-    cover: np.ndarray  # (n, n) 1 where it hides what is behind it, 0 where it does not
+    cover: np.ndarray  # (n, n) 1 where it hides the layers behind it, 0 elsewhere
     center: np.ndarray  # (2,) x and y of the point about which it turns, in pixels of the scene
     trajectory: np.ndarray  # (N, 2) x and y of its shift at INSTANTS, in pixels
     turn: np.ndarray  # (2,) angle in radians: turn[0] * tau + turn[1] * tau^2

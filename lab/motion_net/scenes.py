@@ -6,10 +6,10 @@ sharp instant is nearly the middle of the exposure. Motions are functions of tau
 sharp instant in halves of an exposure (instants.py). N is the number of INSTANTS, the times at
 which a scene is drawn.
 
-What must stay: each draw, and the order of the draws. Otherwise the same seed gives other scenes
-than in the shipped training. No test notices. Free to change, for the next training: the ranges of
-the draws. The ranges were chosen by hand, so that they contain the motions that users film. No
-measurement of other ranges is recorded.
+What must stay: each draw, and the order of the draws. With other draws or another order, the same
+seed gives other scenes than in the shipped training. No test notices this. Free to change, for the
+next training: the ranges of the draws. The ranges were chosen by hand, so that they contain the
+motions that users film. No measurement of other ranges is recorded.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
 data/spike/simulate.py has a similar sensor, for the clips of users. The sensor of this file is
 faster, because its noise is uniform instead of normal.
 
-What must stay: the order of the draws and of the multiplications. Otherwise the same seed gives
-other spikes than in the shipped training.
+What must stay: the order of the draws and of the multiplications. With another order, the same seed
+gives other spikes than in the shipped training.
 """
 
 from dataclasses import dataclass

@@ -91,8 +91,8 @@ class AllMethods:
 
         equations = inputs.equations
         proposal = equations.proposal(z_0)  # a frame that solves the equations along the motion
-        # The control (PLAIN) gets hidden equations and a hidden proposal instead. Without a motion,
-        # the proposal is z_0 itself.
+        # The PLAIN runs, i.e. the control, get equations that hide the motion, and the proposal of
+        # these equations. The proposal is z_0 itself.
         hidden_equations = HiddenEquations(equations)
         hidden_proposal = hidden_equations.proposal(z_0)
 

@@ -139,8 +139,8 @@ def samples_of_kinds(
 ) -> dict[str, dict[str, list[Sample]]]:
     """Return the samples of a part for both kinds of runs: {kind: {name of a set: its samples}}.
 
-    `hidden_sample` makes the equations of each sample now. Otherwise the first training would make
-    the equations, and would take more CPU time than the next trainings.
+    `hidden_sample` makes the equations of each sample here, before the trainings. If the first
+    training made the equations, it would take more CPU time than the next trainings.
     """
     operator = read_saved(OPERATOR_WEIGHTS)
     _, fusion = motion_network(operator, motion_net_file)

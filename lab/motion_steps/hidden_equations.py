@@ -40,8 +40,8 @@ HIDDEN_PULLS = torch.tensor(
         True,  # 3: change of the grey value by the equations of the spikes
         True,  # 4: error of the equations of the blurry frame at the present frame
         True,  # 5: error of the equations of the spikes at the present frame
-        # 6: by how much the spikes of the sharp instant are brighter than the present frame. The
-        # control may see this, because it needs no motion.
+        # 6: grey value by the spikes of the sharp instant, minus the grey value of the present
+        # frame. The control may see this channel, because it needs no motion.
         False,
     ]
 )

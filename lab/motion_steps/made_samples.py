@@ -108,9 +108,10 @@ def samples_of(
     E.g. "seven_dim" has 2 clips of 4 frames from each of the 7 training videos, so 56 samples.
 
     The clips are written to <out>/data, and the samples to <out>/samples. If the file of the
-    samples exists, the samples are read from this file. Delete the file if a change of the program
-    would give other samples: another first estimate, another motion or another proposal (the frame
-    that solves the equations along the motion). lab/vrt_curve.py calls this function as well.
+    samples exists, the samples are read from this file. If a change of the program gives other
+    first estimates, motions or proposals, delete the file, because it holds the old samples. A
+    proposal is a frame that solves the equations along the motion. lab/vrt_curve.py calls this
+    function as well.
 
     name: the name of the set, e.g. "seven_dim", a key of SETS.
     clip_set: how the clips are made.
@@ -136,7 +137,7 @@ def samples_of(
         crop=clip_set.crop,
     )
     samples = []
-    net = operator.build()
+    net = operator.build()  # the module of the operator
     for reader in readers_of_set(folder, clip_set.calibration, operator):
         samples += samples_of_clip(reader, net, find_motion)
 
@@ -166,6 +167,8 @@ def samples_of_clip(reader: DatasetClip, net: nn.Module, find_motion: Finder) ->
             estimate = net(frame["lq"][None, None], frame["spike"][None, None])[0, 0]
         z_0 = estimate.clamp(0, 1)  # the first estimate of the sharp frame
         motion = find_motion(recording, clip.view, gain)
+        # `SpikePixels` maps a frame to the spike pixels. `Equations` says what both cameras must
+        # have recorded of the sharp frame, along the motion.
         pixels = SpikePixels(clip.view, CPU)
         equations = Equations(
             recording,

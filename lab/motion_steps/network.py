@@ -47,7 +47,7 @@ def motion_network(
         "step_count": STEP_COUNT,
     }
     # The option `motion_by` says what finds the motion. "both" means the small network and DIS.
-    # Without the option, DIS finds it.
+    # Without the option, DIS finds the motion.
     if network:
         fusion["motion_by"] = "both"
     # `resolve` checks the options and adds the defaults of missing options. `plain` makes a dict.

@@ -78,7 +78,8 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
                     `HiddenEquations`.
         proposal    It is already in the sample, so the first estimate replaces it here.
 
-    Call this before the training. Equations that a sample already keeps would not be hidden.
+    Call this function before the training. If a sample already keeps its equations, they are not
+    hidden.
     """
     for samples_of_set in samples.values():
         for sample in samples_of_set:

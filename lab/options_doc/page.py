@@ -154,7 +154,7 @@ def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
 
 
 def _continues(longer: str, text: str) -> bool:
-    """Return whether `longer` is `text` (without its last ".") and more."""
+    """Return whether `longer` begins with `text` (without the "." at its end) and goes on."""
     return longer != text and longer.startswith(text.rstrip("."))
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from data.clips.pictures import read_bgr
 
-# A pixel counts as moving if the blurry and the sharp frame differ by more than this, in levels of
-# 8 bits. A lower limit would count noise as motion.
+# A pixel counts as moving if the blurry and the sharp frame differ by more than this number of
+# levels of 8 bits. A lower limit would count noise as motion.
 MOVING_LEVELS = 12
 # Pixels within this distance of a moving pixel count as moving, too, because a restored edge may
 # lie beside the true edge.

@@ -26,8 +26,8 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
 
         states a file              how often the start asks for the state of a file, divided by the
                                    number of files in the set
-        opens a file               how often it opens a file, divided by the same number
-        lists a file               how often it lists a folder, divided by the same number
+        opens a file               how often the start opens a file, divided by this number
+        lists a file               how often the start lists a folder, divided by this number
         s more at 0.5 ms a call    the time that the start spends on the files of the set if each
                                    call to the file system takes 0.5 ms longer, as over a network
     """

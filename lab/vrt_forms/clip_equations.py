@@ -55,7 +55,7 @@ class ClipEquations:
             3         change of the grey value by the equations of the spikes
             4         error of the equations of the blurry frame at z
             5         error of the equations of the spikes at z
-            6         by how much the spikes of the sharp instant are brighter than z
+            6         grey value by the spikes of the sharp instant, minus the grey value of z
 
         z: the present frames, (3, N * H, W).
         """

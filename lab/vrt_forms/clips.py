@@ -134,7 +134,7 @@ def gain_db(restored: Tensor, z_0: Tensor, sharp: Tensor) -> float:
     z_0: (N, 3, H, W), the frames before the network. weights/operator.pth has restored them.
     sharp: (N, 3, H, W), the true frames.
     """
-    # z_0 lies in [0, 1] already.
+    # z_0 needs no clamp, because it lies in [0, 1] already.
     restored = middle_square(restored).clamp(0, 1)
     z_0 = middle_square(z_0)
     sharp = middle_square(sharp)

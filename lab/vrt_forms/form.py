@@ -1,7 +1,8 @@
 """The base class of all forms. A form is one place where attention over frames may be added.
 
 A form has the data, two networks and their tests. The network "attention" has attention over
-frames. The network "control" has none, and has about the same number of parameters.
+frames. The network "control" has none, and has about the same number of parameters. E.g. in the
+form "motion" (motion.py), both networks find the motion within an exposure.
 
 What must stay: both networks of a form get the same data
 (test_both_networks_of_a_form_are_trained_for_the_same_time). Free to add: a form, i.e. a subclass
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 ATTENTION = "attention"
 CONTROL = "control"
 ARMS = (ATTENTION, CONTROL)
-# How bright the scenes of the tests are, from dark to bright. Each name is an entry of NAMED in
-# data/cameras/rig_values.py. The entry has the brightness and the cameras of a simulated recording.
+# The light of the tests, from dark to bright. A light is an entry of NAMED in
+# data/cameras/rig_values.py, which has the brightness and the cameras of a simulated recording. The
+# entry "rig" has its name from its cameras. It is brighter than "dim", and darker than "ideal".
 LIGHTS = ("dim", "rig", "ideal")
 # Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. In the
 # form "motion" a score is an error in pixels, and less is better. In the forms "prior" and "behind"
@@ -62,8 +64,8 @@ class Form(ABC):
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
         """Draw the data of a step, and return the loss of the network on these data.
 
-        rng: draws the data. `Training` gives both networks an rng with the same seed. If each step
-            draws equally many numbers for both, step n of both networks sees the same data.
+        rng: draws the data. `Training` gives both networks an rng with the same seed. So draw
+            equally many numbers for both networks: then step n of both sees the same data.
         """
 
     @abstractmethod

@@ -114,9 +114,9 @@ class Prior(nn.Module):
 class StepsWithPrior(MotionSteps):
     """The shipped learned steps for a clip, with a prior between them.
 
-    `MotionSteps.all_steps` calls `net` with two tensors. They do not say how many frames the clip
-    has, or how many spikes. So set `frame_count` and `is_dim` before each call of `all_steps`, as
-    `steps_of_clip` (prior.py) does.
+    `MotionSteps.all_steps` calls `net` with two tensors. The tensors do not say how many frames the
+    clip has, or how many spikes. So set `frame_count` and `is_dim` before each call of `all_steps`,
+    as `steps_of_clip` (prior.py) does.
     """
 
     def __init__(self, prior: Prior) -> None:

@@ -67,7 +67,7 @@ class Training:
             return self.points[seconds]
         # The present weights are the weights of each point that the last step has passed. E.g. the
         # last step lasted from 0.9 s to 2.5 s: the points at 1 s and at 2 s have these weights. A
-        # point before 0.9 s would need older weights. They are gone.
+        # point before 0.9 s would need older weights, but older weights are not kept.
         if seconds < self.seconds_before:
             sys.exit(
                 f"{self.file} has already been trained for {self.seconds:.0f} s, longer than the "
@@ -112,7 +112,7 @@ class Training:
     def save(self) -> None:
         """Write the state of the training to its file.
 
-        `load` reads what is written here, so change both together
+        `load` reads what `save` writes, so change both methods together
         (test_a_stopped_training_goes_on_where_it_was).
         """
         state = {
