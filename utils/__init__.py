@@ -1,6 +1,7 @@
 """What everything else may import.
 
     contract.py          interfaces between data, networks and programs
+    words.py             a count with its noun, as messages write it
     errors.py            errors that a user sees, and exit codes
     secrets.py           hides secrets in options, errors and the log
     arguments.py         numbers of a command line

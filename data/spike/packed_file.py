@@ -19,8 +19,6 @@ tests/parts/data/test_published_streams.py (published files pass)
 
 import numpy as np
 
-from utils.words import counted
-
 from .errors import PathLike, SpikeFileError
 from .geometry import SPS100_SIDE, SpikeGeometry
 from .headers import HEAD_BYTES, refuse_other_format
@@ -81,7 +79,9 @@ def planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str
     shape = f"{geometry.height} x {geometry.line_width}"
     content = f"no plane of {shape}"
     if planes:
-        content = f"{counted(planes, 'plane')} of {shape} and {counted(bytes_left, 'byte')} more"
+        plane_noun = "plane" if planes == 1 else "planes"
+        byte_noun = "byte" if bytes_left == 1 else "bytes"
+        content = f"{planes} {plane_noun} of {shape} and {bytes_left} {byte_noun} more"
     raise SpikeFileError(
         what=f"spike file of {size} bytes holds {content}",
         where=str(path),
