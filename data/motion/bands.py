@@ -16,8 +16,9 @@ more than `MOST_PIXELS` pixels is solved band by band, and the solutions are joi
     row H                     +--------------+
 
 The equations treat a band as a small frame: its rows, and the spike pixels that see these rows.
-A band lacks the light that moves into it from the rows beyond its border. So its solution is wrong
-near this border, and the rows there are taken only from the neighbouring band.
+A band lacks the light that moves into it from the rows beyond its border. So the solution of the
+band is wrong near this border, and the rows near the border are taken only from the neighbouring
+band.
 
 data/motion/restorer.py calls these functions. The motion is found on the whole frame, before the
 frame is divided. The spike camera has planes of h x w pixels, and the frame has H x W RGB pixels.
@@ -40,9 +41,10 @@ from data.motion.exposure import Recording
 from data.motion.shifts import Motion
 from data.motion.view import View
 
-# A frame of more pixels is divided into bands of at most this number of pixels, because the
-# equations of 2^20 pixels take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000 stay whole. A
-# larger value takes more memory. With a smaller value, more rows are computed twice.
+# A frame of more than MOST_PIXELS pixels is divided into bands of at most MOST_PIXELS pixels,
+# because the equations of 2^20 pixels take 3 GB. A frame of 1280 x 720 and a frame of 1000 x 1000
+# stay whole. With a larger value, the equations take more memory. With a smaller value, more rows
+# are computed twice.
 MOST_PIXELS = 2**20
 # OVERLAP is the number of rows that two neighbouring bands share. FADE is the number of rows in the
 # middle of the overlap, in which the frame changes from one band to the other. So the frame has
@@ -71,8 +73,8 @@ LEAST_ROWS = 3 * OVERLAP
 class Band:
     """Rows of a frame, and the spike pixels that see them.
 
-    The equations treat a band as a small frame. Its methods `of_...` cut the part of the band out
-    of what belongs to the whole frame.
+    The equations treat a band as a small frame. The methods `of_...` take something of the whole
+    frame, e.g. a picture, and return the part that belongs to the band.
     """
 
     # Rows of the frame, e.g. slice(320, 640).
@@ -119,8 +121,8 @@ def bands_of(view: View, most_pixels: int = MOST_PIXELS) -> list[Band]:
         whole_plane = (slice(0, plane_height), slice(0, plane_width))
         return [Band(whole_frame, whole_plane, view)]
 
-    # A spike pixel belongs to a band if one of its points lies on the rows of the band. It may
-    # belong to two bands.
+    # A spike pixel belongs to a band if one of its points lies on the rows of the band. So a spike
+    # pixel may belong to two bands.
     first_y, last_y = _rows_of_spike_pixels(view)  # (h, w) each
     bands = []
     for begin, end in _rows_of_bands(height, most_rows=max(most_pixels // width, LEAST_ROWS)):
@@ -192,8 +194,9 @@ def _make_band(view: View, begin: int, end: int, sees_band: np.ndarray) -> Band:
     band_to_plane[1, 2] = rows.start  # added to y
     frame_to_band = np.eye(3)
     frame_to_band[1, 2] = -begin  # added to y
-    # `View.all_rows` is None if the view shows the whole frame. It is set if the view is a band
-    # itself. The new band then has the same whole frame.
+    # `View.all_rows` is None if the view shows the whole frame. If the view is a band itself,
+    # `View.all_rows` is the number of rows of the whole frame, and the new band gets the same
+    # number.
     height, width = view.size
     rows_of_frame = height if view.all_rows is None else view.all_rows
     view_of_band = replace(

@@ -3,7 +3,7 @@
 Optical flow searches the shift of a pixel anew for each time (data/motion/flow.py), so its errors
 differ from time to time. But an object has a mass, so it moves along a smooth curve. A curve has 3
 coefficients in place of 8 shifts, so the errors of the shifts average out. On the photographs of
-lab/joint_gain.py, this step alone lowered the end-point error from 1.30 to 1.24 pixels.
+lab/joint_gain.py, smoothing alone lowered the end-point error from 1.30 to 1.24 pixels.
 
     shifts -> curves    for each pixel, the curve of third degree that is nearest to its shifts
     curves -> curves    the shake of the camera is added, because such a curve cannot follow it
@@ -11,9 +11,9 @@ lab/joint_gain.py, this step alone lowered the end-point error from 1.30 to 1.24
 K is the number of times, 9: the sharp instant and 8 other times. H x W is the size of a frame.
 Shifts are x and y in RGB pixels. Times are planes after the sharp instant: 0 is the sharp instant.
 
-What must stay: a curve is 0 at the sharp instant. With other curves, the weights of the fusion
-"motion" fit a little worse, because they were trained with motions along these curves. The fusion
-"motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: a curve is 0 at the sharp instant. The fusion operator "motion"
+(models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its weights were
+trained with motions along these curves. With other curves, the weights fit a little worse.
 
 Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes. It
 does not guard RIDGE and STEP_OF_SHAKE: it passes with RIDGE = 0 or 0.01, and STEP_OF_SHAKE = 1.
@@ -29,7 +29,8 @@ DEGREE = 3
 # fit the shifts if there are fewer times than DEGREE. (This is rare: an exposure has eight times
 # beside the sharp instant.)
 RIDGE = 1e-4
-# The shake is a median over the pixels. Each fourth row and column has enough pixels for it.
+# The shake is a median over the pixels. The pixels of every fourth row and column are enough for
+# this median.
 STEP_OF_SHAKE = 4
 
 
@@ -45,7 +46,7 @@ def curves_of(
     E.g. the times -40, -20, 0, 24, 48 are tau = -0.83, -0.42, 0, 0.5, 1. The coefficients are in
     RGB pixels.
 
-    Its coefficients have the least sum over the times
+    The coefficients of a pixel are the coefficients that make this sum over the times least:
 
         sum_k w_k |q(tau_k) - shift_k|^2                w_k = 1 / error_k^2
 

@@ -12,10 +12,10 @@ equations of both cameras need each spike, so they read a `Recording`:
 A frame has H x W RGB pixels. `RecordedClip` (recording.py) reads the recordings of a clip.
 data/cameras/frame_planes.py says which planes belong to an exposure.
 
-What must stay: the numbers of `spike_rates`. The shipped weights of the fusion "motion" were
-trained on pictures and gains that are made of these rates. test_exposure.py works out rates and
-windows by hand. The fusion "motion" takes learned steps along the motion
-(models/fusion/fusion_motion.py).
+What must stay: the numbers of `spike_rates`. The fusion operator "motion"
+(models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its shipped
+weights were trained on pictures and gains that are made of these rates. test_exposure.py works out
+rates and windows by hand.
 
 Tests: tests/parts/data/test_exposure.py
 """
@@ -35,8 +35,8 @@ class Recording:
     """What both cameras recorded during one exposure, and the spikes around it.
 
     E.g. an exposure has 60 planes, with 30 more planes on each side. Then the stream has 120
-    planes, `begin` is 30 and `end` is 90. If the sharp frame is the middle of plane 60, `sharp` is
-    60.5.
+    planes, `begin` is 30 and `end` is 90. If the sharp frame shows the middle of plane 60, `sharp`
+    is 60.5.
     """
 
     blurry: np.ndarray  # (H, W, 3) float32, display values in [0, 1], R, G, B
@@ -54,15 +54,16 @@ class Recording:
         """Return (first plane, plane after the last) of a window around a time.
 
         E.g. 9 planes around the time 44.5 are the planes 40 to 48, so the window is (40, 49).
-        Planes before or after the stream are left out. At least one plane is left: the nearest one.
+        Planes before or after the stream are left out. If all planes of a window would be left out,
+        the window is the plane of the stream that is nearest to this window.
 
         time: the middle of the window. data/motion/joint/ passes the sharp instant, and
         spike_pictures.py passes any time of the exposure.
         planes: the length of the window, which need not be a whole number.
         """
-        # `round` rounds a half to the even number, so the window may have a plane more or less.
-        # E.g. 9 planes around 44.0 reach from 39.5 to 48.5, which becomes (40, 48): 8 planes.
-        # Around 45.0 the window is (40, 50): 10 planes.
+        # `round` rounds a half to the even number, so the window may have one plane more or one
+        # plane less than `planes`. E.g. 9 planes around 44.0 reach from 39.5 to 48.5, which becomes
+        # (40, 48): 8 planes. Around 45.0 the window is (40, 50): 10 planes.
         wanted_begin = round(time - planes / 2)
         wanted_end = round(time + planes / 2)
         # Keep the window within the stream, with one plane or more. A window before the stream

@@ -1,7 +1,8 @@
 """Choose what finds the motion within an exposure: DIS, a network, or both.
 
-The fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py). Its
-weights say which of the three (`finder_of`):
+The fusion operator "motion" (models/fusion/fusion_motion.py) is a part of a network. It improves a
+first estimate of the sharp frame by learned steps along the motion. Its weights say which of the
+three finds the motion (`finder_of`):
 
     dis      DIS, an optical flow (flow.py), also used by `--method joint`
     network  a small network (learned.py)
@@ -42,8 +43,10 @@ Finder = Callable[[Recording, View, np.ndarray], Motion]
 def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.device) -> Finder:
     """Return the function that finds a motion: by DIS, by the network, or by both.
 
-    name: what the weights say. "both" is DIS in good light, and a mean of the two in dim light.
-    network: may be None if the name is "dis". device: where the network computes.
+    name: what the weights say. "both" is DIS in good light, and the mean of both motions in dim
+    light.
+    network: the network of motion. It may be None if the name is "dis". device: where the network
+    computes.
     """
     if name == "dis":
         return motion_by_dis
@@ -56,9 +59,9 @@ def finder_of(name: FinderName, network: MotionNetwork | None, device: torch.dev
     def by_both(recording: Recording, view: View, gain: np.ndarray) -> Motion:
         """Return the motion of DIS in good light, and the mean of both motions in dim light."""
         # DIM_SPIKES = 5 was chosen on dim frames of the training videos and stills, by the PSNR of
-        # the solution of the equations (joint/). Compared with the motion of DIS, the mean of both
-        # motions gains 0.1 to 0.3 dB below 5 spikes in a pixel of median light. With 5 to 18 spikes
-        # it loses up to 0.1 dB. With the limit 0,
+        # frames that solve the equations of both cameras (data/motion/joint/). Below 5 spikes in a
+        # pixel of median light, the mean of both motions gains 0.1 to 0.3 dB over the motion of
+        # DIS. With 5 to 18 spikes, the mean loses up to 0.1 dB. With the limit 0,
         # test_in_dim_light_both_is_the_mean_of_network_and_dis fails.
         if median_spikes(recording) >= DIM_SPIKES:
             return motion_by_dis(recording, view, gain)

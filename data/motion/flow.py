@@ -2,9 +2,9 @@
 
 The sharp instant is the time of the wanted sharp frame. The motion is the shift of each pixel from
 the sharp instant to nine times of the exposure (shifts.py; the sharp instant is one of them).
-`motion_of` searches it twice. The first search finds shifts between noisy pictures. Along these
-shifts, the pictures are averaged to one picture with little noise. The second search begins from
-this picture, so it is more exact.
+`motion_of` searches the motion twice. The first search finds shifts between noisy pictures. Along
+these shifts, the pictures are averaged to one picture with little noise. The second search begins
+from this picture, so it is more exact.
 
     1   pictures      grey pictures at all times, made of the spikes (spike_pictures.py)
         first search  DIS, an optical flow (Kroeger et al., ECCV 2016), from the picture of the
@@ -27,10 +27,11 @@ Few spikes make noisy pictures, so two limits on the number of spikes (light.py)
     dim      below DIM_SPIKES, so even fewer: no search is quick, and no shake of the camera is
              added to the curves
 
-What must stay: the motions and the expected errors. The weights of the fusion "motion" were trained
-with these motions. If you change a constant, the weights fit a little worse until they are trained
-anew. docs/benchmarks/quality_details.md, "What finds the motion", says what each part of the search
-gains. The fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: the motions and the expected errors. The fusion operator "motion"
+(models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its weights were
+trained with the motions of this file. If you change a constant, the weights fit a little worse
+until they are trained anew. docs/benchmarks/quality_details.md, "What finds the motion", says what
+each part of the search gains.
 
 Tests: tests/parts/data/test_flow.py. It compares motions and expected errors with the true motion
 of simulated scenes.
@@ -63,7 +64,7 @@ def motion_of(
     view: where the spike pixels lie on the frame.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     start_motion: a motion at which the search of each time begins, e.g. the motion of a network.
-    None: each search begins at the shifts of a nearer time (`_first_search`).
+    If it is None, each search begins at the shifts of a nearer time (`_first_search`).
     """
     # Number of spikes in the exposure, for a pixel of median light.
     spikes = median_spikes(recording)
@@ -103,9 +104,9 @@ def _first_search(
     dis: the optical flow that searches. picture_at: time -> its picture, (H, W) uint8.
     search_times: 8 times, in the order of `motion_times`: four before the sharp instant, then four
     after it, and on each side the nearest time first.
-    start_motion: a motion at which the search of each time begins. None: a search begins at the
-    shifts of the time before it in this order, continued at the same speed. The nearest time on
-    each side begins without motion.
+    start_motion: a motion at which the search of each time begins. If it is None, a search begins
+    at the shifts of the previous time in `search_times`, continued at the same speed. The nearest
+    time on each side begins without motion.
     """
     # `motion_times` gives first the four times before the sharp instant, then the four after it.
     times_before = search_times[: len(INSTANTS)]
@@ -195,8 +196,8 @@ def _has_search_back(index: int, sharp: int) -> bool:
         index           0   1   2   3   4 (sharp)   5   6   7   8
         search back     x       x                       x       x
 
-    With a search back at all times, the motion takes a sixth more time, and the PSNR changes by
-    -0.02 to +0.01 dB.
+    With a search back at all times, finding the motion takes a sixth more time, and the PSNR
+    changes by -0.02 to +0.01 dB.
 
     index, sharp: positions of the time and of the sharp instant among all times.
     """
@@ -237,7 +238,7 @@ def _mean_picture(pictures: list[np.ndarray], shifts: np.ndarray) -> np.ndarray:
 #
 #                                                    noisy pictures    others (preset MEDIUM)
 #     side of a square in pixels                     16, PATCH         8
-#     from the begin of a square to the next one     4, STRIDE         3
+#     from the edge of a square to the next square   4, STRIDE         3
 #
 # Small squares find small things that move on their own, but follow the noise. Chosen by hand.
 PATCH = 16
@@ -260,7 +261,8 @@ def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
 
 
 # A quick DIS has squares that are farther apart, and fewer refinement steps on each scale (MEDIUM
-# has 5). No test notices other values. `_make_quick_dis` says what they gain and cost.
+# has 5). No test notices other values. `_make_quick_dis` says how much time a quick DIS saves, and
+# how much PSNR it costs.
 QUICK_STRIDE_MORE = 1  # pixels that are added to the stride
 QUICK_REFINEMENT = 2  # refinement steps on each scale
 
@@ -268,8 +270,8 @@ QUICK_REFINEMENT = 2  # refinement steps on each scale
 def _make_quick_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
     """Make the optical flow DIS, faster and less exact than from `_make_dis`.
 
-    It saves a tenth of the time of a frame and costs 0.01 dB. In dim light it would cost 0.04 dB,
-    so `motion_of` then uses the exact DIS for all searches. In other light:
+    A quick DIS saves a tenth of the time of a frame and costs 0.01 dB. In dim light it would cost
+    0.04 dB, so in dim light `motion_of` uses the exact DIS for all searches. In other light:
 
         first search                                            quick
         second search there, at times with a search back        exact

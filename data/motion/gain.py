@@ -3,8 +3,8 @@
     gain = spikes per plane / light
 
 The light comes from the blurry frames, because both cameras collect the same light in an exposure.
-So the threshold of the sensor and its fixed pattern need not be known. `RecordedClip.gain`
-(recording.py) asks for two things:
+So the threshold of the sensor and its fixed pattern need not be known. `RecordedClip`
+(recording.py) calls two functions:
 
     gain_over_exposures     the gain for a clip, and which pixels can be trusted
     gain_in_exposure        the gain for one exposure, if the RGB camera changed its exposure time
@@ -18,10 +18,10 @@ E.g. one frame is exposed only half as long as the others. The frame shows the s
 bright, but the spikes per plane are the same. So the level and the gain are twice as large. The
 gain of a clip is the gain at the median level of its frames.
 
-What must stay: the numbers of both functions. The shipped weights of the fusion "motion" were
-trained on grey values rate / gain. With other gains the weights still run, but fit a little worse.
-test_gain.py compares gains with the known rates of simulated cameras. The fusion "motion" takes
-learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: the numbers of both functions. The fusion operator "motion"
+(models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its shipped
+weights were trained on grey values rate / gain. With other gains the weights still run, but fit a
+little worse. test_gain.py compares gains with the known rates of simulated cameras.
 
 Tests: tests/parts/data/test_gain.py, tests/stories/test_motion_weights.py (cameras that change
 their exposure, broken pixels, a clipped sky)
@@ -61,8 +61,8 @@ class ExposureLight(NamedTuple):
         """Return the level of the frame: the sum of its spikes per plane over the sum of its light.
 
         A clipped pixel of the frame shows too little light. E.g. if a lamp comes into view, the
-        spikes increase more than the light of the frame, as after a change of the exposure time. So
-        clipped pixels are left out:
+        spikes increase more than the light of the frame, and this looks like a change of the
+        exposure time. So clipped pixels are left out:
 
             some pixels are good and not clipped    these pixels count
             all good pixels are clipped             the good pixels count
@@ -126,10 +126,10 @@ def _display_correction(rates: np.ndarray) -> np.ndarray:
 # ---- The gain for a clip -----------------------------------------------------------------------
 
 # 3 spikes are added to the spikes of each pixel, and the light that gives 3 spikes at the usual
-# gain is added to the light of the pixel (`gain_over_exposures` has an example). Otherwise the gain
-# of a pixel with one or no spike would be noise. The gain of a pixel with many spikes hardly
-# changes. Tried: any value from 3 to 30 gives the same PSNR within 0.02 dB, on dim and on bright
-# clips. The value 400 loses up to 0.04 dB. No test notices another value.
+# gain is added to the light of the pixel (`gain_over_exposures` has an example). Without these 3
+# spikes, the gain of a pixel with one or no spike would be noise. The gain of a pixel with many
+# spikes hardly changes. Tried: any value from 3 to 30 gives the same PSNR within 0.02 dB, on dim
+# and on bright clips. The value 400 loses up to 0.04 dB. No test notices another value.
 USUAL_SPIKES = 3.0
 
 
@@ -173,9 +173,9 @@ def gain_over_exposures(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.
 def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
     """Return the exposures from which the gain can be measured.
 
-    Two kinds of exposures are left out: without any spike, and with a saturated spike camera (a
-    camera that fires in nearly every plane). If no exposure is left, all are returned, because the
-    caller needs a gain. Its value hardly matters then: the restored frames are not improved from
+    An exposure is left out if it has no spike, or if the spike camera is saturated (fires in nearly
+    every plane). If no exposure is left, all exposures are returned, because the caller needs a
+    gain. The value of this gain hardly matters, because the restored frames are not improved from
     the spikes (`MotionRestorer._keeps_first_estimate`).
     """
     usable = []
@@ -189,9 +189,9 @@ def _usable_exposures(exposures: list[ExposureLight]) -> list[ExposureLight]:
 def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums of spikes and of light over all planes of some exposures, (h, w) each.
 
-    The light of each exposure is brought to the median level first. The level of a frame is the sum
-    of its spikes per plane over the sum of its light. E.g. a frame of twice the median level shows
-    half of the light, so its light is multiplied by 2.
+    First the light of each exposure is brought to the median level of all exposures. The level of a
+    frame is the sum of its spikes per plane over the sum of its light. E.g. a frame of twice the
+    median level shows half of the light, so its light is multiplied by 2.
 
     Without the change to the median level,
     test_exposures_of_other_levels_give_the_gain_at_the_median_level fails.

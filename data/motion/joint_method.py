@@ -47,7 +47,8 @@ class JointMethod:
         self.start = start
         # can_cut: whether ranks may share the frames of a clip.
         # center_frame_only: whether only the middle frame of a clip is restored.
-        # Both are as for `start`, because a frame is improved without the other frames of its clip.
+        # Both values are the values of `start`, because a frame is improved without the other
+        # frames of its clip.
         self.can_cut = start.can_cut
         self.center_frame_only = start.center_frame_only
 
@@ -57,8 +58,8 @@ class JointMethod:
 
     def protocol(self) -> dict[str, str]:
         """Return the method in words, for the report."""
-        # E.g. "groups 20, linearisations 3, ...". The context is left out if it is None, because
-        # then no context was given.
+        # E.g. "groups 20, linearisations 3, ...". `context` is left out if it is None, because None
+        # means that no context was given.
         options = []
         for key, value in self.options.plain().items():
             if key != "type" and value is not None:

@@ -14,7 +14,7 @@ The equations say what the blurry frame and the spikes must show if an estimate 
 (data/motion/joint/). A network may have two sets of learned steps on them, for good light and for
 few spikes. The set is chosen for each frame, by the spikes of its pixel of median light. (If all
 spike pixels are sorted by their light, this pixel is in the middle.) If even bright pixels have
-hardly any spikes, a frame is not improved at all (LEAST_SPIKES, restorer.py).
+hardly any spikes, the frame is not improved at all (LEAST_SPIKES, restorer.py).
 
 What must stay: the keys of `settings`, because an interrupted test continues only if its settings
 are equal. `learned_motion` reads no weights, because it is called before the process knows whether
@@ -90,8 +90,8 @@ class LearnedMotion:
         self.parts = parts
         self.solver = solver
         self.motion_by = motion_by
-        # A frame is improved without the other frames of its clip. So two values of `start` hold
-        # for this method too.
+        # A frame is improved without the other frames of its clip. So two values of `start` also
+        # hold for this method.
         self.can_cut = start.can_cut  # whether ranks may share the frames of a clip
         self.center_frame_only = start.center_frame_only  # whether only the middle one is restored
 

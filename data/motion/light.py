@@ -5,9 +5,10 @@
     spikes_at_full_light    spikes that a pixel would have at full light (light 1), in the exposure
     is_saturated            whether there is more light than the spike camera can count
 
-"A pixel of median light" is a spike pixel: half of the spike pixels have less light. The number n
-of its spikes in the exposure decides how a frame is improved. With fewer spikes, everything that is
-read from them is noisier, so one rule after the other changes:
+"A pixel of median light" is a spike pixel: half of the spike pixels have less light than this
+pixel. The number n of its spikes in the exposure decides how a frame is improved. With fewer
+spikes, everything that is read from them is noisier. So below four limits of n, the program follows
+other rules:
 
     n below    limit                              what changes
     18         NOISY_SPIKES, here                 how optical flow reads and compares pictures
@@ -18,9 +19,10 @@ read from them is noisier, so one rule after the other changes:
 `spikes_at_full_light`, and not n, decides whether a frame is improved at all (LEAST_SPIKES,
 restorer.py). The reason: a dark scene may have n = 0 although its few bright things are seen well.
 
-What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The weights of the fusion "motion" were trained
-with the motions that follow from both, so they would fit a little worse with other limits. The
-fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: `DIM_SPIKES` and `NOISY_SPIKES`. The fusion operator "motion"
+(models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its weights were
+trained with the motions that follow from both limits. With other limits, the weights would fit a
+little worse.
 
 Tests: tests/parts/data/test_light.py, tests/parts/data/test_finder.py (dim light),
 tests/stories/test_motion_weights.py (few spikes, saturated cameras)
@@ -32,7 +34,7 @@ from data.motion.exposure import Recording
 from data.motion.view import View
 from data.spike.pictures import LUMA, to_linear
 
-# Light is dim if a pixel of median light has fewer spikes than this in an exposure. Then
+# Light is dim if a pixel of median light has fewer spikes than this in an exposure. In dim light,
 #
 #     finder "both"        the network finds a motion, too (finder.py, which has the measurements)
 #     optical flow         no search is quick (flow.py)
@@ -40,8 +42,8 @@ from data.spike.pictures import LUMA, to_linear
 #     joint/groups.py      makes fewer groups of planes
 DIM_SPIKES = 5.0
 # The pictures for optical flow are noisy if a pixel of median light has fewer spikes than this in
-# an exposure. A picture may be made of a ninth of the exposure (the shortest window), so it then
-# has fewer than two spikes in such a pixel. In this case
+# an exposure. A picture may be made of a ninth of the exposure (the shortest window), so in a pixel
+# of median light it has fewer than 18 / 9 = 2 spikes. If the pictures are noisy,
 #
 #     optical flow         compares larger squares, and expects larger errors (flow.py)
 #     spike_pictures.py    reads each picture only from its own planes
@@ -58,8 +60,8 @@ def median_spikes(recording: Recording) -> float:
     return float(np.median(rates)) * recording.length
 
 
-# Light below this value counts as this value where light is a divisor, because a black pixel would
-# divide by 0. It is the display value 11 of 255. (joint/values.py has another constant DARK, for
+# Where light is a divisor, the divisor is at least DARK, because the light of a black pixel is 0.
+# The light 1e-3 is the display value 11 of 255. (joint/values.py has another constant DARK, for
 # display values.)
 DARK = 1e-3
 

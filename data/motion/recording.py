@@ -39,8 +39,9 @@ class RecordedClip:
     """The recordings of a clip, one for each frame.
 
     reader: the clip.
-    context: number of planes that are read before and after an exposure. None: half as many as the
-    longest exposure has. At the beginning and at the end of a clip, fewer planes are read, or none.
+    context: number of planes that are read before and after an exposure. If it is None, the number
+    is half of the planes of the longest exposure. At the beginning and at the end of a clip, fewer
+    planes are read, or none.
 
     Raises DataError if the clip has no spikes.
     """

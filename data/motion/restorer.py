@@ -1,7 +1,7 @@
 """Restore the sharp frames of a clip, one by one, along the motion that their spikes show.
 
-Two methods use it: JointMethod (joint_method.py) and LearnedMotion (learned_method.py). They differ
-in what makes the first estimate, what finds the motion, and what improves the estimate:
+Two methods use `MotionRestorer`: JointMethod (joint_method.py) and LearnedMotion
+(learned_method.py). The two methods differ in `start`, `find` and `improve`:
 
     start        makes the first estimate z_0, by a formula (a `Reconstruction`,
                  data/reconstruct.py) or a network (a `Restorer`, models/restore/tiles/restorer.py)
@@ -95,8 +95,9 @@ class WholeFrame(NamedTuple):
     moving_share: np.ndarray
 
 
-# Share of the first estimate in the work on a frame: about its share of the time. Only the progress
-# display depends on it. With another value, the display would move less evenly.
+# Share of the work on a frame that is done when its first estimate is made. It is about the share
+# of the time. Only the progress display depends on this number. With another value, the display
+# would move less evenly.
 FIRST_SHARE = 0.1
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
 # frame is the first estimate: the motion could not be found, and the learned steps would add
@@ -116,8 +117,8 @@ class MotionRestorer:
     find: function that finds the motion within an exposure.
     solver: settings of the equations.
     improve: function that makes a first estimate better, by the equations.
-    context: number of planes that are read before and after an exposure. None: half as many as the
-    longest exposure of the clip has.
+    context: number of planes that are read before and after an exposure. If it is None, the number
+    is half of the planes of the longest exposure of the clip.
     least_area: least area of a spike pixel, in RGB pixels. If spike pixels are smaller, all frames
     keep their first estimate. 0: no area is too small.
     """
@@ -216,7 +217,7 @@ class MotionRestorer:
     def _whole_frame(
         self, clip: RecordedClip, index: int, gain_of_clip: np.ndarray, is_good: np.ndarray
     ) -> WholeFrame | None:
-        """Read a frame, and find its motion. Return None if it keeps its first estimate.
+        """Read a frame, and find its motion. Return None if the frame keeps its first estimate.
 
         index: number of the frame in the clip. gain_of_clip: (h, w), spikes per plane of each spike
         pixel at full light. is_good: (h, w) bool, whether each spike pixel can be trusted.

@@ -12,7 +12,7 @@ pixels.
     lengths_of          lengths of shifts
 
 What must stay: the times of `motion_times`. In dim light, finder.py takes the mean of two motions,
-which needs both at the same times. And the weights of the fusion operator "motion"
+and both motions must have the same times. Also, the weights of the fusion operator "motion"
 (models/fusion/fusion_motion.py) were trained with motions at these times. The tests notice a wrong
 interpolation and wrong shifts back.
 
@@ -91,8 +91,9 @@ class Motion:
             step 1    back[11] = -shifts[11 - 1.1]  = -0.1 x 9.9   = -0.99
             step 2    back[11] = -shifts[11 - 0.99] = -0.1 x 10.01 = -1.001
 
-        start: (H, W, 2), the first `back`, e.g. the result for a near time. Then fewer steps are
-        needed. None: the first `back` is -shifts, which is right if all pixels move alike.
+        start: (H, W, 2), the first `back`, e.g. the result for a near time. With a start, fewer
+        steps are needed. If start is None, the first `back` is -shifts, which is right if all
+        pixels move alike.
         """
         shifts, errors = self.at(time)
         negative_shifts = np.negative(shifts, out=shifts)  # in place, because `at` made a new array
@@ -143,7 +144,7 @@ def motion_times(recording: Recording) -> list[float]:
     E.g. an exposure from 40 planes before the sharp instant to 48 planes after it:
 
         before the sharp instant    -10, -20, -30, -40
-        then after it               12, 24, 36, 48
+        after the sharp instant     12, 24, 36, 48
 
     The times are in the order of the search (`motion_of` in flow.py), which leads away from the
     sharp instant on both sides. `motion_of` then sorts them, and adds 0, the sharp instant.

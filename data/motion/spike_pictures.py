@@ -4,8 +4,8 @@
                            instant (`_rates_at`)
     rates -> pictures      rate / gain as display values, on the grid of the frame, smoothed
 
-An instant is a time within the exposure (`motion_of` in flow.py has nine of them). A plane is one
-binary picture (h, w) of the spike camera. A frame has H x W RGB pixels. A window is the planes
+An instant is a time within the exposure (`motion_of` in flow.py asks for nine instants). A plane is
+one binary picture (h, w) of the spike camera. A frame has H x W RGB pixels. A window is the planes
 around an instant that make a picture. Its length is given as a share of the exposure.
 
 A long window has less noise, and a short window has less blur. So bright pixels have short windows,
@@ -18,11 +18,11 @@ SPIKES_OF_PICTURE = 3 spikes:
 E.g. with 12 spikes the window is a quarter of the exposure. A pixel that is darker than the median
 pixel has the window of the median pixel (`_rates_at`).
 
-Only flow.py calls `pictures_at`. The weights of the fusion "motion" were trained with motions that
-were found in these pictures. With another constant, the weights fit a little worse until they are
+Only flow.py calls `pictures_at`. The fusion operator "motion" (models/fusion/fusion_motion.py)
+improves frames by learned steps along the motion. Its weights were trained with motions that were
+found in these pictures. With another constant, the weights fit a little worse until they are
 trained anew. test_spike_pictures.py notices wrong pictures, and test_flow.py notices wrong motions.
-Neither test notices a constant that is a little worse. The fusion "motion" takes learned steps
-along the motion (models/fusion/fusion_motion.py).
+Neither test notices a constant that is a little worse.
 
 Tests: tests/parts/data/test_spike_pictures.py, tests/parts/data/test_flow.py
 """
@@ -61,8 +61,8 @@ def pictures_at(
     pictures = []
     for rate in rates:
         # A spike pixel at full light has the rate `gain`, so rate / gain is 1 at full light. If the
-        # camera integrates light, this is light. If it integrates display values (is_display), this
-        # is already a display value.
+        # camera integrates light, rate / gain is light. If the camera integrates display values
+        # (is_display), rate / gain is already a display value.
         value = np.clip(rate / gain, 0, 1).astype(np.float32)  # (h, w)
         display = value if view.is_display else to_display(value)
         picture = cv2.remap(display, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
@@ -83,24 +83,30 @@ LEAST_PICTURE = 0.11
 # Largest share of the exposure in a window. A larger value would blur, and a smaller value would
 # leave more noise. No measurement of other values is recorded.
 MOST_PICTURE = 0.4
-# The number of spikes of a pixel of median light is a divisor. A number below this counts as this
-# number, because it may be 0.
+# `_rates_at` divides by the number of spikes of a pixel of median light, which may be 0. So the
+# divisor is at least LEAST_DIVISOR.
 LEAST_DIVISOR = 1e-6
 
 
 def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[np.ndarray]:
     """Return the spikes per plane (h, w) around each time, each pixel in a window of its own.
 
-    A window is the planes around a time. A pixel needs a window with the share SPIKES_OF_PICTURE /
-    (its spikes) of the exposure. To save time, rates are measured only in two windows: the shortest
-    and the longest window that any pixel needs. Each pixel mixes the two rates:
+    A window is the planes around a time. A pixel with n spikes in the exposure needs a window with
+    the share SPIKES_OF_PICTURE / n of the exposure. To save time, rates are measured only in two
+    windows: the shortest one, which bright pixels need, and the longest one, which a pixel of
+    median light needs. Darker pixels also get the longest window. Each pixel mixes the two rates:
 
         weight of the longest window = log(share / shortest) / log(longest / shortest)
 
-    E.g. the shortest window has the share 0.1, and the longest has 0.4:
+    With the logarithm, each doubling of the share adds the same weight. E.g. the shortest window
+    has the share 0.1, and the longest has 0.4:
 
         share that the pixel needs        0.1    0.2    0.4
         weight of the longest window      0      1/2    1
+
+    Windows that depend on the light were compared with one window for all pixels. With one window,
+    the photographs of lab/joint_gain.py would lose 0.05 dB, and its videos "seven" would lose 0.12
+    dB. No test measures this.
 
     times, spikes: as in `pictures_at`.
     """
@@ -108,12 +114,12 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
     shortest = LEAST_PICTURE
     short_rates = _rates_of_windows(recording, times, shortest, is_noisy)  # (K, h, w)
 
-    # The longest window is the window that a pixel of median light needs. E.g. with 10 spikes it is
-    # 3 / 10 of the exposure.
+    # The longest window is the window that a pixel of median light needs. E.g. if this pixel has 10
+    # spikes, the window is 3 / 10 of the exposure.
     spikes_at_median = max(spikes, LEAST_DIVISOR)
     longest = float(np.clip(SPIKES_OF_PICTURE / spikes_at_median, shortest, MOST_PICTURE))
-    # In bright light, all pixels need the shortest window. E.g. with 30 spikes a pixel of median
-    # light needs only 3 / 30 = 0.1, less than LEAST_PICTURE = 0.11.
+    # In bright light, all pixels get the shortest window. E.g. a pixel of median light with 30
+    # spikes needs only the share 3 / 30 = 0.1, which is less than LEAST_PICTURE = 0.11.
     if longest <= shortest:
         return list(short_rates)
 
@@ -128,9 +134,8 @@ def _rates_at(recording: Recording, times: list[float], spikes: float) -> list[n
     return list((1 - weight_of_long) * short_rates + weight_of_long * long_rates)
 
 
-# Sigma in spike pixels of the Gaussian mean that measures the light around a pixel. If all pixels
-# had the same window instead, the photographs of lab/joint_gain.py would lose 0.05 dB, and its
-# videos "seven" would lose 0.12 dB. No test measures this.
+# Sigma in spike pixels of the Gaussian mean that measures the light around a pixel. No measurement
+# of other values is recorded.
 LIGHT_SIGMA = 1.5
 
 
@@ -165,8 +170,8 @@ def _rates_of_windows(
         return recording.spike_rates(windows)
     # With few spikes, an interval between two spikes may reach over several windows. `spike_rates`
     # would spread the light of the interval evenly over these windows. All of them would show the
-    # same light, so nothing would seem to move. Therefore each window is read as if no other planes
-    # were recorded.
+    # same light, so nothing would seem to move. Therefore each window is read as if only its own
+    # planes were recorded.
     rates = []
     for first, end in windows:
         planes_of_window = recording.stream[first:end]

@@ -12,7 +12,8 @@ The network sees both. In dim light an interval reaches over several windows. Th
 in all these windows, so only the count shows when light came.
 
 Count and light are computed as a difference: the value up to the end of a window, minus the value
-up to its begin. The count up to an edge is the number of spikes before it. The light up to it is
+up to its beginning. The count up to an edge is the number of spikes before the edge. The light up
+to an edge is
 
     (number of spikes before the edge) + (share of the present interval that has passed)
 
@@ -88,7 +89,8 @@ def _passed_share(stream: np.ndarray, edge: int) -> np.ndarray:
 def _time_of_last_spike(stream: np.ndarray, edge: int) -> np.ndarray:
     """Return the time (h, w) of the last spike before an edge, 0 if there is no spike before it.
 
-    For example, with spikes in the planes 3 and 13, it is 4 at the edge 10.
+    E.g. with spikes in the planes 3 and 13, the result at the edge 10 is 4, the time of the spike
+    in plane 3.
     """
     if edge == 0:  # no plane lies before the edge, and `argmax` refuses an empty array
         return np.zeros(stream.shape[1:], np.int32)
@@ -102,8 +104,9 @@ def _time_of_last_spike(stream: np.ndarray, edge: int) -> np.ndarray:
 def _time_of_next_spike(stream: np.ndarray, edge: int) -> np.ndarray:
     """Return the time (h, w) of the first spike after an edge.
 
-    For example, with spikes in the planes 3 and 13, it is 14 at the edge 10. If no spike follows,
-    it is one plane after the end of the stream: a spike may come there at the earliest.
+    E.g. with spikes in the planes 3 and 13, the result at the edge 10 is 14. If no spike follows,
+    the result is one plane after the end of the stream, because the next spike comes at this time
+    at the earliest.
     """
     planes = len(stream)
     if edge == planes:  # no plane lies after the edge, and `argmax` refuses an empty array

@@ -6,19 +6,19 @@ frame:
 
     (X d, Y d, d) = to_rgb (x, y, 1)        d is 1 unless a camera is tilted
 
-Both x and y count pixels, and the middle of the first pixel is (0, 0). `view_of` makes the view of
-a clip, from its calibration if it has one.
+x and y count spike pixels, and X and Y count RGB pixels. The middle of the first pixel is (0, 0).
+`view_of` makes the view of a clip, from its calibration if it has one.
 
-Three things follow from the matrix. Most of data/motion/ uses these, and not the matrix itself:
+Most of data/motion/ does not use the matrix itself, but three results that follow from it:
 
     means             picture of the frame -> what the spike pixels see of it
     points_on_frame   points of the spike pixels -> their places on the frame
     pixels_on_plane   pixels of the frame -> their places on the plane
 
-What must stay: the number of points in a spike pixel and their places. The shipped weights of the
-fusion "motion" were trained on equations with these points. test_view.py notices other places.
-test_bands.py notices a wrong field of the view of a band. The fusion "motion" takes learned steps
-along the motion (models/fusion/fusion_motion.py).
+What must stay: the number of points in a spike pixel and their places. The fusion operator "motion"
+(models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its shipped
+weights were trained on equations with these points. test_view.py notices other places.
+test_bands.py notices a wrong field of the view of a band.
 
 Tests: tests/parts/data/test_view.py, tests/parts/data/test_bands.py
 """

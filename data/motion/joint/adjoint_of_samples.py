@@ -119,7 +119,7 @@ class AdjointOfSums:
     samples: the sorted samples of all outputs.
     output_count: number of outputs.
     output_of: (N,) int32, index i of the output of each sample, in the order of `samples`.
-    factors: (N,), f of each sample, in the order of `samples`. None: all f are 1.
+    factors: (N,), f of each sample, in the order of `samples`. If it is None, all f are 1.
     """
 
     def __init__(

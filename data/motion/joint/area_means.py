@@ -2,7 +2,7 @@
 
 A spike pixel sees the mean of a part of the frame. While the scene moves, this part moves over the
 sharp frame. So the means are taken once for the sharp frame, at each place where a spike pixel may
-lie, and the moments of an exposure sample them (chunk.py):
+lie. Then chunk.py samples the means at each moment of the exposure:
 
     m = K L l
 
@@ -27,8 +27,8 @@ camera is tilted, the means are a little wrong near the edges. The time of K gro
 of points in a spike pixel: with 2 x 2 points, K takes a tenth of the time of the samples
 (chunk.py).
 
-What must stay: `adjoint` is the adjoint of `__call__`, because otherwise conjugate gradients do not
-converge.
+What must stay: `adjoint` is the adjoint of `__call__`, because conjugate gradients do not converge
+with another adjoint.
 
 Tests: tests/parts/data/joint/test_cameras.py. What is wrong, and the test that fails:
 
@@ -47,9 +47,9 @@ from torch import Tensor
 from data.motion.joint.lens import blur
 from data.motion.view import View
 
-# A position that lies less than this below a whole pixel counts as the whole pixel, because it
-# differs only by rounding. E.g. 7.9999 counts as 8, so its fraction is 0 and not 0.9999. The number
-# is chosen by hand.
+# If a position lies less than SAME_PLACE below a whole pixel, it counts as the whole pixel, because
+# it differs only by rounding. E.g. 7.9999 counts as 8, so its fraction is 0 and not 0.9999. The
+# number is chosen by hand.
 SAME_PLACE = 1e-3
 
 
@@ -57,7 +57,7 @@ class AreaMeans:
     """K L: the linear map from a grey picture to its means over the area of a spike pixel.
 
     view: where the spike pixels lie on the frame.
-    kernel: the Gaussian of the lens, (n,). None: the lens does not blur.
+    kernel: the Gaussian of the lens, (n,), or None if the lens does not blur.
 
     Attributes:
     size: (H + 1, W + 1) of the picture of the means.
@@ -81,9 +81,9 @@ class AreaMeans:
         # place. So shift + points are counted from this RGB pixel.
         self._weighted_steps = _weighted_steps_to(places.shift + places.points)
         # Number of rows and columns by which the frame is extended on each side, so that each step
-        # ends on it. 1 more than the longest step, because the steps of the first place begin at
-        # the pixel (-1, -1).
-        # E.g. the steps 0 and 1 above need a border of 2.
+        # ends on the extended frame. The number is 1 more than the longest step, because the steps
+        # of the first place begin at the pixel (-1, -1). E.g. the steps 0 and 1 above need a border
+        # of 2.
         longest_step = 0
         for y, x, _ in self._weighted_steps:
             longest_step = max(longest_step, abs(y), abs(x))

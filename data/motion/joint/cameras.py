@@ -33,12 +33,12 @@ each spike pixel. Both are equal where all RGB pixels of a spike pixel move alik
 videos they differ by 1 to 3 % of the expected error of y.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
-frame. For all x and y, <A x, y> = <x, A^T y>, where < , > is the sum of the products. A solution
-computes A and A^T about 15 times each, which takes most of its time.
+frame. For all x and y, <A x, y> = <x, A^T y>, where < , > is the sum of the products. `solve`
+(solution.py) computes A and A^T about 15 times each, which takes most of its time.
 
-What must stay: `Cameras.adjoint` is the adjoint of `Cameras.__call__`, because otherwise conjugate
-gradients do not converge. If you change one of the two methods, change both. Free to change: how
-many groups are computed at a time, and in which order.
+What must stay: `Cameras.adjoint` is the adjoint of `Cameras.__call__`, because conjugate gradients
+do not converge with another adjoint. If you change one of the two methods, change both. Free to
+change: how many groups are computed at a time, and in which order.
 
 Tests: tests/parts/data/joint/test_cameras.py. What is wrong, and the test that fails:
 
@@ -80,8 +80,9 @@ class Cameras:
         self._pixels = pixels
         count, height, width = shifts.shape[:3]
         plane_height, plane_width = pixels.view.plane
-        # A group has a sample for each RGB pixel, and a sample for each spike pixel. The larger
-        # number counts, because the two kinds of samples are made one after the other.
+        # A group has a sample for each RGB pixel, and a sample for each spike pixel. The memory
+        # depends on the larger number, because the two kinds of samples are made one after the
+        # other.
         samples_of_group = max(height * width, plane_height * plane_width)
         groups_at_a_time = _groups_at_a_time(count, samples_of_group)
         self._chunks = []
@@ -166,7 +167,7 @@ def sum_of_products(a: Tensor, b: Tensor, total: Tensor | None = None) -> Tensor
     """Return the sum of a * b over the first axis, without a tensor of all products.
 
     a, b: tensors with equal first axes. Their other axes are broadcast, as for a * b.
-    total: a tensor to which the sum is added, in place. None: the sum is a new tensor.
+    total: a tensor to which the sum is added, in place. If it is None, the sum is a new tensor.
     """
     factors = list(zip(a, b, strict=True))
     if total is None:

@@ -20,8 +20,8 @@ to its four pixels. For this, all samples of the chunk are sorted once by their 
                                                         g    0  0  0  1  1  1
                                                         p    0  1  2  0  1  2
 
-What must stay: each map back is the adjoint of its map, because otherwise conjugate gradients do
-not converge.
+What must stay: each map back is the adjoint of its map, because conjugate gradients do not converge
+with another map back.
 
 Tests: tests/parts/data/joint/test_cameras.py. If an adjoint is wrong, with or without a rolling
 shutter, test_the_adjoint_of_the_cameras_is_the_gradient_of_their_equations fails.
@@ -35,7 +35,8 @@ from data.motion.joint.adjoint_of_samples import AdjointOfSums, SortedSamples, s
 from data.motion.joint.sampling import grid_positions
 from data.motion.joint.spike_pixels import SpikePixels
 
-# Shares that differ by less than this count as equal, because they differ only by rounding.
+# If shares differ by less than SAME_SHARE, they count as equal, because they differ only by
+# rounding.
 SAME_SHARE = 1e-6
 
 
@@ -55,12 +56,13 @@ class Chunk:
         self._positions = grid_positions(positions, size)
         self._s = shares[:, None, :, None]  # (groups, 1, H, 1), to be multiplied with pictures
         samples = sort_samples(positions, size)
-        # Without a rolling shutter, all groups have the same share in all rows. Then the share is
-        # left out of the matrices of B^T, and `add_adjoint_of_B` multiplies by it.
+        # Without a rolling shutter, all groups have the same share in all rows. In this case the
+        # share is left out of the matrices of B^T, and `add_adjoint_of_B` multiplies by the share.
         have_equal_shares = float(shares.max() - shares.min()) < SAME_SHARE
         self._common_share = float(shares.mean()) if have_equal_shares else 1.0
         self._B_adjoint = _adjoint_of_B(samples, None if have_equal_shares else shares, size)
-        # These are the largest tensors here, and the samples of the means below need memory, too.
+        # `positions` and `samples` are the largest tensors of this function. Delete them, because
+        # the samples of the means below need memory, too.
         del positions, samples
 
         # The samples of the means, for each spike pixel.
@@ -150,7 +152,7 @@ def _adjoint_of_B(
     """Return the adjoint of the sum over g of s_g U_g: a pixel adds up one sample of each group.
 
     samples: of all groups and RGB pixels, sorted.
-    shares: s, (groups, H). None: all are 1. size: (H, W) of a frame.
+    shares: s, (groups, H). If it is None, all shares are 1. size: (H, W) of a frame.
     """
     height, width = size
     n = samples.order.int()  # the number n = g H W + p of each sorted sample, (N,)

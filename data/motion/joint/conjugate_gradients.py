@@ -70,7 +70,8 @@ def conjugate_gradients(
     direction = divided_residual.clone()
     energy = _product(residual, divided_residual)  # <residual, M^-1 residual>
     # `curvature` and `previous_energy` are divisors below. If the residual is 0 after a few steps,
-    # both divisors are 0, too, and 0 / 0 would be NaN. So both are raised to at least `tiny`.
+    # both divisors are 0, too, and 0 / 0 would be NaN. So both divisors are raised to at least
+    # `tiny`.
     tiny = torch.finfo(right_side.dtype).tiny
     # All is computed in place, because each tensor of a large frame has ten megabytes or more.
     for number in range(1, steps + 1):

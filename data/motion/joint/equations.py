@@ -45,8 +45,8 @@ class Solver:
 
     The fields are options of `--method joint` (data/motion/joint_options.py), so their names must
     stay. All fields are in the settings of a test (`LearnedMotion.settings`), and an interrupted
-    test continues only if its settings are equal. So tests that an older version began would not
-    continue after a field is added.
+    test continues only if its settings are equal. So if a field is added, a test that an older
+    version began does not continue.
 
     groups: largest G, number of groups of planes. A slow motion gets fewer groups (`group_count`).
     linearisations: number of times that the equations are linearised.

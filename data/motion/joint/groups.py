@@ -16,8 +16,8 @@ differs from row to row.
 More groups describe a fast motion better, and take more time and memory. `group_count` chooses
 their number, `plane_groups` makes them.
 
-What must stay: s, u and q, because the network of the fusion "motion" was trained on them. The
-fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: s, u and q. The fusion operator "motion" (models/fusion/fusion_motion.py) improves
+frames by learned steps along the motion. Its network was trained on s, u and q.
 
 Tests: tests/parts/data/joint/test_groups.py notices another number of groups, and other shares with
 a rolling shutter. No test notices whether frames become better or worse by another constant, so
@@ -45,15 +45,17 @@ from data.motion.view import View
 # apart, no group would see the pixel between them: with 2 pixels, frames in good light lose 0.2 dB.
 # A smaller value needs more groups, and so more time.
 PIXELS_BETWEEN_GROUPS = 1.25
-# The same in dim light, i.e. if a pixel of median light has fewer spikes in the exposure than
-# `DIM_SPIKES`. There the motion is known less exactly, so a larger distance loses nothing.
+# The largest distance in dim light, i.e. if a pixel of median light has fewer than `DIM_SPIKES`
+# spikes in the exposure. In dim light the motion is known less exactly, so a larger distance loses
+# nothing.
 PIXELS_BETWEEN_GROUPS_IF_DIM = 2.5
-# Share of the pixels that keep this distance. The other pixels, the fastest fifth, may move farther
-# from one group to the next. A larger value would need more groups, and so more time.
+# Share of the pixels that move by at most the largest distance from one group to the next. The
+# other pixels, the fastest fifth, may move farther. A larger value would need more groups, and so
+# more time.
 DECIDING_SHARE = 0.8
-# Least number of groups. (If `Solver.groups` is smaller, it is taken.) If four fifths of the pixels
-# stand still, a single group would be enough for them, but the other fifth may move. The value is a
-# judgement.
+# Least number of groups. (If `Solver.groups` is smaller, `Solver.groups` is the number.) If four
+# fifths of the pixels stand still, a single group would be enough for them, but the other fifth may
+# move. The value is a judgement.
 LEAST_GROUPS = 6
 
 
@@ -77,7 +79,7 @@ def group_count(recording: Recording, motion: Motion, most_groups: int) -> int:
 def _distances(motion: Motion) -> np.ndarray:
     """Return how far each pixel moves within the exposure, in RGB pixels, (H, W) float32.
 
-    It is the sum of the lengths of its moves from each time of the motion to the next.
+    The distance is the sum of the lengths of the moves from each time of the motion to the next.
     """
     distances = np.zeros(motion.shifts.shape[1:3], np.float32)
     # One move after the other, because an array of all moves of a large frame would take longer.

@@ -19,7 +19,8 @@ change. No test shows whether another value is better: measure it
 (docs/benchmarks/quality_details.md, "Its constants").
 
 Tests: tests/parts/data/joint/test_guard.py. If z is always taken,
-test_the_guard_saves_a_good_start_from_a_wrong_motion fails. All pass with another exponent than 2.
+test_the_guard_saves_a_good_start_from_a_wrong_motion fails. All tests pass with another exponent
+than 2.
 """
 
 from typing import NamedTuple
@@ -104,8 +105,8 @@ def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
 
 
 # The guard takes means over GUARD_SIDE x GUARD_SIDE spike pixels. The number is odd, so that there
-# is a middle pixel. With a larger number, the means have less noise, but they show less exactly
-# where a frame is wrong. No measurement of other values is recorded.
+# is a middle pixel. With a larger number, the means have less noise, but show less exactly where a
+# frame is wrong. No measurement of other values is recorded.
 GUARD_SIDE = 7
 
 

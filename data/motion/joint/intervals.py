@@ -19,7 +19,7 @@ minutes:
 What must stay: an interval begins and ends at a spike of the stream, its count is the number of
 spikes between both, and no two intervals of a pixel overlap.
 
-Tests: tests/parts/data/joint/test_intervals.py has a test of each of these.
+Tests: tests/parts/data/joint/test_intervals.py has a test of each of these three rules.
 """
 
 from typing import NamedTuple
@@ -65,7 +65,8 @@ def spike_intervals(stream: np.ndarray, edges: np.ndarray) -> SpikeIntervals:
     #     nearest.counts     1   2   3   3        thresholds 1 1 0
     #
     # Two neighbouring edges may have the same nearest spike, as 16 here, or a pixel may have no
-    # spike at all. Then the counts are equal, so `thresholds` is 0: the pixel has no interval here.
+    # spike at all. In both cases the counts are equal, so `thresholds` is 0: the pixel has no
+    # interval here.
     return SpikeIntervals(
         begins=nearest.times[:-1].astype(np.float32),
         ends=nearest.times[1:].astype(np.float32),
@@ -85,8 +86,8 @@ def _nearest_spikes(stream: np.ndarray, edges: np.ndarray) -> NearestSpikes:
     """Return the nearest spikes to each edge. Of two equally near spikes, the earlier is taken.
 
     Two spikes are compared for an edge: the last spike up to the edge, and the next spike after the
-    edge. The result is the nearer one. If one of them is missing, the result is the other one. E.g.
-    for a pixel with spikes at 3, 9 and 16:
+    edge. The result is the nearer spike. If one of the two spikes is missing, the result is the
+    spike that exists. E.g. for a pixel with spikes at 3, 9 and 16:
 
         edge    last    next    result
         2       -       3       3         no last spike

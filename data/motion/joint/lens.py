@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def gaussian_kernel(sigma: float) -> Tensor:
-    """Return a Gaussian kernel (n,) whose sum is 1. It reaches to 3 sigma, and n is odd.
+    """Return a Gaussian kernel (n,) whose sum is 1. The kernel reaches to 3 sigma, and n is odd.
 
     sigma: standard deviation in RGB pixels, above 0. E.g. 0.5 gives 5 values, for the distances
     -2 ... 2.

@@ -1,7 +1,8 @@
 """Linearise the equations of both cameras at a frame.
 
-The equations B x = b and S l = y are linear in the light x = z^2.2, and not in the display values z
-that are wanted. But if z changes by a small d, what the cameras see changes in proportion to d:
+The equations B x = b and S l = y are linear in the light x = z^2.2. But the display values z are
+wanted, and the equations are not linear in z. If z changes by a small d, what the cameras see
+changes nearly in proportion to d:
 
     A d = (B (slope d), S luma(slope d))    if the spike camera integrates light
     A d = (B (slope d), S luma(d))          if it integrates display values
@@ -91,7 +92,7 @@ class Linearised:
     def row_sums(self) -> Tensor:
         """Return R, (3, H, W): the sums of the rows of A^T W A over the pixels of one colour.
 
-        They are computed as if the slope were the same at all pixels that an equation adds up.
+        The sums are computed as if the slope were the same at all pixels that an equation adds up.
         """
         # The row sums of a matrix are its product with a picture of ones. B takes means, so B 1 is
         # 1, and the row sums of B^T w_b^2 B are B^T w_b^2. In the same way, S takes means, and the

@@ -32,7 +32,8 @@ frame (light 0.25, slope_b 1.033). So r is 0.032, and the colour changes by
 0.958 * 0.032 / 1.033^2 = 0.029. The difference of the display values is 0.033.
 
 Residuals are limited first, and changes at the end, because an equation may be wrong. In the code,
-r_b and r_s are the limited residuals, already divided by slope_b, or multiplied by w_s.
+r_b and r_s are the limited residuals. r_b is already divided by slope_b, and r_s is already
+multiplied by w_s.
 
 Shapes: a frame is (3, H, W). The spike camera has h x w pixels, and each has M equations, one for
 each interval between two spikes: (M, h, w).
@@ -74,7 +75,8 @@ class NetworkChannels:
 
     system: the equations.
     pixels: the map between a frame and the spike pixels. Calling it gives what the spike pixels see
-        of a frame. Its method `to_frame` interpolates numbers of spike pixels to RGB pixels.
+        of a frame. Its method `to_frame` takes a value for each spike pixel, and interpolates a
+        value for each RGB pixel.
     recording: what was recorded of the frame. groups: the motion within the exposure.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     """
@@ -94,28 +96,28 @@ class NetworkChannels:
         device = groups.shifts.device
 
         # What the spikes around the sharp instant show, in display values (h, w). rate / gain is
-        # what the spike camera has integrated, 1 at full light. E.g. 0.3 spikes per plane with the
-        # gain 0.6 are 0.5.
+        # what the spike camera has integrated, 1 at full light: light, or display values if
+        # `is_display`. E.g. 0.3 spikes per plane with the gain 0.6 are 0.5.
         window = recording.window(recording.sharp, INSTANT_PLANES)
         [rate] = recording.spike_rates([window])  # spikes per plane, (h, w)
         integrated = tensor_of(rate / gain, device)
         self._spikes_at_instant = _display_of(integrated, system.is_display)
-        # The result of `_precision`. It does not depend on z, and the steps of a network need it
-        # several times. None: not computed yet.
+        # The result of `_precision`, or None if it is not computed yet. It does not depend on z,
+        # and the steps of a network need it several times.
         self._kept_precision: Tensor | None = None
 
     def evidence(self) -> Tensor:
         """Return what is known of each pixel before any step: six channels (6, H, W).
 
-        0  logarithm of the precision, 1 / variance, of the grey value that the spikes give
-        1  square root of the length of its motion
+        0  logarithm of the precision (1 / variance) of the grey value by the spikes
+        1  square root of the length of the motion of the pixel
         2  square root of the expected error of this motion
-        3  logarithm of the spikes per plane in a median interval
+        3  logarithm of a rate, spikes per plane: the median of all intervals between spikes
         4  logarithm of the noise of the blurry frame
         5  share of the pixels that move by more than one pixel
 
-        Channels 3 to 5 are the same in all pixels. The factors and offsets bring each channel to
-        about 1 or less. A new channel needs another number of channels in
+        Channels 3 to 5 are the same in all pixels. The factors and offsets bring the usual values
+        of each channel to between -3 and 1. A new channel needs another number of channels in
         models/fusion/fusion_motion.py, and new training.
         """
         # Numbers of each pixel, (H, W) each. A pixel without spikes has the precision 0. `clamp`
@@ -149,19 +151,20 @@ class NetworkChannels:
         3       change of the grey value by the spike equations, in display values
         4       size of the residuals of the RGB equations at this pixel, in display values
         5       size of the residuals of the spike equations at this pixel, 0 to 1
-        6       by how much the spikes of the sharp instant are brighter than z, in display values
+        6 grey value by the spikes of the sharp instant, minus the grey value of z, in display
+        values
         """
-        # Limited residuals: r_b (3, H, W) of the RGB equations, in display values, and r_s
-        # (M, h, w) of the spike equations, in multiples of their expected errors.
+        # Limited residuals: r_b (3, H, W) of the RGB equations, in display values, and r_s (M, h,
+        # w) of the spike equations, M for each spike pixel, in multiples of their expected errors.
         r_b, r_s = _limited_residuals(self._system, z)
         precision = self._precision()  # (H, W)
         colour_change, grey_change = _changes(self._system, z, (r_b, r_s), precision)
         size_of_r_b = luma(r_b.abs())  # (1, H, W)
 
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
-        # `_limited_residuals` limits |r_s| to CAUCHY, so this is at most 1. (h, w)
+        # Channel 5, (h, w), is at most 1, because `_limited_residuals` limits |r_s| to CAUCHY.
         size_of_r_s = r_s.abs().mean(0) / CAUCHY
-        # In display values, (h, w).
+        # Channel 6, (h, w), in display values. It is above 0 where z is darker than the spikes say.
         brightness_missing = self._spikes_at_instant - self._seen_at_instant(z)
         on_spike_pixels = torch.stack((size_of_r_s, brightness_missing))  # (2, h, w)
         spike_channels = self._pixels.to_frame(on_spike_pixels)  # (2, H, W)
@@ -265,11 +268,14 @@ def _grey_precision(system: System) -> Tensor:
 def _slope_of_grey(z: Tensor, is_display: bool) -> Tensor:
     """Return the slope (1, H, W) from grey display values to what the spike camera integrates.
 
-    The slope is 1 if the camera integrates display values. z: (3, H, W).
+    If the camera integrates display values (`is_display`), the slope is 1. z: (3, H, W).
     """
     return torch.ones_like(z[:1]) if is_display else slope_of(luma(z))
 
 
 def _display_of(integrated: Tensor, is_display: bool) -> Tensor:
-    """Return the display values of what the spike camera integrated, in the same shape."""
+    """Return the display values of what the spike camera integrated, in the same shape.
+
+    is_display: True if the camera integrates display values. False if it integrates light.
+    """
     return integrated.clamp(0, 1) if is_display else display_of_light(integrated)

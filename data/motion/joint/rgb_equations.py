@@ -14,9 +14,8 @@ One equation per pixel and colour:
 
 cameras.py computes the left side B x. This module makes the right side b and the weights w_b.
 
-What must stay: the numbers, because the network of the fusion "motion" was trained on these
-equations. The fusion "motion" takes learned steps along the motion
-(models/fusion/fusion_motion.py).
+What must stay: the numbers. The fusion operator "motion" (models/fusion/fusion_motion.py) improves
+frames by learned steps along the motion. Its network was trained on these equations.
 
 Tests: tests/parts/data/joint/test_rgb_equations.py notices another b, other weights of a frame
 without noise, and another measure of the noise. No test notices another `NOISE_FACTOR`, so measure
@@ -55,7 +54,7 @@ class RgbEquations(NamedTuple):
 def rgb_equations(recording: Recording, least_error: float, device: torch.device) -> RgbEquations:
     """Make the RGB equations of an exposure.
 
-    least_error: least sigma_b, in display values. It is larger if the frame is noisy.
+    least_error: least sigma_b, in display values. If the frame is noisy, sigma_b is larger.
 
     Without the slope in the weights,
     test_a_blurry_pixel_has_the_same_error_in_display_values_at_each_brightness fails.
@@ -72,10 +71,10 @@ def rgb_equations(recording: Recording, least_error: float, device: torch.device
 def noise_of(grey: Tensor) -> float:
     """Return the standard deviation of the noise of a picture (H, W).
 
-    The noise is estimated from second differences. Without noise, they are 0 on flat places and on
-    ramps, and most places of a picture are flat. So the median of the sizes of the differences
-    shows only the noise. The method is from Immerkaer (CVIU 1996), who takes the mean in place of
-    the median.
+    The noise is estimated from second differences. Without noise, second differences are 0 on flat
+    places and on ramps, and most places of a picture are flat. So the median of the sizes of the
+    differences shows only the noise. The method is from Immerkaer (CVIU 1996), who takes the mean
+    in place of the median.
 
     With other factors, test_the_noise_on_a_ramp_is_measured fails.
     """

@@ -27,8 +27,8 @@ residual r = 0.1, d = 100 * 0.1 / (100 + 25) = 0.08. With lambda = 0, it would b
 More steps would fit the noise. Few steps are enough, because conjugate gradients use a
 preconditioner: residuals are divided by a number M for each pixel and colour.
 
-What must stay: the solution, because the network of the fusion "motion" was trained on it. The
-fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: the solution. The fusion operator "motion" (models/fusion/fusion_motion.py) improves
+frames by learned steps along the motion. Its network was trained on this solution.
 
 Tests: tests/parts/data/joint/test_equations.py. What is wrong, and the test that fails:
 

@@ -20,9 +20,8 @@ has the planes 12 to 14, it has 3 of the 5 planes between both spikes: c_3 = 0.6
 cameras.py computes the left side S l. This module makes c, y and w_s; spike_errors.py has the error
 of y.
 
-What must stay: the numbers, because the network of the fusion "motion" was trained on these
-equations. The fusion "motion" takes learned steps along the motion
-(models/fusion/fusion_motion.py).
+What must stay: the numbers. The fusion operator "motion" (models/fusion/fusion_motion.py) improves
+frames by learned steps along the motion. Its network was trained on these equations.
 
 Tests: tests/parts/data/joint/test_spike_equations.py notices an equation of a pixel that may have
 none, and tests/parts/data/joint/test_equations.py a wrong y. They pass with INTERVALS = 2, too, so
@@ -67,7 +66,8 @@ def spike_equations(
 ) -> SpikeEquations:
     """Make the spike equations of an exposure: one for each interval between two spikes of a pixel.
 
-    pixels: what the spike pixels see of the frame. Here it says which of them lie on the frame.
+    pixels: what the spike pixels see of the frame. Here `pixels` says which spike pixels lie on the
+    frame.
     group_edges: (G + 1,), times between the groups of planes.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     is_good: (h, w), whether each spike pixel can be trusted.

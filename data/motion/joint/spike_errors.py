@@ -19,9 +19,9 @@ Errors of the motion and of the optics add sigma_s, in display values. So the er
 display values, and at the end it is turned into the unit of y, by the slope of light over display
 values.
 
-What must stay: the errors. The weight of a spike equation is 1 / (this error), and the network of
-the fusion "motion" was trained with these equations. The fusion "motion" takes learned steps along
-the motion (models/fusion/fusion_motion.py).
+What must stay: the errors. The weight of a spike equation is 1 / (error of y). The fusion operator
+"motion" (models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its
+network was trained with these weights.
 
 Tests notice only errors that are far too small. They pass with much larger values of SIGMA_S and
 JITTER, e.g. 0.3 and 0.5, so measure the effect of another value

@@ -39,7 +39,7 @@ from data.motion.joint.sparse import product, sparse_matrix
 from data.motion.view import View
 
 # A spike pixel counts as on the frame if all of its points lie on the frame (share 1 of 1).
-# The limit is a little below 1, because a mean of ones may be rounded to a value below 1.
+# The limit is a little below 1, because the mean of ones may be rounded to a value below 1.
 ON_FRAME = 0.999
 
 
@@ -74,7 +74,7 @@ class SpikePixels:
         # L. Sigma in RGB pixels: sigma in spike pixels, times the RGB pixels along the longer side
         # of a spike pixel. `points_in_pixel` is this number, rounded.
         sigma = view.lens_blur * max(view.points_in_pixel)
-        # None: the lens does not blur, so L changes nothing.
+        # If the lens does not blur, the kernel is None, and L changes nothing.
         self._kernel = gaussian_kernel(sigma).to(device) if sigma > 0 else None
 
         self.area_means = AreaMeans(view, self._kernel, device)

@@ -23,8 +23,9 @@ rho(e) is about e^2 for a small error e, and far less than e^2 for a large error
 rho(0.1) is 0.01, and rho(20) is 18 in place of 400. The minimum of the sum is found by least
 squares with smaller weights where residuals are large (`System.robust_weights`).
 
-What must stay: residuals and weights, because the network of the fusion "motion" was trained on
-them. The fusion "motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: residuals and weights. The fusion operator "motion" (models/fusion/fusion_motion.py)
+improves frames by learned steps along the motion. Its network was trained on these residuals and
+weights.
 
 Tests: tests/parts/data/joint/test_equations.py. With wrong residuals,
 test_the_sharp_frame_along_the_true_motion_fits_all_equations fails. No test notices another
@@ -66,16 +67,16 @@ class System:
         self.is_display = is_display
         # The first frame whose residuals were computed, and these residuals. This frame is the
         # first estimate z_0: the solution begins at z_0, and then the steps of a network begin at
-        # z_0 again. None: not computed yet.
+        # z_0 again. The attribute is None until `residuals` is called.
         self._first_residuals: tuple[Tensor, Residuals] | None = None
 
     def residuals(self, z: Tensor) -> Residuals:
         """Return the residuals b - B x (3, H, W) and y - S l (M, h, w) of a frame z (3, H, W).
 
-        The residuals of the first frame are kept, because this frame comes again, and the map of
-        the cameras takes long. The frame may come as another tensor, so the values are compared.
-        Do not change z or the result in place afterwards: a later call compares and returns the
-        same tensors.
+        The residuals of the first frame are kept, because this method is called again with the same
+        frame, and the map of the cameras takes long. The second call may have another tensor with
+        the same values, so the values are compared. Do not change z or the result in place
+        afterwards: a later call compares and returns the same tensors.
         """
         if self._first_residuals is None:
             self._first_residuals = (z, self._compute_residuals(z))

@@ -8,12 +8,12 @@ arrives at a camera is
 The slope turns an error of z into an error of x: error of x = slope * error of z.
 
 A spike camera sees no colours, but the luma 0.299 R + 0.587 G + 0.114 B of the light. In some
-simulated recordings it sees the luma of display values instead: the option spike.light is "display"
-(`View.is_display`).
+simulated recordings the camera sees the luma of display values instead. For these recordings the
+option spike.light is "display" (`View.is_display`).
 
-What must stay: the curves and `DARK`, because the shipped weights of the fusion "motion" were
-trained with them. Nearly all modules of this folder convert with these functions. The fusion
-"motion" takes learned steps along the motion (models/fusion/fusion_motion.py).
+What must stay: the curves and `DARK`. Nearly all modules of this folder convert with these
+functions. The fusion operator "motion" (models/fusion/fusion_motion.py) improves frames by learned
+steps along the motion. Its shipped weights were trained with these curves.
 
 Tests: tests/parts/data/joint/test_values.py notices another gamma, and a slope that does not belong
 to it.
@@ -53,11 +53,11 @@ def slope_of(z: Tensor) -> Tensor:
 def _power(values: Tensor, exponent: float) -> Tensor:
     """Return values^exponent, for values of at least 0.
 
-    On a CPU it takes a quarter of the time of `values ** exponent`, and the results differ only by
-    rounding.
+    On a CPU this function takes a quarter of the time of `values ** exponent`, and the results
+    differ only by rounding.
 
-    No gradient flows through the equations. With gradients this would be wrong: the gradient at 0
-    is NaN.
+    No gradient flows through the equations. With gradients this function would be wrong, because
+    its gradient at 0 is NaN.
     """
     return values.log().mul_(exponent).exp_()  # log(0) is -infinity, and exp(-infinity) is 0
 

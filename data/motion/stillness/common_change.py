@@ -30,12 +30,12 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
 
     frame_light: (h, w), the light of each spike pixel in the blurry frame. It has no noise of the
     spikes.
-    light: (h, w), spikes per plane of each pixel. They decide between pixels that are equal in
-    `frame_light`, e.g. where the blurry frame is clipped.
+    light: (h, w), spikes per plane of each pixel. This light decides between pixels that are equal
+    in `frame_light`, e.g. where the blurry frame is clipped.
     """
     # Pixels that are equal in both values come in a random order. In the order of their positions,
-    # neighbours in the picture would be neighbours here, too, and `without_change_of_equal_light`
-    # would remove the motion that they have in common.
+    # neighbours in the picture would also be neighbours in the result, and
+    # `without_change_of_equal_light` would remove the motion that they have in common.
     random_order = np.random.default_rng(0).permutation(frame_light.size)
     # np.lexsort sorts by the last key first.
     return np.lexsort((random_order, light.ravel(), frame_light.ravel()))
@@ -44,7 +44,8 @@ def order_by_light(frame_light: np.ndarray, light: np.ndarray) -> np.ndarray:
 # Number of pixels of about equal light whose common change is removed. Fewer pixels would remove
 # more of a true motion. More pixels leave evidence of a motion in a still scene whose sensor begins
 # with the same charge in all pixels (test_pixels_that_begin_with_equal_charges_are_no_motion). With
-# 257 pixels it was up to 5.2, above SURE_EVIDENCE = 3.5 (evidence.py), and with 65 at most 2.4.
+# 257 pixels this evidence was up to 5.2, above SURE_EVIDENCE = 3.5 (evidence.py). With 65 pixels it
+# was at most 2.4.
 EQUAL_LIGHT_PIXELS = 65
 
 
@@ -97,8 +98,8 @@ def without_change_of_lamps(
 def light_around_of(light: np.ndarray) -> np.ndarray:
     """Return the mean light around each pixel, (h, w), above 0."""
     light_around = blurred(light, LIGHT_SIGMA)
-    # The result is a divisor. Where no pixel around has a spike, it is set to 1. The dividend is 0
-    # there, so the quotient is 0.
+    # The result is a divisor. Where no pixel around has a spike, the result is set to 1. At these
+    # pixels the dividend is 0, so the quotient is 0.
     return np.where(light_around > 0, light_around, 1)
 
 

@@ -14,7 +14,7 @@ is measured between pieces of time, and then multiplied with the changes of the 
 So if nothing moves, the evidence is 0 on average and its standard deviation is about 1, for any
 light, any noise of the camera and any number of pixels.
 
-The factor 2 is there because neighbours share their products. If the p_i were independent, the
+The factor 2 is needed, because neighbours share their products. If the p_i were independent, the
 variance of their sum would be the sum of p_i^2. But each pair of neighbours adds the same c_i c_j
 to p_i and to p_j. E.g. with two pixels, p_1 = p_2 = c_1 c_2: the square of the sum is
 (2 c_1 c_2)^2 = 4 (c_1 c_2)^2, twice the sum of the squares, 2 (c_1 c_2)^2.
@@ -39,11 +39,11 @@ from data.motion.stillness.common_change import (
 )
 from data.motion.stillness.neighbours import products_with_neighbours
 
-# With less evidence than NO_EVIDENCE nothing moves, and with more than SURE_EVIDENCE something
-# moves for certain. Between both limits the answer is a mixture: the share of "it moves" rises from
-# 0 to 1 (`_smooth_step` in shares.py). E.g. the evidence 2.6 gives the share 0.35. The limits are
-# also used in other_pictures.py. The evidence was measured (docs/benchmarks/quality_details.md,
-# "What stands still"):
+# If the evidence is below NO_EVIDENCE, nothing moves. If the evidence is above SURE_EVIDENCE,
+# something moves for certain. Between both limits the answer is a mixture: the share of "it moves"
+# rises from 0 to 1 (`_smooth_step` in shares.py). E.g. the evidence 2.6 gives the share 0.35.
+# other_pictures.py also uses the limits. The evidence was measured
+# (docs/benchmarks/quality_details.md, "What stands still"):
 #
 #     still frames                                         at most 2.6
 #     dim frames in which something moves, whole frame     at least 4
@@ -75,7 +75,7 @@ def most_evidence(
     pieces = _pieces(stream, is_good)  # (PIECES, h, w), spikes per plane
     light = pieces.mean(axis=0)  # (h, w), by the spikes
     # The pixels in the order of their light in the blurry frame. `light` decides between pixels
-    # that are equal there.
+    # that are equal in the blurry frame.
     by_light = order_by_light(frame_light, light)
     evidence_in_frame = -np.inf
     evidence_around = np.full(frame_light.shape, -np.inf, np.float32)

@@ -11,8 +11,8 @@ the product of pixel i is
 
     p_i = c_i n_i - (mean of c_i n_i if nothing moves)
 
-The subtracted mean is a little below 0. The reason: `without_change_of_lamps` (common_change.py)
-has subtracted the mean change of the pixels around pixel i from the change of pixel i. So c_i has a
+The subtracted mean is a little below 0, because `without_change_of_lamps` (common_change.py) has
+subtracted the mean change of the pixels around pixel i from the change of pixel i. So c_i has a
 little of the noise of the neighbours. In the sum over a large plane, even a small mean would look
 like a motion. `product_of_noise` computes the mean.
 
@@ -46,8 +46,8 @@ def products_with_neighbours(
     return product
 
 
-# Sigma in spike pixels of the weights of the neighbours of a pixel. It is about as wide as an edge
-# in the picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
+# Sigma in spike pixels of the weights of the neighbours of a pixel. The sigma is about the width of
+# an edge in the picture of the spikes. With 0.8 or 1.8 the evidence is nearly the same.
 NEIGHBOUR_SIGMA = 1.2
 
 
@@ -55,8 +55,8 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
     """Return the weighted sum of the neighbours of each pixel (h, w), without the pixel itself.
 
     The weights are a Gaussian on 9 x 9 pixels, e.g. 0.08 for the pixel on the right. The weight of
-    the pixel itself would be 0.11. It is left out, because the square of a noise is not 0 on
-    average.
+    the pixel itself would be 0.11. The pixel itself is left out, because the square of its noise is
+    not 0 on average.
 
     Values beyond the edge of the picture count as 0. A reflected picture would make a pixel at the
     edge a neighbour of itself, so noise would pass for motion there.
@@ -83,7 +83,8 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
         g_ik    weight of pixel k in the mean around pixel i     `_weights_along`
 
     The formula follows from what `without_change_of_lamps` does to noise. The noise e_i of pixel i
-    has the variance v_i, and is independent of the noise of other pixels. What is left of it is
+    has the variance v_i, and is independent of the noise of other pixels. What is left of the noise
+    is
 
         c_i = e_i - (L_i / M_i) sum over k of g_ik e_k
 
@@ -95,8 +96,8 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
         e_j in the sum of c_i, and in c_j    - (L_i / M_i) g_ij v_j
         each e_k in both sums                + L_i L_j / (M_i M_j) sum over k of g_ik g_jk v_k
 
-    They become simple, because neighbours have nearly the same surroundings, and because the
-    variance is about proportional to the light:
+    The three terms become simple, because neighbours have nearly the same surroundings, and because
+    the variance is about proportional to the light:
 
         g_ij and g_ji become g_ii        g_jk becomes g_ik        M_j becomes M_i
         v_i becomes V L_i / M_i          v_j becomes V L_j / M_i
@@ -133,8 +134,8 @@ class _Weights(NamedTuple):
 def _weights_along(length: int) -> _Weights:
     """Return the weights for each pixel of an axis.
 
-    Near the ends of the axis they are larger, because the mean there takes some pixels twice: the
-    picture is reflected at its edges (`blurred_columns`).
+    Near the ends of the axis the weights are larger, because the picture is reflected at its edges
+    (`blurred_columns`). So the mean takes some pixels twice.
 
     length: number of pixels along the axis.
     """

@@ -1,9 +1,9 @@
 """Leave out the planes around an exposure that show another picture.
 
 A recording has the planes (binary pictures of the spike camera) of an exposure, and some planes
-before and after it. Usually a motion goes on there. But a thing may move only between the
-exposures, e.g. slides, or a stage that stands still for each frame. Then the motion from one
-exposure to the next would be taken for a motion in the exposure.
+before and after it. Usually a motion also goes on before and after the exposure. But a thing may
+move only between the exposures, e.g. slides, or a stage that stands still for each frame. The
+motion of such a thing from one exposure to the next would be taken for a motion in the exposure.
 
 So the planes before the exposure are left out if the evidence of a change (evidence.py) says both:
 

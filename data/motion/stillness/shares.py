@@ -2,9 +2,9 @@
 
 A frame is restored in two steps (restorer.py): a first estimate without any motion, and then an
 improvement along the motion that was found in the spikes. If nothing moves, this motion is noise,
-and the improvement makes the frame worse. On clips of a camera on a tripod, the weights of the
-fusion "motion" lost 5 dB in good light and 12 dB in dim light. The fusion "motion" takes learned
-steps along the motion (models/fusion/fusion_motion.py).
+and the improvement makes the frame worse. E.g. the fusion operator "motion"
+(models/fusion/fusion_motion.py) makes the improvement by learned steps along the motion. On clips
+of a camera on a tripod, its weights lost 5 dB in good light and 12 dB in dim light.
 
 So the improved frame is blended with the first estimate. The weight of the improved frame at a
 pixel is the product of two shares. Each share answers a question, from 0 (no) to 1 (yes):
@@ -51,9 +51,9 @@ from data.motion.view import View
 LEAST_REACH = 1.2
 REACH_BY_LIGHT = 4.5
 REACH_POWER = 0.7
-# If n is below this number, it counts as this number. In a picture of stars on black, n is near 0,
-# although the motion of the stars is seen well. Without this least number, the stars would have to
-# move by 20 pixels to count as moving.
+# If n is below FEWEST_COUNTED, it is replaced by FEWEST_COUNTED. In a picture of stars on black, n
+# is near 0, although the motion of the stars is seen well. Without this least number, the stars
+# would have to move by 20 pixels to count as moving.
 FEWEST_COUNTED = 0.6
 # The share rises from 0 at STILL_BELOW times the middle reach to 1 at MOVING_ABOVE times it. With
 # closer limits, pixels with nearly the same shift would get different frames.
@@ -64,8 +64,8 @@ MOVING_ABOVE = 1.3
 def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
     """Return a share (H, W) float32 in [0, 1]: 0 where the motion may be noise.
 
-    Noise adds to the reach of a pixel, and adds more if there are fewer spikes. So with fewer
-    spikes a longer reach is needed.
+    Noise makes the reach of a pixel longer. If there are fewer spikes, there is more noise, so a
+    longer reach is needed.
 
     spikes: n, number of spikes of a pixel of median light in the exposure.
     """
@@ -78,8 +78,8 @@ def share_by_reach(motion: Motion, spikes: float) -> np.ndarray:
 # things that move on their own (test_only_the_part_that_moves_takes_the_improved_frame). No
 # measurement of other values is recorded.
 SHIFT_SIGMA = 6.0
-# If n is below this number, noise makes the shifts of a still pixel jump from one measured time to
-# the next. So the reach is measured on a parabola through them (`_parabolas`,
+# If n is below CURVE_BELOW, noise makes the shifts of a still pixel jump from one measured time to
+# the next. So the reach is measured on a parabola through the shifts (`_parabolas`,
 # test_jumps_from_time_to_time_count_little_in_dim_light).
 CURVE_BELOW = 9.0
 
@@ -87,8 +87,8 @@ CURVE_BELOW = 9.0
 def _reach(motion: Motion, spikes: float) -> np.ndarray:
     """Return the reach of each pixel within the exposure, (H, W) in RGB pixels.
 
-    It is the diagonal of the smallest box that holds all positions of the pixel. E.g. a pixel that
-    moves by 4 to the right and returns has the reach 4.
+    The reach is the diagonal of the smallest box that holds all positions of the pixel. E.g. a
+    pixel that moves by 4 to the right and returns has the reach 4.
     """
     shifts = motion.shifts
     if spikes < CURVE_BELOW:
@@ -166,10 +166,10 @@ FULL_TRUST = 0.65
 def _trust_around(is_good: np.ndarray) -> np.ndarray:
     """Return a share (h, w) in [0, 1]: 0 where hardly any spike pixel around can be trusted.
 
-    No motion is known there: beneath a title in the frames, or outside the picture of a lens that
-    is too small for the spike sensor.
+    No motion is known at such pixels, e.g. beneath a title in the frames, or outside the picture of
+    a lens that is too small for the spike sensor.
 
-    Without it, test_a_part_without_trusted_pixels_keeps_its_first_estimate fails.
+    Without this function, test_a_part_without_trusted_pixels_keeps_its_first_estimate fails.
     """
     trusted_around = blurred(is_good.astype(np.float32), TRUST_SIGMA)
     return _smooth_step(trusted_around, NO_TRUST, FULL_TRUST)
