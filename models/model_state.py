@@ -124,13 +124,13 @@ class ModelState:
         # The keys of a batch whose tensors the loss takes with the restored clip, e.g. ("gt",).
         self.target_names = names_of_targets(type(self.lossfn))
         self.optimizer = build_optimizer(self.netG, self.train_opt)
-        # Gradients in float16 underflow unless the loss is scaled. In bfloat16 they do not.
+        # Without scaling of the loss, gradients in float16 underflow. Gradients in bfloat16 do not.
         self.scaler = torch.amp.GradScaler(
             self.device.type, enabled=self.amp_dtype is torch.float16
         )
         if state is not None:
             self._load_training(state)
-        self.phase = None  # a notebook may call this again after some steps
+        self.phase = None  # a notebook may call `init_train` again after some steps
         self.netG.train()
 
     # ---- Loading ----
@@ -198,8 +198,8 @@ class ModelState:
             self._load_averages(self.netE, averages)
         self.nonfinite.in_a_row = state.get("nonfinite_in_a_row", 0)
         # Set the rate of the last step, because the checkpoint may be saved again before the next
-        # step sets a rate. The runs add "step" to the result of `training_state`, so a state that
-        # no run has saved lacks it. Test:
+        # step sets a rate. utils/run adds "step" to the result of `training_state`, so a state that
+        # no run has saved has no "step". Test:
         # test_a_checkpoint_that_is_saved_after_a_restore_equals_the_restored_checkpoint
         if state.get("step"):
             self._set_learning_rate(state["step"])

@@ -70,9 +70,9 @@ logger = logging.getLogger(__name__)
 # With a smaller fraction, more branches (the attention or the MLP of a block) are recomputed, so a
 # step takes longer. The docstring of `VRT` names the number (90 %), so change both.
 GPU_SHARE = 0.9
-# torch compiles a function again for each kind of input. After this number of compilations, it runs
-# the function uncompiled. The limit of torch is 8, but the blocks of VRT have more kinds of input:
-# each width, mask and size, mutual and self attention. 64 is well above the number of kinds.
+# torch compiles a function again for each kind of input. After this number of compilations, torch
+# runs the function uncompiled. The limit of torch is 8, but the blocks of VRT have more kinds of
+# input: each width, mask and size, mutual and self attention. 64 is well above the number of kinds.
 COMPILATIONS_OF_BLOCK = 64
 
 
@@ -218,7 +218,7 @@ class VRT(nn.Module):
         self.input_spec: InputSpec = vrt_input_spec(design, self.image_chans, needed_spikes)
 
         # The modules below draw their initial weights one after the other. Build a new module after
-        # all of them, because all modules built after it get other initial weights.
+        # all other modules, because all modules that are built later get different initial weights.
         self._build_input(design)
         self._build_stages(design)
         self._build_output(design)
@@ -349,9 +349,10 @@ class VRT(nn.Module):
 
         # Align the neighbours of each frame along the flow. RGB or grey is enough for the flow.
         rgb = image[:, :, :3]
-        # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. Backward
-        # flows lead to earlier frames, forward flows to later frames. Both are lists with one flow
-        # for each distance in frames: 1, 2, ...
+        # flows[level]: (backward flows, forward flows) at 1 / 2**level of the resolution. A
+        # backward flow warps a later frame to an earlier frame. A forward flow warps an earlier
+        # frame to a later frame. Both are lists with one flow for each distance in frames: 1, 2,
+        # ...
         flows = self.estimate_flows(rgb)
         backward, forward = flows[0]  # at full resolution
         to_previous = backward[0]  # at distance 1: warps each frame to the frame before
@@ -402,7 +403,8 @@ class VRT(nn.Module):
         x = F.pad(x, (3, 3, 3, 3), mode="reflect")  # 3 pixels at each side, for the 7x7 kernel
         x = self.conv_last(x)  # (B, out_chans, H, W)
         new_frames = x.view(len(x), -1, 3, height, width)  # (B, out_chans / 3, 3, H, W)
-        return new_frames + mean  # C is 3, or 1: then the mean is added to each of the 3 colours
+        # C is 3 or 1. If C is 1, the one mean is added to each of the 3 colours.
+        return new_frames + mean
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
         """Choose which branches are recomputed in training steps on clips of this size, once.
@@ -417,7 +419,7 @@ class VRT(nn.Module):
             return
         self.is_fitted = True
         # Ask for the size of the GPU only here. The constructor runs before the process has chosen
-        # its GPU, so asking there would make each process take memory on GPU 0.
+        # its GPU. If the constructor asked, each process would take memory on GPU 0.
         budget_gb = self.memory_budget_gb
         if budget_gb is None:
             budget_gb = GPU_SHARE * devices.total_gb(lq.device)
@@ -436,8 +438,9 @@ class VRT(nn.Module):
         less exact arithmetic that torch uses by default in cuDNN's convolutions.
         (test_flows_have_full_precision_under_autocast)
 
-        The backward pass of the flow network runs after this function. So there TF32 is on or off
-        as the caller has set it. This does no harm, because gradients choose no pixels.
+        The backward pass of the flow network runs after this function. So in the backward pass,
+        TF32 is on or off as the caller has set it. TF32 does no harm there, because gradients
+        choose no pixels.
         """
         with torch.autocast(frames.device.type, enabled=False), tf32(is_on=False):
             if frames.dtype != torch.float64:

@@ -100,7 +100,7 @@ def _options_in(content: dict[str, Any]) -> dict[str, Any] | None:
     #     {"options": {"scale": 1, "netG": {...}, "datasets": {"train": {"spike": {...}, ...}}}}
     #
     # The second form is an option file. Files of earlier versions have only this form, and full
-    # checkpoints have both. If a file has both, the first form counts.
+    # checkpoints have both. If a file has both, the first form is used.
     description = content.get("network", content.get("options"))
     if not isinstance(description, dict):
         return None
@@ -176,8 +176,8 @@ def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -
     """Refuse spike channels of another kind than in the training. Warn of other differences.
 
     The kind is the representation and the gamma, e.g. "voxel" and 1.0. Channels of another kind may
-    have the same number. Then they fit the weights, but the results would be wrong without an
-    error.
+    have the same number. In this case, they fit the weights, but the results would be wrong without
+    an error.
 
     training, now: the section `spike` of the weights file `path`, and of the option file.
     """

@@ -95,8 +95,8 @@ def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
 def _shapes_of_released(name: str) -> dict[str, torch.Size]:
     """Return the shape of each tensor of the published network `name`, by name of the tensor.
 
-    To find the shapes, the network is built. This takes a fifth of a second, so the result is
-    cached: do not change it.
+    To find the shapes, the network is built. Building takes a fifth of a second, so the result is
+    cached. Do not modify the result.
     """
     return _shapes_of(_tensors_of(_network_without_file(name)))
 

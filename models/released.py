@@ -129,7 +129,7 @@ def _fetch(text: str, file: Path, most_bytes: int, check: Callable[[Path, str], 
                 do=f"download it on a machine with a network and copy it to {file}, or set "
                 f"{MIRROR} to the address of a mirror",
             ) from e
-        # Check before renaming: a file under its final name is never checked again.
+        # Check before renaming, because a file under its final name is never checked again.
         check(part, file.stem)
         os.replace(part, file)
     finally:
@@ -178,7 +178,8 @@ def _one_at_a_time(file: Path) -> Generator[None]:
         try:
             yield
         finally:
-            # After this, a process that comes later makes a new lock file, while a process that is
-            # waiting still has the old one open. So both may run the context at once. This does no
-            # harm: each finds the weights, or fetches them under a temporary name of its own.
+            # After the removal, a process that comes later makes a new lock file. A process that is
+            # waiting still has the old lock file open. So both may run the context at once. This
+            # does no harm, because each process finds the weights, or fetches them under a
+            # temporary name of its own.
             lock_path.unlink(missing_ok=True)

@@ -62,7 +62,8 @@ class SavedNetwork:
     def empty_network(self) -> nn.Module:
         """Return the network on the device "meta". Its tensors have shapes, but take no memory.
 
-        The network is built once, for all questions that need no numbers. Do not change it.
+        The network is built once, for all questions that need no numbers. Do not modify the
+        network.
         """
         with torch.device("meta"):
             return self.network()

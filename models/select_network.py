@@ -12,9 +12,9 @@ Terms: netG is the section of the network. `spec` is an InputSpec, which says wh
 requires of its input (utils/contract.py). train and test are datasets.train and datasets.test. They
 are None if the option file lacks them.
 
-What must stay: each check. Without it, a run starts and fails later, or it gives wrong frames
-without an error (`kind_differences`). test_select_network.py tries wrong options.
-Free to change: the order of the checks, and their texts.
+What must stay: each check. Without a check, a run starts and fails later, or gives wrong frames
+without an error (`kind_differences`). test_select_network.py tries wrong options. Free to change:
+the order of the checks, and their texts.
 
 Tests: tests/parts/models/test_select_network.py, tests/stories/test_bad_input.py
 """
@@ -96,10 +96,10 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
 def check_validation(netG: Section, datasets: DatasetsOptions) -> None:
     """Raise OptionError if a validation would give the trained network spikes that it cannot take.
 
-    Only for a training, because a test may have other weights, or a method without a network. It
-    comes after `check_options`, which refuses unequal numbers of spike channels if the spec of the
-    network has spike channels. The spec of a user's network may lack them. Such a network may
-    ignore spikes, so it is tried here.
+    Call this only for a training, because a test may have other weights, or a method without a
+    network. Call it after `check_options`. If the spec of the network has spike channels,
+    `check_options` refuses unequal numbers of spike channels. The spec of a user's network may have
+    no spike channels. Such a network may ignore spikes, so it is tried here.
     """
     train = datasets.train
     test = datasets.test
@@ -195,8 +195,8 @@ def _check_equal_channels(train: LoaderOptions, test: LoaderOptions) -> None:
 def _takes_only_first(net: torch.nn.Module, first: int, second: int) -> bool:
     """Return whether a network takes clips with `first` spike channels, and none with `second`.
 
-    False also if this is not certain, e.g. because the network reads values of its input: tensors
-    on the device "meta" have none.
+    Returns False also if the answer is not certain. E.g. the network reads values of its input, and
+    tensors on the device "meta" have no values.
 
     net: on the device "meta", where the sizes of all tensors are checked, and nothing is computed.
     """
@@ -214,7 +214,7 @@ def _takes_only_first(net: torch.nn.Module, first: int, second: int) -> bool:
         return "meta" not in str(e)
     except Exception:  # e.g. a mistake in the network
         return False
-    return False  # it takes both
+    return False  # the network takes both
 
 
 @torch.no_grad()
@@ -345,7 +345,7 @@ def _check_task(
         )
     # The test clips get their noise map only if datasets.test.sigma is a number. So null is
     # refused. Without a test dataset, or for a dataset without the key, there is nothing to refuse.
-    sigma = getattr(test, "sigma", 0)  # 0, or any number, if there is no key
+    sigma = getattr(test, "sigma", 0)  # without the key: 0, so not null
     if spec.noise_map and sigma is None:
         raise OptionError(
             what="netG.nonblind_denoising is true, but the test clips have no noise",
@@ -435,6 +435,6 @@ def _check_interpolation(
         )
 
 
-# Import all files models/network_*.py, each of which registers its network in `NETWORKS`. This line
-# comes last, because these files import `NETWORKS`.
+# Import all files models/network_*.py, each of which registers its network in `NETWORKS`. The
+# import comes last in this file, because these files import `NETWORKS`.
 import_parts("models", "network_*")

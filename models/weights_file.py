@@ -22,8 +22,9 @@ from utils.errors import CheckpointError, address_of
 
 # Keys under which published files and ours hold the state dict. `read_weights` first looks for its
 # argument `prefer`, and then for these keys in this order. E.g. a checkpoint has the keys
-# "model_state_dict" and "ema_state_dict" (averaged weights). With prefer="ema_state_dict" it gives
-# the averaged weights, otherwise the normal weights. A file may also be a state dict itself.
+# "model_state_dict" and "ema_state_dict" (averaged weights). With prefer="ema_state_dict" the
+# result is the averaged weights. With the default, it is the normal weights. A file may also be a
+# state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
 
 
@@ -68,7 +69,8 @@ def tensors_in(content: Any, path: Path, prefer: str = "params") -> dict[str, Te
 
     Raises CheckpointError if there is no state dict.
     """
-    # If the file holds its state dict under a key, take what is under the first key that it has.
+    # If the file holds its state dict under a key, take what is under the first key that the file
+    # has.
     if isinstance(content, dict):
         for name in (prefer, *CONTAINERS):
             if isinstance(content.get(name), dict):
