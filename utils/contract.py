@@ -18,6 +18,8 @@ What must stay: the names of the members, because researchers write their own cl
 members (docs/extending.md, tests/stories/test_extending.py). Free to change: a member may be added.
 Classes of researchers lack the new member, so read it with `getattr` and a default.
 
+A "test" in this file is a run of main_test_vrt.py, which restores and scores clips.
+
 Sizes: H and W are height and width of a frame, h and w of a spike plane (one binary picture of the
 spike camera). C is the number of colours, S the number of spike channels, and s the scale. K is the
 number of sharp frames for each blurry frame: each of them shows another instant, i.e. a moment of
@@ -184,10 +186,9 @@ class JointEquations(Protocol):
     """The equations of one exposure. They relate its blurry frame and spikes to a sharp frame z.
 
     z is (3, H, W) in [0, 1]. A network improves z in several steps, so that z agrees better with
-    the blurry frame and the spikes. `data.motion.joint.equations.Equations`
-    fulfils this protocol, and data/motion/joint/network_channels.py lists the channels of
-    `evidence` and `pulls`. The number and the order of these channels must stay, because the
-    weights were trained with them.
+    the blurry frame and the spikes. `data.motion.joint.equations.Equations` fulfils this protocol,
+    and data/motion/joint/network_channels.py lists the channels of `evidence` and `pulls`. The
+    number and the order of these channels must stay, because the weights were trained with them.
     """
 
     # The blurry frame, (3, H, W) in [0, 1].

@@ -103,7 +103,7 @@ class OptionError(SpikeVRTError):
     """An option file or a command-line override is wrong.
 
     Several errors may be found at once. Then this error has the message of the first error, and
-    `found` has all errors. Otherwise `found` is empty.
+    `found` has all errors. If only one error was found, `found` is empty.
     """
 
     exit_code = 2

@@ -33,7 +33,8 @@ from utils.errors import DataError, OptionError
 
 # Name of an empty file that marks a folder as made by this project.
 MARK = ".spikevrt"
-# The file that marks a folder of results as ours. It also holds the settings of the test.
+# The file that marks a folder of results as ours. It also holds the settings of main_test_vrt.py,
+# which has written the results.
 RESULTS = "run.json"
 
 # What `writing` advises if the folder of a run cannot be written.
@@ -236,8 +237,8 @@ def claim_run_folder(folder: Path, patterns: Iterable[str], is_ours: bool) -> No
     patterns: patterns of the names of files that a run writes there, such as "*.log".
     is_ours: whether the caller knows that an earlier run made the folder. Then nothing is checked.
 
-    Raises OptionError for a folder with results of a test (RESULTS), and for a folder without MARK
-    that has a file whose name fits a pattern.
+    Raises OptionError for a folder with results of main_test_vrt.py (RESULTS), and for a folder
+    without MARK that has a file whose name fits a pattern.
     """
     # Names of files in the folder that the run would write over.
     existing_names = []

@@ -115,8 +115,8 @@ def _uses_of_groups(line: str, groups: Path) -> list[Use]:
 
     uses = []
     for folder in folders:
-        # OSError: a folder above `root` has no such files. ValueError: the file of the limit has
-        # the text "max", which means that there is no limit.
+        # An OSError comes from a folder above `root`, which has no such files. A ValueError comes
+        # from a file with the text "max", which means that there is no limit.
         with suppress(OSError, ValueError, KeyError):
             uses.append(_use_of_group(folder, names))
     return uses

@@ -105,7 +105,7 @@ class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
         return open_kept(Path(self.baseFilename), self.mode, encoding="utf-8")
 
     def reopen_if_removed(self) -> None:
-        """Make the file again if somebody has removed it. Otherwise new lines would be lost."""
+        """Make the file again if somebody has removed it, because new lines would be lost."""
         if self.stream is None:  # the handler was closed
             return
         # Number of names (hard links) of the open file: 0 if the file was removed, 1 if it is still

@@ -33,7 +33,8 @@ def published_stream(*key: int) -> np.random.Generator:
     The four purposes are computed scenes (artificial clips), spikes that are simulated from frames,
     the order of an epoch, and the noise of a denoising test. Their numbers are "published": users
     already have data sets, scores and runs that were made with them. So the numbers must stay.
-    Otherwise data sets and scores could not be made again, and older runs could not be resumed.
+    With other numbers, data sets and scores could not be made again, and older runs could not be
+    resumed.
 
     Do not use this function for a new purpose. NumPy ignores zeros at the end of a key, so two keys
     may have the same numbers.

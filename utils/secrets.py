@@ -245,8 +245,8 @@ def without_secrets(text: str) -> str:
 
     Counts such as "tokens: 8" stay.
     """
-    # Search each line by itself. Otherwise, after a line that ends with "token:", the first word of
-    # the next line would be taken for the value.
+    # Search each line by itself. In the whole text, after a line that ends with "token:", the first
+    # word of the next line would be taken for the value.
     lines = without_tokens(text).split("\n")
     return "\n".join(_without_named(line, shows_counts=True) for line in lines)
 
@@ -324,8 +324,9 @@ def _resembles(key: str) -> bool:
     last_words = _words_of(key)[-4:]
     for first in range(len(last_words)):
         tail = "_".join(last_words[first:])
-        # 0.8: about eight of ten letters agree. A lower value would hide harmless values in
-        # messages. A higher value would show secrets under a key with two wrong letters. Test:
+        # The cutoff 0.8 means that about eight of ten letters agree. A lower cutoff would hide
+        # harmless values in messages. A higher cutoff would show secrets under a key with two wrong
+        # letters. Test:
         # test_a_message_hides_a_secret_but_names_its_key.
         if difflib.get_close_matches(tail, SPELLED, n=1, cutoff=0.8):
             return True

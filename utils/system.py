@@ -98,8 +98,8 @@ def keep_freed_memory() -> None:
     """Let this process keep the memory of deleted arrays, and use it again for new arrays.
 
     By default, glibc gives the memory of each large array back to the system when the array is
-    deleted. For the next array, the system then has to find and clear each page again. This takes
-    time. Without glibc this function does nothing.
+    deleted. For the next array, the system has to find and clear each page again, which takes time.
+    Without glibc this function does nothing.
     """
     if sys.platform != "linux":
         return

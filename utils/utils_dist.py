@@ -131,7 +131,7 @@ def ranks(log: bool = True) -> Generator[None]:
     process.open_closed_streams()
     try:
         # Another library, e.g. Ray Train, may have made a process group already. This run then uses
-        # the group, and must not destroy it, because the library does this later.
+        # the group, and must not destroy it, because the library destroys it later.
         is_group_of_others = dist.is_initialized()
         _start(is_group_of_others, log)
         yield
@@ -219,8 +219,8 @@ def _end_after_error(error: BaseException) -> NoReturn:
     process.write_exit_file(code)
     # The siblings are the other ranks of this host. They may fail with the same error. Only the
     # first of them to claim the error reports it (utils/dist/claims.py). A claim ends with its
-    # process, so this rank waits here until its siblings have ended. Otherwise a later sibling
-    # could claim the error again, and report it again.
+    # process, so this rank waits here until its siblings have ended. If this rank ended earlier, a
+    # later sibling could claim the error again, and report it again.
     outlast_siblings()
     process.kill_trees()  # loader processes, for which Python's exit handlers could wait forever
     _forget_run()
@@ -244,8 +244,8 @@ def _read_own_launch() -> LaunchInfo:
         torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
         arguments = [sys.executable, "-u", torchrun, *sys.argv]
         os.execve(sys.executable, arguments, os.environ | variables_for_torchrun)
-    # Otherwise this process is one of several ranks, or the only process. Several ranks need /proc,
-    # e.g. to see which process of the host is a rank.
+    # This process does not stand for a node, so it is one of several ranks, or the only process.
+    # Several ranks need /proc, e.g. to see which process of the host is a rank.
     launch = read_launch(env, gpu_count, command)
     if launch.world_size > 1:
         system.refuse_ranks_without_proc()

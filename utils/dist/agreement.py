@@ -107,7 +107,8 @@ def all_ranks_or_none() -> Generator[None]:
         # does not wait.
         if get_rank() > 0:
             # The lowest rank that failed so far, with its exit code. If this lowest rank is another
-            # rank, this rank ends by PeerFailed. Otherwise this rank raises its own error below.
+            # rank, this rank ends by PeerFailed. If it is this rank, this rank raises its own error
+            # below.
             lowest_failure = meeting.wait(WAIT_FOR_LOWER_RANKS_S)
             own_failure = FailedRank(get_rank(), code)
             if lowest_failure is not None and lowest_failure != own_failure:

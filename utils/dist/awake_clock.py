@@ -1,7 +1,7 @@
 """Measure time with `AwakeClock`, which counts only the seconds in which this process ran.
 
 What must stay: a suspension, however long, adds at most some seconds to the clock (`slice_s`).
-Otherwise a run that was suspended would seem to hang when it wakes.
+If a suspension added more, a run that was suspended would seem to hang when it wakes.
 
 Test: test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes (tests/faults/test_stalls.py).
 """
@@ -20,8 +20,8 @@ class AwakeClock:
         seconds since the last call    0.5    1    3600
         counted seconds                0.5    1    1
 
-    `now` must be called at least once in slice_s seconds. Otherwise the clock does not count all
-    seconds in which the process ran.
+    `now` must be called at least once in slice_s seconds. If it is called less often, the clock
+    does not count all seconds in which the process ran.
     """
 
     def __init__(self, slice_s: float = 5.0) -> None:

@@ -2,8 +2,8 @@
 
 Each of these ranks claims a name, e.g. the text of the error. Only the first rank gets the name,
 and reports (`first_to_claim`). The claim ends with its process. So the first rank waits until the
-others have asked and ended (`outlast_siblings`). Otherwise a later rank would get the name, and
-report again.
+others have asked and ended (`outlast_siblings`). If the first rank ended earlier, a later rank
+would get the name, and report again.
 
 To wait for the other ranks, a rank must find them among all processes of the host. A rank is
 recognised by its *memory file*: each rank keeps a file open that exists in memory only, e.g.

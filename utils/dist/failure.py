@@ -64,7 +64,7 @@ def report_error(error: BaseException) -> int:
         ending = _ending_with_store(error)
     if ending.is_reporter:
         write_to_log_and_stderr(_text_of(ending.cause))
-        # RuntimeError: the store is gone, so no other rank waits for the report.
+        # A RuntimeError means that the store is gone. Then no other rank waits for the report.
         with suppress(RuntimeError):
             if RUN.store is not None:
                 # The other ranks wait for this key before they end.

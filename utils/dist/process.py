@@ -242,8 +242,8 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
     with suppress(ValueError):  # only the main thread may replace a handler
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     roots = _started_by_multiprocessing() if pids is None else list(pids)
-    # Find all processes before killing the first one. Otherwise a process could notice that another
-    # one is gone, and report an error, before it is killed itself.
+    # Find all processes before killing the first one. The search takes time, in which a process
+    # could notice that another process is gone, and report an error.
     pids_to_kill = []
     for pid in roots:
         pids_to_kill.extend(descendants_of(pid))

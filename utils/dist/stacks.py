@@ -74,7 +74,8 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
     except OSError:  # there is no such process, or another user has it
         return None
     for entry in entries:
-        # OSError: the process has closed the file meanwhile, or the file is not in memory (below).
+        # An OSError means that the process has closed the file meanwhile, or that the file is not
+        # in memory (see below).
         with suppress(OSError):
             if os.readlink(f"{folder}/{entry}") == link_target:
                 # The caller closes the file. "a+b": each write goes to the end of the file, because

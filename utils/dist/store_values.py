@@ -60,8 +60,8 @@ def seal(key: str, text: str) -> str:
     With a job key, a proof and a blank stand in front of the text, e.g. '5f0c2a... {"beat": 512}'.
     Without a job key, the value is only the text.
     """
-    # The launcher puts the job key into the environment. `utils_dist` reads it into RUN.job_key as
-    # bytes. They are empty if there is no job key.
+    # The launcher puts the job key into the environment. `utils_dist` reads it into RUN.job_key,
+    # which is b"" if there is no job key.
     if not RUN.job_key:
         return text
     return f"{_proof(key, text)} {text}"
@@ -82,7 +82,7 @@ def unseal(key: str, value: str | bytes) -> str:
         return text
     # '5f0c2a... {"beat": 512}' is cut at its first blank, because a proof has none.
     proof, _, content = text.partition(" ")
-    # compare_digest takes the same time for each wrong proof. Otherwise somebody could measure how
+    # compare_digest takes the same time for each wrong proof. With `==`, somebody could measure how
     # many characters of a guess are right.
     if not hmac.compare_digest(proof.encode(), _proof(key, content).encode()):
         raise foreign_value(key)

@@ -9,9 +9,8 @@ Layout: 8 bytes that every PNG has, then chunks. Numbers are big endian (the hig
     8 + length           checksum, 4 bytes
 
 What must stay: any length in the file may be wrong, so each length is compared with the size of the
-file.
-Each turn of a loop moves forward in the file. A reader must not copy the pixels, because `data/`
-reads the headers of thousands of frames.
+file. Each turn of a loop moves forward in the file, so that no loop is endless. A reader must not
+copy the pixels, because `data/` reads the headers of thousands of frames.
 
 Tests: tests/stories/test_foreign_files.py, tests/parts/data/test_any_bytes.py
 """
@@ -91,8 +90,8 @@ def read_png(content: bytes) -> Header | None:
 def has_whole_chunks(png: bytes) -> bool:
     """Return whether a PNG is complete, and each frame of an animation lies in the picture.
 
-    Each chunk must end within the file. Otherwise OpenCV would take memory for the length that the
-    chunk states, before it finds out that the file is shorter.
+    Each chunk must end within the file. If a chunk states a larger length, OpenCV takes memory for
+    this length, before it finds out that the file is shorter.
 
     png: all bytes of the file. The first chunk of a PNG, IHDR, begins at byte 8. So width and
         height are read from the bytes 16 to 23.

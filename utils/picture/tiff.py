@@ -23,7 +23,8 @@ TAG_VALUES_PER_PIXEL = 277
 TAG_TILE_WIDTH = 322
 TAG_TILE_HEIGHT = 323
 TAG_NUMBER_FORMAT = 339
-# Values of TAG_COLOUR_SPACE for grey: with 0, the number 0 is white. With 1, it is black.
+# Values of TAG_COLOUR_SPACE for grey. If the value is 0, a pixel with the number 0 is white. If the
+# value is 1, such a pixel is black.
 TIFF_GREY = (0, 1)
 # Value of TAG_NUMBER_FORMAT for floating-point numbers.
 TIFF_FLOAT = 3
@@ -113,7 +114,7 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
         00 01          the entry: tag 256, TAG_WIDTH
         03 00          type 3, a key of TIFF_TYPE_BYTES: values of 2 bytes
         01 00 00 00    number of values: 1
-        80 07 00 00    the values: 1920. Values of more than 4 bytes: their offset
+        80 07 00 00    the values: 1920. If they had more than 4 bytes: their offset
 
     A BigTIFF has the number 43 in place of 42, and longer numbers (`TiffForm`):
 

@@ -80,7 +80,8 @@ def _short_json(value: Any) -> str:
 # it.
 PSNR_OPTIONS = ("datasets.test.", "val.", "metric.")
 # Exceptions among PSNR_OPTIONS: beginnings of options without an effect on the PSNR. Add a new
-# option here if it changes only speed or output. Otherwise its change would forget the best PSNR.
+# option here if it changes only speed or output. If it is missing here, the best PSNR is forgotten
+# when its value changes.
 EXCEPT_PSNR_OPTIONS = (
     "val.save_img",
     "val.batch_tiles",

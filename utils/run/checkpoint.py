@@ -144,7 +144,7 @@ def _put_in_place(new_file: Path, new_sidecar: Path, path: Path) -> None:
         after `replace` of the file      the new file, without a sidecar
         after `replace` of the sidecar   the new file and its sidecar
 
-    `load` reads a file without a sidecar, without a check. If the order of the lines were
+    If a file has no sidecar, `load` reads the file without a check. If the order of the lines were
     different, the new file could stand beside the old sidecar, and `load` would refuse a good file.
 
     test_a_kill_while_saving_leaves_a_readable_file kills only eight saves, at random moments. So

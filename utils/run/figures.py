@@ -5,7 +5,7 @@
     encode          the figure as a file, e.g. a PNG
 
 In this file, `axis` is one panel (an Axes of matplotlib), and `histories` has the curves to draw:
-name of a run -> its history.
+name of a run -> its history. An entry is one point of a curve: a step and a value.
 
 No program reads a figure, so the figures may be changed freely. Only `running_mean` has an exact
 test, because numbers are easy to check and pictures are not.
@@ -75,8 +75,8 @@ def draw_panels(histories: Mapping[str, History]) -> Any:
 
     # Put each legend where the curves rarely are. E.g. a loss falls, so the upper right of its
     # panel is empty. By default matplotlib searches an empty place, which takes long if the curves
-    # have many points. The learning rate needs no legend, because it is the only curve of a run in
-    # its panel.
+    # have many entries. The learning rate needs no legend, because a run has only one curve in this
+    # panel.
     _draw_legend(loss, "upper right", is_one_run)
     _draw_legend(psnr, "center right", is_one_run)
     _draw_legend(speed, "center left", is_one_run)
@@ -88,8 +88,8 @@ def _draw_loss(axis: Any, histories: Mapping[str, History]) -> None:
     means: list[float] = []
     for curve in _curves(histories, "train/loss"):
         mean, window = running_mean(curve.values)
-        # The window depends on the number of entries (points) of the curve. So the label of several
-        # runs does not tell the window.
+        # The window depends on the number of entries of a curve. So the label of several runs does
+        # not tell the window.
         label = f"mean of {window} entries" if len(histories) == 1 else "running mean"
         thin = {"color": curve.colour, "linewidth": 0.6, "alpha": 0.35, "label": "each entry"}
         axis.plot(curve.steps, curve.values, **thin)
@@ -217,8 +217,8 @@ def encode(figure: Any, kind: str = "png") -> bytes:
     from matplotlib import rc_context
 
     image = io.BytesIO()
-    # Draw long curves in chunks of 10,000 points. Without chunks, matplotlib refuses a curve of
-    # 300,000 points as too complex.
+    # Draw long curves in chunks of 10,000 entries. Without chunks, matplotlib refuses a curve of
+    # 300,000 entries as too complex.
     with rc_context({"agg.path.chunksize": 10_000}):
         figure.savefig(image, dpi=100, format=kind)
     return image.getvalue()

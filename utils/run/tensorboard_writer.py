@@ -45,8 +45,8 @@ class TensorBoardWriter:
     ) -> None:
         """Open a new file, and hide what an earlier start wrote after `step`.
 
-        A start is one run of the program, and `step` is the step that it resumes from. The start
-        repeats the later steps, so their old points must not be shown
+        A start is one launch of the program, and `step` is the step from which it resumes the run.
+        The start repeats the later steps, so their old points must not be shown
         (test_tensorboard_shows_each_step_once_after_a_second_start).
 
         folder: where TensorBoard's files are, e.g. <run>/tb_logger.

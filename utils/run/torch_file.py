@@ -224,8 +224,8 @@ def _refuse_repetition(content: Any, most: int) -> None:
     """Refuse a value that contains more than `most` values, or that contains itself.
 
     E.g. a = [1] * 10; b = [a] * 10; c = [b] * 10 needs little memory, because b holds the same list
-    ten times. But a program that goes through c meets 1000 numbers. A list d = [c] * 10 would give
-    it 10,000 numbers, and so on. Test: test_nested_lists_with_too_many_leaves_are_refused.
+    ten times. But a program that goes through c meets 1000 numbers. In d = [c] * 10, it would meet
+    10,000 numbers, and so on. Test: test_nested_lists_with_too_many_leaves_are_refused.
 
     most: largest number of values. A value that is in several lists counts several times.
     """

@@ -150,8 +150,9 @@ class VideoWriter(AbstractContextManager):
 
         options = {}
         if self.path.suffix.lower() in MP4_SUFFIXES:
-            # By default, the clock of the whole file counts milliseconds. This would round the
-            # start of the film. faststart lets players begin before they have the whole file.
+            # By default, the clock of the whole file counts milliseconds, and the start of the film
+            # would be rounded to a millisecond. So set this clock to the ticks of the film.
+            # faststart lets players begin before they have the whole file.
             options = {"movie_timescale": str(self._ticks_per_second), "movflags": "+faststart"}
         self._out = open_container(str(self._temporary), "w", options=options)
 
