@@ -1,8 +1,8 @@
 """Put spike channels onto the frame if the spike camera has a view of its own.
 
-A calibration has the matrix from spike pixels to RGB pixels. This module uses the inverse matrix M.
-An RGB pixel at (x, y) takes the value at column u / d and row v / d of the spike plane (the image
-of the spike camera):
+A calibration has the matrix from spike pixels to RGB pixels. In this module, M is the inverse of
+this matrix. An RGB pixel at (x, y) takes the value at column u / d and row v / d of the spike plane
+(the image of the spike camera):
 
     (u, v, d) = M (x, y, 1)
 
@@ -59,8 +59,8 @@ class CalibratedGrid:
         height, width = calibration.rgb_size
         self.size = (height, width)  # size of a frame
         matrix_to_rgb = calibration.to_rgb()  # (3, 3), from spike pixels to RGB pixels
-        # Number of RGB pixels across a spike pixel, e.g. 3.96. It is below 1 if a spike pixel is
-        # smaller than an RGB pixel. In this case, round() may give 0.
+        # Number of RGB pixels across a spike pixel, e.g. 3.96. The number is below 1 if a spike
+        # pixel is smaller than an RGB pixel. In this case, round() may give 0.
         scale = scale_of(matrix_to_rgb)
         self.rgb_per_spike_pixel = max(1, round(scale))
         self._plane = plane_size
@@ -143,8 +143,8 @@ class CalibratedGrid:
     def _new_window(self, crop: Crop) -> CalibratedWindow:
         """Make the window of a crop of the frame."""
         # The distances of the points from the centre of an RGB pixel, along x or y. A pixel reaches
-        # from -0.5 to 0.5. It is divided into n equal parts, and a point is in the middle of each
-        # part: 0 for n = 1, and -0.25 and 0.25 for n = 2.
+        # from -0.5 to 0.5. The pixel is divided into n equal parts, and a point is in the middle of
+        # each part: 0 for n = 1, and -0.25 and 0.25 for n = 2.
         n = self._points_across
         shifts = (np.arange(n) + 0.5) / n - 0.5
         points = []
@@ -161,7 +161,7 @@ class CalibratedGrid:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the column u and the row v in the spike plane for each RGB pixel of a crop.
 
-        u and v are arrays (H, W), float64. They are computed from coordinates of the whole frame,
+        u and v are arrays (H, W), float64. Both are computed from coordinates of the whole frame,
         so that an RGB pixel has the same u and v in every crop that contains it.
 
         dx, dy: distance of the points from the centres of the RGB pixels, in RGB pixels.

@@ -1,10 +1,10 @@
 """Find the planes around the planes of a frame (the option `spike.context`).
 
-A plane is one read-out of the spike camera. A representation turns planes into channels. It may use
-the context: planes before and after the exposure of a frame. E.g. the representation "relative"
-uses the time between two spikes, and the first spike may lie before the exposure.
-`DatSpikes.context` (spike_source.py) is the number of context planes on each side. Context planes
-may lie in the files of other frames, because spike files follow one another in time:
+A plane is one read-out of the spike camera. A representation turns planes into channels. A
+representation may use the context: planes before and after the exposure of a frame. E.g. the
+representation "relative" uses the time between two spikes, and the first spike may lie before the
+exposure. `DatSpikes.context` (spike_source.py) is the number of context planes on each side.
+Context planes may lie in the files of other frames, because spike files follow one another in time:
 
     file of the frame before    file of the frame    file of the frame after
     plane -56 ... -1            plane 0 ... 55       plane 56 ... 111

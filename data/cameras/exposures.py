@@ -197,8 +197,8 @@ def _exposures_in(path: str) -> Any:
     try:
         return read_json(path)
     except (OSError, ValueError) as e:
-        # If a path such as "$DATA/exposures.json" has a variable without a value, `advice_on`
-        # returns "; set the variable $DATA, which has no value here". Otherwise it returns "".
+        # E.g. for "$DATA/exposures.json" with a variable without a value, `advice_on` returns
+        # "; set the variable $DATA, which has no value here". For a plain path, it returns "".
         raise DataError(
             what=f"cannot read the exposures: {cause_in_words(e)}",
             where=path,

@@ -125,8 +125,8 @@ def plane_ranges(
 def _refuse_too_few_planes(spikes: DatSpikes, exposure: Exposure) -> None:
     """Raise DataError if the representation cannot be made of the planes of an exposure.
 
-    The representation is tried on one pixel without spikes, and without context planes. It must
-    work without context planes, because no plane comes before the first frame of a clip.
+    The representation is tried on one pixel without spikes, and without context planes. The trial
+    must work without context planes, because no plane comes before the first frame of a clip.
     """
     count = exposure.own.count
     center = exposure.center

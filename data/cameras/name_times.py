@@ -23,7 +23,7 @@ from utils.name_order import are_values
 
 # If neighbouring numbers usually differ by at least this number, they are times in microseconds or
 # nanoseconds, not numbers of frames. E.g. at 1000 frames per second, two frames are 1000
-# microseconds apart. With another number, test_numbers_a_thousand_apart_count_microseconds or
+# microseconds apart. With a different number, test_numbers_a_thousand_apart_count_microseconds or
 # test_numbers_less_than_a_thousand_apart_count_frames fails.
 LEAST_STAMP = 1000
 

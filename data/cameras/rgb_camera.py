@@ -53,8 +53,8 @@ class RgbCamera:
 
     def __post_init__(self) -> None:
         """Raise ValueError if a row is exposed outside of the frame interval."""
-        # Time from the start of the first row to the end of the last row, in frame intervals. It is
-        # at most 1. An excess of 1e-9 is allowed, because of rounding errors.
+        # Time from the start of the first row to the end of the last row, in frame intervals. This
+        # time is at most 1. An excess of 1e-9 is allowed, because of rounding errors.
         length_of_all_rows = self.exposure * (1 + self.rolling)
         if self.exposure <= 0 or length_of_all_rows > 1 + 1e-9:
             raise ValueError(

@@ -144,7 +144,7 @@ def _results_of(clips: Sequence[Clip], files: Any) -> list[FitResult]:
 
 
 def _kept_results(kept_files: Sequence[Path | None]) -> list[FitResult | None]:
-    """Return the kept result of each clip. It is None if there is no kept result.
+    """Return the kept result of each clip, or None for a clip without a kept result.
 
     Collective: every rank must call it. Rank 0 reads the results and sends them to all ranks.
 
@@ -359,7 +359,7 @@ def _read_result(path: Path | None) -> FitResult | None:
         fields["matrix"] = np.array(fields["matrix"], float)
         return FitResult(**fields)
     except (OSError, ValueError, KeyError, TypeError):
-        # The clip was never fitted, or another program wrote the file.
+        # The clip was never fitted, or a different program wrote the file.
         return None
 
 

@@ -1,7 +1,7 @@
 """Make a picture of the sharp moment from the channels of a frame, for people.
 
-The picture shows what the spike camera saw at the moment of the sharp frame. It is used in the
-panels of validations and tests, on the page of scripts/show_sample.py, and in the check of
+The picture shows what the spike camera saw at the moment of the sharp frame. The picture is used in
+the panels of validations and tests, on the page of scripts/show_sample.py, and in the check of
 alignment (data/alignment_pictures.py). Channels (S, H, W) are what a network sees of the planes of
 a frame, and a plane is one read-out of the spike camera. There are two cases:
 
@@ -153,8 +153,8 @@ def image_of_ratios(
     middle_window = by_length[len(by_length) // 2]
     # The sensor integrated values, light ** (1 / sensor_gamma): display values, or the light
     # itself. r and c were computed from the spikes, so they are in the unit of the integrated
-    # values. Then `represent` has raised all channels to the power sensor_gamma / gamma. Undo this
-    # power.
+    # values. Then `represent` has raised all channels to the power sensor_gamma / gamma. `exponent`
+    # undoes this power.
     sensor_gamma = DISPLAY_GAMMA if light == "display" else 1.0
     exponent = gamma / sensor_gamma
     channels = channels.astype(np.float64)  # the confidence may be close to 1

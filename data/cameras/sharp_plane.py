@@ -46,7 +46,8 @@ def sharp_plane(
     if plane is None:
         raise _unknown_center(clip, "is not known")
     # The planes that are read, as the options count: e.g. origin 14 and count 28 are 14 ... 41. If
-    # another plane is accepted, test_a_sharp_frame_outside_of_the_window_is_refused fails.
+    # a plane outside of this range is accepted, test_a_sharp_frame_outside_of_the_window_is_refused
+    # fails.
     last = span.origin + span.count - 1
     if not span.origin <= plane <= last:
         raise _unknown_center(clip, f"{plane} is outside of {span.origin} to {last}")

@@ -221,7 +221,7 @@ class DatSpikes:
             self._calibrate(calibration_of_file.calibration, calibration_of_file.path)
 
         # Refuse a key that the user has set although the representation ignores it. A key counts as
-        # set if its value differs from the default. These five defaults are the defaults in the
+        # set if its value differs from the default. The five defaults below are the defaults in the
         # signature of `__init__`. So if you change a default in the signature, change it here, too.
         # If the two defaults differ, a section that leaves the key out is refused.
         # test_keys_without_effect_are_refused sets each of the five keys.
@@ -279,9 +279,9 @@ class DatSpikes:
             # The number of planes by which the first plane of each frame moves. E.g. 3 if the spike
             # camera started 3 planes before the RGB camera.
             offset=calibration.time_offset_planes,
-            # The fraction of the planes of a frame that is read, around the middle plane. It is
-            # 1.12 times the exposure share, and at most 1. E.g. the exposure share 0.5 gives 0.56,
-            # which is 28 of 50 planes.
+            # The fraction of the planes of a frame that is read, around the middle plane. This
+            # fraction is 1.12 times the exposure share, and at most 1. E.g. the exposure share 0.5
+            # gives 0.56, which is 28 of 50 planes.
             share=calibration.share_to_read,
         )
         calibrated_grid = CalibratedGrid(calibration, self.geometry, path, is_nearest)
@@ -290,8 +290,8 @@ class DatSpikes:
     def changed(self, calibration: Calibration | None = None, **fields: Any) -> "DatSpikes":
         """Return a copy in which some values are changed.
 
-        calibration: a calibration that was found from the frames and spikes of a clip. It replaces
-        the calibration of this object. None: the calibration stays.
+        calibration: a calibration that was found from the frames and spikes of a clip. This
+        calibration replaces the calibration of the object. None: the calibration stays.
         fields: new values of fields of this class, such as context or center.
         """
         names = {field.name for field in dataclasses.fields(self)}
@@ -325,7 +325,7 @@ class DatSpikes:
     ) -> np.ndarray:
         """Turn the planes of one frame into channels (S, h, w) float32.
 
-        stream: (T, h, w), the planes of the frame and its context. They are in the order of
+        stream: (T, h, w), the planes of the frame and its context. The planes are in the order of
         recording, also if the clip is played backwards.
         center: the plane of the sharp frame, counted from the first plane of the frame, i.e.
         without context.

@@ -115,9 +115,9 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     There are as many results as views. Before the first view, the result is the first view. After
     the last view, the result is the last view.
 
-    The views are read one by one, because all of them together would not fit into the memory.
-    Result p is yielded only after view p was read: `Rig.record` makes the frame of an interval from
-    the lights that were read until its last plane.
+    The views are read one by one, because all views together would not fit into the memory. Result
+    p is yielded only after view p was read: `Rig.record` makes the frame of an interval from the
+    lights that were read until the last plane of the interval.
 
     If earlier and later views change places,
     test_a_light_is_in_the_planes_that_the_time_offset_says fails.
@@ -133,9 +133,9 @@ def delayed_views(views: Iterable[np.ndarray], offset: float) -> Iterator[np.nda
     share = np.float32(offset - whole)
 
     # `recent` keeps the views that were read last, oldest first. A positive offset needs older
-    # views, so `recent` keeps `delay` more of them. A negative offset needs views that come later,
-    # so the results begin only after `ahead` views. When result p is yielded, its two views are the
-    # first two of `recent`:
+    # views, so `recent` keeps `delay` more views. A negative offset needs views that come later, so
+    # the results begin only after `ahead` views. When result p is yielded, `earlier` and `later`
+    # are the first two views of `recent`:
     #
     #     offset   delay   ahead   newest view   recent
     #     1.25     1       0       p             p - 2, p - 1, p

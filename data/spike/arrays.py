@@ -13,7 +13,8 @@ this number is compared with the size of the file.
 
 What must stay: the comparison of the two sizes, because a header may state an array of any size,
 and a few compressed bytes may unpack to gigabytes. Without the comparison, a small file could fill
-the memory (test_an_npz_of_many_arrays_is_refused and the tests beside it).
+the memory (test_an_npz_of_many_arrays_is_refused and the tests near it in
+test_small_hostile_files.py).
 Free to change: how much is kept in memory, and how many planes are read at once.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_small_hostile_files.py (small

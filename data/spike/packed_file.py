@@ -10,8 +10,8 @@ and wrong options:
        the file must not have such words (sps100.py).
     3. The size of the file must be a whole number of planes (`planes_in`).
 
-What must stay: published files pass the checks. All three checks are needed, because each check
-finds wrong files or options that would otherwise give noise and no error.
+What must stay: published files pass the checks. All three checks are needed, because without one of
+them, some wrong files or options would give noise and no error.
 
 Tests: tests/parts/data/test_spike_formats.py, tests/parts/data/test_any_bytes.py,
 tests/parts/data/test_published_streams.py (published files pass)

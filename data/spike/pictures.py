@@ -51,7 +51,7 @@ def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
     """Turn light (H, W) into (H / factor, W / factor), as larger pixels would see it.
 
     Each value is the mean of a block of factor x factor pixels. H and W must be multiples of
-    factor, because `reshape` fails otherwise.
+    factor. If they are not, `reshape` fails.
     """
     rows = light.shape[0] // factor
     columns = light.shape[1] // factor

@@ -8,8 +8,8 @@ A representation is a function
     center    number of the plane of the sharp frame
     channels  (S, h, w) float32; S depends on the options only, never on T
 
-`represent` calls the function. It also does what all representations share: it reverses time,
-divides firing rates by the rate, and applies gamma. For example, four bins of a stream of 56
+`represent` calls the function. `represent` also does what all representations share: it reverses
+time, divides firing rates by the rate, and applies gamma. For example, four bins of a stream of 56
 planes:
 
     represent("voxel", stream, center=27.5, num_bins=4)        # (4, h, w)

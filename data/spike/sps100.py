@@ -121,8 +121,8 @@ def _is_start_of_plane(half_line: np.ndarray) -> bool:
 def unpack_sps100(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
     """Turn packed planes (T, plane_bytes) uint8 into the spikes (T, h, w) uint8 of a crop.
 
-    A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. It is unpacked as if
-    it were a row of 1024 pixels, in which column 600 of the image is column 612. The part of the
+    A row is stored as 500 pixels, a word of 12 bits, 500 pixels, and a word. The row is unpacked as
+    if it were a row of 1024 pixels, in which column 600 of the image is column 612. The part of the
     crop in the left half and the part in the right half are unpacked one by one, and put side by
     side.
 

@@ -100,7 +100,7 @@ class _Synapses:
         intervals = np.arange(1, planes + 1, dtype=np.float64)
         self.decay_d = np.exp(-intervals / tau_d)
         self.decay_f = np.exp(-intervals / tau_f)
-        # At its second spike, a pixel has one interval, dt. It gets the steady state of this
+        # At its second spike, a pixel has one interval, dt. The pixel gets the steady state of this
         # interval, for which u' = u and R' = R:
         #     u = U / (1 - (1 - U) exp(-dt / tau_f))
         #     1 - R = exp(-dt / tau_d) u / (1 - exp(-dt / tau_d) (1 - u))

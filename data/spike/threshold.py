@@ -95,8 +95,8 @@ def _collect(
     All arrays are (h, w).
 
     charge: charge in thresholds, changed in place.
-    added: charge that the plane adds. It is overwritten by the number of whole thresholds in the
-    sum: 0 without a spike, 1 or more with a spike.
+    added: charge that the plane adds. The array is overwritten by the number of whole thresholds in
+    the sum: 0 without a spike, 1 or more with a spike.
     is_darker: mask of the pixels whose light has decreased. Their kept spikes are dropped.
     may_reach_two: whether the charge may become 2 or more.
 

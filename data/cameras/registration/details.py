@@ -16,9 +16,9 @@ times, because they are compared pixel by pixel.
 
 Tests (in tests/parts/data), and what they notice:
 
-    test_registration_fit.py           another blur of the frame, another filter, another time of
-                                       the rows
-    test_registration_all_pixels.py    another variance of the counts
+    test_registration_fit.py           a changed blur of the frame, a changed filter, a changed time
+                                       of the rows
+    test_registration_all_pixels.py    a changed variance of the counts
 """
 
 import math

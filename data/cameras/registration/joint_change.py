@@ -4,7 +4,7 @@ The spike plane is cut into parts (parts.py). Part t matches the frame best if i
 d_t (2,), to the right and down. But a change of the matrix moves all parts together. E.g. a
 "larger" plane shifts the parts at its right edge to the right, and the parts at its left edge to
 the left. A change is a linear combination of the k CHANGES of the model (matrix.py), with the
-amounts c (k,). Such a change shifts part t by J_t c. Of each part, without the index t:
+amounts c (k,). Such a change shifts part t by J_t c. The symbols of one part, without the index t:
 
     d (2,)      shift with which the part matches the frame best
     J (2, k)    how far an amount of 1 of each change shifts the part (`motions_of_places`)

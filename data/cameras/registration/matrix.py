@@ -15,7 +15,7 @@ the matrix from pixels to these coordinates:
 What must stay: the order of CHANGES, because it is the order of the first columns of the matrix of
 derivatives J (derivatives.py).
 
-Tests (in tests/parts/data), which notice another order:
+Tests (in tests/parts/data), which notice a changed order:
 
     test_registration_parts.py         test_a_change_of_the_matrix_moves_places_as_computed
     test_registration_all_pixels.py    test_each_column_is_the_derivative_of_the_residuals

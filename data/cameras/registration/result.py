@@ -46,7 +46,7 @@ FOUND_WITHIN_PX = 0.5
 # sure matrices were within 0.2 RGB pixels of the true matrix.
 SURE_WITHIN_PX = 0.15
 # Error of the offset, in planes. rounds.py compares with this limit, too, when it decides which
-# estimate is taken. So another limit also changes results.
+# estimate is taken. So a changed limit also changes which estimate is taken.
 SURE_WITHIN_PLANES = 0.7
 SURE_WITHIN_SHARE = 0.03  # error of the share, which is a fraction of the planes
 
@@ -85,7 +85,7 @@ class FitResult:
     errors: tuple[float, float, float]
     explained: float  # fraction of the variance of the spikes' details that the frames explain
     # How far the fit moved the spike pixels on the frame, in RGB pixels, the mean over the plane.
-    # The starting matrix maps a spike pixel to one point, and `matrix` maps it to another one.
+    # A spike pixel is moved from the point of the starting matrix to the point of `matrix`.
     moved: float
     # The parts of the plane were also matched separately (parts.py), each at its best position. For
     # each part, how far this position is from the position by the matrix, in RGB pixels. The name

@@ -35,7 +35,7 @@ to change: how the functions are split.
 
 Tests: tests/parts/data/test_registration_fit.py fails if the middle is always used
 (test_a_pan_leaves_aligned_cameras_as_they_are), and if the length is always used
-(test_a_share_that_looks_like_a_sharper_lens_is_not_used). No test there notices another value of
+(test_a_share_that_looks_like_a_sharper_lens_is_not_used). No test of this file notices a changed
 LEAST_OWN_LENGTH.
 """
 
@@ -82,14 +82,16 @@ DOUBTFUL_OWN_MIDDLE = 0.3
 def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
     """Return whether the clip shows the difference between a later middle and a moved camera.
 
-    If the matrix is fixed, the fit cannot move a camera. Then the difference always shows.
+    If the matrix is fixed, the fit cannot move a camera in place of the middle. So the middle is
+    never doubtful.
     """
     amounts, own = _own_part(equations, MIDDLE_COLUMN)
     is_told_apart = estimate.is_matrix_fixed or own.is_above(LEAST_OWN_MIDDLE)
     is_clear = estimate.is_matrix_fixed or own.is_above(DOUBTFUL_OWN_MIDDLE)
     is_fitted = estimate.fits_middle and is_told_apart
     # The shifts of the camera that look most like a middle that is later by one plane, in half
-    # sides of the spike plane. They are the amounts of the first two columns, right and down.
+    # sides of the spike plane. The two shifts are the amounts of the first two columns, right and
+    # down.
     shift_right, shift_down = amounts[:2]
     shift = float(np.hypot(shift_right, shift_down))
     return Middle(
@@ -101,7 +103,7 @@ def middle_of(estimate: Estimate, equations: NormalEquations) -> Middle:
 
 # own(length) is 0 if a sharper lens has the same effect as a shorter exposure. The share counts as
 # found if own(length) is above this limit. Pans with a smaller own(length) had a share that was
-# wrong by 0.03 or more. No test notices another limit:
+# wrong by 0.03 or more. No test notices a changed limit:
 # test_a_share_that_looks_like_a_sharper_lens_is_not_used passes with a limit of 0, too.
 LEAST_OWN_LENGTH = 0.15
 

@@ -121,7 +121,8 @@ class Pair:
 
         start, end: start and end of the exposure of each row, (h,), in planes from the nominal
         start, at which the exposure begins by the files. The rows are the rows of the (binned)
-        spike plane. They differ, because a rolling shutter exposes each row at another time.
+        spike plane. The times differ, because a rolling shutter exposes each row at a different
+        time.
         """
         # The nominal start is `before` planes after the start of the stream. So the time t is
         # before + t planes after the start of the stream. The row that starts first has the fewest
@@ -189,9 +190,9 @@ def _cumulative_sums(stream: np.ndarray) -> np.ndarray:
 def _mend_pixels(sums: np.ndarray) -> None:
     """Replace pixels that fire far more or far less often than their neighbours, in place.
 
-    E.g. a broken pixel fires always, or never. It gets the median of the 3 x 3 pixels around it.
-    A pixel counts as broken if it fires more than three times as often as its neighbours, or less
-    than a third as often. The limits were chosen by hand.
+    E.g. a broken pixel fires always, or never. A broken pixel gets the median of the 3 x 3 pixels
+    around it. A pixel counts as broken if it fires more than three times as often as its
+    neighbours, or less than a third as often. The limits were chosen by hand.
 
     sums: (T + 1, h, w), from `_cumulative_sums`.
 
