@@ -2,9 +2,9 @@
 
 The sharp instant is the time of the sharp frame. The spikes around this instant are compared with
 the sharp frame. If there is no sharp frame, the spikes of the whole exposure are compared with the
-blurry frame, because they are as blurry as this frame.
+blurry frame, because the mean of these spikes is as blurry as the blurry frame.
 
-`compare` works in three steps. data/alignment_check.py and scripts/show_sample.py use it.
+`compare` works in three steps. data/alignment_check.py and scripts/show_sample.py call `compare`.
 
     1. pictures of some frames and of their spikes are read (data/alignment_pictures.py)
     2. their correlation and their shift are measured (data/edge_shift.py)

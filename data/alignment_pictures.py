@@ -4,16 +4,16 @@ For each frame of a sample there is a `Pair` of pictures (data/edge_shift.py) on
 frame:
 
     "gt"   the sharp frame, and the spikes around the sharp instant
-    "lq"   the blurry frame, and the mean of all planes of its exposure, which is as blurry
+    "lq"   the blurry frame, and the mean of all planes of its exposure. Both are equally blurry
 
 A sample is a `Draw` (data/clip_reading.py): the clip, the numbers of its frames, and the crop. Here
 the crop is replaced by the region that both cameras see, because a crop has less texture. With one
 view for both cameras, this region is the whole frame. A plane is one read-out of the spike camera,
 with one bit for each pixel.
 
-What must stay: both pictures of a pair lie on the same pixels and show the same time. Otherwise
-data/edge_shift.py would find a shift although the data are right. Free to change: which frames of a
-sample are read.
+What must stay: both pictures of a pair lie on the same pixels and show the same time. If the pixels
+or the times differed, data/edge_shift.py would find a shift although the data are right. Free to
+change: which frames of a sample are read.
 
 Tests: tests/parts/scripts/test_show_sample.py, tests/parts/data/test_two_cameras.py
 """
@@ -126,7 +126,8 @@ def _grey_picture(image: torch.Tensor, region: Crop) -> np.ndarray:
 def with_mean_of_exposure(draw: Draw) -> Draw:
     """Return the draw with one spike channel: the mean of all planes of the exposure.
 
-    This mean is as blurry as the blurry frame, so their edges can be compared.
+    This mean is as blurry as the blurry frame, so the edges of the mean and of the frame can be
+    compared.
     """
     # One bin of the representation "voxel" is the mean of its planes.
     spikes = draw.clip.spikes.changed(
@@ -146,7 +147,7 @@ def with_mean_of_exposure(draw: Draw) -> Draw:
                 own=planes,
                 pieces=(planes,),  # all planes that are read
                 before=0,  # no context (planes before the exposure) is read
-                center=(planes.count - 1) / 2,  # 40 planes, 0 ... 39: 19.5
+                center=(planes.count - 1) / 2,  # e.g. 19.5 for the planes 0 ... 39
                 origin=exposure.origin,
             )
         )

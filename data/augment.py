@@ -5,8 +5,8 @@
     CameraDraw      the camera that was drawn. It changes the spikes of a sample, and maybe its
                     blurry frames, as if this camera had recorded them
 
-data/clip_dataset.py and data/clip_reading.py call them. To add another simulated camera, write a
-file data/camera_<name>.py whose class registers itself in `CAMERAS`.
+data/clip_dataset.py and data/clip_reading.py use these classes. To add another simulated camera,
+write a file data/camera_<name>.py whose class registers itself in `CAMERAS`.
 
 What must stay: the random numbers that are drawn, and their order, because a resumed run must see
 the same samples. A new draw takes its numbers from a new generator, as
@@ -183,8 +183,8 @@ class CameraDraw:
             rng_of_pixels = random_stream("stuck pixels", *self.seed)
             # One number for each pixel decides whether it is hot (small numbers) or dead (large
             # numbers). E.g. with hot 0.1 and dead 0.2, a pixel is hot below 0.1 and dead from 0.8
-            # on. If the two fractions add up to more than 1, some pixels are hot and dead. They
-            # count as hot.
+            # on. If the two fractions add up to more than 1, some pixels are hot and dead. Such
+            # pixels count as hot.
             draws = rng_of_pixels.random(stream.shape[1:])  # (h, w), uniform in [0, 1)
             is_hot = draws < self.hot
             is_dead = draws >= 1.0 - self.dead
@@ -260,7 +260,7 @@ class CameraPerturb:
     jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85  # OpenCV's scale, 100 is best
 
     def __post_init__(self) -> None:
-        # `draw` takes the logarithm of both ends, so they must be above 0.
+        # `draw` takes the logarithm of both ends, so both ends must be above 0.
         limits = list(self.threshold_range)
         is_range = len(limits) == 2 and 0 < limits[0] <= limits[1]
         if not is_range:

@@ -29,7 +29,7 @@ from utils.errors import OptionError
 class ChosenMethod:
     """A formula, the joint solution, or both. Neither needs weights."""
 
-    # The formula of the frames or first estimates. None if a network makes them.
+    # The formula of the frames or first estimates. None if a network makes the frames.
     formula: Reconstruction | None
     # The options of the joint solution. None if nothing improves the frames.
     joint: JointOptions | None

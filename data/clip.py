@@ -1,7 +1,7 @@
 """The record of one clip, `Clip`: its files, frame by frame.
 
-Clips come from the folders of a data set, from a clip cache, or from a user's own files. All of
-them become the same kind of record. Spikes are stored in planes. A plane has one bit for each spike
+Clips come from the folders of a data set, from a clip cache, or from a user's own files. All clips
+become the same kind of record. Spikes are stored in planes. A plane has one bit for each spike
 pixel: whether the pixel fired in one short time step of the spike camera.
 
 The checks (data/clips/clip_check.py) make the record, and datasets and readers read the files that
@@ -9,7 +9,8 @@ the record names. A record never changes: `dataclasses.replace` makes a changed 
 
 What must stay: the names of the fields, because clip caches and users' programs have them.
 Free to add: a field with a default, so that other code can still make records without the field. If
-it must survive in a clip cache, add it to STORED_FIELDS_OF_CLIP in data/clips/cache_format.py.
+the field must survive in a clip cache, add the field to STORED_FIELDS_OF_CLIP in
+data/clips/cache_format.py.
 Free to change: how the properties are computed from the fields.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_clip_cache.py
@@ -48,33 +49,34 @@ class Exposure:
     `exposures_of` (data/cameras/frame_planes.py) makes the exposures when the clips are listed.
 
     E.g. the exposure has the planes 40 ... 79 of a file, and 8 planes of context are read before
-    and after it. The sharp frame is at plane 60 of the file:
+    and after the exposure. The sharp frame is at plane 60 of the file:
 
         32 ... 39 | 40 ... 60 ... 79 | 80 ... 87
          context          own          context
 
-    Then `pieces` is one piece, the planes 32 ... 87. before = 8, center = 20 and origin = 40.
+    In this example, `pieces` is one piece, the planes 32 ... 87. The other fields are before = 8,
+    center = 20 and origin = 40.
     """
 
     own: Piece  # the planes of the exposure that are read, without context
     # All planes that are read, in the order of time. They may come from several files.
     pieces: tuple[Piece, ...]
     before: int  # number of planes of context that are read before `own`
-    # The plane of the sharp frame, counted from the first plane of `own`. x.5 lies between two
-    # planes.
+    # The plane of the sharp frame, counted from the first plane of `own`. E.g. 19.5 lies between
+    # the planes 19 and 20.
     center: float
     # Number of the first plane of `own`, as the option spike.center and the key gt_plane of
-    # dataset.json number the planes. If each frame has a file of its own, they count from the first
-    # plane of the file, so origin is own.first. If one file holds the whole clip, they count from
-    # the first plane of the frame. E.g. a frame has the planes 100 ... 155 of the file, and `own`
-    # is the middle half, 114 ... 141. Then origin is 114 - 100 = 14.
+    # dataset.json number the planes. If each frame has a file of its own, these numbers count from
+    # the first plane of the file, so origin is own.first. If one file holds the whole clip, these
+    # numbers count from the first plane of the frame. E.g. a frame has the planes 100 ... 155 of
+    # the file, and `own` is the middle half, 114 ... 141. Then origin is 114 - 100 = 14.
     origin: int
 
 
 class Croppable(NamedTuple):
     """Where the crops of training samples may lie, in lq pixels."""
 
-    region: Crop  # every crop lies in it
+    region: Crop  # every crop lies in this region
     # Crops begin at multiples of this number, counted from the top and from the left of the region:
     # at 0, 4, 8, ... with step 4. With spikes, step is the side of a spike pixel in lq pixels, so
     # that no crop cuts a spike pixel.
@@ -107,7 +109,8 @@ class Clip:
     # {"input", "gt" or "spike": path as the user gave it} of a user's clip, for the report. None
     # for any other clip. This is unrelated to `Exposure.origin`, which is a number.
     origin: Any = None
-    # When the frames were taken, if one spike file holds the planes of all frames. Otherwise None.
+    # When the frames were taken, if one spike file holds the planes of all frames. None in all
+    # other cases.
     times: FrameTimes | None = None
 
     def __len__(self) -> int:
@@ -120,7 +123,7 @@ class Clip:
     def planes_of_spike_files(self) -> dict[str, int]:
         """Return {spike file: number of its planes}, each file once, in the order of the frames."""
         # strict=False: without spikes in the options, `spike` is empty, but a clip of a cache still
-        # has `planes`. Then the result is empty.
+        # has `planes`. In this case, the result is empty.
         return dict(zip(self.spike, self.planes, strict=False))
 
     @cached_property
@@ -133,7 +136,7 @@ class Clip:
 
     @property
     def croppable(self) -> Croppable:
-        """Return where crops of lq frames may lie. With spikes, both cameras must see them."""
+        """Return where crops of lq frames may lie. With spikes, both cameras see a crop."""
         if self.spikes:
             return Croppable(self.grid.region, self.grid.step)
         height, width = self.size

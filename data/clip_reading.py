@@ -169,8 +169,8 @@ class ClipDataset(ClipSources, Dataset):
             # `_read_images` has read no gt, because gt is the middle instant.
             item["gt"] = contract.middle_instant(stacked, instants)
         if draw.clip.spikes:
-            # `_read_spikes` needs the pictures of the blurry frames if spike.rate is "match": then
-            # the firing rate is measured by comparing their brightness with the spikes. These
+            # If spike.rate is "match", the firing rate is measured: `_read_spikes` compares the
+            # spikes with the brightness of the blurry frames, so it needs their pictures. These
             # pictures already have the noise of a simulated RGB camera.
             item["spike"] = self._read_spikes(draw, images["lq"])
         return item

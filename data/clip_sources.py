@@ -238,14 +238,15 @@ class ClipSources:
         """Return the report of a root that is read from a clip cache.
 
         The files of the source were checked when the cache was built, so they are not checked
-        again. `CacheReader.clips` only compares their digest, to find a change since then.
+        again. `CacheReader.clips` only compares their digest, to find a change since the cache was
+        built.
 
         scale: scale of the network.
         """
         cache = IO_BACKENDS.build(section.io_backend, "io_backend")
         clips = cache.clips(source)
         # Look for clips whose lq and gt are the same files by mistake. With another scale than 1,
-        # `check_clips` (data/network_fit.py) refuses them with a better message.
+        # `check_clips` (data/network_fit.py) refuses such clips with a better message.
         problems = same_files(source, clips) if scale == 1 else []
         return root_check.Report(
             name, source, clips=clips, problems=problems, note=counted(len(clips), "cached clip")

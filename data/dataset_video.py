@@ -74,7 +74,7 @@ class TrainKeys(Crops, SpikeFiles):
     """Keys of TrainDatasetRGBSpike."""
 
 
-# given: what the program passes to the constructor beside the section.
+# given: the constructor also gets the seed.
 @DATASETS.register("TrainDatasetRGBSpike", given=("seed",), section=TrainKeys)
 class TrainDatasetRGBSpike(TrainClips):
     """Random crops of blurry RGB frames, their spikes and their sharp frames.
@@ -98,6 +98,7 @@ class TestKeys(WholeClips, SpikeFiles):
     __test__ = False  # not a test case for pytest
 
 
+# given: the constructor also gets the seed.
 @DATASETS.register("TestDatasetRGBSpike", given=("seed",), section=TestKeys)
 class TestDatasetRGBSpike(TestClips):
     """Whole clips with their spikes. The tensors have the form of TrainDatasetRGBSpike."""
@@ -114,6 +115,7 @@ class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
     )
 
 
+# given: the constructor also gets the seed.
 @DATASETS.register("VideoRecurrentTrainDataset", given=("seed",), section=RecurrentTrainKeys)
 class VideoRecurrentTrainDataset(TrainClips):
     """The same as TrainDatasetRGBSpike, but without spikes. Name and keys are as in KAIR."""
@@ -132,6 +134,7 @@ class DenoisingTrainKeys(Crops, SharpFiles, FrameFiles):
     sigma_max: float = Field(50.0, ge=0, le=255, description="Highest noise level, of 255.")
 
 
+# given: the constructor also gets the seed.
 @DATASETS.register(
     "VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",), section=DenoisingTrainKeys
 )
@@ -185,6 +188,7 @@ class RecurrentTestKeys(WholeClips, ClipFiles):
     )
 
 
+# given: the constructor also gets the seed.
 @DATASETS.register("VideoRecurrentTestDataset", given=("seed",), section=RecurrentTestKeys)
 class VideoRecurrentTestDataset(TestClips):
     """The same as TestDatasetRGBSpike, but without spikes. Name and keys are as in KAIR.
@@ -222,9 +226,10 @@ class VideoRecurrentTestDataset(TestClips):
         # item["frames"] are the names of the frames, item["lq"] (T, 3, h, w) are their pixels.
         for stem, frame in zip(item["frames"], item["lq"], strict=True):
             # The generator depends on the name of the frame, because several tiles may read one
-            # frame and must see the same noise. crc32 turns the name into a number.
-            # utils/random_streams.py has two generators. The newer one, `random_stream`, would give
-            # other noise, so published scores could not be computed again.
+            # frame and must see the same noise. crc32 turns the name into a number. From the seed
+            # and this number, `published_stream` makes the generator. The newer function
+            # `random_stream` would make a generator of other noise, so published scores could not
+            # be computed again.
             name = f"{item['key']}/{stem}"
             number = zlib.crc32(name.encode())
             rng = published_stream(self.seed, number)
@@ -287,12 +292,13 @@ class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
     pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 
+# given: the constructor also gets the seed.
 @DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",), section=VimeoTrainKeys)
 class VideoRecurrentTrainVimeoDataset(TrainClips):
     """Random crops of Vimeo-90K clips, one sample for each clip. Name and keys are as in KAIR."""
 
-    # data/clip_dataset.py reads this: one sample for each clip, in place of one for each frame. The
-    # readers of data/clips/ then expect im1 ... im7 in each clip.
+    # With `septuplets`, data/clip_dataset.py makes one sample of each clip, and not one of each
+    # frame. The modules of data/clips/ expect im1 ... im7 in each clip.
     septuplets = True
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -320,13 +326,14 @@ class VFIKeys(Crops, SharpFiles, Septuplets):
     )
 
 
+# given: the constructor also gets the seed.
 @DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",), section=VFIKeys)
 class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
     """Samples for frame interpolation from Vimeo-90K, one for each clip.
     Name and keys are as in KAIR.
 
-    lq (n, 3, h, w): every second frame of num_frame frames, e.g. im1, im3, im5 and im7 of seven. n
-    is netG.img_size[0].
+    lq (n, 3, h, w): every second frame of num_frame frames, e.g. im1, im3, im5 and im7 of seven
+    frames, so n = 4. n must equal netG.img_size[0].
     gt (1, 3, h, w): the frame in the middle, im4.
     """
 
@@ -355,8 +362,8 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
         """
         if not self.options["color_jitter"]:
             return item
-        # All frames must get the same change. So gt is appended to lq, and is split off after the
-        # change.
+        # All frames must get the same change. So gt is appended to lq before the change, and is
+        # split off afterwards.
         frames = torch.cat((item["lq"], item["gt"]))  # (n + 1, 3, h, w)
         changed = jitter_colors(frames, rng)
         return {"lq": changed[:-1], "gt": changed[-1:]}
@@ -396,6 +403,7 @@ class VimeoTestKeys(WholeClips, Septuplets):
     pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 
+# given: the constructor also gets the seed.
 @DATASETS.register("VideoTestVimeo90KDataset", given=("seed",), section=VimeoTestKeys)
 class VideoTestVimeo90KDataset(TestClips):
     """Whole Vimeo-90K clips. Name and keys are as in KAIR.

@@ -26,8 +26,8 @@ def what_differs(
     """Return in words why spikes and frames do not agree. The text names the options to check.
 
     pairs: two pictures of each measured frame, one from the spikes and one of the frame.
-    measures: the result of `measure` for them: `correlation` of the edges, `shift` (right, down) in
-    RGB pixels, and `response`, which says how sure the shift is.
+    measures: the result of `measure` for these pairs: `correlation` of the edges, `shift` (right,
+    down) in RGB pixels, and `response`, which says how sure the shift is.
     pixel_side: number of RGB pixels along a spike pixel.
     is_calibrated: whether a calibration says where the spikes lie.
     """
@@ -72,7 +72,7 @@ def _flip_in_words(pairs: Sequence[Pair], measures: Measures, pixel_side: int) -
     measures: the result of `measure` without a flip.
     pixel_side: number of RGB pixels along a spike pixel.
     """
-    # slices: the index of a picture that flips it, e.g. np.s_[::-1].
+    # slices: the index that flips a picture, e.g. np.s_[::-1].
     for flip, slices in FLIPS.items():
         flipped_pairs = [Pair(pair.spikes[slices], pair.frame) for pair in pairs]
         correlation = measure(flipped_pairs, pixel_side).correlation

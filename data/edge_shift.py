@@ -20,9 +20,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-# The two numbers below are limits between right and wrong data: of the correlation of gradients (at
-# most 1), and of the response (at most about 1). They were measured on 8 clips of the sample set, 5
-# frames each, with the representations voxel and tfi:
+# LEAST_CORRELATION and LEAST_RESPONSE are limits between right and wrong data, for the correlation
+# of gradients (at most 1) and for the response (at most about 1). The limits were measured on 8
+# clips of the sample set, 5 frames each, with the representations voxel and tfi:
 #
 #                                                  correlation       response
 #     right place, sharp frames                    0.86 and more     0.80 and more
@@ -30,9 +30,9 @@ import numpy as np
 #     right picture, but shifted                                     0.53 and more
 #     flipped, mirrored, transposed, other scene   0.28 and less     0.39 and less
 #
-# The shifted pictures have no entry for the correlation, because it depends on the shift. A lower
-# limit would miss wrong data, and a higher limit would warn of right data. A limit may change if it
-# is measured anew.
+# The shifted pictures have no entry for the correlation, because the correlation depends on the
+# shift. A lower limit would miss wrong data, and a higher limit would warn of right data. A limit
+# may change if it is measured anew.
 LEAST_CORRELATION = 0.4  # between 0.28 of wrong data and 0.65 of right data
 LEAST_RESPONSE = 0.42  # between 0.39 and 0.44
 
@@ -48,7 +48,7 @@ class Measures(NamedTuple):
     """How well spikes and frames fit, in one frame or in several."""
 
     correlation: float  # correlation of the gradients, the mean of several frames
-    # (right, down) offset of the spikes from the frame in RGB pixels, the median of several frames.
+    # (right, down) shift of the spikes from the frame in RGB pixels, the median of several frames.
     shift: tuple[float, float]
     # Height of the peak of the phase correlation, the mean of several frames. A high peak means
     # that spikes and frames show the same, maybe at another place.
@@ -95,8 +95,8 @@ def _measure_frame(pair: Pair, pixel_side: int) -> Measures:
     height, width = edges_of_spikes.shape
     window = cv2.createHanningWindow((width, height), cv2.CV_32F)
     shift_of_frame, response = cv2.phaseCorrelate(edges_of_spikes, edges_of_frame, window)
-    # OpenCV gives the offset of the frame from the spikes, in spike pixels. `Measures` has the
-    # offset of the spikes from the frame, in RGB pixels: change the sign and the unit.
+    # OpenCV gives the shift of the frame from the spikes, in spike pixels. `Measures` has the shift
+    # of the spikes from the frame, in RGB pixels. So change the sign and the unit.
     right, down = shift_of_frame
     shift_of_spikes = (-pixel_side * right, -pixel_side * down)
     return Measures(float(correlation), shift_of_spikes, response)
@@ -109,7 +109,7 @@ def _gradients(image: np.ndarray, pixel_side: int) -> np.ndarray:
     pixel_side: number of RGB pixels along a spike pixel.
 
     Returns a new array of about (H / pixel_side, W / pixel_side) float32, without the border.
-    `_measure_frame` overwrites it.
+    `_measure_frame` overwrites this array.
     """
     rgb_height, rgb_width = image.shape
     # At least one pixel, because a tiny region may be smaller than a spike pixel.
@@ -140,8 +140,9 @@ def _without_border(side: int) -> slice:
     """Return the middle part of a side, without the border, as a slice.
 
     The result is the longest part whose length is even, and is not padded by cv2.phaseCorrelate.
-    OpenCV pads to a length that is fast to transform, e.g. 100. A padded length may be odd. Then
-    the shift would be half a pixel off (test_a_small_shift_beside_a_large_one_is_named).
+    OpenCV pads to a length that is fast to transform, e.g. 100. A padded length may be odd. With an
+    odd length, the shift would be half a pixel off
+    (test_a_small_shift_beside_a_large_one_is_named).
 
     E.g. the border leaves 101 of 105 pixels, and the part has 100 of them: slice(2, 102). If no
     such length fits, the side is kept whole.

@@ -3,9 +3,9 @@
 A plane is one read-out of the spike camera, with one bit for each pixel. A formula decides some
 keys of the section `spike` itself (`SET_BY_METHOD`). All other keys stay as they are, e.g. h, w and
 exposure. The firing rate at full light is taken from the options, or else from dataset.json. If
-both lack it, `spike_section` sets the rate to "match", so that it is measured from the frames. For
-a user's clip, data/cameras/user_spikes.py reads the section next. Then the rate is known or
-measured, so no rate need be assumed.
+both lack the rate, `spike_section` sets the rate to "match", so that it is measured from the
+frames. For a user's clip, data/cameras/user_spikes.py reads the section next. Then the rate is
+known or measured, so no rate need be assumed.
 
     spike_section      the section `spike`, of a user's clip or of a test set
     section_for        the whole section `datasets.test`
@@ -25,9 +25,10 @@ from data.reconstruct import Reconstruction
 from utils.errors import OptionError
 from utils.options.loader_options import LoaderOptions
 
-# Keys of the spike section that a method sets itself. A user cannot set them: main_test_vrt.py
-# refuses them. The dict `set_by_method` in `spike_section` has a value for each of these keys. So
-# change the tuple and the dict together.
+# Keys of the spike section that a formula sets itself. (The code calls a formula `method`, because
+# --method names the formula.) A user cannot set them: main_test_vrt.py refuses them. The dict
+# `set_by_method` in `spike_section` has a value for each of these keys. So change the tuple and the
+# dict together.
 SET_BY_METHOD = ("representation", "gamma", "resize", "context")
 
 logger = logging.getLogger(__name__)

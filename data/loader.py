@@ -1,7 +1,7 @@
 """The training loader: the workers that read samples, and the errors if a worker hangs or dies.
 
     sampler (data/sample_order.py)          yields (epoch, index) of each sample of this rank
-      -> BatchSampler of torch              groups them into micro-batches
+      -> BatchSampler of torch              groups these pairs into micro-batches
       -> loader workers (_Batches)          read the samples of a micro-batch
       -> TrainLoader                        yields the micro-batches of one optimizer step
 
@@ -58,9 +58,9 @@ ENLARGE_SHM = (
 MOST_BYTES_OF_TEMPORARY_FOLDER = 74
 # Share of the watchdog's time limit after which the loader gives up waiting, if
 # dataloader_timeout_s is not set. E.g. with a limit of 300 seconds, the loader waits for 240
-# seconds. The share is below 1, so that the loader gives up before the watchdog. Only the error of
-# the loader names the samples. Chosen by hand. `refuse_slow_loader` (utils/options/conflicts.py)
-# says 4/5 in its docstring.
+# seconds. The share is below 1, so that the loader gives up before the watchdog, because only the
+# error of the loader names the samples. Chosen by hand. `refuse_slow_loader`
+# (utils/options/conflicts.py) says 4/5 in its docstring.
 SHARE_OF_STALL = 0.8
 
 
@@ -102,8 +102,8 @@ class TrainLoader:
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )
-        # An optimizer step takes one global batch, so both numbers are equal. The training loop
-        # (utils/run/run.py) begins a new epoch after this number of steps.
+        # An optimizer step takes one global batch, so an epoch has as many steps as global batches.
+        # The training loop (utils/run/run.py) begins a new epoch after this number of steps.
         self.steps_per_epoch = self.sampler.batches_per_epoch
         # A worker hands over the shared memory of its micro-batches through a socket, a file in the
         # folder for temporary files. Without workers there is no such socket.
@@ -374,8 +374,8 @@ def _init_worker(worker_id: int) -> None:
     process.die_with_parent()
     # Ctrl-C reaches all processes of a terminal. The parent decides when the workers end.
     process.leave_signals_to_parent()
-    # OpenCV's threads would compete with the other workers for the cores. After a fork they may
-    # also deadlock.
+    # OpenCV's threads would compete with the other workers for the cores. After a fork, these
+    # threads may also deadlock.
     cv2.setNumThreads(0)
 
 

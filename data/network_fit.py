@@ -27,9 +27,10 @@ from utils.words import counted
 def check_clips(dataset: Any, split: str, scale: int, instants: int | None) -> None:
     """Refuse clips if their scale or number of sharp instants does not fit the network.
 
-    dataset: a dataset of this project (`ClipDataset`): its attribute `clips` is checked. Or a test
-        set that a user adds (docs/extending.md, test set): its method `readers` returns an object
-        for each clip, with the members of `Reader`, and these objects are checked.
+    dataset: a dataset of this project (`ClipDataset`), or a test set that a user adds
+        (docs/extending.md, test set). If the dataset has an attribute `clips`, the clips are
+        checked. If not, the objects that its method `readers` returns are checked. Each object
+        reads one clip, and has the members of `Reader`.
     split: "train" or "test", for the message.
     scale: scale of the network.
     instants: number of sharp frames that the network gives for each blurry frame. None accepts any

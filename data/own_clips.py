@@ -78,7 +78,7 @@ def clip_of_spikes(spike: str, gt: str | None, section: Any) -> OwnClips:
     """Return a clip that has spikes and no frames, for a formula that makes grey frames.
 
     spike: path of the spikes.
-    gt: path of the sharp frames to compare with. None: there are none.
+    gt: path of the sharp frames to compare with. None: there are no sharp frames.
     section: the spike section, from `spikes_for_formula`.
     """
     # One frame is restored for each exposure that the option spike.exposure names. Without this
@@ -103,8 +103,8 @@ def naming_spike_size_flag() -> Generator[None]:
     except SpikeVRTError as e:
         # Errors about a missing or wrong size have one of these texts: "spike.h" as place, or the
         # advice of data/spike/packed_file.py and data/spike/formats.py. There is no error class for
-        # them. test_bad_input_ends_with_one_message notices another place, and another advice of
-        # packed_file.py.
+        # these errors. test_bad_input_ends_with_one_message notices another place, and another
+        # advice of packed_file.py.
         if e.where.startswith("spike.h") or "spike height and width" in e.do:
             shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
             e.do = f"give --spike-size H W; {shows}"

@@ -68,7 +68,7 @@ GREY = Formula(picture=_first_channel, is_grey=True, gamma=DISPLAY_GAMMA)
 # `exposure_estimate` multiplies the linear light of the blurry frame by a ratio of two channels. So
 # the channels must be linear light, too: gamma 1.
 EXPOSURE = Formula(picture=exposure_estimate, is_grey=False, gamma=1.0)
-# Name for --method -> its formula.
+# {name for --method: its formula}.
 METHODS = {
     "tfp": GREY,  # texture from playback: spikes per plane in a window
     "tfi": GREY,  # texture from interval: planes between two spikes
@@ -84,7 +84,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     Raises OptionError for an unknown method, and for options that make several pictures.
     """
     # The message also names `joint`, which a user can choose, too. METHODS lacks `joint`, because
-    # it is not a formula: `JointMethod` in data/motion/joint_method.py restores the frames.
+    # `joint` is not a formula: `JointMethod` in data/motion/joint_method.py restores the frames.
     name = section["type"]
     if name not in METHODS:
         raise OptionError(

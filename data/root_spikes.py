@@ -119,8 +119,9 @@ def common_properties(properties_of_roots: list[dict[str, Any]]) -> dict[str, An
     own rate.
 
     A root without a calibration has no key "calibration". The keys of the result are the keys of
-    the first root. So if the calibrations differ, the result has the calibration None if the first
-    root has a calibration, and otherwise no key "calibration".
+    the first root. So if the calibrations differ, the first root decides. If the first root has a
+    calibration, the result has the calibration None. If the first root has no calibration, the
+    result has no key "calibration".
     """
     # If the roots have different values of a property, the result has the value of this dict. If
     # the dict lacks the property, the result has None. Different light becomes "linear". This is

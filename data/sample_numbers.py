@@ -3,8 +3,8 @@
 Nothing is drawn here. data/sample_order.py draws a permutation of the positions of an epoch.
 data/clip_dataset.py calls this module to find the sample at a position.
 
-All samples are numbered consecutively, clip after clip. This number is the serial number of a
-sample. E.g. clips of 3, 5 and 4 frames have the serial numbers
+All samples are numbered consecutively, clip after clip. The number of a sample in this order is its
+serial number. E.g. clips of 3, 5 and 4 frames have the serial numbers
 
     clip 0    0 ... 2     root 0
     clip 1    3 ... 7     root 0

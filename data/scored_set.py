@@ -23,7 +23,10 @@ from utils.output_folder import refuse_overlap
 
 
 def section_of_test_set(opt: Options) -> LoaderOptions:
-    """Return datasets.test with its cache turned off. Raises OptionError if it is missing."""
+    """Return the section datasets.test with its cache turned off.
+
+    Raises OptionError if the section is missing.
+    """
     section = opt.datasets.test
     if section is None:
         raise OptionError(
@@ -67,8 +70,8 @@ def count_of_expected_clips(dataset: Any, clips: Sequence[ClipReader]) -> int:
 def keys_of_scores(section: LoaderOptions) -> dict[str, Any]:
     """Return the options of datasets.test on which the scores depend.
 
-    Results with other values are not continued in the same folder. How the clips are loaded does
-    not change a score, so these keys are left out, e.g. dataloader_num_workers.
+    Results with other values are not continued in the same folder. The keys that say how clips are
+    loaded, e.g. dataloader_num_workers, are left out, because they change no score.
     """
     values = {}
     for key, value in section.plain().items():

@@ -92,8 +92,9 @@ def refuse_wrong_purpose(dataset_type: str, split: str) -> None:
 def _is_for_training(dataset_class: Any) -> bool:
     """Return whether a dataset class is for training. If not, it is for testing.
 
-    The attribute `is_training` decides, if the class has it. A user's class may lack it. Then the
-    class is for testing if it has the method `readers`, and a plain torch Dataset is for training.
+    The attribute `is_training` decides, if the class has it. A user's class may lack it. Such a
+    class is for testing if it has the method `readers`. If not, e.g. a plain torch Dataset, it is
+    for training.
     """
     if hasattr(dataset_class, "is_training"):
         return dataset_class.is_training

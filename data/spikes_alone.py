@@ -84,7 +84,7 @@ class LongExposures(UserFrames):
             self.files = files
             self.stems = [file.stem for file in files]
         self.size = (source.geometry.height, source.geometry.width)
-        # This may read the first frame, so it must come after all other attributes.
+        # `_rate_of_white` may read the first frame, so all other attributes must be set before.
         self._white_rate = self._rate_of_white()
 
     def __len__(self) -> int:
@@ -104,8 +104,8 @@ class LongExposures(UserFrames):
         rate = self._source.rate
         if rate != "match":  # the rate is known
             return rate
-        # "match" measures the rate from frames, and there are none. So the brightest pixels of the
-        # first frame are white.
+        # "match" measures the rate from frames, but this clip has no frames. So the brightest
+        # pixels of the first frame are white.
         rates_of_first_frame = self._firing_rates(0)
         brightest = float(np.percentile(rates_of_first_frame, WHITE_PERCENTILE))
         return max(brightest, LEAST_WHITE)
@@ -123,7 +123,7 @@ class LongExposures(UserFrames):
         """Return frame `index` as (H, W, 3) uint8 RGB."""
         values = self._firing_rates(index) / self._white_rate  # 1 is white
         # The frame gets display values. If the spikes have integrated linear light, as in a real
-        # camera, the light is converted. If they have integrated display values, as simulated
+        # camera, the light is converted. If the spikes have integrated display values, as simulated
         # spikes may have, nothing is converted.
         if self._source.light == "linear":
             values = to_display(values)

@@ -71,7 +71,8 @@ def build_cache(
 
     # The clips are written into the folder `partial`, which gets its final name at the end. If an
     # interrupted build for the same clips and files has left this folder, only the missing clips
-    # are added. Otherwise `scratch_folder` removes an old folder, and makes an empty one.
+    # are added. In all other cases, `scratch_folder` makes an empty folder, in place of an old
+    # folder if there is one.
     partial = target.with_name(f".{target.name}.partial")
     index = json.dumps(_index_of(source, clips))
     if not _has_begun(partial, index):

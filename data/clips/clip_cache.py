@@ -112,7 +112,7 @@ class CacheReader:
             )
 
     def _refuse_changed_source(self, index: dict[str, Any], source: Source) -> None:
-        """Refuse a cache if files of its source have changed since it was built.
+        """Refuse a cache if files of its source have changed since the cache was built.
 
         A kind of files is compared if its root (folder) is on this machine. If a root is missing,
         the log says so.

@@ -16,8 +16,8 @@ data sets (manifest.py, root_check.py, unchanged_data.py) and by the check of a 
 (user_clip.py).
 
 What must stay: if `problems` is empty, the clip is complete, i.e. every tuple of the `Clip` has an
-entry for each frame. Callers rely on this. test_a_fault_of_the_data_is_named_before_training tries
-one fault after the other.
+entry for each frame. Callers rely on complete clips.
+test_a_fault_of_the_data_is_named_before_training tries one fault after the other.
 Free to add: a rule. If you add a rule, add 1 to the number FORMAT in data/clips/kept.py, because
 stored results of earlier checks did not use the new rule.
 
@@ -74,7 +74,7 @@ class ClipCheck:
         order of the steps is the order of the problems, and tests compare the order of the
         problems.
         """
-        # The steps report to this object, and it appends each report to the list `self.problems`.
+        # The steps report to `problems`, which appends each report to the list `self.problems`.
         problems = ClipProblems(self.name, self.source, found=self.problems)
 
         # Which file belongs to which frame?
@@ -86,8 +86,8 @@ class ClipCheck:
         # The key of a frame is the common part of the names of its files, e.g. the number 47 of
         # "000047.png" and "47.dat" (frame_names.py).
         all_keys = frame_files.find_frames(meta_entry)
-        # If frames lack files, this is reported. The next steps still look at the complete frames,
-        # so that one run shows all problems.
+        # `find_frames` has reported the frames that lack files. The next steps still look at the
+        # complete frames, so that one run shows all problems.
         keys = [key for key in all_keys if frame_files.is_complete(key)]
         if not keys:
             return None
@@ -204,7 +204,7 @@ def _find_sizes(
     size_of: path -> size.
     spikes: how the spikes are read.
     """
-    # If a picture cannot be read, this is reported. A size that is not known stays (0, 0).
+    # A picture that cannot be read is reported. If lq cannot be read, both sizes stay (0, 0).
     lq = (0, 0)
     gt = (0, 0)
     try:

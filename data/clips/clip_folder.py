@@ -139,8 +139,8 @@ def _sort_out(
 
     suffixes: the suffixes to look for, e.g. (".png", ".jpg"), the preferred suffix first.
     find_folders: whether to tell folders from other files. This is slow on some file systems.
-    False: the result has no folders, and a folder sets `has_other_files`, as a file without one of
-    `suffixes` does.
+    False: the result has no folders. A folder sets `has_other_files`, like a file without any of
+    `suffixes`.
     """
     names_by_suffix: dict[str, list[str]] = {suffix: [] for suffix in suffixes}
     folders = []

@@ -1,8 +1,8 @@
 """Ask for a property of all clips of a dataset, without making the clips.
 
 A dataset holds its clips as a table (`ClipTable`), as the tables of several roots (`JoinedClips`),
-or as a list. Each function has a branch for each of the three cases. For a table, it reads the
-arrays of the table, because making all clips would take minutes for large data sets. Only
+or as a list. Each function has a branch for each of the three cases. For a table, the function
+reads the arrays of the table, because making all clips would take minutes for large data sets. Only
 `one_of_each_form` makes some clips. A new function needs the same three branches.
 
 What must stay: the order of the clips, because training samples are numbered through all clips.

@@ -3,9 +3,9 @@
 data/clips/clip_check.py and the modules that it calls report to a `ClipProblems`. Its list is the
 output of the check.
 
-What must stay: the order of the problems, because tests compare it, and the names of clips and
-folders in them, because they lead the user to the files. Free to change: the number of names in a
-message.
+What must stay: the order of the problems, because tests compare the order. The names of clips and
+folders in the problems must stay, too, because these names lead the user to the files. Free to
+change: the number of names in a message.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
 """
@@ -55,7 +55,7 @@ class ClipProblems:
 
 
 def names_in_short(names: Iterable[str], limit: int = MOST_NAMES) -> str:
-    """Return the first `limit` names, separated by commas. If there are more, add how many in all.
+    """Return the first `limit` names, separated by commas, and the number of all if it is larger.
 
     E.g. ["a", "b", "c"] with limit 2 gives "a, b, ... (3 in all)".
     """

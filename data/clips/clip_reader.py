@@ -83,7 +83,7 @@ def user_clips(
     spike_options: a `spike` section of the options. None: the network takes no spikes.
     scale: scale of the network, the side of a sharp frame over the side of a frame.
     trained: properties of the training spikes (`ClipSources.spike_data`, data/clip_sources.py). If
-    a property of the user's spikes is unknown, it is taken from here.
+    a property of the user's spikes is unknown, the property of the training spikes is used.
     Raises DataError if frames, spikes and sharp frames do not belong together. The error names the
     files.
     """
@@ -114,7 +114,7 @@ def user_clips(
         raise error_for_all_clips(refused)
 
     # With spike.calibration "auto", `calibrate_clips` estimates where the spike pixels lie on the
-    # frames. With other values it changes nothing.
+    # frames. With other values, `calibrate_clips` changes nothing.
     clips = calibrate_clips(clips, DiskFiles())
     for clip in clips:
         if clip.spikes:
@@ -146,7 +146,7 @@ def _open_clip(
         # `user_spikes` looks up e.g. the light in three places, in this order:
         #
         #     section_of_clip    the options. If options and dataset.json lack the size of a plane,
-        #                        it is the size of the arrays
+        #                        the size of the arrays is taken
         #     info               what the nearest dataset.json says of the clip
         #     trained            the properties of the training spikes
         section_of_clip, info = section_and_info(section, paths.spike, name)

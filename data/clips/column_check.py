@@ -14,7 +14,7 @@ frame is the planes that were recorded during the frame.
     _refuse_planes_outside_of_files    the planes of a frame are in its files
 
 If the columns pass, their table names only files below the roots, and only planes that these files
-have. Every refusal is a ValueError. After it, the data are checked anew.
+have. Every refusal is a ValueError. After a refusal, the data are checked anew.
 
 What must stay: every demand, and the order of the demands. The order matters, because a later
 demand indexes arrays with values that an earlier demand has accepted.
@@ -125,7 +125,7 @@ def _refuse_names(column: np.ndarray, count: int) -> None:
     # name is "..".
     content = END + column.tobytes()
     _demand(content.count(END) == count + 1, "the number of names")
-    # The next line refuses a slash, an empty name, ".", and "..", in this order.
+    # The loop refuses a slash, an empty name, ".", and "..", in this order.
     for forbidden in (b"/", b"\0\0", b"\0.\0", b"\0..\0"):
         _demand(forbidden not in content, "names")
 

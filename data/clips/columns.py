@@ -116,7 +116,8 @@ class Texts:
         if end <= first:
             return []
         # A text begins after the zero byte of the text before it. E.g. in b"ab\0c\0", text 1 is
-        # "c". Byte 2 is the zero byte of text 0, so text 1 begins at byte 3. It ends before byte 4.
+        # "c". Byte 2 is the zero byte of text 0, so text 1 begins at byte 3. Text 1 ends before
+        # byte 4, its zero byte.
         begin = 0
         if first > 0:
             begin = int(self.ends[first - 1]) + 1
@@ -142,8 +143,8 @@ class Row(NamedTuple):
     (`rows_in`). The order of the fields is part of the format of a stored record.
 
     The comments show an example. Each file has 40 planes, and the frame needs 8 planes of context
-    before its exposure. So the last 8 planes of the file before are read, and all planes of the own
-    file. No plane of the file after is read.
+    before its exposure. So the frame reads the last 8 planes of the file before its own file, all
+    planes of its own file, and no plane of the file after.
     """
 
     first_plane: int  # first plane of the frame in its own file: 0
@@ -153,13 +154,13 @@ class Row(NamedTuple):
     # Whether `Exposure.center` is an int: 1, or 0 for a float. Messages show the difference, "plane
     # 20" or "plane 20.0".
     has_whole_center: int
-    # The planes that are read of the file before. If none are read, both numbers are 0.
+    # The planes that are read of the file before the own file. If there are none, both are 0.
     previous_first: int  # first plane: 32
     previous_count: int  # number of planes: 8
     # The planes that are read of the own file.
     own_first: int  # first plane: 0
     own_count: int  # number of planes: 40
-    # The planes that are read of the file after. If none are read, both numbers are 0.
+    # The planes that are read of the file after the own file. If there are none, both are 0.
     next_first: int  # first plane: 0
     next_count: int  # number of planes: 0
 

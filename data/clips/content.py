@@ -4,9 +4,9 @@ The best score on one set of clips says nothing about a different set, so a chec
 digest together with the score. Times of change are not hashed, because a copy of the data is the
 same data.
 
-What must stay: every hashed text and byte, and their order. Otherwise the scores in all existing
-checkpoints would count as scores of other clips. The first test notices a change of a text, and the
-second test notices blocks at other places:
+What must stay: every hashed text and byte, and their order. If they changed, the scores in all
+existing checkpoints would count as scores of other clips. The first test notices a change of a
+text, and the second test notices blocks at other places:
 
     test_the_digest_that_is_stored_with_a_score_stays
     test_a_large_file_is_sampled_from_its_beginning_to_its_end

@@ -67,8 +67,8 @@ class DiskFiles:
             # With several roots, the names begin with the number of the root, e.g. "1/clip_07".
             clips = [replace(clip, name=source.name_prefix + clip.name) for clip in found]
         if self.cache_data:
-            # If the host has too little memory, `reserve` returns False. Then the images are
-            # decoded at each use.
+            # If the host has too little memory, `reserve` returns False, and the images are decoded
+            # at each use.
             self.cache_data = self._shared_images.reserve(clips)
         return clips
 
@@ -110,7 +110,7 @@ class DiskFiles:
         piece: the file and its planes.
         crop: in spike pixels.
         Raises DataError if the number of planes of the file has changed since the check of the
-        data. Otherwise a frame could get the planes of a different frame.
+        data, because a frame could get the planes of a different frame.
         """
         geometry = clip.spikes.geometry
         file = open_spike_file(piece.file, geometry, clip.spikes.remainder)

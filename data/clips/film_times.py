@@ -73,8 +73,8 @@ def film_times(
     packets = _packets_of(path, times, go_on)
     if packets is None:
         # No stream has packets at these times. The reader could not use the time stamps of the
-        # film, so it has computed the times from the frame rate. `doubt` tells this to the user,
-        # except for a single frame, whose time does not matter.
+        # film, so the reader has computed the times from the frame rate. `doubt` tells this to the
+        # user, except for a single frame, whose time does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:

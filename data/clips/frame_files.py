@@ -105,8 +105,8 @@ class FrameFiles:
         """Fill `stems`. Report two files of one kind for a frame."""
         # In a data set, the files of a frame need only have the same number, e.g. 47.png and
         # 000047.dat. In two cases, the files of a frame must have equal names: for a user's own
-        # files, and if the names are times, e.g. 432.033333. The reason for times: their last
-        # digits are not a frame number.
+        # files, and if the names are times, e.g. 432.033333. The last digits of a time are not a
+        # frame number.
         compares_whole_names = self.source.is_user_clip or are_values(self.by_kind["lq"])
         for kind, files in self.by_kind.items():
             # Two kinds are not matched by names: instants (their names are <frame>_0, <frame>_1,

@@ -11,8 +11,9 @@ Tests: tests/parts/data/test_manifest.py
 import re
 from typing import NamedTuple
 
-# A stem with a number: the text before the last number, the number, and the text after it. E.g.
-# "a1_b2c" -> "a1_b", "2", "c". DOTALL, because a name may have any character, also a line break.
+# A stem with a number: the text before the last number, the last number, and the text after the
+# last number. E.g. "a1_b2c" -> "a1_b", "2", "c". DOTALL, because a name may have any character,
+# also a line break.
 NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)", re.DOTALL)
 
 NO_NUMBER = -1  # stands for the number of a stem without digits

@@ -86,9 +86,9 @@ def digest_of_options(source: Source) -> str:
     """Return 16 hex digits that change with every option of the check, but not with the files.
 
     The options decide which clips and planes a record has, and what the check demands. If you add
-    an option to the check, add it here. Otherwise a record would be used although the value of the
-    option has changed. The order of the values may change. A new order changes the digits, so all
-    existing records are ignored once, and the data are checked again.
+    an option to the check, add the option here. If it were missing, a record would be used although
+    the value of the option has changed. The order of the values may change. A new order changes the
+    digits, so all existing records are ignored once, and the data are checked again.
 
     Test: test_each_partition_has_a_record_of_its_own, which tries one of the options
     """
@@ -199,8 +199,8 @@ class Record:
             counts = str(about["counts"])
             digest = str(about["arrays"])
             columns = self._read_columns(digest)
-            # The names get no prefix (`source.name_prefix`), because one record serves all runs,
-            # and the prefix of this data root may differ between runs.
+            # The names of the clips get no prefix (`source.name_prefix`), because one record serves
+            # all runs, and the prefix of this data root may differ between runs.
             table = ClipTable(self.source, columns)
             if not is_as_before(table, columns, share):
                 return None
@@ -235,7 +235,7 @@ class Record:
         return columns
 
     def write(self, result: Result, columns: Columns, states: Mapping[str, State]) -> None:
-        """Store a result. If the folder cannot be written, only the log says so.
+        """Store a result. If the folder cannot be written, the log says so, and no error is raised.
 
         columns: the clips as arrays.
         states: {path: state} of all listed folders.

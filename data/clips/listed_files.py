@@ -131,11 +131,11 @@ class State(NamedTuple):
     stay.
     """
 
-    # It changes when an entry is added, removed or renamed. A program can set it to an older time,
-    # e.g. `cp -a`.
+    # This time changes when an entry is added, removed or renamed. A program can set it to an older
+    # time. E.g. `cp -a` gives a copy the time of the original.
     mtime_ns: int
-    # Only the system sets it, so the files of a copy get the time of the copying. So if a stored
-    # state is copied together with the data, it never equals the state of the copy.
+    # Only the system sets this time, so the files of a copy get the time of the copying. So if a
+    # stored state is copied together with the data, it never equals the state of the copy.
     ctime_ns: int
 
 
@@ -227,8 +227,8 @@ def os_errors_as_data_errors(
         yield
     except OSError as e:
         if isinstance(e, FileNotFoundError):
-            # If the path belongs to a file that can be downloaded, add its address. Otherwise add
-            # "".
+            # If the path belongs to a file that can be downloaded, `address_of` returns its
+            # address. For any other path, `address_of` returns "".
             do += address_of(path)
         raise DataError(
             what=f"cannot read: {e.strerror or e}",

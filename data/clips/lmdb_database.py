@@ -9,7 +9,7 @@ data:
   (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
 * There is one environment for each root, because a process may open a database only once
   (test_threads_that_begin_together_open_an_lmdb_once). No environment is open during a fork,
-  because a child process may not use an environment of its parent.
+  because LMDB forbids a child process to use an environment of its parent.
 
 What must stay: both rules. Free to change: the texts of the errors, and the settings of `lmdb.open`
 that only concern speed.
@@ -112,8 +112,8 @@ def _open_lmdb(root: str) -> Any:
     try:
         # The folder may be read-only, so no lock is used: without a lock, nothing is written.
         # Without readahead, the system reads only the pages (blocks of the file, usually of 4096
-        # bytes) that a sample needs. `meminit` matters only for writing. data/clips/lmdb_sizes.py
-        # opens an LMDB with the same settings.
+        # bytes) that a sample needs. `meminit` is a setting for writing, so its value has no effect
+        # here. data/clips/lmdb_sizes.py opens an LMDB with the same settings.
         return lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
     except lmdb.Error as e:
         raise DataError(

@@ -38,7 +38,7 @@ class DamagedLmdbError(Exception):
 
 
 def sizes(root: str, keys: Sequence[str]) -> list[int]:
-    """Return the number of bytes under each key. It is NONE for a key without a value.
+    """Return the number of bytes under each key, or NONE for a key without a value.
 
     root: the folder of the LMDB. Raises DamagedLmdbError.
 
@@ -72,8 +72,8 @@ def _main(root: str) -> int:
                 if value is None:
                     print(NONE)
                     continue
-                # Read the last byte, and do nothing with it. If it is outside of the file, the
-                # system ends the process here.
+                # Read the last byte, and do nothing with it. If the last byte is outside of the
+                # file, the system ends the process here.
                 value[-1:].tobytes()
                 print(len(value))
     except lmdb.Error as e:

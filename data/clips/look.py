@@ -55,9 +55,9 @@ class Look(NamedTuple):
     # (H, W) of a picture. None for a spike file, and for a picture that cannot be read.
     shape: tuple[int, int] | None = None
     flaw: str = ""  # why the file cannot be read; "" if it can be read
-    # A message if the end of a PNG is missing, else "". It is not in `flaw`, because the header of
-    # such a PNG can be read. If the size in the header is wrong, too, the data check reports the
-    # wrong size in place of this message.
+    # A message if the end of a PNG is missing, else "". The message is not in `flaw`, because the
+    # header of such a PNG can be read. If the size in the header is wrong, too, the data check
+    # reports the wrong size in place of this message.
     missing_end: str = ""
     # Whether reading the picture as 8-bit RGB may lose something, e.g. the lower 8 bits of a 16-bit
     # picture. If so, `what_is_lost` (picture_losses.py) says what is lost.

@@ -84,8 +84,8 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
 def names_of(source: Source, listings: Mapping[str, Listing]) -> list[str]:
     """Return the names of the clips in natural order ("2" before "10").
 
-    With a meta file, the result has the clips that the meta file lists. Otherwise it has all clips
-    that have files of any kind.
+    With a meta file, the result has the clips that the meta file lists. Without a meta file, the
+    result has all clips that have files of any kind.
 
     The order must stay, because training samples are numbered in this order. If the order changed,
     a resumed run would get different samples.
@@ -305,8 +305,8 @@ def have_same_content(source: Source, clips: Sequence[Clip]) -> bool:
 def digest(kind: str, listing: Listing) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
-    A clip cache stores the digits. So the hashed texts and their order must stay. Otherwise all
-    existing caches would look outdated (test_the_digest_of_a_listing_stays).
+    A clip cache stores the digits. So the hashed texts and their order must stay. With other
+    digits, all existing caches would look outdated (test_the_digest_of_a_listing_stays).
 
     kind: kind of the files, e.g. "lq".
     listing: {clip: the folder with its files}.

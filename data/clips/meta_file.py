@@ -40,8 +40,8 @@ KAIR_LISTS = {
 _LINE_OF_META = re.compile(
     r"(?P<clip>\S+)\s+"
     r"(?P<frames>\d{1,7})\s+"  # MOST_FRAMES has 7 digits
-    # A shape in brackets, or a number with a blank after it, (?=\s). After the blank comes the
-    # number of the first frame. "000 100 0" has no such blank, and is refused.
+    # A shape in brackets, or a number with a blank after it, (?=\s). The number of the first frame
+    # comes after the blank. "000 100 0" has no such blank, and is refused.
     r"(?:\(.*\)|\d+(?=\s))"
     r"(?:\s+(?P<first>\d{1,18}))?",  # 18 digits fit into a number of 64 bits
     re.ASCII,

@@ -1,6 +1,6 @@
 """Read a picture as upright 8-bit B, G, R, or refuse it.
 
-    image_size   height and width of a picture, from its header if this is certain
+    image_size   height and width of a picture, by the header of a PNG, or by decoding other files
     read_bgr     the picture in a file
     decode_bgr   the picture in the content of a file, if the content was read already
 
@@ -262,10 +262,10 @@ def image_size(path: str) -> tuple[int, int]:
 
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# So many bytes at the beginning of a picture are read first, to find its size and how it is turned.
-# A PNG states its size in the first 33 bytes, but its orientation (eXIf) may come anywhere before
-# the pixels. If the pixels do not begin within these bytes, the whole file is read. Fewer bytes
-# would save nothing, because a file system reads whole pages of 4096 bytes.
+# Number of bytes at the beginning of a picture that are read first, to find its size and how it is
+# turned. A PNG states its size in the first 33 bytes, but its orientation (eXIf) may come anywhere
+# before the pixels. If the pixels do not begin within these bytes, the whole file is read. Fewer
+# bytes would save nothing, because a file system reads whole pages of 4096 bytes.
 HEAD_BYTES = 4096
 
 

@@ -54,8 +54,8 @@ def preflight(
     stored: folder of stored results.
     show: opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
-    Returns {options_digest: record_id} of each stored result. The other ranks need it to find the
-    results.
+    Returns {options_digest: record_id} of each stored result. The other ranks need this dict to
+    find the results.
     Raises DataError (exit code 3) with every problem of every split.
     """
     reports: list[Report] = []
@@ -136,7 +136,7 @@ def check_source(
                 record_id=record.record_id,
             )
 
-    # Otherwise check everything. Only a result without problems is stored.
+    # No stored result can be used, so check everything. Only a result without problems is stored.
     start = time.monotonic()
     check = RootCheck(source, decode)
     report = check.run(name, show, scale)

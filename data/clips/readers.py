@@ -283,7 +283,7 @@ class DatasetClip(Reader):
 
         The digits also change with the stems and with how the spikes are read. A test stores the
         digest with its results, and a repeated test compares it. So the hashed texts and their
-        order must stay. Otherwise the data of all old results would seem to have changed
+        order must stay. With other digits, the data of all old results would seem to have changed
         (test_the_digest_that_is_stored_with_results_stays).
         """
         clip = self.clip

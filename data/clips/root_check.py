@@ -103,7 +103,8 @@ class _Job(NamedTuple):
     clip: str  # name of its clip
     kind: str  # "lq", "gt", "gt_instants" or "spike"
     path: str
-    # Size and time of a file in an LMDB. None for a file on disk, because they are looked up later.
+    # Size and time of a file in an LMDB. None for a file on disk, because its size and time are
+    # looked up later.
     lmdb_entry: FileEntry | None
 
 
@@ -313,11 +314,11 @@ class RootCheck:
             flaw = looks[path].flaw
             if flaw:
                 self.spike_problems.append(Problem(clip.name, flaw, path))
-        # Are lq and gt the same files? If so, the function `same_files` returns a problem. It is
-        # slow, because following links takes a call to the system for each folder of the path. Two
-        # names of one file always have the same file id (device and inode). So the function is only
-        # called if the ids of the first pair are equal, which is rare. The list `self.same_files`
-        # has its results.
+        # Are lq and gt the same files? If so, the function `manifest.same_files` returns a problem.
+        # The function is slow, because following links takes a call to the system for each folder
+        # of the path. Two names of one file always have the same file id (device and inode). So the
+        # function is only called if the ids of the first pair are equal, which is rare. The list
+        # `self.same_files` has its results.
         if clip.gt:
             blurry = looks[clip.lq[0]]
             sharp = looks[clip.gt[0]]

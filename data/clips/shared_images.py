@@ -77,7 +77,7 @@ class SharedImages:
     def image(
         self, clip: Clip, kind: str, number: int, decode: Callable[[], np.ndarray]
     ) -> np.ndarray:
-        """Return image `number` of one kind, (H, W, 3) uint8. It is decoded at its first use.
+        """Return image `number` of one kind, (H, W, 3) uint8. An image is decoded at its first use.
 
         decode: a function that decodes the image.
         """

@@ -10,9 +10,9 @@ paths within KAIR (KAIR_LISTS in data/clips/meta_file.py). In this project, such
 missing.
 
 What must stay: the order of `Source.kinds`, because names of stored results depend on it.
-Free to add: a field of `Source`. If the field changes the result of the data check, add it to
-`digest_of_options` in data/clips/kept.py, too. Otherwise a stored result would be used although the
-value of the field has changed.
+Free to add: a field of `Source`. If the field changes the result of the data check, add the field
+to `digest_of_options` in data/clips/kept.py, too. Without this, a stored result would be used
+although the value of the field has changed.
 Free to change: the texts of errors, together with the tests that compare them.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_preflight.py
@@ -78,8 +78,8 @@ class Kind(NamedTuple):
 class Source:
     """Where the clips of a data root are, and how they are read.
 
-    `ClipSources._source_of` makes a `Source` from the options of a data set. `user_clip`
-    (data/clips/user_clip.py) makes a `Source` for a user's own files.
+    `ClipSources._source_of` (data/clip_sources.py) makes a `Source` from the options of a data set.
+    `user_clip` (data/clips/user_clip.py) makes a `Source` for a user's own files.
     """
 
     # Keys of the dataset section (docs/options.md). `dataroot_...` is the root of a kind of file.
@@ -103,9 +103,9 @@ class Source:
     own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     # Clips in the folders that are not part of the data set.
     excluded_clips: frozenset[str] = frozenset()
-    # Whether lq and gt may be the same files. Set it to True if noise is added to lq, or if a
-    # sample takes different frames as lq and gt. Otherwise lq and gt would be equal, so a network
-    # would learn to change nothing.
+    # Whether lq and gt may be the same files. True: noise is added to lq, or a sample takes
+    # different frames as lq and gt. False: the check of the data refuses the same files, because lq
+    # and gt would be equal, and a network would learn to change nothing.
     may_share_frames: bool = False
     # Whether the data set is Vimeo-90K. Its clips are <a>/<b>, with the frames im1 ... im7, and all
     # have one size. Only clips of the meta file are read.
@@ -117,9 +117,10 @@ class Source:
     # the clip itself, e.g. "street.mp4", and not a folder of clips. Only a source of a user's files
     # has `trained` and `times`.
     is_user_clip: bool = False
-    # Properties of the spikes of the network's training, e.g. {"rate": 0.5, "planes": 40}. If the
-    # user's files do not say which plane is the sharp frame, the check of the clip takes the plane
-    # of the training. None: not known.
+    # Properties of the spikes with which the network was trained, e.g. {"planes": 40, "gt_plane":
+    # 20}. The user's files may not say which plane is at the time of the sharp frame. In this case,
+    # the check of the clip assumes a plane by these properties (`SpikePlanes._assumed_center`).
+    # None: the properties are not known.
     trained: dict[str, Any] | None = None
     # The times at which the frames were taken. If `times` is None, the times may follow from the
     # names of the frames (`times_of_names`).
@@ -130,11 +131,9 @@ class Source:
     def kinds(self) -> dict[str, Kind]:
         """Return {name of the kind: where its files are}, e.g. {"lq": Kind(...), "gt": Kind(...)}.
 
-        Kinds without a root are left out. The order lq, gt, gt_instants, spike must stay for two
-        reasons:
-
-            `ClipCheck` takes the names of frames from the first kind
-            the names of stored results depend on the order (`digest_of_options` in kept.py)
+        Kinds without a root are left out. The order lq, gt, gt_instants, spike must stay, because
+        `ClipCheck` takes the names of frames from the first kind, and because the names of stored
+        results depend on the order (`digest_of_options` in kept.py).
         """
         # The suffix in the options comes first, because the first suffix is preferred.
         first_suffix = f".{self.filename_ext.lstrip('.')}".lower()

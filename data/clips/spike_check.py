@@ -4,7 +4,7 @@
                       another frame
     _wrong_light      the spikes have not integrated the assumed kind of light (linear light or
                       display values). The light is only checked if `_wrong_position` finds
-                      nothing, because otherwise any light may seem to fit
+                      nothing, because any light may seem to fit at a wrong position
     _wrong_frames     the blurry frames are means of one kind of light, and the spikes integrate the
                       other kind
     _narrow_windows   the windows of the representation are too short for this firing rate
@@ -23,8 +23,8 @@ finding that is lost:
     test_ratios_to_frames_that_are_means_of_display_values_are_a_warning
     test_windows_that_are_too_narrow_for_the_spikes_are_a_warning
 
-Free to add: a comparison. If you add one, raise FORMAT in data/clips/kept.py, because the stored
-results lack the new comparison. Free to change: a threshold, if it is measured anew.
+Free to add: a comparison. If you add a comparison, raise FORMAT in data/clips/kept.py, because the
+stored results lack the new comparison. Free to change: a threshold, if it is measured anew.
 
 Tests: tests/parts/data/test_preflight.py, tests/parts/data/test_two_cameras.py
 """

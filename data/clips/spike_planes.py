@@ -225,9 +225,9 @@ class SpikePlanes:
         """
         usual_count = most_frequent(plane_counts.values())
         # dataset.json may say how many planes a file has, and how many of them were interpolated
-        # between two frames of the video. Otherwise `usual_count` is expected. E.g. a file has 56
-        # planes: 7 frames of the video, and 7 interpolated planes after each. After the last frame
-        # of the video nothing can be interpolated, so the last file may have only 49.
+        # between two frames of the video. Without these numbers, `usual_count` is expected. E.g. a
+        # file has 56 planes: 7 frames of the video, and 7 interpolated planes after each. After the
+        # last frame of the video nothing can be interpolated, so the last file may have only 49.
         expected, fewest_in_last = spikes.info.planes_of(self.clip, usual_count)
         for file, count in plane_counts.items():
             is_accepted_last = file is last and fewest_in_last <= count <= expected
@@ -247,9 +247,9 @@ class SpikePlanes:
 
         The settings differ from `spikes` at most in the center, the plane of the sharp frame:
 
-            a user's spikes without a center     a center is assumed, and a warning names the center
-            a center of the user that fits       is kept
-            a center of the user that does not   an error says so, and no other center is tried
+            a user's spikes without a center         a center is assumed, and a warning names it
+            a center of the user that fits           this center is kept
+            a center of the user that does not fit   an error says so, and no center is assumed
 
         planes_of_paths: (path, number of planes) of each spike file.
         frames: number of frames.
@@ -309,8 +309,8 @@ class SpikePlanes:
             return spikes.info.gt_plane_of(self.clip, length) is not None
         # E.g. the training had the center 20, which is in the file of the weights. If the user
         # gives no center, `spikes` has the center 20 of the training. So 20 counts as not given,
-        # because it says nothing about the user's spikes. Any other center, e.g. 12, must come from
-        # the user.
+        # because the center of the training says nothing about the user's spikes. Any other center,
+        # e.g. 12, must come from the user.
         trained = self.source.trained
         return trained is None or spikes.center != trained.get("center")
 

@@ -204,7 +204,8 @@ class ClipTable(Clips):
 
         Clips have the same form if their sizes, their numbers of sharp instants and their spike
         settings are equal. If you check a new property with `one_of_each_form` (clip_lists.py), add
-        the property here. Otherwise a clip that differs only in this property would not be checked.
+        the property here. If it were missing, a clip that differs only in this property would not
+        be checked.
         """
         # A property is an array with a number for each clip, (clips,). `sizes` has four properties:
         # height and width of lq, height and width of gt.

@@ -161,7 +161,7 @@ def _row_of(exposure: Exposure, index_of_file: Mapping[str, int]) -> Row:
     # {step: (first plane, number of planes)} says which planes are read of a file. Step 0 is the
     # frame's own file, -1 the file before the own file, and 1 the file after it. The files before
     # and after have planes of context around the exposure. E.g. files of 40 planes and 8 planes of
-    # context before: {-1: (32, 8), 0: (0, 40), 1: (0, 0)}. (0, 0): no plane is read.
+    # context before: {-1: (32, 8), 0: (0, 40), 1: (0, 0)}. (0, 0) means that no plane is read.
     planes_of_step = {-1: (0, 0), 0: (0, 0), 1: (0, 0)}
     for piece in exposure.pieces:
         step = index_of_file[piece.file] - own_file

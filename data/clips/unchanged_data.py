@@ -185,7 +185,8 @@ class _Comparison:
         """Prepare the comparison. table, columns: clips and arrays of the record."""
         self.table = table
         self.columns = columns
-        # For Vimeo-90K: the sizes of all clips, from the first clip of the record. Otherwise None.
+        # For Vimeo-90K: the sizes of all clips, from the first clip of the record. For other data:
+        # None.
         self.usual_sizes = manifest.usual_sizes(table.source, table)
 
     def is_same_clip(self, number: int) -> bool:

@@ -4,8 +4,8 @@ Files of one frame have equal names. But the frames of a film have no names, so 
 are matched with its frames by their order: file 3 belongs to frame 3. After the matching,
 `ClipCheck` (data/clips/clip_check.py) checks the clip as a data set with one clip.
 
-What must stay: a file is matched with the right frame, or refused. Otherwise files that do not
-belong together would give a wrong result without an error. Two examples of refusals:
+What must stay: a file is matched with the right frame, or refused. If files that do not belong
+together were accepted, the result would be wrong without an error. Two examples of refusals:
 
 * a spike file for each frame, beside a film that lacks frames
   (test_a_file_for_each_frame_of_a_film_that_lacks_some_is_refused)

@@ -1,8 +1,8 @@
 """Read the frames of a user: a folder of images, a single image, or a video.
 
-`FrameSource` opens them, and `read` returns a frame as (H, W, 3) uint8 RGB, upright. The stem of a
-frame is its name without a suffix: "000012" for "000012.png". Frames of a video have no names, so
-they get their numbers.
+`FrameSource` opens the frames, and its method `read` returns a frame as (H, W, 3) uint8 RGB,
+upright. The stem of a frame is its name without a suffix: "000012" for "000012.png". Frames of a
+video have no names, so they get their numbers.
 
 What must stay: the stems, because the results of a user have these names, and the order of the
 frames (test_images_are_sorted_by_the_numbers_in_their_names). Free to change: the warnings.
@@ -151,8 +151,8 @@ class FrameSource(UserFrames):
     def read(self, index: int) -> np.ndarray:
         """Return frame `index` as (H, W, 3) uint8 RGB.
 
-        Raises DataError for a frame that cannot be read, or whose size is not the size of the
-        first.
+        Raises DataError for a frame that cannot be read, or whose size is not the size of the first
+        frame.
         """
         if self.is_video:
             return self._video.read(index)

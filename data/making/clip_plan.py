@@ -15,8 +15,9 @@ The program runs `plan_clip` in several processes, so the arguments and the resu
 If a clip cannot be made, `plan_clip` returns the error and does not raise it. So the program can
 show the errors of all clips.
 
-What must stay: the record of a clip, because a data set is continued only if the records are equal.
-Free to change: the texts, and the estimate of bytes. Free to add: checks.
+What must stay: the record of a clip, because a data set is continued only if the record of each
+clip equals the record stored in its made.json. Free to change: the texts, and the estimate of
+bytes. Free to add: checks.
 
 Tests: tests/parts/data/test_made_records.py (the record),
 tests/parts/scripts/test_prepare_gopro_spike.py
@@ -52,8 +53,9 @@ class Job:
     split: str  # "train" or "test"
     source: ClipSource  # what the clip is made from
     out: Path  # folder of the data set
-    # With a rig, the part of the source that is recorded. A photograph has no parts, so its
-    # `cut.first` is the number of the clip. Without a rig, `cut` is None.
+    # With a rig (two simulated cameras), the part of the source that is recorded. A clip of a
+    # photograph shows the whole photograph, so `cut.first` only numbers the clips. Without a rig,
+    # `cut` is None.
     cut: Cut | None = None
 
     @property
@@ -98,7 +100,8 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     """Do the work of `plan_clip`. Raises DataError if the clip cannot be made."""
     if job.cut:  # With a rig, two simulated cameras record a part (cut) of the source.
         # `cuts_of` (sources.py) has already checked the frames of the source, so they are not
-        # opened here.
+        # opened here. The cameras see a square (crop) that moves over the source, so the made
+        # frames have the size of the crop.
         raw = None
         size = (recipe.crop, recipe.crop)
         frames = recipe.frames  # made frames, each of one exposure
@@ -107,7 +110,8 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         raw = FrameSource(job.source.path)  # the raw frames
         size = raw.size
         frames = len(raw)
-        # Raw frames after the last whole exposure are left out.
+        # An exposure averages several raw frames. Raw frames after the last whole exposure are left
+        # out.
         exposures = frames // recipe.raw_frames_per_exposure(job.name)
 
     _refuse_ratio(size, recipe.ratio, job.source.path)
@@ -115,11 +119,12 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
 
     files = _files_of(job.source.path, raw)
     record = {
-        "version": VERSION,
+        "version": VERSION,  # raised if the same recipe and source give other files (recipe.py)
         "recipe": recipe.record(),
         "source": _digest_of(files),
     }
-    # lexists is also true for a broken link. A broken link must not be replaced either.
+    # `lexists` is also true for a broken link. It is used because a broken link must not be
+    # replaced either.
     existing = [folder for folder in job.folders if os.path.lexists(folder)]
     _refuse_other_folders(job.name, existing, record)
     is_to_make = len(existing) < len(job.folders)
@@ -150,15 +155,15 @@ def _bytes_per_exposure(
     # A spike pixel has one bit in each plane.
     spike_bytes = recipe.planes_of(clip) * spike_pixels // 8
     if raw:
-        # We assume that each image has as many bytes as the first frame as a PNG. `make_images`
-        # (fast_video.py) writes three images of an exposure (blur, blur_gamma, sharp) and its
-        # instants, i.e. raw frames at several times of the exposure.
+        # We assume that each image takes as many bytes as the first raw frame takes as a PNG.
+        # `make_images` (fast_video.py) writes three images of an exposure (blur, blur_gamma, sharp)
+        # and its instants, i.e. raw frames at several times of the exposure.
         _, first_png = cv2.imencode(".png", raw.read(0))
         image_bytes = len(first_png) * (3 + recipe.instants)
     else:
         # No frame exists yet. `_record_with_rig` (prepare.py) writes two images of an exposure,
-        # blur and sharp, with 3 bytes for a pixel. We assume that PNG halves the size: 2 * 3 / 2 =
-        # 3 bytes.
+        # blur and sharp, with 3 bytes for a pixel. We assume that PNG halves the size, so a pixel
+        # takes 2 * 3 / 2 = 3 bytes.
         image_bytes = 3 * height * width
     return spike_bytes + image_bytes
 
@@ -183,7 +188,9 @@ def _digest_of(files: list[Path]) -> str:
     """Return 16 hex digits that change with the name, size or time of change of any file.
 
     What must stay: the form of the lines below, e.g. "raw/000001.png 81234 1700000000000000000".
-    made.json stores the digits. With other digits, older data sets could not be continued.
+    made.json stores the digits. With other digits, older data sets could not be continued. The
+    lines begin with raw/, because an earlier version also had other kinds of sources, and wrote the
+    kind before the name.
     """
     digest = hashlib.sha256()
     for file in files:

@@ -73,8 +73,8 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     for folder, scratch in zip(job.folders, scratch_folders, strict=True):
         write_whole(scratch / RECORD, text.encode())
         # The final folder may exist, if an earlier run was killed after it had published one of the
-        # two folders. This folder stays, because `plan_clip` has checked that it has the same
-        # source and recipe.
+        # two folders. The existing folder stays, because `plan_clip` has checked that it has the
+        # same source and recipe.
         if os.path.lexists(folder):
             shutil.rmtree(scratch)
         else:

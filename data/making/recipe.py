@@ -1,4 +1,5 @@
-"""Define the settings of made clips, `Recipe`. They are written to dataset.json and made.json.
+"""Define the settings of made clips, `Recipe`. The settings are written to dataset.json and
+made.json.
 
 scripts/prepare_gopro_spike.py has a flag for each setting. There are two ways to make a clip:
 

@@ -136,8 +136,9 @@ def _find_cuts_of(source: ClipSource, recipe: Recipe) -> list[Cut]:
     _refuse_small_frames(frames, source, recipe)
     if source.is_photo:
         # A photograph has no parts, so each clip shows a different motion over the whole
-        # photograph. In the cut of a video, `first` is the first frame of the part. Here it is only
-        # the number of the clip. `average` is 1, because a frame of the clip uses one picture.
+        # photograph. In the cut of a video, `first` is the first frame of the part. In the cut of a
+        # photograph, `first` is only the number of the clip. `average` is 1, because a frame of the
+        # clip uses one picture.
         return [Cut(first=i, average=1, side=recipe.side) for i in range(recipe.clips)]
 
     # The least side of the scaled frames is 1.1 times the crop, so that the crop can move. It is

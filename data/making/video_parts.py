@@ -5,8 +5,8 @@ leads from one frame to the other. A "frame interval" is the time from one frame
 the next. If an interval has several frames of the video, they are averaged.
 
 What must stay: the parts that are found and the order of the draws, for the same video and seed,
-because made data sets depend on them. If they must change, raise VERSION in data/making/recipe.py.
-Free to change: speed.
+because made data sets depend on the parts. If the parts must change, raise VERSION in
+data/making/recipe.py. Free to change: speed.
 
 Tests: tests/parts/data/test_video_parts.py (the places of the parts)
 """
@@ -31,7 +31,7 @@ FRAMES_BESIDE = 2
 class Cut:
     """A part of a video without a change of the scene. A made clip shows one such part.
 
-    The names of the fields are keys of a file beside the made clips, so they stay.
+    The names of the fields are keys of a file beside the made clips, so the names must stay.
     """
 
     first: int  # number of the first frame of the part in the video
@@ -80,8 +80,8 @@ def find_cuts(
     # `side` is the least of `most_side`, the height and the width. So frames whose shorter side is
     # below `most_side` are not scaled up.
     side = min(most_side, *frames.size)
-    # The step from each frame to the next, in pixels of frames that are scaled to `side`. It is inf
-    # at a change of the scene.
+    # The step from each frame to the next, in pixels of frames that are scaled to `side`. The step
+    # is inf at a change of the scene.
     steps = _steps(frames, side)
     # The longest allowed step between frames that are scaled to `side`. If the frames are scaled
     # down to `least_side`, this step becomes MOST_STEP, because motion in pixels is proportional to
@@ -103,8 +103,8 @@ def find_cuts(
         # 13.
         steps_of_part = np.array(steps[first : first + number_of_steps])
 
-        # Indices of the steps that are too long. They include each change of the scene, because its
-        # step is inf.
+        # Indices of the steps that are too long. A change of the scene is too long, too, because
+        # its step is inf.
         too_long = np.flatnonzero(steps_of_part > most_step).tolist()
         if too_long:
             # Reject the part. The next part begins after the last step that is too long: step i
@@ -155,9 +155,9 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
 
 
 # A "step" is the motion from one frame of a video to the next, in pixels. The optical flow has a
-# length at each pixel, and the step is the 95th percentile of these lengths. With 100, a few pixels
-# with a wrong flow would decide the step. With a smaller percentile, a fast object in a still scene
-# would not count. No measurement of other values is recorded.
+# length at each pixel, and the step is the 95th percentile of these lengths. With the 100th
+# percentile, a few pixels with a wrong flow would decide the step. With a smaller percentile, a
+# fast object in a still scene would not count. No measurement of other values is recorded.
 STEP_PERCENTILE = 95
 # If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
 # changed. A smaller value would take fast motion for a change of the scene. No measurement of other
@@ -166,7 +166,7 @@ SCENE_CHANGE = 40.0
 
 
 def _steps(frames: FrameSource, side: int) -> list[float]:
-    """Return the step from each frame to the next, in pixels. It is inf at a change of the scene.
+    """Return the step from each frame to the next, in pixels, or inf at a change of the scene.
 
     side: shorter side to which the frames are scaled. A step is the 95th percentile of the motion
     of the pixels (STEP_PERCENTILE).
