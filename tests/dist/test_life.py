@@ -323,6 +323,36 @@ def test_a_run_resumes_from_the_best_checkpoint_if_it_is_named(run_without_lates
     assert history(options)["val/psnr"][:1] == before["val/psnr"][:1]
 
 
+def test_a_fresh_start_in_a_folder_with_only_the_weights_is_refused(tmp_path):
+    options = write_odd_options(tmp_path)
+    run_odd(options, NO_VALIDATION, end_at_step(2))
+    shutil.rmtree(latest_file(options).parent)
+    weights = (folder_of_run(options) / "models/2_G.pth").read_bytes()
+    before = history(options)
+
+    result = run_odd(options, NO_VALIDATION, end_at_step(4))
+
+    assert result.exit_codes == [2], result.text
+    assert "2_G.pth" in result.text
+    assert "path.pretrained_netG" in result.text
+    assert history(options) == before
+    assert (folder_of_run(options) / "models/2_G.pth").read_bytes() == weights
+
+
+def test_a_run_that_ended_before_its_first_save_starts_again(tmp_path):
+    options = write_odd_options(tmp_path)
+    command = odd_command(options, NO_VALIDATION, ENDLESS, "train.checkpoint_save=100000")
+    with Ranks(1, *command) as running:
+        running.wait_for("Iter: 2,", rank=0, limit_s=60)
+    # The rank was killed at the end of the block.
+    assert not latest_file(options).exists()
+
+    result = run_odd(options, NO_VALIDATION, end_at_step(4))
+
+    assert result.exit_codes == [0], result.text
+    assert latest_checkpoint(options)["step"] == 4
+
+
 def test_the_checkpoint_is_saved_before_weights_that_cannot_be_written(tmp_path):
     options = write_odd_options(tmp_path)
     # The first save is in step 30, so there is time to make the file before.

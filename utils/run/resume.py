@@ -49,8 +49,8 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
         a file of another run  checkpoint_latest (2)               the named file (2)
         a file of this run     the file with more steps (3)        the named file
 
-    (1) If the folder holds a checkpoint_best, a fresh start is refused, because it would overwrite
-        this file.
+    (1) If the folder holds a checkpoint_best, or weights models/<step>_G.pth, a fresh start is
+        refused, because it would overwrite these files and the history of the run.
     (2) The first start uses the named file, and later starts go on from checkpoint_latest of this
         run. So the user can repeat the same command after an interruption.
     (3) If checkpoint_latest cannot be read, the named file is used.
@@ -103,6 +103,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         return _read(latest)
     # The option is "auto" or null, and there is no checkpoint_latest, so this is a fresh start.
     _refuse_if_only_best_is_left(folder, latest)
+    _refuse_if_only_weights_are_left(folder, latest)
     return None
 
 
@@ -183,6 +184,33 @@ def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
         where=str(best),
         expected=f"{latest.name}, to go on where the run ended, or a folder without a run",
         do=f"give --resume {best} to go on from that file; for a new run set another task name",
+    )
+
+
+def _refuse_if_only_weights_are_left(folder: Path, latest: Path) -> None:
+    """Raise OptionError if the folder, which has no checkpoint, has weights models/<step>_G.pth.
+
+    `Run.save` writes a checkpoint before it writes the weights. So a run that ended before its
+    first save has no weights, and starts again. If there are weights, the folder did have a
+    checkpoint, and somebody has removed it.
+    """
+    weights_by_step = {}  # {500: .../models/500_G.pth, ...}
+    for path in (folder / "models").glob("*_G.pth"):
+        step = path.name.removesuffix("_G.pth")
+        if step.isdecimal():
+            weights_by_step[int(step)] = path
+    if not weights_by_step:
+        return
+    newest = weights_by_step[max(weights_by_step)]
+    raise OptionError(
+        what="the folder holds a run, yet its checkpoints are missing: only weights are left, and "
+        "the run cannot go on from them",
+        where=str(newest),
+        expected=f"checkpoints/{latest.name}, to go on where the run ended, or a folder without a "
+        "run",
+        do="put the folder checkpoints back; for a new run from these weights set another task "
+        f"name and path.pretrained_netG={newest}; for a run from zero set another task name, or "
+        "move the folder away",
     )
 
 
