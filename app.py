@@ -19,11 +19,11 @@ program ends. Each clip is restored by main_test_vrt.py in a process of its own.
 #
 # The page is built with the package gradio. A handler is a function that gradio calls when a button
 # is pressed. `build_page` names fields of the page as inputs and outputs of the handler. Gradio
-# gives the values of the inputs to the handler, and shows the values that it returns in the
-# outputs. A generator, such as `restore`, yields new values several times.
+# gives the values of the inputs to the handler. The outputs show the values that the handler
+# returns. A generator, such as `restore`, yields new values several times.
 #
 # What must stay: the limits below, because in a Hugging Face Space (a public host of such pages)
-# strangers use the page. Outside of a Space, no other machine can reach it
+# strangers use the page. Outside of a Space, no other machine can reach the page
 # (test_other_machines_cannot_reach_the_page). A stopped restoration leaves no file
 # (test_a_stop_ends_the_work_and_leaves_no_file).
 # Free to change: the fields and texts of the page. The test finds the fields by their elem_id.
@@ -96,12 +96,13 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(name)
         # Gradio takes these settings from environment variables.
         os.environ["GRADIO_TEMP_DIR"] = str(folder / "uploads")
-        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # send nothing to its makers
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # send nothing to the makers of gradio
         page = build_page(gradio(), folder)
         # Run one restoration at a time. Other visitors wait for its end.
         page.queue(default_concurrency_limit=1, max_size=MOST_WAITING)
         # `launch` returns three values: the app of gradio, its local address, e.g.
-        # http://127.0.0.1:7860/, and its public address. Without `share`, this one is None.
+        # http://127.0.0.1:7860/, and its public address. Without `share`, the public address is
+        # None.
         _, address, _ = page.launch(
             # With the default 127.0.0.1, only this machine can reach the page. A Hugging Face Space
             # sets this variable, e.g. to 0.0.0.0. Then every machine can reach the page.
@@ -118,8 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             page.block_thread()  # until Ctrl-C
         finally:
-            # A restoration may still be running. It writes into the temporary folder. So it must
-            # end before the folder is removed.
+            # A restoration may still be running, and write into the temporary folder. So end the
+            # restoration before the folder is removed.
             process.kill_trees(process.descendants_of(os.getpid()))
     return 0
 
@@ -180,9 +181,8 @@ def build_page(gr: Any, folder: Path) -> Any:
         without_bar = {**for_page_only, "show_progress": "hidden"}
         outputs = [work, state, messages, slider, number, download]  # in the order of `PageState`
         running = start.click(partial(restore, gr, folder), [work, *fields], outputs, **without_bar)
-        # After "Cancel", gradio calls `stop`, which kills the process of the restoration, and
-        # closes the generator `restore` (`cancels`). Gradio calls `stop` and closes the generator
-        # at once, so either may come first:
+        # After "Cancel", gradio calls `stop`, which kills the process of the restoration. At the
+        # same time, gradio closes the generator `restore` (`cancels`). So either may come first:
         #
         #     the process ends first         `restore` shows "cancelled", and keeps the files
         #     the generator is closed first  `restore` removes the files
@@ -303,7 +303,8 @@ class PageState(NamedTuple):
 def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterator[PageState]:
     """Restore a clip, and yield what the page shows at each step.
 
-    This is a generator: gradio shows each state that it yields, and may close it before its end.
+    `restore` is a generator. Gradio shows each state that the generator yields, and may close the
+    generator before its end.
 
     gr: the package gradio. It is an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.

@@ -3,8 +3,8 @@
 model_state.py calls `keep_compiled_code_at_home` before it compiles a network (the option
 train.compile).
 
-What must stay: no other user can write to the folder, because its code is run. Free to change: the
-folder, if only the user can write to the new one.
+What must stay: no other user can write to the folder, because torch runs the code in it. Free to
+change: the folder, if only the user can write to the new folder.
 """
 
 import os

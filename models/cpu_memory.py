@@ -46,7 +46,7 @@ class Need(NamedTuple):
 
     fixed: int  # bytes of weights, gradients and moments in each process
     saved: int  # bytes that autograd saves for the backward pass in each process
-    ranks: int  # number of processes on this host. They share the memory
+    ranks: int  # number of processes on this host, which share the memory
 
     @property
     def total(self) -> float:
@@ -75,7 +75,7 @@ def check_memory(
     """Warn if a step on clips like `lq` does not fit into the free memory of this host.
 
     Only VRT is checked, because the numbers SAVED_OF_... are for its layers. Every rank must call
-    this function, because the ranks wait for each other in it.
+    `check_memory`, because the ranks wait for each other in it.
 
     lq: (B, T, C, H, W).
     is_half: whether autocast computes in 16 bits.

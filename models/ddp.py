@@ -37,7 +37,7 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
 
     When DDP is built, it notes which parameters require a gradient, and later sums only the
     gradients of these parameters. So wrap the network again after you have frozen or released
-    parameters. Otherwise its weights diverge between ranks without an error.
+    parameters. If you do not, the weights diverge between ranks without an error.
 
     find_unused_parameters, use_static_graph: options of DDP. Both may be false for VRT. A user may
     set them for a network of another kind.
@@ -54,7 +54,8 @@ def wrap_in_ddp(net: nn.Module, find_unused_parameters: bool, use_static_graph: 
             net,
             # Training changes no buffer of our networks, so there is nothing to send.
             broadcast_buffers=False,
-            # The gradients are views of DDP's buckets. Otherwise DDP would copy each gradient.
+            # Let the gradients be views of DDP's buckets, because DDP would otherwise copy each
+            # gradient.
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
             static_graph=use_static_graph,

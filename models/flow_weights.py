@@ -22,8 +22,8 @@ from utils.errors import PUBLISHED_ADDRESS, OptionError
 logger = logging.getLogger(__name__)
 
 # PUBLISHED_FLOW is the published file. The scripts of KAIR, the project in which VRT was published,
-# download it to this path. OWN_FLOW has the flow weights that this project ships. They are used if
-# the published file is missing.
+# download it to this path. OWN_FLOW has the flow weights that this project ships. OWN_FLOW is used
+# if the published file is missing.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 

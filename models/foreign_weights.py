@@ -60,9 +60,8 @@ def _load_with_scalars(path: Path) -> Any:
         has_scalars = any(name in str(e) for name in SCALAR_NAMES)
         if not has_scalars:
             raise
-    # Read the file again. Where the pickle names one of NumPy's functions, torch now calls a class
-    # or function of this file in its place, the stand-in. Each entry is (stand-in, name in the
-    # pickle).
+    # Read the file again. If the pickle names one of NumPy's functions, torch now calls a stand-in,
+    # which is a class or function of this file. Each entry is (stand-in, name in the pickle).
     stand_ins: list[Any] = [(_ScalarType, "numpy.dtype")]
     for name in SCALAR_NAMES:
         stand_ins.append((_scalar, name))
@@ -97,7 +96,7 @@ def _scalar(kind: _ScalarType, data: bytes) -> float | int | bool:
     hostile.
 
     kind: the type of the scalar.
-    data: its bytes.
+    data: the bytes of the scalar.
 
     Raises ValueError for a scalar that is no number, e.g. an object.
     """
@@ -151,7 +150,7 @@ MARKS = {
 # Endings of weights files. `_kind_of_zip` looks for files with these endings in a zip file.
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pkl", ".bin", ".safetensors")
 # The message of torch.load about an object of another program, e.g. "GLOBAL lightning.Trainer was
-# not an allowed global". If torch changes it,
+# not an allowed global". If torch changes this message,
 # test_a_file_of_something_else_is_named_for_what_it_is fails.
 NOT_ALLOWED = re.compile(r"GLOBAL (\S+) was not an allowed global")
 

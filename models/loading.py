@@ -1,4 +1,4 @@
-"""Load tensors into a network by name, and report what happened to each.
+"""Load tensors into a network by name, and report what happened to each tensor.
 
 `load_weights` takes a network, and tensors from `read_weights` (weights_file.py) or from a
 checkpoint. `load_weights` changes the network, and returns a `LoadReport` (load_report.py).
@@ -28,7 +28,7 @@ def load_weights(
     are zero, so that the network ignores these channels at first.
 
     where: what an error names as the source of the weights, e.g. their path.
-    strict: whether all names and shapes must match. Otherwise 90 % of the network's tensors must
+    strict: whether all names and shapes must match. If False, 90 % of the network's tensors must
         match (`LEAST_MATCHED`).
 
     Raises CheckpointError if the weights do not fit, and SpoiltWeightsError if they hold NaN or

@@ -48,8 +48,8 @@ class Column:
     title: header of the column.
     digits: decimals of the values.
     on_luma: whether the metric compares the luma (H, W) instead of RGB. The luma is the brightness,
-        16 for black and 235 for white (`rgb_to_y`). Restored frames that are grey are scored only
-        by such metrics.
+        16 for black and 235 for white (`rgb_to_y`). If restored frames are grey, only metrics on
+        luma score them.
     """
 
     title: str
@@ -146,7 +146,7 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
     cov = _ssim_window(x * y) - mx * my
     c1 = (0.01 * 255) ** 2
     c2 = (0.03 * 255) ** 2
-    # The formula above, as a fraction.
+    # The formula of SSIM in the docstring.
     numerator = (2 * mx * my + c1) * (2 * cov + c2)
     denominator = (mx**2 + my**2 + c1) * (vx + vy + c2)
     return float((numerator / denominator).mean())
@@ -162,7 +162,7 @@ COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
 # The metrics that are always computed. `metric.more` adds others.
 METRICS_OF_TESTS = ("psnr", "ssim", "psnr_y", "ssim_y")  # in a test (main_test_vrt.py)
-# In a validation during training. Both must stay, because utils/run reads "val/psnr" and
+# In a validation during training. Both metrics must stay, because utils/run reads "val/psnr" and
 # "val/ssim", e.g. for the report of a run (utils/run/report.py).
 METRICS_OF_VALIDATIONS = ("psnr", "ssim")
 
@@ -343,6 +343,6 @@ def _check_shapes(restored: np.ndarray, sharp: np.ndarray) -> None:
         )
 
 
-# Import all files models/metric_*.py, each of which registers its metric. This line comes last,
-# because these files import `metric` of this module.
+# Import all files models/metric_*.py, each of which registers its metric. The import comes last in
+# this file, because these files import `metric` of models/metrics.py.
 import_parts("models", "metric_*")

@@ -2,7 +2,7 @@
 
 A schedule or an optimizer that a user adds may take options that `TrainOptions` does not have, e.g.
 `G_linear_steps`. `TRAIN` is `TrainOptions` with these keys added, so an option file may set them.
-models/losses.py registers the losses on top of `TRAIN`.
+The registry of losses (models/losses.py) adds the parameters of the chosen loss to `TRAIN`.
 
 What must stay: the keys of `TrainOptions`, with their defaults. A new key must have a default that
 changes nothing, because option files of earlier versions lack it.

@@ -44,8 +44,8 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     # (test_the_command_line_has_short_flags_for_the_commonest_options).
     overrides = [*args.overrides, *args.flags]
     if _asks_for_epochs_only(overrides):
-        # The option file may have train.total_iter. This limit could end the run before these
-        # epochs. null removes the limit.
+        # The option file may have train.total_iter. This limit could end the run before the epochs
+        # of the command line. null removes the limit.
         overrides.append("train.total_iter=null")
     return args.opt, overrides
 
@@ -138,7 +138,7 @@ class OptionParser(argparse.ArgumentParser):
         self.do = do
 
     def error(self, message: str) -> NoReturn:
-        """Raise OptionError with the message of argparse. argparse calls this for a wrong flag."""
+        """Raise OptionError with the message of argparse, which calls `error` for a wrong flag."""
         raise OptionError(
             what=redact(message, replacement="***"),  # the message quotes what the user typed
             where="the command line",

@@ -23,9 +23,10 @@ from utils.options.train_options import TrainOptions
 def refuse_task(task: str) -> None:
     """Raise OptionError if `task` cannot be the name of the folder of a run."""
     try:
-        # The folder ".preflight" holds results of data checks (`Options.checks_folder`). It lies
-        # beside the folders of the runs, so no run may have its name. A name has at most 255 bytes
-        # on most file systems. A Chinese character has 3 bytes in UTF-8, so count bytes.
+        # The folder ".preflight" holds results of data checks (`Options.checks_folder`). This
+        # folder lies beside the folders of the runs, so no run may have the same name. A name has
+        # at most 255 bytes on most file systems. A Chinese character has 3 bytes in UTF-8, so count
+        # bytes.
         is_no_folder = task == ".preflight" or len(os.fsencode(task)) > 255
     except UnicodeEncodeError:  # the locale has no such character, e.g. an ASCII locale
         is_no_folder = True
@@ -116,7 +117,7 @@ def refuse_slow_loader(loader: LoaderOptions | None, stall_s: float) -> None:
     """Raise OptionError if the watchdog would end the run before the loader gives up.
 
     The loader gives up after datasets.train.dataloader_timeout_s. If this key is null, nothing is
-    checked: data/loader.py then gives up after 4/5 of stall_s (SHARE_OF_STALL).
+    checked, because data/loader.py gives up after 4/5 of stall_s (SHARE_OF_STALL).
 
     stall_s: seconds after which the watchdog ends the run.
     """

@@ -8,9 +8,9 @@ KAIR is the program in which VRT was published.
 
 utils/options/typed.py uses the tables when it reads a file. docs/options.md prints the reasons.
 
-What must stay: every key of KAIR_ONLY, because an old file with this key would be refused
-(tests/stories/test_kair_files.py reads each of them). Free to change: the reasons; then run
-lab/make_options_doc.py. A key may be added.
+What must stay: every key of KAIR_ONLY. Without a key in KAIR_ONLY, an old file with this key would
+be refused (tests/stories/test_kair_files.py reads each of them). Free to change: the reasons; then
+run lab/make_options_doc.py. A key may be added.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """Find the line of each key of an option file, so that a message can name it.
 
 json and json5 read the values, but do not tell the line of a key. So `key_lines` goes through the
-text once more. It also refuses a text with too many nested brackets, or with too long a key, before
-json or json5 read the text.
+text once more. `key_lines` also refuses a text with too many nested brackets, or with too long a
+key, before json or json5 read the text.
 
 What must stay: the time is in proportion to the length of the text, because hostile files of a
 megabyte are read, too (tests/parts/utils/test_hostile_options.py goes beyond each limit).
@@ -95,7 +95,8 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
     """
     lines_of_keys: list[tuple[str, int]] = []
     # The open brackets, the innermost last. The first item stands for the whole file, so that each
-    # bracket of the text has an item before it. It gives the name "" to the outermost bracket.
+    # bracket of the text has an item before it. The first item gives the name "" to the outermost
+    # bracket.
     whole_file = _Bracket(name="", is_list=False)
     open_brackets = [whole_file]
     # The last text, word or number, and its line. It is a key if a colon follows.
@@ -149,7 +150,7 @@ DEEPEST = 64
 def _refuse_depth(depth: int, line: int, where: str) -> None:
     """Raise OptionError if more than DEEPEST brackets are open on this line.
 
-    depth: number of brackets within one another, with this one
+    depth: number of brackets within one another, including the new bracket
     where: the file, for the message
     """
     if depth > DEEPEST:

@@ -48,7 +48,7 @@ def load_options(
     parts: the registries of "netG" (networks), "datasets" and "train" (losses)
     check: additional checks, e.g. that the folders of the clips exist. A check raises OptionError
         with the dotted key in `where`, e.g. "train.epochs". This function replaces the key by its
-        file and line, e.g. "a.json, line 3", because they help the user more
+        file and line, e.g. "a.json, line 3", because file and line help the user more
     """
     # The file replaces values of its base, and an override replaces values of the file.
     sources = Sources(str(path))

@@ -10,8 +10,8 @@ Each section is a class, in a module of its own:
     path              here
 
 A registered part is a network, a dataset or a loss. A key that only one part has is a parameter of
-the constructor of this part, e.g. `depths` of the network "vrt". utils/options/registry.py reads it
-there.
+the constructor of this part, e.g. `depths` of the network "vrt". utils/options/registry.py reads
+the key from the constructor.
 
 One class is one section, and one field is one key. docs/options.md and options/schema.json show the
 first paragraph of the docstring of each class, and the descriptions of the fields.
@@ -188,7 +188,7 @@ class Options(Section):
         if self.train.global_batch_size is not None:
             # `for_ranks` has computed accumulation_steps for the number of ranks of this start. A
             # later start with the saved options may have another number of ranks. So leave the key
-            # out: `for_ranks` then computes it again.
+            # out, and `for_ranks` computes its value again.
             del options["train"]["accumulation_steps"]
         text = json.dumps(options, indent=2)
         write_whole(target, f"{text}\n".encode())
@@ -214,8 +214,8 @@ class Options(Section):
         """Return the options with the accumulation_steps that train.global_batch_size needs.
 
         accumulation_steps is the number of batches of each rank in a step. If global_batch_size is
-        set, accumulation_steps is chosen so that the samples of a step come nearest to it. E.g. for
-        global_batch_size 8 and batches of 1 sample:
+        set, accumulation_steps is chosen so that the number of samples of a step comes nearest to
+        global_batch_size. E.g. for global_batch_size 8 and batches of 1 sample:
 
             3 ranks    3 batches: 9 samples
             4 ranks    2 batches: 8 samples

@@ -1,7 +1,7 @@
 """Read an option file and its base into sections, and note the line of each key.
 
 An option file is JSON with // comments. A short file may use all of JSON5, e.g. names without
-quotes. The key `base` names a second file, the base. A key of the base counts if the file does not
+quotes. The key `base` names a second file, the base. A key of the base is used if the file does not
 have the key (`read_with_base`).
 
 A user may give the path of any file by mistake, and a file may be hostile. So at most 1 MiB is
@@ -214,8 +214,8 @@ def _read_text(path: Path) -> str:
     """
     try:
         with open(path, "rb") as file:
-            # Read one byte more than allowed: if it exists, the file is too large. So a file of
-            # many GB is not read whole.
+            # Read one byte more than allowed. If this byte exists, the file is too large. So a file
+            # of many GB is not read whole.
             content = file.read(MOST_FILE_BYTES + 1)
     except OSError as e:
         raise _cannot_read(path, e) from e
@@ -277,7 +277,7 @@ def _parse(text: str) -> Any:
     test_an_unknown_key_of_a_long_file_is_named_with_its_line.
     """
     # Replace each comment by blanks of the same length. So every other character keeps its line and
-    # column, and messages name the right ones.
+    # column, and messages name the right line and column.
     plain = TOKEN.sub(_blank_comment, text)
     try:
         return json.loads(plain)
@@ -312,8 +312,9 @@ def _with_whole_characters(value: Any) -> Any:
     """Return a value of JSON in which no text has surrogates. Raises ValueError for half a pair.
 
     json.dumps writes an emoji as two escapes, a pair of surrogates: "\\ud83d\\ude00" is one emoji.
-    json5 leaves the pair as two characters, and Python cannot write them to a file. So each pair is
-    joined to one character. A half without its partner means nothing, so it is refused.
+    json5 leaves the pair as two characters, and Python cannot write these characters to a file. So
+    each pair is joined to one character. A half without its partner means nothing, so it is
+    refused.
     """
     if isinstance(value, str) and _SURROGATE.search(value):
         # UTF-16 writes the two halves one after the other, and reads them as one character.

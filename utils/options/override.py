@@ -25,8 +25,8 @@ from utils.secrets import redact
 def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
     """Set one option as the command line says. Raises OptionError if it cannot be read.
 
-    `load_options` calls this for the overrides. Programs with flags that set options call it as
-    well, e.g. main_test_vrt.py.
+    `load_options` calls this for the overrides. Programs with flags that set options call
+    `apply_override` as well, e.g. main_test_vrt.py.
 
     raw: sections and options, changed in place
     override: "section.key=value". The value is read as JSON, or else as text
@@ -54,7 +54,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         _leave_old_part(section, section_names, last_name, sources)
 
     # `read_options` drops an inherited key that the part does not have. The user has typed this
-    # key, so it must not count as inherited. Then `read_options` refuses a wrong key.
+    # key, so it must not count as inherited. So `read_options` refuses the key if the part does not
+    # have it.
     section[last_name] = value
     sources.inherited.discard(key)
     sources.overridden.add(key)

@@ -107,7 +107,7 @@ class Registry:
 
         given: parameters that the caller of `build` supplies, e.g. "seed". They are not option keys
         annotations: types that replace the annotations of parameters. A class that inherits its
-            constructor needs them, e.g. section=OwnKeys if the inherited constructor has the
+            constructor needs such types, e.g. section=OwnKeys if the inherited constructor has the
             annotation `section: Section`
         """
 
@@ -220,7 +220,7 @@ class Registry:
         # The model of this section does not check nested parts. All errors are collected, so that a
         # user can correct them at once (test_the_problems_of_a_file_are_named_at_once).
         errors = _resolve_nested_parts(values, model, where)
-        # Then this section. Its own errors come before the errors of its nested parts.
+        # Then read this section. Its own errors come before the errors of its nested parts.
         try:
             resolved = read_section(model, values, where, kind=f'{self.kind} "{name}"')
         except OptionError as e:

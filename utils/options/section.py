@@ -185,8 +185,8 @@ def join_errors(errors: Collection[OptionError]) -> OptionError:
     expected (`expected`), and what to do (`do`). E.g. the two errors "unknown option train.epoch"
     and "netG.width is -1" give the first error, with "; then also: netG.width" at the end of `do`.
 
-    Errors of unknown keys come first. An unknown key is often a misspelt key. Then there is a
-    second error, but it only says that the right key is missing.
+    Errors of unknown keys come first. An unknown key is often a misspelt key. A misspelt key causes
+    a second error, which only says that the right key is missing.
 
     The attribute `found` of the result has all single errors, because scripts/convert_options.py
     reports each of them (test_the_problems_of_a_file_are_named_at_once).
@@ -287,7 +287,7 @@ def _error_of(
     error: one of the errors that pydantic has found in `values`.
     model: the model that `read_section` was called for, e.g. Options.
     values: the values that `read_section` was called for.
-    where: dotted key of their section, "" for the whole file.
+    where: dotted key of the section with these values, "" for the whole file.
     kind: what this section describes, e.g. 'network "vrt"', or "".
     """
     failed = _failed_key(error["loc"], model, values, where)
@@ -295,8 +295,8 @@ def _error_of(
 
     # 1. The section does not know the key.
     if error["type"] == "extra_forbidden":
-        # `kind` describes only the outer section, e.g. 'network "vrt"' describes netG. A key in a
-        # section within it, e.g. in netG.fusion, gets no description.
+        # `kind` describes only the outer section, e.g. 'network "vrt"' describes netG. A key in an
+        # inner section, e.g. in netG.fusion, gets no description.
         return _unknown_key(failed, kind if failed.is_in_outer_section else "")
 
     # 2. The key is missing. `expected`, the type of the field in words, serves for case 3 as well.
@@ -309,7 +309,7 @@ def _error_of(
     # 3. The value is wrong, and the error shows it. If the value is a secret, the error shows MASK
     # in its place. A secret is a field of the type SecretStr, or a value that `redact` recognises
     # as a secret by its key or its form.
-    if "SecretStr" in str(field.annotation):  # in the text, because it may be "SecretStr | None"
+    if "SecretStr" in str(field.annotation):  # in the text, which may be "SecretStr | None"
         shown = MASK
     else:
         value = failed.values.get(failed.key)

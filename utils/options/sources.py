@@ -1,8 +1,8 @@
 """Note where each option of a run came from: a line of a file, its base, or the command line.
 
 A message about a wrong option names this place. `Sources` also marks inherited keys. An inherited
-key comes from the base. It was meant for the part of the base, e.g. the network "vrt", but the file
-names another part.
+key comes from the base. The key was meant for the part of the base, e.g. the network "vrt", but the
+file names another part.
 
 Tests: tests/parts/utils/test_option.py, tests/parts/utils/test_option_files.py.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 # Keys that name a registered part, i.e. a network, a dataset or a loss. The parameters of the part
 # stand beside this key. Each of these keys is also the `type_key` of a registry, and
 # PART_SECTIONS (typed.py) has the sections that the registries check. A new kind of part of this
-# form needs a key here and a row there.
+# form needs a key here and a row in PART_SECTIONS.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 
 
@@ -39,8 +39,8 @@ class Sources:
         """Return where a dotted key was given, e.g. "train.epochs" -> "a.json, line 3".
 
         If the key itself was not given, the result is the place of a key within it, or the place of
-        the nearest section around it. Then `where` follows in brackets, e.g. "a.json, line 2
-        (train.epochs)".
+        the nearest section around it. In both cases `where` follows in brackets, e.g. "a.json, line
+        2 (train.epochs)".
         """
         # First choice: the key itself. Second choice: the first key within it, e.g.
         # "train.amp.enable" for "train.amp".

@@ -18,8 +18,8 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
     """Return type and range of a field in words, e.g. "float > 0" or "list of 2 int or null".
 
     Errors and docs/options.md show these words. If you change the words, run
-    lab/make_options_doc.py. It writes the page again (test_option_files.py fails if you do not).
-    For a new kind of type, add a branch here and a function below.
+    lab/make_options_doc.py, which writes docs/options.md again. If you do not, test_option_files.py
+    fails. For a new kind of type, add a branch here and a function below.
 
     annotation: a type, or a field of a model, which has a type and limits
     limits: the objects with which pydantic holds the range of the type, e.g. [Gt(gt=0)] for "> 0"
@@ -132,7 +132,7 @@ def _bounds(limits: Sequence[Any]) -> str:
         e.g. `ge` and `lt`. A limit that the object does not have is missing or None.
     """
     bounds = {}  # sign -> value. If two limits have the same sign, the last one counts.
-    # The regular expression that a text must match, or "". The first limit that has one counts.
+    # The regular expression that a text must match, or "". The first limit with a pattern counts.
     pattern = ""
     least_length = 0  # smallest length of a text
     for limit in limits:

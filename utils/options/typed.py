@@ -84,7 +84,7 @@ def read_options(
             _resolve_part(raw, where, parts, kind, sources)
         except OptionError as e:
             errors.append(e)
-    # Then check the whole file. In it, these sections are typed already.
+    # Then check the whole file. The sections that name a part are typed already.
     try:
         all_values = {**raw, "opt_path": sources.main_file, "kair_totals": totals}
         opt = read_section(Options, all_values, where="")
@@ -135,7 +135,7 @@ def _resolve_part(
 
 
 def _must_name_part(value: Any, is_dataset: bool) -> bool:
-    """Return whether the value of a section must name a part. Otherwise no part is resolved.
+    """Return whether the value of a section must name a part. If not, no part is resolved.
 
         value              result
         {"depths": [8]}    True
@@ -168,8 +168,8 @@ def _without_keys_of_other_part(
 
     A file may build on another option file, its base. An inherited key was meant for the part that
     the base names (sources.py). E.g. the base has the network "vrt" with the key `depths`, and the
-    file names the network "tiny". Then `depths` is inherited. It is left out, because "tiny" has no
-    key `depths`. Any other unknown key stays, and is refused later.
+    file names the network "tiny". Then `depths` is inherited. `depths` is left out, because "tiny"
+    has no key `depths`. Any other unknown key stays, and is refused later.
 
     A section of an unknown part is returned as it is, because `Registry.resolve` refuses the part
     later.
@@ -229,7 +229,8 @@ def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     have no meaning here (test_the_files_of_kair_load_unchanged).
 
     A key stays if the part of its section has a parameter of this name. E.g. "netG.init_type" stays
-    if the network has a parameter `init_type`. Otherwise the key is removed.
+    if the network has a parameter `init_type`. If the network has no such parameter, the key is
+    removed.
 
     scripts/convert_options.py calls this function, too.
     """

@@ -16,8 +16,8 @@ from utils.options.section import Count, Section
 
 # The tile for the option "auto": number of frames, and side in pixels, chosen by hand. With a
 # smaller tile the network sees less of the clip, and a larger tile needs more memory. If the memory
-# is too small for this tile, its side is halved. Otherwise the tile is the same on every machine,
-# and so are the scores. Do not change the two numbers, because all scores that were made with
+# is too small for this tile, its side is halved. If the memory is large enough, tile and scores are
+# the same on every machine. Do not change the two numbers, because all scores that were made with
 # "auto" would change. models/restore/tiles/plan.py rounds both numbers up to whole windows of the
 # network.
 AUTO_FRAMES = 12

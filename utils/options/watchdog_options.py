@@ -25,7 +25,7 @@ SLOW_LIMIT_FACTORS = {"start_s": 3, "validate_s": 5, "save_s": 3}
 LEAST_STALL_S_TO_MULTIPLY = 300.0
 # Phase of a run -> key of its limit. All other phases have the limit stall_s. The code that calls
 # `watchdog.phase` or `watchdog.stage` gives the names, e.g. "save" in utils/run/run.py. If a name
-# changes there, change it here, too: otherwise the phase gets the limit stall_s.
+# changes in that code, change it here, too. A phase that is missing here gets the limit stall_s.
 LIMIT_OF_PHASE = {
     "start": "start_s",
     "first step": "start_s",
