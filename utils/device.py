@@ -110,7 +110,7 @@ def is_cpu_wanted() -> bool:
     "" or "-1", which name no device          True
     "0,1", "GPU-8f2a..." or "MIG-..."         False, because these texts name devices
 
-    The variable counts for accelerators of all makers, so that one variable asks for the CPU on
+    The variable is used for accelerators of all makers, so that one variable asks for the CPU on
     every machine.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -125,7 +125,7 @@ def test_frames_equal_frames_that_were_made_by_hand(home, folders_of_methods, me
 
     written = imread_rgb(folders_of_methods[method] / "test2/000002.png")
 
-    # Rounding may change a value by 1, because the test and the program compute in another order.
+    # Rounding may change a value by 1, because test and program compute in different orders.
     assert np.abs(written.astype(int) - expected).max() <= 1
 
 
@@ -151,8 +151,8 @@ def test_a_picture_without_colour_is_not_compared_in_colour(folders_of_methods, 
     has_colour = method == "exposure"
 
     is_compared_in_colour = "psnr" in scores_of_test2(folders_of_methods, method)["restored"]
-    # Only the protocol of a grey method has a line "colour". The line says that the frames are
-    # grey.
+    # Only the protocol of a grey method has a line "colour". The line says that the frames have no
+    # colour.
     says_that_it_is_grey = "colour" in read_metrics(folders_of_methods[method])["protocol"]
 
     assert is_compared_in_colour == has_colour

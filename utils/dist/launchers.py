@@ -110,7 +110,7 @@ def process_count(env: Env) -> int:
         sizes.append(row.size(env))
     if "SLURM_PROCID" in env:
         sizes.append(env.get("SLURM_NTASKS", ""))
-    # The first size that is set counts.
+    # Take the first size that is set.
     for size in sizes:
         if size.strip():
             return _number(size.strip())

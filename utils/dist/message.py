@@ -45,7 +45,7 @@ ERRORS_OF_OTHER_MESSAGES = (
     IndexError,  # ["path"]: the path is missing
     KeyError,  # no case is known; kept, because NumPy does not say which errors its types raise
     OverflowError,  # a length of 31 digits, because lengths have 64 bits
-    RuntimeError,  # torch refuses a negative length. RecursionError, if lists are nested too deeply
+    RuntimeError,  # a negative length, for torch; RecursionError, for lists nested too deeply
 )
 
 

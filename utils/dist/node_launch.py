@@ -21,8 +21,8 @@ from utils.dist.launcher_cells import Env
 
 # The variables that describe a node: torchrun's name -> the name on PAI-DLC. torchrun's names stand
 # for its flags, e.g. PET_NNODES for --nnodes. If an environment has both names of a variable,
-# torchrun's name counts. E.g. Kubeflow sets PET_NNODES to the number of nodes, and WORLD_SIZE to
-# the number of ranks, so PET_NNODES must count.
+# torchrun's name is used. E.g. Kubeflow sets PET_NNODES to the number of nodes, and WORLD_SIZE to
+# the number of ranks, so PET_NNODES must be used.
 NODE_NAMES = {
     "PET_NPROC_PER_NODE": "NPROC_PER_NODE",  # number of ranks on this node
     "PET_NNODES": "WORLD_SIZE",  # number of nodes
@@ -112,7 +112,7 @@ def _in_digits(ranks_text: str, gpu_count: int) -> str:
 
 
 def _names_in(env: Env) -> dict[str, str]:
-    """Return for each variable of NODE_NAMES the name that counts in this environment.
+    """Return for each variable of NODE_NAMES the name that is used in this environment.
 
     E.g. {"PET_NNODES": "WORLD_SIZE", ...} if PET_NNODES is not set.
     """

@@ -301,7 +301,7 @@ def write_exit_file(code: int) -> None:
     """Append the exit code to a file, if scripts/torchrun_quiet.py has started this program.
 
     torchrun turns every exit code into 1, so scripts/torchrun_quiet.py reads the code from this
-    file. Each rank that ends early appends its code, and the first code in the file counts. The
+    file. Each rank that ends early appends its code, and the first code in the file is used. The
     ranks agree on one code before they end (utils/dist/failure.py), so any rank may be the first.
     """
     path = os.environ.get("SPIKEVRT_EXIT_FILE")

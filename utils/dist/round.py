@@ -54,8 +54,8 @@ class Round:
         """Report success or failure, and count this rank as arrived.
 
         The failure must be in the store before this rank counts as arrived, because the other ranks
-        read the outcome as soon as the last rank has arrived. The lowest rank that failed counts.
-        E.g. the ranks 5, 2 and 3 fail, in this order, with exit code 1:
+        read the outcome as soon as the last rank has arrived. The store keeps the lowest rank that
+        failed. E.g. the ranks 5, 2 and 3 fail, in this order, with exit code 1:
 
             rank 5   finds ""      writes "5 1"
             rank 2   finds "5 1"   writes "2 1"

@@ -116,7 +116,7 @@ def read_state(rank: int, value: str | bytes) -> State:
         pid       process id
         age       seconds in the present phase
         budget    seconds that the phase may last, before the rank counts as stuck
-        machine   an id of the machine
+        machine   an id of the host, and of the container on it
         host      the name of the host
         phase     the name of the phase, e.g. "forward"
         facts     what the rank has told of itself, e.g. its samples

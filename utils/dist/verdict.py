@@ -87,7 +87,7 @@ class Judge:
                                                      None as long as the cause is not known
 
         stall_s: seconds without a beat after which a rank is silent. None before `Watchdog.watch`.
-            With None, only the end of a process counts.
+            With None, only the end of a process is a reason.
         """
         dead_or_silent = self._dead_or_silent(stall_s)
         if dead_or_silent is not None:

@@ -260,7 +260,7 @@ def _take_lock(path: Path) -> BinaryIO:
             if _is_same(path, os.fstat(file.fileno())):
                 break
             # While this process waited, somebody removed the file, and the run that had locked the
-            # file has made a new one (`_make_again`). Only the lock of the new file counts.
+            # file has made a new file (`_make_again`). Only the lock of the new file has an effect.
             file.close()
             file = _open_lock(path)
             continue

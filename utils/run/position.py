@@ -82,7 +82,7 @@ class DataOrder:
 def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
     """Return the number of optimizer steps of the whole run.
 
-    The options `total_iter` and `epochs` limit this number, and the smaller limit counts. E.g. 3
+    The options `total_iter` and `epochs` limit this number, and the smaller limit is used. E.g. 3
     epochs of 100 steps and total_iter 250 give 250. At least one of the two options is set, so the
     result is finite. Test: test_the_planned_end_is_the_first_of_steps_and_epochs.
 

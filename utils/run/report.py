@@ -103,7 +103,7 @@ def _step_of_best(psnr_at: Mapping[float, float]) -> float | None:
 
 
 def _values_by_step(history: History, tag: str) -> dict[float, float]:
-    """Return step -> value of a scalar. If a step has several values, the last value counts."""
+    """Return step -> value of a scalar. If a step has several values, the last value is used."""
     column: dict[float, float] = {}
     for step, value in history.get(tag, []):
         column[step] = value

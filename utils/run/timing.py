@@ -33,8 +33,8 @@ def seconds_of(
     """Return the median seconds of a call of `run`, until its work on the device is done.
 
     device: the device on which `run` computes.
-    repeats: number of calls that count.
-    warmup: number of calls before them, which do not count.
+    repeats: number of calls whose seconds are used.
+    warmup: number of calls before these calls. Their seconds are not used.
     """
     seconds = []
     for _ in range(warmup + repeats):

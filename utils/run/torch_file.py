@@ -8,7 +8,7 @@ A file of torch.save is a zip archive without compression. Its members, e.g. for
     archive/data/1      the numbers of the second tensor
 
 Versions of torch before 1.6 wrote five pickles one after the other, and then the numbers of all
-tensors. This page calls such a file an old file.
+tensors. In this module, such a file is called an old file.
 
 With weights_only=True torch runs no code of a file. But a file of a kilobyte may still ask for
 gigabytes of memory or hours of time. So `_check_file` checks the archive and its pickle before
@@ -196,7 +196,7 @@ def _check_pickle(pickle: Any) -> int:
         raise
     except Exception:
         # pickletools raises errors of any kind for bytes that are not a pickle. torch.load stops at
-        # the same byte, so only the operations before it count.
+        # the same byte, so only the operations before this byte are counted.
         return count
     return count
 

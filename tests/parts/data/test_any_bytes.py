@@ -129,7 +129,10 @@ def read_planes(path):
 
 
 def array_bytes(kind):
-    """Return a file of NumPy with the spikes. kind: "npy", "stored npz" or "packed npz"."""
+    """Return a file of NumPy with the spikes. kind: "npy", "stored npz" or "packed npz".
+
+    An .npz also has a second array, so the program must choose the array "spk".
+    """
     file = io.BytesIO()
     if kind == "npy":
         np.save(file, SPIKES)

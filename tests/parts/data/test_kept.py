@@ -241,8 +241,8 @@ def test_each_partition_has_a_record_of_its_own(root):
     assert not is_from_record(first_of_part)
     assert [clip.name for clip in first_of_all.clips] == ["000", "clip0", "clip10"]
     assert [clip.name for clip in first_of_part.clips] == ["clip0", "clip10"]
-    # Each start has kept a record of its own. Otherwise one start would have replaced the record of
-    # the other start.
+    # Each start has kept a record of its own. If the two starts shared a record, the second start
+    # would have replaced the record of the first start, which would now read the files.
     assert is_from_record(checked_at_start(values_of_all, root))
     assert is_from_record(checked_at_start(values_of_part, root))
 
@@ -905,8 +905,8 @@ def test_a_folder_that_cannot_be_written_only_prevents_the_record(root, caplog):
 STATES = "?stat,?lstat,fstat,newfstatat,?statx"
 # A program with two arguments. It checks the data in the folder of the first argument, and strace
 # writes the system calls of the check into the file of the second argument. The program starts
-# strace itself, after its imports. Otherwise strace would also write the thousand system calls of
-# the imports, which takes seconds.
+# strace itself, after its imports. If strace ran earlier, it would also write the thousand system
+# calls of the imports, which takes seconds.
 CHECK = """
 import ctypes
 import os
@@ -965,10 +965,10 @@ def first_start(tmp_path_factory) -> FirstStart:
 
 # The check asks once for the state of each file, and once more each time it opens the file again:
 #
-#     why it opens files again           which files                                       number
-#     clips are compared by content      first blurry picture and first spike file of      2 .png,
-#                                        each of the two clips                             2 .dat
-#     the first pictures are decoded     first blurry and first sharp picture of a clip    2 .png
+#     why it opens files again         which files                                    how many
+#     clips are compared by content    first blurry picture of each of the 2 clips    2 .png
+#                                      first spike file of each of the 2 clips        2 .dat
+#     the first pictures are decoded   first blurry and sharp picture of one clip     2 .png
 @pytest.mark.parametrize(("suffix", "opened_again"), [(".png", 4), (".dat", 2)])
 def test_a_first_start_asks_for_the_state_of_each_file_once(first_start, suffix, opened_again):
     files = list(first_start.root.rglob(f"*{suffix}"))

@@ -629,7 +629,7 @@ def test_a_fault_of_the_data_is_named_before_training(root, name):
 
 # With the representation "voxel" of 2 bins, a frame needs only 2 planes. So in the tests below, a
 # frame always has enough planes for the representation.
-# `center`: the sharp frame is at plane 1.
+# `center` is 1, so the sharp frame is at plane 1.
 VOXEL = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
 # Names of two spike files of clip0, which has frames 000047 to 000052.
 MIDDLE = "000049"
@@ -646,10 +646,10 @@ def write_planes(root: Path, stem: str, planes: int) -> None:
     path.write_bytes(any_byte * (PLANE_BYTES * planes))
 
 
-# The rule: the last spike file of a clip may lack the planes that come from interpolated frames.
-# Spikes of GoPro are simulated: between two frames of the video, 7 frames are interpolated, so each
-# frame of the video gives 8 planes. No frame follows the last frame of the video, so nothing is
-# interpolated after it. So the last spike file may lack 1 to 7 planes. In other data sets, the
+# The last spike file of a clip may lack the planes that come from interpolated frames. Spikes of
+# GoPro are simulated. Between two frames of the video, 7 frames are interpolated, so each frame of
+# the video gives 8 planes. No frame follows the last frame of the video, so nothing is interpolated
+# after the last frame. So the last spike file may lack 1 to 7 planes. In other data sets, the
 # recipe in dataset.json says how many planes a frame gives ("interpolate").
 @pytest.mark.parametrize(
     ("interpolate", "missing"),
