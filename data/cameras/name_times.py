@@ -129,7 +129,7 @@ def _have_doubtful_order(stems: Sequence[str]) -> bool:
 # E.g. the names 1, 2, 4 have the distances 1 and 2, and the usual distance is 1. So the frames end
 # at 2, 3 and 5, and frame 3 is missing.
 
-# If two neighbours are more than this many usual distances apart, a frame is missing between them.
+# If two neighbours are more than this many usual distances apart, frames are missing between them.
 # The limit is 1.5, because the time stamps of a camera may be off by almost half a distance.
 MOST_DISTANCES_WITHOUT_GAP = Fraction(3, 2)
 

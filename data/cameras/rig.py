@@ -87,7 +87,7 @@ class Rig(RgbCamera):
     rate: float = 0.9  # spikes per plane at full light
     # The sensor integrates "linear" light or "display" values.
     light: Literal["linear", "display"] = "linear"
-    # A deviation is a standard deviation, divided by the mean.
+    # A relative deviation is a standard deviation, divided by the mean.
     jitter: float = 0.0  # relative deviation of the time between two spikes, the same at all lights
     dark_rate: float = 0.0  # spikes per plane without light
     dark_spread: float = 0.0  # relative deviation of the dark rate between pixels
@@ -259,7 +259,7 @@ class Rig(RgbCamera):
         )
         flaws = self._flaws_of_pixels(spike_size)
         views = self.views(lights, spike_size)  # (h, w) each
-        # The planes are `time_offset` planes late.
+        # Plane p shows the view at the time p - time_offset.
         for view in delayed_views(views, self.time_offset):
             plane = sensor.step(view + flaws.dark_light)
             plane[flaws.is_dead] = 0
@@ -307,8 +307,8 @@ class Rig(RgbCamera):
         #     lights -> _exposed: adds the light to the frame -> spikes: a plane of spikes
         #
         # At the end of an interval, `_exposed` appends the two frames of the interval to the queue
-        # `frames`. Frames may wait there for their spikes: with a negative time offset, the spikes
-        # of an interval need lights of later intervals.
+        # `frames`. Frames may wait in the queue for their spikes: with a negative time offset, the
+        # spikes of an interval need lights of later intervals.
         frames: deque[tuple[np.ndarray, np.ndarray]] = deque()
         stream = self.spikes(self._exposed(lights, planes, frames), spike_size)
         while True:

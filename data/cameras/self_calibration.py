@@ -60,8 +60,8 @@ FORMAT = 3
 # takes longer. The figures of docs/benchmarks/calibration.md were measured with 8 frames.
 FRAMES = 8
 # Number of additional planes that are read before the exposure, and after it. At the ends of the
-# files there may be fewer planes. If you raise one of the limits in brackets, raise this number,
-# too. The fit needs the planes for three reasons:
+# files there may be fewer planes. The fit needs the planes for three reasons. If you raise one of
+# the constants in brackets, raise this number, too:
 #
 #     20          the exposure may be earlier or later than the options say, because the clocks of
 #                 the two cameras may differ (MOST_OFFSET in registration/fit.py)

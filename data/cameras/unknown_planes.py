@@ -150,8 +150,8 @@ def _rows_by_seconds(times: FrameTimes, first: int, tick_hz: float) -> list[list
     first: the plane at the start of the film. tick_hz: planes per second.
     """
     rows = []
-    # Compute with exact fractions, and round only the results. So `tick_hz` becomes a fraction,
-    # too: a fraction times a float would be a rounded float.
+    # Compute with exact fractions, and round only the results. `tick_hz` becomes a fraction, too,
+    # because a fraction times a float is a rounded float.
     for start, end in zip(times.starts, times.ends, strict=True):
         begin = (start - times.begin) * Fraction(tick_hz)  # in planes, 0 at the start of the film
         length = (end - start) * Fraction(tick_hz)
@@ -180,7 +180,7 @@ def _refuse_rows_of_missing_frames(clip: str, listed: Exposures, times: FrameTim
     E.g. frame 2 of 4 frames is missing, so 3 frames exist, but the list has 4 rows. The list
     probably has rows for the missing frames, too. The error proposes the list without these rows.
 
-    test_a_table_of_other_frames_than_are_there_is_refused notices other rows.
+    test_a_table_of_other_frames_than_are_there_is_refused notices wrong rows.
     """
     if not times.gaps or len(listed.rows) == len(times):
         return

@@ -111,7 +111,7 @@ class ArrayFile:
         There are three cases:
 
             a .npy                 mapped into memory
-            a small array (.npz)   unpacked into memory
+            a small array (.npz)   unpacked into memory. It has at most MOST_BYTES_KEPT bytes
             a large array (.npz)   None. Its planes are unpacked again for each read
 
         Raises ValueError for a large array in the order of Fortran, because its planes cannot be

@@ -78,8 +78,8 @@ class _Synapses:
     The state of each pixel is (h, w), and changes only where the pixel fires:
 
         u            the utilisation u
-        used         1 - R. It is stored in place of R, because R of a dark pixel is so close to 1
-                     that float64 would lose the difference from 1
+        used         1 - R. `used` is stored in place of R, because R of a dark pixel is so close to
+                     1 that float64 would lose the difference from 1
         last_spike   plane of the last spike, -1 before the first
         spikes       number of spikes so far
 

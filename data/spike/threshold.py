@@ -59,8 +59,8 @@ def change_threshold(
     if factor == 1.0 and not dark:
         return stream
     charges = rng.random(stream.shape[1:], dtype=np.float32)  # (h, w), A of each pixel
-    # If the factor is above 1 and there is no dark current, a plane adds less than 1. The charge is
-    # then always below 2, and below 1 after a spike, so the three rules have nothing to do.
+    # If the factor is above 1 and there is no dark current, a plane adds less than 1. In this case,
+    # the charge is always below 2, and below 1 after a spike, so the three rules change nothing.
     may_reach_two = factor <= 1 or dark > 0
     out = np.empty_like(stream)
     planes, height, width = stream.shape
@@ -136,8 +136,8 @@ def _has_decreased(light: np.ndarray) -> np.ndarray:
     #     before > now * (1 + before)
     #
     # E.g. intervals of 2 planes before and of 3 planes now: 1/2 and 1/3 * 3/2 = 1/2 are equal, so
-    # the result is False. Rounding could make it True, so the left side is multiplied by 0.999.
-    # Plane 0 has no plane before it, and is False.
+    # the result is False. Rounding could make the result True, so the left side is multiplied by
+    # 0.999. Plane 0 has no plane before it, and is False.
     has_decreased = np.zeros(light.shape, bool)
     before = light[:-1]
     now = light[1:]

@@ -119,7 +119,7 @@ def _set_time_errors(
     else:
         # The middle was kept, so the error of the offset is the standard deviation of its prior.
         # This error adds nothing to the error of the matrix. The matrix was found with this offset,
-        # so both together match the clip even if the offset is wrong.
+        # so matrix and offset together match the clip even if the offset is wrong.
         offset_error = SPREAD_OFFSET
         estimate.error_by_offset = 0.0
     if not tells_length(equations):

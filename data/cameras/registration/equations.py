@@ -19,8 +19,8 @@ Two effects would make the times wrong:
              too short. `_bias_by_misfit` computes what these parts add to g, and
              `normal_equations` subtracts the result
     noise    The noise of the spikes makes the diagonal of H larger, as motion does.
-             `_noise_of_times` computes by how much, for the decisions of times.py. H itself is not
-             corrected
+             `_noise_of_times` computes how much noise adds. times.py needs this number for its
+             decisions. H itself is not corrected
 
 What must stay: H and g, and the order of their sums, because they decide the bits of each result
 (fit.py says how to check them).
@@ -133,7 +133,7 @@ def _sums_of_tiles(
 
 
 def _bias_by_misfit(details: Details, w: np.ndarray, r: np.ndarray, length: float) -> float:
-    """Return the bias of the element of g for the length L: what misfit adds to it in one view.
+    """Return what misfit adds to the element of g for the length L in one view: the bias.
 
         bias = square / L        square: sum of w misfit^2 over the pixels
 
@@ -194,6 +194,6 @@ def with_larger_diagonal(H: np.ndarray, P: np.ndarray) -> np.ndarray:
     solved.
     """
     # 1e-7 of the diagonal changes a step by far less than SMALL_SHIFT, the size of a step at which
-    # the rounds end (rounds.py). 1e-12 is for a diagonal of 0.
+    # the rounds end (rounds.py). If a diagonal element is 0, only 1e-12 is added to it.
     added_to_diagonal = P + 1e-7 * np.diag(H) + 1e-12
     return H + np.diag(added_to_diagonal)

@@ -129,7 +129,7 @@ class Estimate:
         return self.coordinates.half_side * scale_of(self.matrix)
 
     def ends_of_exposure(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return start and end (h,) of each row's exposure, in planes from its nominal start.
+        """Return start and end (h,) of each row's exposure, in planes from the nominal start.
 
         E.g. middle 28, length 56 and roll 4: the top row of a square plane (y = -1) is exposed from
         -4 to 52, the middle row from 0 to 56, and the bottom row from 4 to 60.

@@ -19,8 +19,8 @@ In general no c makes all shifts exactly. So c is found by weighted least square
 
 E.g. one change that moves every part to the right by 1 (J = (1, 0)), and two parts with shifts of
 2 and 4 to the right and equal weights: c = (2 + 4) / (1 + 1) = 3, the mean shift. What remains of
-the shifts is -1 and 1. The unit of d and c is half a side of the plane, and the unit of V and extra
-is its square.
+the shifts is -1 and 1. The unit of d and c is half a side of the plane. The unit of V and extra is
+the square of half a side.
 
 np.einsum names the axes of its arrays by letters, and sums over each letter that is not behind the
 arrow. E.g. np.einsum("tij,tj->ti", A, x) is the product A x of each part t. The letters here are

@@ -116,7 +116,8 @@ def round_on_parts(estimate: Estimate, views: list[Details], sigma: float) -> np
     shifts, variances = _shifts(usable.H, usable.g, noise)
 
     # Turn the shifts of the parts into one change of the matrix. `_set_errors` must come before
-    # `change_matrix`, because it converts to pixels with the scale of the present matrix.
+    # `change_matrix`, because `_set_errors` converts to pixels with the scale of the present
+    # matrix.
     joint = join_shifts(shifts, variances, usable.centers, estimate.changes)
     _set_errors(estimate, joint)
     return estimate.change_matrix(joint.amounts)

@@ -28,8 +28,8 @@ import numpy as np
 
 from data.cameras.calibration import scale_of, share_to_read
 
-# The matrix counts as found if the frames explain the spikes, and its error is not large. If it is
-# not found, no value is sure, and none is applied.
+# The matrix counts as found if the frames explain the spikes, and its error is not large. If the
+# matrix is not found, no value is sure, and no value is applied.
 
 # Least fraction of the variance of the spikes' details that the frames must explain. For frames of
 # another scene, the fraction is about 0. Details are what a band-pass filter keeps of an image
@@ -140,8 +140,8 @@ class FitResult:
 
         A change must be at least three times its error, and at least the least change
         (LEAST_CHANGE_PX, LEAST_CHANGE_PLANES, LEAST_CHANGE_SHARE). The offset and the share must
-        also be sure. The matrix need only be found. On 50 random pairs of cameras, each matrix that
-        had moved by three times its error was nearer to the truth than the start.
+        also be sure. The matrix need only be found, because on 50 random pairs of cameras, each
+        matrix that had moved by three times its error was nearer to the truth than the start.
 
         test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
         """

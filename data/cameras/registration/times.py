@@ -176,7 +176,7 @@ def time_errors(
     """
     middle_and_length = slice(MIDDLE_COLUMN, LENGTH_COLUMN + 1)
     # Noise in the columns of J makes H larger, as if the clip showed more motion. So the errors
-    # that follow from H are too small. Divide them by the fraction of H that is motion.
+    # that follow from H are too small. Divide the errors by the fraction of H that is motion.
     with_noise = np.diag(equations.H)[middle_and_length]
     without_noise = with_noise - equations.time_noise[:2]  # the elements of middle and length
     # Without motion, the fraction is about 0, or even negative. At least 1e-3 is taken, which makes

@@ -152,8 +152,8 @@ class Pair:
         The number at a time between two planes is interpolated. E.g. with before = 0, the time 2.25
         gives 0.75 * sums[2] + 0.25 * sums[3].
 
-        times: a time for each row, (h,), in planes from the nominal start of the exposure. The rows
-        differ because of the rolling shutter.
+        times: a time for each row, (h,), in planes from the nominal start of the exposure. The
+        times differ because of the rolling shutter.
         """
         last = len(self.sums) - 1
         # The times in planes from the start of the stream.
