@@ -49,7 +49,7 @@ CROP = 192  # pixels along a side of a training clip. docs/memory.md has A for t
 
 def counted_gb() -> float:
     """Return the GB of activations of one clip of CROP x CROP pixels, from docs/memory.md."""
-    # The page must say "A = ... GB" exactly once. Otherwise the unpacking below raises ValueError.
+    # The page must say "A = ... GB" exactly once. If not, the unpacking below raises ValueError.
     text = (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     [gb] = re.findall(r"\bA = ([\d.]+) GB", text)
     return float(gb)

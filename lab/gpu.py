@@ -282,7 +282,8 @@ def ceilings(device: str) -> Figures:
         dtypes += [torch.bfloat16, torch.float16]
     for dtype in dtypes:
         figures[f"{dtype} TFLOP/s"] = matmul_rate(place, dtype) / 1e12
-    # With TF32, newer GPUs round the float32 factors to a mantissa of 10 bits. This is faster.
+    # With TF32, newer GPUs round the float32 factors to a mantissa of 10 bits, which makes a
+    # product faster.
     with tf32(True):
         figures["TF32 TFLOP/s"] = matmul_rate(place, torch.float32) / 1e12
     return figures
@@ -333,7 +334,7 @@ def profile(device: str) -> Figures:
 def restore(device: str, side: int, dtype: str) -> Figures:
     """Measure restoring 12 frames of 1280 x 720.
 
-    side: height and width of a tile in pixels; 0 restores whole frames.
+    side: height and width of a tile in pixels. 0 restores whole frames.
     dtype: "bfloat16" for autocast, else "float32".
     """
     frames = (12, 3, 720, 1280)  # (T, C, H, W), the size of GoPro's frames

@@ -88,8 +88,8 @@ def sampling(pairs: int, side: int, device: str) -> dict[str, Any]:
     """Compare the present form of deformable sampling, by torchvision, with the form in Triton.
 
     Returns a dict. "present" and "triton" have the times of the two forms, as
-    `lab.tools.measure_in_turn` gives them. "errors" has the error of each result of the Triton
-    form: of the output ("out"), and of the gradient of each of the five inputs.
+    `lab.tools.measure_in_turn` gives them. "errors" has the errors of the results of the Triton
+    form. The results are the output ("out"), and a gradient for each of the five inputs.
 
         error = largest difference from torchvision in float32 / largest value by torchvision
 
@@ -321,8 +321,8 @@ def _capture(
 
     The function always returns the same tensor, which holds the loss of the last replay.
     """
-    # The documentation of torch.cuda.graph asks for a few steps on another stream first. They make
-    # constant tensors, compile kernels, and allocate the state of the optimizer.
+    # The documentation of torch.cuda.graph asks for a few steps on another stream first. The steps
+    # make constant tensors, compile kernels, and allocate the state of the optimizer.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -135,7 +135,7 @@ def _options(folder: Path) -> dict[str, Any]:
         "G_optimizer_lr": 1e-3,  # any rate serves, because the weights are not used
         "G_scheduler_periods": 100,  # longer than the run
         "checkpoint_print": 1,
-        "checkpoint_test": 1000,  # no validation: there is no test set
+        "checkpoint_test": 1000,  # no validation, because there is no test set
         "checkpoint_save": 2,  # a checkpoint every 2 steps, so there is one after step 4
     }
     return {
@@ -185,8 +185,8 @@ def costs(clips: int, folder: Path | None = None) -> dict[str, dict[str, float]]
         options = make_set(Path(temporary), clips)
         # Each function makes its own two starts, because strace would make a measured start slower.
         for measure in (measure_start, count_calls, measure_slow_start):
-            # Remove the run that the previous function has made. Otherwise the first start would
-            # resume this run.
+            # Remove the run that the previous function has made. If the run stayed, the first start
+            # would resume it.
             shutil.rmtree(Path(temporary, "experiments"), ignore_errors=True)
             for name, steps in STEPS_OF_START.items():
                 costs_of_starts[name].update(measure(options, steps))

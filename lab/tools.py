@@ -136,7 +136,7 @@ def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, floa
         allocated_mb    peak memory of the tensors on the GPU, in MB; only on a GPU
     """
     # Python may still hold memory that an earlier run has freed. Give this memory back to the
-    # system. Otherwise this memory would count in the peak of this run.
+    # system, so that it does not count in the peak of this run.
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     # If 5 is written to this file, Linux sets the peak memory of the process to its present memory.

@@ -13,7 +13,7 @@ forms differ in their cost:
 
 In a training step on an H200 (network 006, 8 clips of 6 x 192 x 192) torchvision takes 0.46 s, and
 this form should take 0.2 s. `lab/gpu_next.py` measures both. If this form saves at least 3 % of a
-step, move it to models/vrt. Otherwise remove it.
+step, move it to models/vrt. If it saves less, remove it.
 
 A column is the list of all samples that one output pixel reads. The convolution is the matrix
 product of the columns and the weights. The kernels in lab/triton_kernels.py make the columns. The
@@ -264,7 +264,7 @@ def _weights_of_columns(weight: Tensor, grouped: Tensor) -> Tensor:
 def _as_weight(grads: Tensor, weight: Tensor, grouped: Tensor) -> Tensor:
     """Return the gradient of the weights in the shape and order of `weight`, (c', c / k, 3, 3).
 
-    This is `_weights_of_columns` backwards.
+    This function undoes `_weights_of_columns`.
 
     grads: the gradient in the order of the columns, (k, c'/k, K).
     """

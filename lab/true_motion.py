@@ -185,8 +185,8 @@ def scene_of(clip: Path) -> PhotoScene:
     """Return the scene of a clip, painted again from the seed in made.json.
 
     The arguments of `PhotoScene` and the name of the random stream must be the same as in
-    `data.making.prepare.make_clip`, because this function made the clip. Otherwise the result is a
-    different scene.
+    `data.making.prepare.make_clip`, because `make_clip` made the clip. With other arguments, the
+    result is a different scene.
 
     clip: folder of the clip, e.g. .../coffee_01.
     """

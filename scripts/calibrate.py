@@ -83,8 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     refuse_existing(command.out, "--out")
     refuse_existing(command.overlay, "--overlay")
-    # Encode an image of one pixel, in memory. This raises an error for an unknown suffix before the
-    # long work.
+    # Encode an image of one pixel, in memory. If the suffix is unknown, this call raises an error
+    # before the long work.
     encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))
 
     with spike_errors_as_data_errors():

@@ -58,7 +58,7 @@ SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of t
 # With another number, the demo would end with 75 in place of 0, and the test of the whole demo
 # (above) would fail.
 STOPPED = 75
-# Seconds of training. They are enough to see the loss fall, and far too few for good frames.
+# Seconds of training. 45 seconds are enough to see the loss fall, and far too few for good frames.
 # With 60 seconds the demo would take more than a minute and a half on two cores.
 TRAIN_S = 45.0
 
@@ -75,7 +75,7 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
     camera.
 
     rng: random generator of the clip. planes: number of spike planes of the clip.
-    clip: number of the clip; 0 is a made scene, 1 is the photograph.
+    clip: number of the clip. Clip 0 is a made scene, and clip 1 is the photograph.
     """
     # A layer is a textured sheet in front of the camera, with its motion. The first layer is the
     # background.
@@ -179,7 +179,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def restore(data: Path, output: Path) -> int:
     """Restore the clips of the demo with the shipped weights. Returns the exit code."""
-    # Imported here, because both import torch. This takes seconds, and --help should not wait.
+    # Imported here, because both modules import torch. The import takes seconds, and --help should
+    # not wait.
     import main_test_vrt
     from models.restore.request import SHIPPED_WEIGHTS
 

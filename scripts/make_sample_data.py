@@ -236,7 +236,7 @@ def write_clip(
             picture = to_uint8(to_display(light))
             imwrite_rgb(root / RGB / clip / f"{name}.png", picture)
 
-        # The sensor sees means over 2 x 2 pixels. They are made one plane at a time.
+        # The sensor sees means over 2 x 2 pixels. The means are made one plane at a time.
         grey = (bin_pixels(to_grey(light), factor=2) for light in lights)
         geometry = SpikeGeometry(half, half)
         write_spikes(spikes / f"{stem}.dat", sensor.run(grey), geometry)

@@ -56,9 +56,9 @@ from utils.output_folder import refuse_existing
 # Free to change: all else, because only people read the page.
 # Test: tests/parts/scripts/test_show_sample.py
 
-# About this number of frames of the sample are compared with their spikes. They are evenly spaced,
-# and the middle frame is always compared. More frames make the measured shift less noisy, and take
-# more time.
+# About this number of frames of the sample are compared with their spikes. The compared frames are
+# evenly spaced, and the middle frame is always among them. More frames make the measured shift less
+# noisy, and take more time.
 MEASURED_FRAMES = 5
 
 

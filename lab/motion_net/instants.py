@@ -22,7 +22,7 @@ PLANES = 88  # planes of an exposure
 HALF = 44  # planes of half an exposure
 SHARP = 44.5  # the sharp instant, in planes from the start of the exposure: the middle of plane 44
 BEFORE = 40  # planes of a scene before the exposure. The same number comes after the exposure
-STEP = 2  # two planes in a row see the same light. This halves the time for drawing a scene
+STEP = 2  # two planes in a row see the same light, which halves the time for drawing a scene
 # The instants at which a scene is drawn, (84,), in planes after the sharp instant: the middles of
 # pairs of planes. E.g. the middle of the planes -40 and -39 is 39 planes before the start of the
 # exposure. So the first instant is -39 - 44.5 = -83.5.

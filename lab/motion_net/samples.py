@@ -61,10 +61,10 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     middle_plane = WARM_UP + BEFORE + HALF  # 24 + 40 + 44 = 108: the middle of the exposure
     edges = np.array([round(middle_plane + edge * USUAL_PLANES) for edge in EDGES])
     windows = spike_windows(stream, edges)  # light and number of spikes of each window
-    # The first frame of a clip has no planes before it, and the last frame has no planes after it.
-    # So 20 % of the samples lose the windows before the exposure. Of the other samples, 20 % lose
-    # the windows after the exposure. There are the windows 0 ... 14. INSIDE are the windows of the
-    # exposure itself, 2 ... 12.
+    # The windows are 0 ... 14, and INSIDE has the windows of the exposure itself, 2 ... 12. The
+    # first frame of a clip has no planes before it, and the last frame has no planes after it. So
+    # 20 % of the samples lose the windows before the exposure, 0 and 1. Of the other samples, 20 %
+    # lose the windows after the exposure, 13 and 14.
     if rng.random() < 0.2:
         windows.are_recorded[: INSIDE.start] = False
     elif rng.random() < 0.2:

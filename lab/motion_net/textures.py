@@ -95,7 +95,7 @@ def frames_of(video: Path) -> list[np.ndarray]:
 
 
 def shrink(picture: np.ndarray, side: int) -> np.ndarray:
-    """Return a picture whose smaller side has at most `side` pixels. It is never enlarged."""
+    """Return a picture whose smaller side has at most `side` pixels. No picture is enlarged."""
     scale = side / min(picture.shape)
     if scale >= 1:
         return picture

@@ -20,7 +20,7 @@ class Run:
 
     kind: str  # EQUATIONS or PLAIN
     seed: int
-    updates: int  # number of updates of each part of the steps, "good" light and "few" spikes
+    updates: int  # number of updates of each part ("good" light, "few" spikes)
 
     @property
     def name(self) -> str:

@@ -4,8 +4,8 @@ How many dB does the motion gain? To measure this, the learned steps are trained
 motion, and without the motion. The second training is the control (flag --plain of
 lab/train_motion.py). The control gets `HiddenEquations` in place of `Equations`.
 
-The conv net of a learned step reads two results of `Equations`. Both are channels for each pixel.
-data/motion/joint/network_channels.py lists the channels:
+The conv net of a learned step reads two results of `Equations`. Each result has channels for each
+pixel. data/motion/joint/network_channels.py lists the channels:
 
     evidence    what is known at a pixel before any step, e.g. how far the motion may be wrong
     pulls       how the equations would change the present frame

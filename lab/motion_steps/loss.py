@@ -16,7 +16,8 @@ from torch import Tensor
 
 # Weight in the loss (`loss_of`) of the frame after each learned step. After the training only the
 # last frame is used, so the last weight is the largest. There must be one weight for each of
-# STEP_COUNT steps (lab/motion_steps/network.py). Otherwise the loop of `loss_of` raises ValueError.
+# STEP_COUNT steps (lab/motion_steps/network.py). With another number of weights, the loop of
+# `loss_of` raises ValueError.
 STEP_WEIGHTS = (0.15, 0.35, 1.0)
 # Side in pixels of the squares in which the frame is compared with the first estimate. In smaller
 # squares noise would decide which frame is worse. Larger squares would hide a small fault.

@@ -52,7 +52,7 @@ SPIKES_OF_PART = {"few": (0.0, 12.0), "good": (8.0, float("inf"))}
 # Sets are drawn by their weights, so each of its few samples would be drawn often.
 LEAST_SAMPLES = 6
 # The operator is the network of weights/operator.pth. It makes the first estimate of a frame. The
-# keys below are keys of its section `spike`. They describe the data of the operator's training,
+# keys below are keys of its section `spike`. The keys describe the data of the operator's training,
 # e.g. "rate" is the spikes per plane. `readers_of_set` removes the keys, because each set of clips
 # has its own values in its dataset.json.
 KEYS_OF_OPERATOR_DATA = ("rate", "light", "exposure", "first", "count", "calibration")
@@ -71,8 +71,8 @@ def training_samples(
 
     videos: folder of the videos.
     operator: the network that makes the first estimate of each frame.
-    net: the fusion "motion", the module whose learned steps are trained on the samples. It says how
-        the motion of the samples is found: by an optical flow, by its own small network
+    net: the fusion "motion", the module whose learned steps are trained on the samples. The fusion
+        says how the motion of the samples is found: by an optical flow, by its own small network
         `net.motion_net`, or by both (data/motion/finder.py).
     names: the sets, in the order of SETS.
     """

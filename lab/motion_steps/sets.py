@@ -39,9 +39,9 @@ class ClipSet:
     average: int | None = None
     crop: int = 144  # side of the frames in pixels
     # Value of spike.calibration when the spikes are read. "auto" finds the position of the spike
-    # camera. None assumes that the spike camera is not shifted against the RGB camera, although the
-    # random rig shifts it. stills_random has None, so that the steps are also trained on what a
-    # user gets without a calibration.
+    # camera. None assumes that the spike camera is not shifted against the RGB camera. The set
+    # stills_random has None, although the random rig shifts its spike camera. So the steps are also
+    # trained on what a user gets without a calibration.
     calibration: str | None = "auto"
 
 

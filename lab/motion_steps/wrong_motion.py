@@ -44,8 +44,8 @@ def wrong_motion(motion: Motion, other: Motion, rng: np.random.Generator) -> Mot
 
     The expected error of each shift (`Motion.errors`) stays as in `motion`
     (test_a_wrong_motion_keeps_its_expected_error). So the expected error does not tell the learned
-    steps that the motion is wrong. They must learn to see this from the spikes of the sharp
-    instant.
+    steps that the motion is wrong. The steps must learn to see a wrong motion from the spikes of
+    the sharp instant.
 
     motion: the measured motion.
     other: the motion of another frame.

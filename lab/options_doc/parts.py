@@ -17,7 +17,7 @@ from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
 
-# The first line of the three documents. It says what to edit instead of the documents.
+# The first line of the three documents. The line says what to edit in place of the documents.
 MARK = "Written by lab/make_options_doc.py; edit the models and docstrings instead."
 MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"  # e.g. "pydantic 2.11", not 2.11.7
 # Where an option file names a part -> the registry of such parts. The section "train" names a loss.

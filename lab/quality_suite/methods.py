@@ -146,7 +146,8 @@ def digest_of_method(raw: Mapping[str, Any], data: Data, steps: int) -> str:
 def refuse_unequal_pixels_per_step(methods: Sequence["Method"]) -> None:
     """End the program if the steps of two methods see different numbers of pixels.
 
-    Otherwise one method would be trained on more data than another in the same number of steps.
+    With different numbers of pixels, one method would be trained on more data than another in the
+    same number of steps.
     """
     first = methods[0]
     for method in methods:

@@ -26,8 +26,8 @@ LEAST_MOVING = 0.01
 def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
     """Return the PSNR of the moving pixels in dB, e.g. {"restored": 27.5, "input": 22.1}.
 
-    "input" is the PSNR of the blurry frames. Both numbers are means over the frames in which more
-    than LEAST_MOVING of the pixels move. lab/joint_gain.py uses this score as well.
+    "input" is the PSNR of the blurry frames. Both numbers are means over frames. A frame counts if
+    more than the share LEAST_MOVING of its pixels move. lab/joint_gain.py uses this score as well.
 
     restored: folder of the restored frames.
     clip: folder with the folders sharp and blur. A frame has the same file name in all three

@@ -51,8 +51,8 @@ def train_and_test(out: Path, data: Data, method: Method, seed: int) -> None:
         name=name,
     )
     run = out / "runs" / name
-    # Steps per second, one number for each line of the log. They are read from the history in the
-    # folder of the run, so they exist even if an earlier call has trained the run.
+    # Steps per second, one number for each line of the log. The speeds are read from the history in
+    # the folder of the run, so they exist even if an earlier call has trained the run.
     speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
     s_per_step = None
     if speeds:

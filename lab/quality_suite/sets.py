@@ -51,7 +51,7 @@ SAMPLE_WEIGHTS = {"random": 4, "photos": 2, "ideal": 3, "made": 3}
 class TrainingSet(NamedTuple):
     """What the clips of a training set of the suite `real` are made from."""
 
-    source: str  # "train": the training videos; "photos": the photographs
+    source: str  # "train": the training videos. "photos": the photographs
     rig: str  # the pair of simulated cameras, e.g. "ideal" (data/cameras/rig_values.py)
 
 

@@ -217,9 +217,9 @@ class Clip:
     ) -> None:
         """Draw the clip.
 
-        options: arguments of VRT. They say how many channels the network expects.
+        options: arguments of VRT. The arguments say how many channels the network expects.
         size: frames, height, width.
-        batch: number of clips of this size. They are restored together.
+        batch: number of clips of this size, which are restored together.
         device: where the clip is, e.g. "cpu".
         dtype: a key of DTYPES, the dtype of autocast.
         """

@@ -57,7 +57,7 @@ def _subtract_imports(costs: dict[str, float], costs_of_two_clips: dict[str, flo
     subtracted.
 
     costs: the costs of one start, as `large_set.costs` returns them.
-    costs_of_two_clips: the costs of the same start on two clips. They are mostly costs of imports.
+    costs_of_two_clips: the costs of the same start on two clips, which are mostly costs of imports.
     """
     for key in (*large_set.CALLS, "slow_seconds"):
         if key in costs:

@@ -3,7 +3,7 @@
 The frames of this attention are the 15 pictures of spikes that `MotionNet` sees. Eleven pictures
 show windows of time within the exposure. Two pictures show windows before it, and two after it.
 `MotionNet` finds the motion from coarse to fine, at four levels. A pixel of a level has a side of
-8, 4, 2 or 1 spike pixels. Each level has a conv net of its own. It corrects the motion.
+8, 4, 2 or 1 spike pixels. Each level has a conv net of its own, which corrects the motion.
 
 What must stay: the network has about as many parameters as `MotionNet`, within 5 %
 (test_the_motion_is_found_by_both_networks). Free to change: the sizes below, within this limit.

@@ -1,9 +1,9 @@
 """The clips of the forms "prior" and "behind", and the score of a clip.
 
-A form is one place where attention over frames may be added (lab/vrt_curve.py). Both forms see
-clips of three or four frames. A frame is a sample of lab/train_motion.py. The operator is the
-network of weights/operator.pth. The sample has z_0, the frame of the operator, and the equations
-along the motion.
+A form is one place where attention over frames may be added (lab/vrt_curve.py). The forms "prior"
+and "behind" see clips of three or four frames. A frame is a sample of lab/train_motion.py. The
+operator is the network of weights/operator.pth. The sample has z_0, the frame of the operator, and
+the equations along the motion.
 
 What must stay: the order of the sets, because `draw_clip` draws a set by its index. No test clip
 may come from a training video. No test makes these clips, because they need the videos.

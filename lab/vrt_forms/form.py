@@ -64,8 +64,8 @@ class Form(ABC):
     def loss(self, net: nn.Module, rng: np.random.Generator) -> Tensor:
         """Draw the data of a step, and return the loss of the network on these data.
 
-        rng: draws the data. `Training` gives both networks an rng with the same seed. So draw
-            equally many numbers for both networks: then step n of both sees the same data.
+        rng: draws the data. `Training` gives both networks an rng with the same seed. Draw equally
+            many numbers for both networks. Then step n of both networks sees the same data.
         """
 
     @abstractmethod

@@ -4,9 +4,9 @@ A form is one place where attention over frames may be added (lab/vrt_curve.py).
 are small passes that improve a frame along its motion. Here they improve all frames of a clip
 together, with the help of a prior: a network that sees all frames (prior_net.py).
 
-A step sees the equations of a frame (data/motion/joint/equations.py). They say that each camera has
-recorded a mean of the sharp frame while it moved. A step also sees a proposal: a frame that solves
-the equations.
+A step sees the equations of a frame (data/motion/joint/equations.py). The equations say that each
+camera has recorded a mean of the sharp frame while the scene moved. A step also sees a proposal: a
+frame that solves the equations.
 
 What must stay: the order of the draws. The equations must be made before the training, because the
 time for making data must not count as training.

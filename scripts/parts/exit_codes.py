@@ -49,7 +49,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(main)
     def run(*arguments: list[str] | None) -> int:
         # If the shell has closed stdout or stderr (`>&-`), print would raise an error. This call
-        # opens the null device in their place, so what is written there is dropped.
+        # opens the null device in place of closed streams, so their output is dropped.
         open_closed_streams()
         try:
             return _code_of(main, arguments)
@@ -89,8 +89,9 @@ def _code_of(main: Callable[..., int], arguments: tuple[Any, ...]) -> int:
         return INTERRUPTED
     finally:
         # Write what is still in the buffer. If nobody reads the pipe any more, flush raises
-        # BrokenPipeError. `run` catches the BrokenPipeError, which replaces the exit code or the
-        # error from above. Without flush, Python would write the buffer only after `run` has ended.
+        # BrokenPipeError. The BrokenPipeError replaces the exit code, or the error that was raised
+        # above. `run` catches it. Without flush, Python would write the buffer only after `run` has
+        # ended.
         sys.stdout.flush()
 
 

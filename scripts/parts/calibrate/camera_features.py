@@ -125,10 +125,10 @@ def _fit_affine(matches: Sequence[Match], tolerance: float) -> RoughPosition | N
     )
     if affine is None:
         return None
-    # The determinant says how many times larger the matrix makes an area. If it is above 1000 or
-    # below 1/1000, the images do not show the same scene. If it is negative, the matrix mirrors the
-    # image. A matrix that mirrors is refused, too, because `find_rough_position` tries mirrored
-    # images separately.
+    # The determinant says how many times larger the matrix makes an area. If the determinant is
+    # above 1000 or below 1/1000, the images do not show the same scene. If it is negative, the
+    # matrix mirrors the image. A matrix that mirrors is refused, too, because `find_rough_position`
+    # tries mirrored images separately.
     determinant = np.linalg.det(affine[:, :2])
     if not 1e-3 < determinant < 1e3:
         return None

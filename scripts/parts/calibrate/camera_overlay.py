@@ -21,8 +21,8 @@ TILE = 64
 def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     """Return an image (2 H, W, 3) uint8 that shows whether frame and spikes agree.
 
-    The upper half has the frame in magenta and the spikes in green. Both are grey where they agree.
-    The lower half shows squares of the frame and of the spikes in turn.
+    The upper half has the frame in magenta and the spikes in green. Where frame and spikes agree,
+    the image is grey. The lower half shows squares of the frame and of the spikes in turn.
 
     light: what the spike camera integrates, "linear" light or "display" values.
     grid: where each spike pixel lies in the frame, by the calibration to look at.

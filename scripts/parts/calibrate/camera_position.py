@@ -43,8 +43,9 @@ class Quality(NamedTuple):
 
     correlation: float  # how well the details of both images correlate
     patches: int  # number of patches that were found in the frame
-    # Distance in RGB pixels between the point where a patch was found and the point where the
-    # matrix puts the patch: the median of all patches, and the 90th percentile.
+    # The error of a patch is the distance in RGB pixels between the point where the patch was found
+    # and the point where the matrix puts the patch. `residual` is the median of all patches, and
+    # `p90` is the 90th percentile.
     residual: float
     p90: float
 

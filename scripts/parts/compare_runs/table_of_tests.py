@@ -16,12 +16,14 @@ from scripts.parts.compare_runs.table import Table
 from utils.errors import DataError
 from utils.results import read_json
 
-METRICS_FILE = "metrics.json"  # the scores of a test; a folder with this file is a folder of a test
-SHOWN_CLIPS = 5  # clips that an error names; the others are probably different for the same reason
+# The file with the scores of a test. A folder with this file is a folder of a test.
+METRICS_FILE = "metrics.json"
+# Number of clips that an error names. Other clips probably differ for the same reason.
+SHOWN_CLIPS = 5
 
 
 class TestRow(NamedTuple):
-    """A row of the table of tests: a test, or the input, which are the blurry frames."""
+    """A row of the table of tests: a test, or the input, i.e. the blurry frames."""
 
     method: str  # e.g. "tfp", or "network, " and its weights
     averages: dict[str, float]  # metric -> mean over the clips, or over all frames (metric.mean)

@@ -90,7 +90,7 @@ def _way_out(error: OptionError) -> str:
         return f"give {key}=VALUE"
     drop = f"give --drop {error.where}, if it may be left out"
     # If the key is nearly the name of one of our keys, section.py advises exactly "rename it". The
-    # message shows `expected`, which has the name of the nearest key, before this advice.
+    # message shows `expected`, with the name of the nearest key, before this advice.
     if error.do == "rename it":
         return f"{error.do}, or {drop}"
     return drop

@@ -4,9 +4,8 @@ The file may come from anybody, so its size, its aliases and its depth are limit
 the text of the file, because it may hold a secret.
 
 What must stay: the limits, because a YAML file of a few lines could fill the memory
-(tests/parts/utils/test_hostile_options.py), and that 4e-4 is read as a number
-(test_a_yaml_file_is_read_with_its_numbers).
-Free to change: the words.
+(tests/parts/utils/test_hostile_options.py). 4e-4 must be read as a number
+(test_a_yaml_file_is_read_with_its_numbers). Free to change: the words.
 """
 
 import re
@@ -35,7 +34,7 @@ class UnfitYamlError(ValueError):
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the sections of a YAML file. Raises OptionError if the file cannot be read."""
     try:
-        import yaml  # the package wandb brings PyYAML; this project does not require it
+        import yaml  # PyYAML comes with the package wandb. This project does not require PyYAML
     except ImportError as e:
         raise OptionError(
             what="no package PyYAML",
@@ -71,7 +70,7 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
 
     yaml: the module of PyYAML.
 
-    Raises UnfitYamlError if the file is above one of the limits, and the errors of PyYAML.
+    Raises UnfitYamlError if the file is above one of the limits. PyYAML raises its own errors.
     """
     # Read one byte more than allowed: if the byte is there, the file is too large.
     with open(path, "rb") as file:

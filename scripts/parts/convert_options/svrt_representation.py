@@ -83,7 +83,7 @@ class Reconstruction(NamedTuple):
     """
 
     kind: Any  # its name in S-VRT, e.g. "middle_tfp"
-    center: Any  # the number of the plane in the middle; None if the file does not say it
+    center: Any  # the number of the plane in the middle. None if the file does not say it
     half_window: Any  # number of planes on each side, for tfp, middle_tfp and tfi
     bins: Any  # number of channels of tfp, or number of windows of encoding25
     window: Any  # number of planes, for raw
@@ -233,7 +233,7 @@ def _set_representation(conversion: Conversion, split: str, counterpart: Counter
 
 
 def _set_center(conversion: Conversion, split: str, reconstruction: Reconstruction) -> None:
-    """Set `spike.center` for "middle_tfp". Otherwise report that the center is left out."""
+    """Set `spike.center` for "middle_tfp". For other names, report that the center is left out."""
     if reconstruction.center is None:
         return
     center_key = f"{split}.middle_tfp_center"

@@ -18,9 +18,8 @@ dotted keys: S-VRT's keys at first, and our keys in the end. Its tables `renamed
 are the report for the user. `set_ours` writes to both: it sets one of our options, and reports it.
 
 What must stay: the converted file trains on data in the layout of S-VRT
-(test_the_converted_file_trains_on_data_of_its_layout; the tests before it compare the lines of the
-report about the test split).
-Free to change: the texts of the report, except where
+(test_the_converted_file_trains_on_data_of_its_layout). The tests before this test compare the lines
+of the report about the test split. Free to change: the texts of the report, except where
 tests/parts/scripts/test_convert_options.py quotes them.
 """
 
@@ -43,8 +42,8 @@ def convert_frames(conversion: Conversion, split: str) -> None:
     split: a key of SPLITS, e.g. "datasets.train".
     """
     # S-VRT gives height and width of the crop, e.g. [256, 256]. Our crop is square, so it is one
-    # number, 256. A crop of unequal sides has no counterpart: it stays as it is, and later
-    # `refuse_problems` (option_problems.py) names the key.
+    # number, 256. A crop of unequal sides has no counterpart, so the key stays as it is.
+    # `refuse_problems` (option_problems.py) names the key later.
     key = f"{split}.gt_size"
     sizes = conversion.values.get(key)
     if isinstance(sizes, list) and sizes:
@@ -117,7 +116,7 @@ def convert_test_split(conversion: Conversion) -> None:
             copy_spike_section(conversion)
         assume_spike_folder(conversion)
     elif not has_spikes and conversion.has(train):
-        # A training without spikes: the class TestDataset of S-VRT has another name here.
+        # The training has no spikes. The class TestDataset of S-VRT has another name here.
         key = f"{test}.dataset_type"
         if conversion.values.get(key) == "TestDataset":
             conversion.set_ours(key, "VideoRecurrentTestDataset")

@@ -46,8 +46,8 @@ class Finding:
     status: str  # "ok", "warn" or "fail"
     check: str  # what was looked at, e.g. "disk"
     what: str  # what was seen
-    why: str = ""  # why it matters; "" if all is well
-    cure: str = ""  # what to do; "" if all is well
+    why: str = ""  # why it matters, "" if all is well
+    cure: str = ""  # what to do, "" if all is well
 
 
 def table(findings: list[Finding]) -> str:

@@ -130,8 +130,8 @@ def made_on_all_ranks(
     """Make a part of the training on each rank. Collective.
 
     Returns what `make` returns. If `make` fails on any rank, all ranks get None and must stop. E.g.
-    `make` fails on rank 1: rank 0 gets None, too, because it would wait forever for rank 1 in the
-    next collective.
+    if `make` fails on rank 1, rank 0 gets None, too, because rank 0 would wait forever for rank 1
+    in the next collective.
 
     check: name of the finding, e.g. "data".
     make: function that makes the part, e.g. the network.

@@ -105,7 +105,7 @@ def joined_errors(errors: dict[Job, DataError], count: int) -> DataError:
     # Each text once, in the order of `errors`: dict.fromkeys keeps the first of equal texts.
     expected = "; ".join(dict.fromkeys(error.expected for error in errors.values()))
     do = "; ".join(dict.fromkeys(error.do for error in errors.values()))
-    if len(errors) < count:  # otherwise no clip would be left
+    if len(errors) < count:  # if all clips are wrong, no clip would be left
         flags = " ".join(f"--leave-out {job.name}" for job in errors)
         do += f"; make only the others: {flags}"
     return DataError(what, where, expected, do)

@@ -32,7 +32,7 @@ def choose_splits(sources: list[ClipSource], share: float, out: Path) -> dict[st
     wanted_count = count_of_tests(len(names), share)
     existing_count = list(earlier.values()).count("test")
     missing_count = max(0, wanted_count - existing_count)
-    # There may be too few new sources, if earlier starts have put most sources into "train". Then
+    # If earlier starts have put most sources into "train", there may be too few new sources. Then
     # all new sources become test clips.
     new_names = [name for name in names if name not in earlier]
     new_test_names = evenly_chosen(new_names, min(missing_count, len(new_names)))

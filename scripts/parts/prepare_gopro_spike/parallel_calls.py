@@ -82,8 +82,8 @@ def _run_in_processes(
     on_result: is called with (index of the call, its result) as soon as a call has ended.
     """
     # The start method is spawn, because OpenCV's threads do not survive a fork. Each process calls
-    # `die_with_parent` first, so that the process ends with its parent. Otherwise the process would
-    # go on after its parent was killed, and write into the folders of the next run.
+    # `die_with_parent` first, so that the process ends with its parent. If a process went on after
+    # its parent was killed, it would write into the folders of the next run.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=die_with_parent) as pool:
         # Ctrl-C sends SIGINT to all processes, but only the parent should react, and end the other

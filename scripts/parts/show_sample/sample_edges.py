@@ -34,7 +34,7 @@ def edges_over(
     height, width = shown.shape[:2]
     grey = grey_of_spikes.astype(np.float32)
     large = cv2.resize(grey, (width, height), interpolation=cv2.INTER_CUBIC)
-    # Smooth over one spike pixel, because otherwise the noise of single spikes would have the
+    # Smooth over one spike pixel. Without smoothing, the noise of single spikes would have the
     # strongest edges. In the example a spike pixel is 2 * 4 = 8 pixels of `large` wide.
     enlargement = width / grey_of_spikes.shape[1]
     spike_pixel = rgb_per_spike_pixel * enlargement  # its side, in pixels of `large`

@@ -61,7 +61,7 @@ class OneSample(NamedTuple):
     """Takes the place of a data set of test clips. It holds the clip of one sample."""
 
     backend: Any  # an io backend
-    of_sample: Any  # data.clip_reading.Draw: its clip and its camera are used
+    of_sample: Any  # data.clip_reading.Draw, of which the clip and the camera are used
 
     def draw(self, clip_index: int, first: int, count: int) -> Any:
         """Return the draw of the sample.

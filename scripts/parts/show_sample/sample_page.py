@@ -48,9 +48,9 @@ class Verdict(NamedTuple):
 
     sentence: str  # the first sentence of the page
     style: str  # class of the style sheet of the page: "none", "right" or "wrong"
-    numbers: str  # what was measured, in words; "" without spikes
-    # data.alignment.Comparison; None without spikes. Any, because its module imports torch, and
-    # --help must not wait for torch.
+    numbers: str  # what was measured, in words. "" without spikes
+    # A data.alignment.Comparison, or None without spikes. The type is Any, because the module of
+    # Comparison imports torch, and --help must not wait for torch.
     comparison: Any
 
 

@@ -116,7 +116,7 @@ def alignment(sample: Sample, names: dict[str, list[str]], comparison: Any) -> S
     middle = len(item["spike"]) // 2
     spike_image = image_of_spikes(sample, middle)
     for kind, names_of_kind in names.items():
-        # "lq" has the middle frame. "gt" may have fewer frames: then its last frame is shown.
+        # "lq" has the middle frame. If "gt" has fewer frames, its last frame is shown.
         number = min(middle, len(item[kind]) - 1)
         frame_image = tensor_to_uint8(item[kind][number][:3])  # [:3]: without a noise level
         with_edges = edges_over(frame_image, spike_image, clip.grid.rgb_per_spike_pixel)

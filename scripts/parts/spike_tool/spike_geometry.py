@@ -23,9 +23,9 @@ scripts/spike_tool.py and scripts/calibrate.py take the options of `add_geometry
 scripts/show_sample.py uses `in_words`, and uploaded_clip.py asks without options.
 
 What must stay: the order of the sources (test_info_takes_the_size_from_dataset_json), and that a
-file of the SPS100 is known by its pattern
-(test_info_knows_the_format_of_a_camera_with_words_between_the_pixels).
-Free to change: the words, except where tests/parts/scripts/test_spike_tool.py quotes them.
+file of the camera SPS100 is known by its pattern
+(test_info_knows_the_format_of_a_camera_with_words_between_the_pixels). Free to change: the words,
+except where tests/parts/scripts/test_spike_tool.py quotes them.
 
 Tests: tests/parts/scripts/test_spike_tool.py
 """

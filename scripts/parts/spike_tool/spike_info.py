@@ -90,8 +90,8 @@ def print_candidates(shown: Sequence[Candidate]) -> None:
             f"  {candidate.score:10.3f}  {candidate.name:>14}  {candidate.file.planes:6}  "
             f"{rates.mean():.4f} (pixels {rates.min():.3f} to {rates.max():.3f})"
         )
-        # The doubts are printed below the last column, so each line begins with three empty columns
-        # of the same widths as above.
+        # The doubts are printed below the last column, so each line begins with three empty
+        # columns, as wide as the columns of the row.
         for doubt in candidate.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {doubt}")
 

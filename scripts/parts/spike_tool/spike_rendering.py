@@ -143,7 +143,7 @@ class Rendering:
         E.g. 20 planes on either side of the center 100 are the planes 80 ... 120, so (80, 121). At
         the ends of the file there are fewer planes.
         """
-        half = self.options.get("half_window", HISTORY)  # planes on either side; tfstp has none
+        half = self.options.get("half_window", HISTORY)  # planes on either side
         begin = max(center - half, 0)
         end = min(center + half + 1, self.file.planes)
         return begin, end

@@ -1,8 +1,9 @@
 """Find the sizes of a spike plane that the length of a packed file allows, and rank them.
 
-A packed file has no header: it is planes of height x width bits, one after the other. So its length
-allows many sizes. The right size gives an image whose neighbouring pixels resemble one another
-(`smoothness`). spike_ranking.py makes an image of the best sizes, and compares these candidates.
+A packed file has no header. It consists of planes of height x width bits, one after the other. So
+its length allows many sizes. The right size gives an image whose neighbouring pixels resemble one
+another (`smoothness`). spike_ranking.py makes an image of the best sizes, and compares these
+candidates.
 
 A plane is one readout of the spike camera: a bit for each pixel.
 

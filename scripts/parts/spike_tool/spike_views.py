@@ -64,7 +64,7 @@ def write_images(
     """Write the images at some planes: a picture, a folder of pictures, or a video.
 
     fps: frames per second of a video.
-    tick_hz: planes per second, for the titles; None: the titles have no time.
+    tick_hz: planes per second, for the titles. None: the titles have no time.
 
     Tests: test_recon_writes_a_folder_with_a_picture_of_each_plane,
     test_recon_writes_a_strip_of_the_planes, test_recon_writes_a_video_of_the_planes
