@@ -15,7 +15,7 @@ What must stay:
 * The hooks, because operators of other projects override them (docs/extending.md).
 * The names of the modules of `ImageFusion`, because weights files contain them.
   (test_shipped_weights_hold_their_network_and_restore_in_float32)
-* The order of its layers, because it decides their random initial weights.
+* The order of the layers of `ImageFusion`, because the order decides their random initial weights.
 
 Free to change: the texts of errors.
 
@@ -42,8 +42,8 @@ class Fusion(nn.Module):
     Each hook returns its input unchanged unless an operator overrides it.
 
     Two arguments of a constructor come from the network: `spike_channels` (S of the data) and
-    `feature_channels` (channels of the first features, then of stages 1 to 7). A class whose
-    constructor takes one of them names it when it is registered, e.g.
+    `feature_channels` (channels of the first features, then of stages 1 to 7). If a constructor
+    takes one of these arguments, the class names the argument when it is registered, e.g.
     `@FUSIONS.register("concat", given=("spike_channels",))`. All other arguments are option keys of
     netG.fusion, with the defaults of the constructor.
     """
@@ -67,8 +67,8 @@ class Fusion(nn.Module):
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
         """Return two numbers of channels per frame: of the image, and of the result of `on_input`.
 
-        in_chans: the option netG.in_chans, or None if the option file leaves it out. If it is
-            given, it must be the second number.
+        in_chans: the option netG.in_chans, or None if the option file leaves it out. If the option
+            is given, it must equal the second number.
         spike_channels: S, the number of spike channels of the data, 0 without spikes.
 
         Raises OptionError if in_chans or the data's spike channels do not fit the operator.
@@ -94,8 +94,8 @@ class Fusion(nn.Module):
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         """Return the input of the network, (B, T, trunk channels, H, W). See `trunk_channels`.
 
-        image: (B, T, C, H, W). spike: (B, T, S, H, W). None if there are no spikes, and then
-        `channels` must accept 0 spike channels, as in `NoFusion` (operators.py).
+        image: (B, T, C, H, W). spike: (B, T, S, H, W). It is None if there are no spikes. In this
+            case `channels` must accept 0 spike channels, as in `NoFusion` (operators.py).
         """
         return image
 

@@ -32,13 +32,14 @@ from utils.options.section import Positive
 
 # Weights of R, G and B in the luma (Rec. 601), about what a grey sensor sees of the colours.
 LUMA = (0.299, 0.587, 0.114)
-# If the variance of luma in a window is below this number, the window counts as flat: only noise
-# changes its luma. The unit is squared display values. The root is 0.017, about 4 of 255 levels.
-# With a larger number, `colour_changes` would ignore weak edges. With a smaller number, it would
-# fit lines to noise.
+# If the variance of luma in a window is below VARIANCE_OF_FLAT_WINDOW, the window counts as flat,
+# i.e. only noise changes its luma. The unit is squared display values. The root is 0.017, about 4
+# of 255 levels. With a larger number, `colour_changes` would ignore weak edges. With a smaller
+# number, it would fit lines to noise.
 VARIANCE_OF_FLAT_WINDOW = 3e-4
-# Least luma by which a colour is divided, in display values 0 to 1. Division by a smaller luma
-# would amplify noise, and a black window would divide by 0 (test_exposure_keeps_a_dark_place_dark).
+# Least luma by which a colour is divided, in display values 0 to 1. A division by a smaller luma
+# would amplify noise, and in a black window the division would be by 0
+# (test_exposure_keeps_a_dark_place_dark).
 LEAST_LUMA = 1e-3
 # Number of pixels that are computed at a time on a CPU: one frame of 256 x 256. Four such frames at
 # once do not fit into the cache of the CPU, and take three times as long as one after another.
@@ -183,14 +184,14 @@ class ExposureFusion(ImageFusion):
     def colour_changes(self, image: Tensor) -> Tensor:
         """Return how much each colour changes if luma (the brightness) doubles, (N, 3, H, W).
 
-        Around each pixel is a window of 2 colour_radius + 1 pixels on a side. Within the window,
-        each colour is fitted by a line over luma:
+        Each pixel has a window around it, of 2 colour_radius + 1 pixels on a side. Within the
+        window, each colour is fitted by a line over luma:
 
             slope = covariance(colour, luma) / variance(luma)
 
         If luma doubles, it grows by its own value. So the colour grows by slope * luma.
 
-        In a flat window, covariance and variance are noise. There the right slope is
+        In a flat window, covariance and variance are noise. In such a window the right slope is
         mean(colour) / mean(luma), as if the whole window became brighter. So both slopes are mixed,
         with the number f = VARIANCE_OF_FLAT_WINDOW:
 

@@ -59,8 +59,8 @@ CHANNELS_AT_FULL_SIZE = 4 * 3 + 3 + 1
 #
 #      6  the evidence: how far to trust the equations at each pixel (see the words above)
 #      2  the residuals of the RGB equations and of the spike equations: by how much z misses them
-#      3  comparisons with the spikes of the sharp instant: by how much the spikes are brighter than
-#         z, by how much they are brighter than z_0, and how much worse z fits them than z_0
+#      3  comparisons with the grey value s by the spikes of the sharp instant, where g and g_0 are
+#         the grey values of z and z_0: s - g, s - g_0, and |s - g| - |s - g_0|
 #      1  the number of the step
 CHANNELS_AT_HALF_SIZE = 6 + 2 + 3 + 1
 # The conv net sees differences of display values times this number, because a conv net learns best
@@ -70,12 +70,12 @@ DIFFERENCE_SCALE = 5.0
 # Side of a pixel of the half size, in pixels of the frame. The conv net works at half size, because
 # a quarter of the pixels takes less time.
 HALF = 2
-# A step adds four changes to the frame (`MotionSteps` has the formula). Three of them have a gate,
+# A step adds four changes to the frame (`MotionSteps` has the formula). Three changes have a gate,
 # a number for each pixel by which the change is multiplied: the pull of the RGB equations, the pull
 # of the spike equations, and the way to the proposal.
 GATES = 3
 # The fourth change, c, comes from the conv net itself and has no gate. Instead, c is multiplied by
-# this number. The number is small, so that most of a step comes from the equations. The trained
+# CHANGE_SCALE. CHANGE_SCALE is small, so that most of a step comes from the equations. The trained
 # weights fit this value.
 CHANGE_SCALE = 0.1
 
@@ -159,7 +159,8 @@ class MotionSteps(nn.Module):
 
     def forward(self, z_0: Tensor, equations: JointEquations) -> Tensor:
         """Return the improved frame. z_0 and the result: (3, H, W) in [0, 1]."""
-        # The equations have no weights to learn, and their gradient would take much memory.
+        # The equations have no weights to learn, and a gradient through the equations would take
+        # much memory.
         with torch.no_grad():
             proposal = equations.proposal(z_0)
         frames = self.all_steps(z_0, proposal, equations)
@@ -171,7 +172,7 @@ class MotionSteps(nn.Module):
         """Return the frame (3, H, W) after each step. No gradient flows through the equations.
 
         z_0, proposal: (3, H, W).
-        turn: the way in which the pictures are turned before the conv net sees them.
+        turn: how the pictures are turned or mirrored before the conv net sees them.
         """
         evidence = equations.evidence()  # (6, H, W)
         spikes_minus_z_0: Tensor | None = None
@@ -213,7 +214,7 @@ class MotionSteps(nn.Module):
 
         # Bring both inputs to half size. The HALF x HALF pixels of `at_full_size` become channels,
         # so that nothing is lost, and the pixels of `at_half_size` are replaced by their mean. The
-        # two results have no names, because a name would keep them in memory.
+        # two results have no names, because named results would stay in memory.
         x = torch.cat(
             (F.pixel_unshuffle(at_full_size[None], HALF), F.avg_pool2d(at_half_size[None], HALF)),
             dim=1,
@@ -242,7 +243,7 @@ class Pulls(NamedTuple):
     # (1, H, W): size of the residuals of the RGB equations, i.e. by how much z misses them
     residual_rgb: Tensor
     residual_spikes: Tensor  # (1, H, W): size of the residuals of the spike equations
-    # (1, H, W): by how much the spikes of the sharp instant are brighter than z
+    # (1, H, W): grey value by the spikes of the sharp instant, minus the grey value of z
     spikes_minus_z: Tensor
 
 
@@ -284,13 +285,14 @@ def _channels_at_half_size(
 ) -> Tensor:
     """Return what a step sees at half size, (CHANNELS_AT_HALF_SIZE, H, W).
 
-    The result has the full size. `MotionSteps.net` halves it.
+    The result has the size (H, W) of the frame. `MotionSteps.net` halves the size.
 
     The order must stay, because trained weights fit it. The evidence has 6 channels, and each other
     tensor below has 1. The evidence says how far to trust the equations at each pixel.
 
     pulls: how the equations would change the frame so far.
-    spikes_minus_z_0: by how much the spikes of the sharp instant are brighter than z_0, (1, H, W).
+    spikes_minus_z_0: grey value by the spikes of the sharp instant, minus the grey value of z_0,
+        (1, H, W).
     number: number of the step, counted from 0.
     """
     # Negative where z fits the spikes of the sharp instant better than z_0.
@@ -373,6 +375,6 @@ class MotionFusion(ExposureFusion):
 
 
 def motion_of(net: nn.Module) -> MotionFusion | None:
-    """Return the operator "motion" of a network, or None if its operator is another one."""
+    """Return the operator "motion" of a network, or None if the network has another operator."""
     fusion = getattr(net, "fusion", None)
     return fusion if isinstance(fusion, MotionFusion) else None

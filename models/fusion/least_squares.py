@@ -28,9 +28,10 @@ from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 
 # Channels of the result: the motion in x and in y, each in four versions (see `least_squares`).
 LEAST_SQUARES = 8
-# This number is added to the squared gradients. Without it, the motion of a flat region would be
-# noise divided by almost 0. With it, the motion is near 0 there. A larger number would also make
-# the motion of weak texture too small. E.g. a motion of 1 pixel becomes
+# This number is added to the squared gradients. Without this number, the motion of a flat region
+# would be noise divided by almost 0. With this number, the motion of a flat region is near 0. A
+# larger number would also make the motion of weak texture too small. E.g. a motion of 1 pixel
+# becomes
 #
 #     gradient 0.5     0.25 / (0.25 + 0.002)        0.99 pixels
 #     gradient 0.05    0.0025 / (0.0025 + 0.002)    0.56 pixels
@@ -121,9 +122,10 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
 def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: Tensor) -> Tensor:
     """Return slope and curvature of `light`, then of `count`, (B, 4, h, w), in units of `light`.
 
-    Both must have one unit, because both are compared with the gradient of `light`. n is the number
-    of spikes of a pixel in a window, N its mean over the windows, and M the mean of N over all
-    pixels. data/motion/network_inputs.py makes the pictures, in short, as
+    The changes of `light` and of `count` must have one unit, because both are compared with the
+    gradient of `light`. n is the number of spikes of a pixel in a window, N its mean over the
+    windows, and M the mean of N over all pixels. data/motion/network_inputs.py makes the pictures,
+    in short, as
 
         light = sqrt(n / M) - 1         derivative by n, at n = N:   1 / (2 * sqrt(N * M))
         count = (n - N) / sqrt(N)       derivative by n:             1 / sqrt(N)
@@ -151,8 +153,8 @@ def _changes_in_time(light: Tensor, count: Tensor, scene: Tensor, parabola_fit: 
 def _gradient(picture: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of a picture (B, 1, h, w) in x and in y, (B, 1, h, w) each.
 
-    It is half the difference of the two neighbours. At the edge of the picture, the pixel itself
-    stands for the missing neighbour.
+    The gradient is half the difference of the two neighbours of a pixel. At the edge of the
+    picture, the pixel itself stands for the missing neighbour.
     """
     # E.g. a row a b c becomes a a b c c. So the left neighbours of a b c are a a b, and the right
     # neighbours are b c c.

@@ -81,12 +81,12 @@ CHANGES = COEFFICIENTS + 1
 # Dilations of the inner convolutions of a conv net: 2 for the first, 1 for the second, and so on.
 # After the last number, the first follows again.
 DILATIONS = (2, 1, 3, 1)
-# The coefficients are divided by this number before a conv net gets them, so that its inputs are
-# about 1. The outputs of a conv net are not multiplied by this number: `forward` takes them as
-# pixels of the level.
+# The coefficients are divided by USUAL_SHIFT before a conv net gets them, so that its inputs are
+# about 1. The outputs of a conv net are not multiplied by USUAL_SHIFT, because `forward` takes the
+# outputs as pixels of the level.
 USUAL_SHIFT = 4.0
-# The initial weights of the last convolution are multiplied by this number. The number is small, so
-# that the curves begin near no motion.
+# The initial weights of the last convolution are multiplied by SMALL_WEIGHTS. The number is small,
+# so that an untrained network finds hardly any motion.
 SMALL_WEIGHTS = 0.2
 
 
@@ -123,7 +123,7 @@ class Curves(NamedTuple):
 class MotionNet(nn.Module):
     """Finds the curve q(tau) of each spike pixel: how the point that it shows moves."""
 
-    # `__init__` sets these two with register_buffer.
+    # `__init__` sets `tau` and `parabola_fit` with register_buffer.
     #
     # The middle of each window, (15,), in halves of an exposure after the sharp instant.
     tau: Tensor
@@ -282,10 +282,10 @@ def add_shared_motion(changes: Tensor) -> Tensor:
     """Add a shared motion, e.g. the motion of the camera, to the motion of each pixel.
 
     The shared motion is a weighted mean of the estimates of all pixels. So if there are few spikes,
-    it is far less noisy than the estimate of a single pixel.
+    the shared motion is far less noisy than the estimate of a single pixel.
 
-    changes: the output of a conv net. With (B, 7, h, w) it has no shared motion, and is returned
-        unchanged. With (B, 14, h, w) its channels are
+    changes: the output of a conv net. If its shape is (B, 7, h, w), it has no shared motion and is
+        returned unchanged. If its shape is (B, 14, h, w), its channels are
 
             0 to 5     motion of the pixel: change of its six coefficients
             6          change of the logarithm of its expected error

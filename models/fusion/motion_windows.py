@@ -29,8 +29,8 @@ WINDOWS = len(EDGES) - 1
 INSIDE = slice(2, 13)
 HALF_EXPOSURE = 5.5  # in elevenths of an exposure
 # The sharp instant, in halves of an exposure after its middle. In training, an exposure had 88
-# spike planes, and the sharp instant was the middle of plane 44 of 0 ... 87: half a plane after the
-# middle of the exposure. Half an exposure has 44 planes.
+# spike planes, and the sharp instant was the middle of plane 44 (of the planes 0 to 87). So the
+# sharp instant was half a plane after the middle of the exposure. Half an exposure has 44 planes.
 SHARP_INSTANT = 0.5 / 44
 
 # Channels of the picture of a window: 0 brightness (`light` in least_squares.py), 1 number of

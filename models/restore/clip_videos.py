@@ -26,12 +26,13 @@ def open_videos(
     """Open the videos to save, by kind. Leaving `stack` closes them.
 
     If the input is a video and all its frames are restored, the results have the time stamps of the
-    input. Otherwise they have a constant frame rate.
+    input. If the input is a folder of frames, or if not all frames are restored, the results have a
+    constant frame rate.
 
     count: number of restored frames.
     """
     are_all_restored = count == len(clip.stems)
-    times = clip.times if are_all_restored else None  # None: a constant frame rate
+    times = clip.times if are_all_restored else None  # None means a constant frame rate
     videos = {}
     for kind in VIDEOS:
         if kind not in outputs.save:
@@ -39,8 +40,8 @@ def open_videos(
         times_of_video = times
         if kind == "slowmotion" and times is not None:
             times_of_video = _slowmotion_times(times, outputs.instants)
-        # Many players only play 4:2:0 (colour in half the resolution), so a comparison has it. The
-        # other videos are results, and keep the full resolution of colour, 4:4:4.
+        # Many players only play 4:2:0 (colour in half the resolution), so a comparison has 4:2:0.
+        # The other videos are results, and keep the full resolution of colour, 4:4:4.
         chroma = "420" if kind == "comparison" else "444"
         video = VideoWriter(
             outputs.file(kind, clip.name),
@@ -52,8 +53,8 @@ def open_videos(
         )
         videos[kind] = stack.enter_context(video)
         # Closing a video takes long: it encodes the last frames, and reads the file back. The stack
-        # ends in the reverse order, so this call tells the watchdog that the rank still works
-        # directly before the video is closed.
+        # calls in the reverse order, so `watchdog.go_on` is called directly before the video is
+        # closed. It tells the watchdog that the rank still works.
         stack.callback(watchdog.go_on)
     return videos
 

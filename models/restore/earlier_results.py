@@ -1,7 +1,8 @@
 """Read run.json of an earlier test in an output folder, and compare it with this test.
 
-output_folder.py asks which files the earlier test wrote. If the earlier test had other settings or
-input files, `refuse_another_test` raises an error. run.json holds
+A test restores clips with main_test_vrt.py, and scores them. output_folder.py asks which files the
+earlier test wrote. If the earlier test had other settings or input files, `refuse_another_test`
+raises an error. run.json holds
 
     {"settings": {...}, "inputs": {clip: digest of its files}, "files": {clip: [names]}}
 
@@ -100,11 +101,11 @@ def refuse_another_test(
     inputs: {clip: digest of its files} of this test.
     folder: the output folder, for the error.
     """
-    # Settings that older versions did not record, with the values that they used. A new setting
-    # needs a line here. Otherwise no test of an older version could be continued.
+    # Settings that older versions did not record, with the values that they used. If a new setting
+    # has no line here, no test of an older version can be continued.
     not_recorded = {"metric.values": "uint8", "metric.more": []}
-    # With `a | b`, the value of b wins, so the values here count only for keys that a run.json
-    # lacks. Secrets are hidden anew, because older versions hid fewer of them.
+    # With `a | b`, the value of b wins, so the values of `not_recorded` are used only for keys that
+    # a run.json lacks. Secrets are hidden anew, because older versions hid fewer of them.
     settings_then = not_recorded | redact(earlier_run["settings"])
     settings_now = not_recorded | settings
     changed = _differences(settings_then, settings_now)  # a sentence for each difference

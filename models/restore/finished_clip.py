@@ -81,9 +81,9 @@ def finish_clip(
         **notes,
     }
     write_whole(outputs.file("clip", clip.name), json_bytes(content))
-    # Remove the files that only the scoring needed. They stay until the JSON is written. If
-    # main_test_vrt.py is interrupted before, its next run needs them again. Some of the files may
-    # not exist, e.g. the file of a frame that was not restored.
+    # Remove the files that only the scoring needed. These files stay until the JSON is written. If
+    # main_test_vrt.py is interrupted before, its next run needs these files again. Some of the
+    # files may not exist, e.g. the file of a frame that was not restored.
     temporary = outputs.exact_files(clip.name, clip.stems)
     if "frames" not in outputs.save:  # the user did not ask for the frames
         temporary += outputs.frame_files(clip.name, clip.stems)
@@ -96,7 +96,8 @@ class _RestoredFrame(NamedTuple):
     restored: np.ndarray  # (H, W, 3) uint8
     instants: list[np.ndarray]  # K pictures (H, W, 3) uint8; [] if K is 1
     # The K pictures to score, (H, W, 3) each. Their values are rounded to uint8 if the option
-    # metric.values is "uint8". Otherwise they are float values that are not rounded.
+    # metric.values is "uint8". With another value of this option, they are floats that are not
+    # rounded.
     scored: Sequence[np.ndarray] | np.ndarray
 
 

@@ -7,8 +7,8 @@ Words: a formula (tfp, tfi, tfstp, exposure) computes a frame from spikes direct
 solution solves equations of the blurry frame and its spikes. A network restores a clip in tiles of
 few frames and few pixels.
 
-What must stay: the names of the flags, which users' scripts give. docs/testing.md has them, and
-test_the_flags_in_the_pages_are_flags_of_the_programs compares. Free to change: the texts.
+What must stay: the names of the flags, which users' scripts give. docs/testing.md has the names,
+and test_the_flags_in_the_pages_are_flags_of_the_programs compares both. Free to change: the texts.
 
 Tests: tests/parts/house/test_help.py, tests/parts/utils/test_results.py
 """
@@ -33,8 +33,8 @@ def parser_of_tests(description: str | None) -> OptionParser:
 
     A flag counts as given if its value differs from its default here. If a flag is not given, its
     value may come from the option file or from the weights. Such a flag must have the default None
-    or False, which nobody can give on the command line. With the default 2, the program could not
-    tell "not given" from "given as 2".
+    or False, because nobody can give these values on the command line. With the default 2, the
+    program could not tell "not given" from "given as 2".
 
     description: the text of --help above the flags.
     """

@@ -35,8 +35,8 @@ from utils.options.loader_options import LoaderOptions
 from utils.options.section import read_section
 from utils.options.val_options import ValOptions
 
-# The dtype of torch's autocast for each value of --dtype. None: autocast is not used. The values
-# are repeated in flags.py (DTYPES), so a new value needs an entry in both files.
+# The dtype of torch's autocast for each value of --dtype. If the dtype is None, autocast is not
+# used. flags.py repeats the values (DTYPES), so a new value needs an entry in both files.
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The fields of a SavedNetwork that say how the network is built and how spikes are read.
 NETWORK_FIELDS = ("netG", "scale", "spike_channels", "spike", "spike_data")
@@ -142,7 +142,8 @@ def network_for_test_set(
         tile_options |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
     # `sigma` is the noise level, which only a non-blind denoiser takes.
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-    # No changes: for a test set, `blend` and `may_halve` have their defaults (see `_tiling`).
+    # `changes` is {}, because for a test set `blend` and `may_halve` have their defaults
+    # (`_tiling`).
     tiling = _tiling(saved, tile_options, flags.tiles, changes={})
     return NetworkMethod(saved, tiling, flags.dtype, sigma)
 
@@ -239,7 +240,7 @@ def _options_of_flags(flags: TileFlags) -> dict[str, Any]:
         options["size_patch_overlapping"] = pixels
     if flags.batch_tiles is not None:
         options["batch_tiles"] = flags.batch_tiles
-    # Without one of these flags, its option in the section `val` counts.
+    # If one of these flags is not given, its option in the section `val` stays.
     for key in ("flip_seq", "pad_seq", "center_frame_only"):
         if getattr(flags, key):
             options[key] = True

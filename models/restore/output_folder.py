@@ -1,10 +1,11 @@
 """Take an output folder for one test, or refuse it.
 
-A folder of the same test is continued, and a folder with files of a user is refused.
+A test restores clips with main_test_vrt.py, and scores them. If the folder has results of the same
+test, the test is continued. If the folder has files of a user, it is refused.
 
 run_job.py calls `claim_folder` on rank 0, before any rank restores a frame. The arguments are an
 `Outputs`, which says where each file of the test will lie, and the settings of the test.
-`claim_folder` writes run.json. A later test knows the folder by this file.
+`claim_folder` writes run.json. A later test recognises the folder by this file.
 
 What must stay:
 
@@ -94,7 +95,7 @@ def claim_folder(
     files_of_clips = {}  # name of a clip -> names of its results
     if earlier_run is not None and overwrite:
         # The old run.json stays until the new one replaces it. If the program is interrupted in
-        # between, a later test still knows the folder.
+        # between, a later test still recognises the folder.
         remove_files(folder, earlier_files - {run_json})
     elif earlier_run is not None:
         # Continue: the clips of the earlier test stay in run.json.
@@ -215,11 +216,11 @@ def _refuse_names_of_kept_clips(
 ) -> None:
     """Raise DataError if a file of this test has the name of a file that stays in the folder.
 
-    Otherwise this file would replace a result of the earlier test
+    Without this check, a file of this test would replace a result of the earlier test
     (test_a_clip_does_not_replace_the_results_of_an_earlier_clip).
 
     owners: owner, e.g. "clip street" -> its files. kept_clips: clips of the earlier test that this
-    test does not restore, so that their files stay.
+        test does not restore. The files of these clips stay.
     """
     all_owners = dict(owners)
     for name in kept_clips:

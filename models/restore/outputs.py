@@ -1,6 +1,6 @@
 """Say where each file of a test lies, and write and read restored frames.
 
-Each test has a folder of its own. E.g. for a clip "street":
+Each test (a restoration by main_test_vrt.py) has a folder of its own. E.g. for a clip "street":
 
     run.json                        settings and input files of the test, and names of its results
     street/000001.png               a restored frame
@@ -103,7 +103,7 @@ class Outputs:
         stem: name of the frame or of the picture. "" for a file of the whole clip.
         k: number of the instant, for the kind "instant".
         """
-        # A place without {stem} or {k} ignores this argument.
+        # A place without {stem} or {k} ignores the argument `stem` or `k`.
         path_in_folder = PLACES[kind].format(clip=clip, stem=stem, k=k)
         is_temporary = kind in ("frame", "instant") and "frames" not in self.save
         if is_temporary:
@@ -129,7 +129,7 @@ class Outputs:
 
         With the option metric.values "clamped" or "float", frames are scored with values that are
         not rounded. The scoring reads these values from the files. With "uint8" the scoring needs
-        no such file, so the result is [].
+        no file of kind "exact", so the result is [].
         """
         if self.metric.values == "uint8":
             return []

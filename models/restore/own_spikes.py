@@ -60,7 +60,7 @@ def spikes_for_network(
     #     an old weights file   nothing else says what rate and light are, because the file has no
     #                           `spike_data` (the properties of the training spikes)
     if saved.spike_data is not None and spike.get("rate") != "match":
-        spike |= {"rate": None, "light": None}  # None: not known
+        spike |= {"rate": None, "light": None}  # None means not known
     # Remove the keys that describe the files of the training, because a user's files differ.
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
@@ -90,7 +90,7 @@ def changed_spikes(
 
     spike: the section to change. Only a copy is changed, so `spike` itself stays as it is.
     files: the user's files, with the changes.
-    source: the file that `spike` comes from. "": no file.
+    source: the file that `spike` comes from, or "" if there is no file.
     keys_of_method: keys that the formula of --method sets, so that the user cannot change them.
     method_name: name of this formula, for the error.
 

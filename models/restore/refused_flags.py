@@ -52,7 +52,8 @@ def refuse_contradictions(args: Namespace, given_keys: set[str], is_of_own_clips
 
     args: the values of all flags.
     given_keys: the keys of the flags that differ from their defaults, e.g. {"spike_size"}.
-    is_of_own_clips: whether the user's own clips are restored, and not the clips of datasets.test.
+    is_of_own_clips: True if the user's own clips are restored. False if the clips of datasets.test
+        are restored.
     """
     if args.method:
         _refuse_unused_flags_of_a_network(args, given_keys)

@@ -1,9 +1,9 @@
 """Write the results of all clips of a test: metrics.json, table.txt and report.html.
 
-main_test_vrt.py calls `write_report` on rank 0, after run_job.py has restored all clips of a `Job`.
-For each clip, `write_report` reads clips/<name>.json, which finished_clip.py wrote: {"name",
-"frames", "stems", "example", "per_frame": scores, "s_per_frame", "tile"}. scores.py makes averages
-and a table of the scores. The table is also shown in the log.
+A test restores clips with main_test_vrt.py, which calls `write_report` on rank 0, after run_job.py
+has restored all clips of a `Job`. For each clip, `write_report` reads clips/<name>.json, which
+finished_clip.py wrote: {"name", "frames", "stems", "example", "per_frame": scores, "s_per_frame",
+"tile"}. scores.py makes averages and a table of the scores. The table is also shown in the log.
 
 What must stay: the keys of metrics.json, and the lines of the protocol, because users' scripts and
 the protocols of published numbers read them. Free to change: what report.html shows, and in which

@@ -115,12 +115,12 @@ class ResultFlags:
 
     # The folder of the results. The field is never None for a user's own clips.
     output: str | None
-    # What is saved, e.g. ("frames", "comparison"). () if --save is not given. Then the kind of the
-    # input decides, e.g. a video for a video.
+    # What is saved, e.g. ("frames", "comparison"). () if --save is not given. In this case the kind
+    # of the input decides, e.g. a video is saved for a video.
     save: tuple[str, ...]
     # Frames per second of a video that is made from single frames.
     fps: float
-    # Files of the weights of LPIPS. () without LPIPS.
+    # Files of the weights of LPIPS, or () if LPIPS is not computed.
     lpips: tuple[str, ...]
     # Whether results of earlier tests in the output folder are removed.
     overwrite: bool
@@ -161,7 +161,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
     """Read the command line of main_test_vrt.py. description: the text of --help.
 
     Raises OptionError for unknown flags, wrong values and flags that exclude each other. If there
-    are several errors, the user sees the first one in the order of the lines below.
+    are several errors, the user sees the first error in the order of the lines below.
     """
     parser = parser_of_tests(description)
     # argparse would only say that a flag of KAIR's test program is unknown. The error of this
@@ -225,7 +225,7 @@ def read_request(argv: Sequence[str], description: str | None) -> TestRequest:
 
 
 def _is_of_own_clips(args: Namespace) -> bool:
-    """Return whether the user's own clips are restored, and not the clips of an option file.
+    """Return True for the user's own clips, and False for the clips of an option file.
 
     The flags that are given decide:
 
@@ -276,7 +276,7 @@ def _split_overrides(args: Namespace) -> tuple[list[str], tuple[str, ...]]:
 
     E.g. with --method joint, the overrides method.groups=8 spike.rate=0.4 are divided into
     ["method.groups=8"] and ("spike.rate=0.4",). Without --method, all overrides belong to the
-    option file. There "method.groups" is refused as an unknown key.
+    option file. In an option file, "method.groups" is refused as an unknown key.
     """
     overrides_of_method = []
     others = []

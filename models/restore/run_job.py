@@ -1,8 +1,8 @@
 """Restore and score the clips of a `Job` on all ranks.
 
 main_test_vrt.py passes a `Job` (job.py). `restore_clips` writes the frames, scores and videos of
-all clips into the output folder, and report.py reads the scores there. Frames and finished clips
-that are in the folder already are not computed again, so a test that was interrupted continues
+all clips into the output folder, and report.py reads the scores there. If the folder has some
+frames or finished clips already, they are not computed again. So an interrupted test continues
 where it stopped.
 
     restore_clips
@@ -11,8 +11,8 @@ where it stopped.
       restore_share     restores the frames of this rank, and writes each frame (outputs.py)
       finish            scores a clip whose frames are all restored (finished_clip.py)
 
-A rank is one process of the test. "Collective" in a docstring means that the ranks wait for each
-other in this function, so every rank must call it at the same point of the program. A block
+A rank is one process of main_test_vrt.py. "Collective" in a docstring means that the ranks wait for
+each other in this function, so every rank must call it at the same point of the program. A block
 `all_ranks_or_none` is collective, too: an error on one rank within the block ends all ranks.
 `watchdog.phase` names what the process does now, for the report if it hangs.
 
@@ -84,7 +84,8 @@ def restore_clips(job: Job) -> None:
     cut_clips = sorted({work.clip_index for work in plan if not work.is_whole})
     with utils_dist.all_ranks_or_none():
         for clip_index in cut_clips[of_this_rank]:
-            # A cut clip has no pace (seconds per frame), because no rank has restored all of it.
+            # A cut clip has no pace (seconds per frame), because no rank has restored all its
+            # frames.
             finish(job, restorer, job.clips[clip_index], more_scores, mean_pace=None)
 
 
@@ -208,8 +209,9 @@ def _restore_piece(
     # that show how this frame was restored, e.g. the motion that the method found.
     index_in_report = example_of(job.frames_of(clip))
     for index, frame in zip(work.frames, restored_frames, strict=True):
-        # Write the pictures before the frame. If the frame came first and the test ended between
-        # the two, a continued test would find the frame finished, and never write the pictures.
+        # Write the pictures before the frame. If the frame were written first, and the test ended
+        # before the pictures were written, a continued test would find the frame finished, and
+        # never write the pictures.
         if index == index_in_report and isinstance(restorer, ShowsPictures):
             job.outputs.write_pictures(clip.name, restorer.pictures())
         job.outputs.write_frame(clip.name, clip.stems[index], frame)

@@ -1,8 +1,9 @@
-"""Averages of the scores of a test, its table, and its protocol in words.
+"""Averages of the scores of a test, the table of scores, and the protocol in words.
 
-`collect` turns the scores of each frame into the scores and averages of metrics.json. `score_table`
-and `score_text` show them. A "kind" is what was scored: "restored", "input" (the blurry frame, to
-compare with), "instant 0", "instant 1", ...
+A test restores clips with main_test_vrt.py, and scores them. `collect` turns the scores of each
+frame into the scores and averages of metrics.json. `score_table` and `score_text` show them. A
+"kind" is what was scored: "restored", "input" (the blurry frame, to compare with), "instant 0",
+"instant 1", ...
 
 What must stay: the keys and the order of metrics.json, because users' scripts read them
 (test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both). Free to change: how the
@@ -22,8 +23,8 @@ from utils.results import plain_table
 
 # Value of the option metric.values -> what it means, in words for the report. The texts here and in
 # MEANS are part of the protocol of a test, so they must stay. If an option gets a new value
-# (`MetricOptions` in utils/options/val_options.py), add its text here, and for metric.mean also a
-# line in OTHER_MEANS.
+# (`MetricOptions` in utils/options/val_options.py), add the text of the value here. A new value of
+# metric.mean also needs a line in OTHER_MEANS.
 NUMBER_FORMATS = {
     "uint8": "clamp 0..1, x255, round to uint8",
     "clamped": "clamp 0..1, x255, not rounded",

@@ -1,8 +1,8 @@
 """Restore one clip in a validation, score its frames, and show its middle frame.
 
-validation.py passes a `Restorer` with the network of a training, and a clip with sharp frames. It
-gets the scores of each frame, and panels (pictures side by side) of the middle frame. With the
-option val.save_img, the frames are written.
+validation.py passes a `Restorer` with the network of a training, and a clip with sharp frames.
+validation.py gets back the scores of each frame, and panels (pictures side by side) of the middle
+frame. With the option val.save_img, the frames are written.
 
 What must stay: a frame with NaN must not end the training. Its score is NaN, and NaN is never the
 best. Free to change: what the panels show.
@@ -76,8 +76,8 @@ class ClipValidator:
             else:
                 nonfinite_count += 1
                 self._add_scores(scores, None, lq, gt)  # the scores of the frame are NaN
-            # `wanted_frames` counts the middle in the same way for center_frame_only. Otherwise
-            # the only restored frame would not be shown.
+            # `wanted_frames` takes the same middle for center_frame_only. With another middle, the
+            # only restored frame would not be shown.
             is_middle_of_clip = index == len(clip.stems) // 2
             if is_shown and is_middle_of_clip:
                 panels = _panels_of(clip, index, item, lq, frame)

@@ -15,8 +15,8 @@ them to end the run.
 What must stay: the keys of `Validation.scalars`, because users' logs and the choice of the best
 checkpoint use them. A clip is scored as a whole by one rank, so its scores do not depend on the
 number of ranks (test_one_rank_and_two_ranks_give_the_same_scores). All ranks take part in every
-vote, also a rank without a clip in the last round. Otherwise the other ranks would wait for it.
-Free to change: which clips are shown, and the log line.
+vote, also a rank without a clip in the last round. The other ranks would wait for a rank that does
+not vote. Free to change: which clips are shown, and the log line.
 
 Tests: tests/dist/test_validate.py, tests/stories/test_main_train.py,
 tests/parts/utils/test_results.py
@@ -82,8 +82,8 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
 
     Returns None if a signal ends the validation between two clips.
     """
-    # netG is the trained network. netE has the moving average of its weights, if the option
-    # train.E_decay asks for it. Then netE is validated.
+    # netG is the trained network. If the option train.E_decay asks for it, netE has the moving
+    # average of the weights of netG. If there is a netE, it is validated.
     net = model.netE if model.netE is not None else unwrap_ddp(model.netG)
     was_training = net.training
     restorer = _restorer(model, net)  # sets the network to eval mode
@@ -96,7 +96,7 @@ def validate(model: ModelVRT, clips: Sequence[ClipReader]) -> Validation | None:
     try:
         own_results = _validate_clips_of_rank(model, validator, clips, shown_indices)
     finally:
-        # Without this line, test_after_a_validation_the_network_is_in_training_again fails.
+        # Without `net.train`, test_after_a_validation_the_network_is_in_training_again fails.
         net.train(was_training)
     if own_results is None:
         return None
@@ -203,7 +203,7 @@ def _gather_panels(
 def _restorer(model: ModelVRT, net: nn.Module) -> Restorer:
     """Return a `Restorer` of the network `net` with the tiles of the section `val`.
 
-    It sets the network to eval mode.
+    The `Restorer` sets the network to eval mode.
     """
     val = model.opt.val
     test = model.opt.datasets.test

@@ -1,8 +1,9 @@
-"""Divide the frames that are still to be restored among the ranks, the processes of a test.
+"""Divide the frames that are still to be restored among the ranks.
 
-run_job.py has taken the output folder of a `Job`, and calls `shared_plan`. Rank 0 looks at the
-folder, makes the plan, and sends it to the other ranks. The plan is a list of `Work`. A `Work`,
-also called a piece, is a range of frames of one clip. With n ranks, rank r takes the items r,
+A rank is one process of main_test_vrt.py. run_job.py has taken the output folder of a `Job`, and
+calls `shared_plan`. Rank 0 looks at the folder, makes the plan, and sends it to the other ranks.
+The plan is a list of `Work`. A `Work`, also called a piece, is a range of frames of one clip. With
+n ranks, rank r takes the items r,
 r + n, ... of the list.
 
 What must stay: the restored frames do not depend on the number of ranks, bit for bit

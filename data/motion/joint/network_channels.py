@@ -112,7 +112,7 @@ class NetworkChannels:
         0  logarithm of the precision (1 / variance) of the grey value by the spikes
         1  square root of the length of the motion of the pixel
         2  square root of the expected error of this motion
-        3  logarithm of a rate, spikes per plane: the median of all intervals between spikes
+        3  logarithm of the median rate (spikes per plane) of all intervals between two spikes
         4  logarithm of the noise of the blurry frame
         5  share of the pixels that move by more than one pixel
 
@@ -151,11 +151,11 @@ class NetworkChannels:
         3       change of the grey value by the spike equations, in display values
         4       size of the residuals of the RGB equations at this pixel, in display values
         5       size of the residuals of the spike equations at this pixel, 0 to 1
-        6 grey value by the spikes of the sharp instant, minus the grey value of z, in display
-        values
+        6       grey value by the spikes of the sharp instant, minus the grey value of z
         """
-        # Limited residuals: r_b (3, H, W) of the RGB equations, in display values, and r_s (M, h,
-        # w) of the spike equations, M for each spike pixel, in multiples of their expected errors.
+        # The limited residuals, r_b (3, H, W) of the RGB equations, in display values, and r_s
+        # (M, h, w) of the spike equations, in multiples of their expected errors. Each of the
+        # h x w spike pixels has M equations.
         r_b, r_s = _limited_residuals(self._system, z)
         precision = self._precision()  # (H, W)
         colour_change, grey_change = _changes(self._system, z, (r_b, r_s), precision)

@@ -1,8 +1,8 @@
 """Keep the frames of a clip that were read last, so that a frame in two tiles is decoded once.
 
 A `FrameCache` wraps a reader of a clip (`utils.contract.FrameReader`), and is a reader of the same
-frames. restorer.py makes it, as large as one tile in time. validated_clip.py reads the frames of
-the last tile from it once more.
+frames. restorer.py makes a cache as large as one tile in time. validated_clip.py reads the frames
+of the last tile once more, from the cache.
 
 What must stay: a frame and the same frame in reversed time are different entries, because their
 spikes differ. Free to change: the capacity, which changes no result.
@@ -16,8 +16,9 @@ from typing import Any
 
 from utils.contract import FrameReader
 
-# Number of frames that a cache keeps beyond the frames that are needed at once, as a reserve: one
-# frame more must not push out a frame that is still needed. 2 was chosen without a measurement.
+# Number of frames that a cache keeps in addition to the frames that are needed at once. They are a
+# reserve, because one frame more must not push out a frame that is still needed. 2 was chosen
+# without a measurement.
 SPARE_FRAMES = 2
 
 

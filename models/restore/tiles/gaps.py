@@ -6,8 +6,8 @@ kinds of clips with gaps:
     InterpolatedClip   a user's clip: new frames come between its frames
     LeftOutFrames      a clip to score on: every second frame is left out, and the network makes it
 
-In both kinds the given frames are numbered 0, 1, 2, ..., and gap g lies between the given frames g
-and g + 1. `given_frames` has the index of each given frame in the clip.
+In both kinds the given frames are numbered 0, 1, 2, ... Gap g lies after the given frame g.
+`given_frames` has the index of each given frame in the clip.
 
 Both classes wrap a clip that a data set or data/clips/clip_reader.py has opened, in
 main_test_vrt.py or main_train_vrt.py. restorer.py restores both kinds, from the frames that

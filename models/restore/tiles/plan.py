@@ -158,8 +158,8 @@ class Tiling:
             frames = counted(self.num_frame_testing, "frame")
         side = "the whole frame" if is_whole_in_space else f"{self.size_patch_testing} px"
         phrases = [f"tiles of {frames} x {side}"]
-        # A single tile has no overlap. Otherwise name both overlaps, even if the clip is cut only
-        # in time, or only in space.
+        # A single tile has no overlap. If there are several tiles, name both overlaps, even if the
+        # clip is cut only in time, or only in space.
         if not is_whole_in_time or not is_whole_in_space:
             phrases.append(
                 f"overlap {counted(self.num_frame_overlapping, 'frame')}, "

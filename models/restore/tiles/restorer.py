@@ -105,15 +105,16 @@ class Restorer:
         """Yield what the network makes of the frames `wanted`. Memory holds one tile in time.
 
         With `Tiling.may_halve`, the clip is begun again with smaller tiles if the memory runs out
-        before the first frame is yielded. If it runs out later, the error is raised, because frames
-        of two tilings would not fit together in one clip. This is not expected, because all tiles
-        of a clip have the same size. (test_tiles_are_halved_until_memory_suffices)
+        before the first frame is yielded. If the memory runs out later, the error is raised,
+        because frames of two tilings would not fit together in one clip. A later error is not
+        expected, because all tiles of a clip have the same size.
+        (test_tiles_are_halved_until_memory_suffices)
         """
         if not wanted:  # e.g. if no frame that the caller wants lies in a gap
             return
         cache = self.with_cache(reader)
-        # Each frame needs arrays of the same sizes. So keep the memory of the frame before. This
-        # saves a tenth of the time of a large frame.
+        # Each frame needs arrays of the same sizes. So keep the memory of the previous frame for
+        # the next one, which saves a tenth of the time of a large frame.
         if self.tiling.spec.each_frame_alone:
             keep_freed_memory()
 
@@ -133,7 +134,7 @@ class Restorer:
                     next_tiling = self._next_tiling(cache)
                 if next_tiling is None:
                     raise self._out_of_memory_error() from e
-            # Free the memory here and not in the except block, because there the traceback of the
+            # Free the memory after the except block. Within the except block, the traceback of the
             # error still refers to the tensors that filled the memory.
             devices.free_kept_memory(self.device)
             self.tiling = next_tiling

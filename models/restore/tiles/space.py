@@ -1,11 +1,11 @@
 """Restore a few frames tile by tile in space, and blend the tiles.
 
 `restore_space` cuts the frames into rectangles, runs the network on each rectangle, and adds the
-results, times their weights, to one sum. At the end it divides by the sum of the weights.
+results, times their weights, to one sum. At the end it divides this sum by the sum of the weights.
 
 stream.py passes the frames of one tile in time, and gets these frames restored. Notebooks call
-`restore_space` on tensors directly (docs/python.md). This file reads five fields of a `Tiling`, and
-`run_padded` reads others (padding.py):
+`restore_space` on tensors directly (docs/python.md). `run_padded` (padding.py) reads some fields of
+a `Tiling`, and this file reads five:
 
     spec                      only its field `scale`, the scale of the network
     size_patch_testing        side of a tile in pixels, 0 for the whole frame

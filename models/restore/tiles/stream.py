@@ -65,8 +65,9 @@ def stream_clip(
 ) -> Iterator[Tensor]:
     """Yield the restored frames `wanted` in order, (B, C', sH, sW) each, on the CPU.
 
-    Only the tiles that contain wanted frames are computed. With flip_seq all tiles are computed,
-    because the second result of frame 0 is in the last tile. The network must be in eval mode.
+    Without flip_seq, only the tiles that contain wanted frames are computed. With flip_seq, all
+    tiles are computed, because the second result of frame 0 is in the last tile. The network must
+    be in eval mode.
 
     net: takes the tensors that `read` returns, and returns (B, n, C', sH, sW).
     read: reads moments of the clip.
@@ -142,7 +143,7 @@ def _stream_moments(
         1       10 ... 21    10 ... 21         10 ... 21
 
     net, read, tiling, tick: arguments of `stream_clip`.
-    moments: the frames that are restored as one clip, in this order.
+    moments: the frames that are restored as one clip, in the order of this list.
     """
     length = len(moments)
     if tiling.num_frame_testing == WHOLE:
