@@ -124,8 +124,8 @@ class CalibratedWindow:
         """Turn channels (S, h, w) float32 of `crop` into (S, H, W) float32 on the RGB grid.
 
         What must stay: the products of spike pixel and weight are added one by one, in this order.
-        A matrix product may add in an order that depends on the size of the crop. Then the last
-        bits of an RGB pixel would depend on the crop, and
+        A matrix product may add in an order that depends on the size of the crop. With a matrix
+        product, the last bits of an RGB pixel would depend on the crop, and
         test_a_crop_is_bit_for_bit_the_crop_of_the_whole would fail.
         """
         count = len(channels)
@@ -133,8 +133,8 @@ class CalibratedWindow:
         out = np.zeros((count, self.covered.size), np.float32)  # (S, H W)
         for point in self.points:
             # Each RGB pixel has k spike pixels around this point, e.g. 4. The first turn of the
-            # loop adds the first spike pixel of all RGB pixels at once. `indices` (H W,) are these
-            # first spike pixels, and `weights` (H W,) are their weights.
+            # loop adds the first spike pixel of all RGB pixels at once. `indices` (H W,) are the
+            # first spike pixels, and `weights` (H W,) are the weights of these spike pixels.
             for indices, weights in zip(point.indices, point.weights, strict=True):
                 for channel, out_channel in zip(pixels, out, strict=True):
                     # `out_channel` is a view, so this changes `out`.

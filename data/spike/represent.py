@@ -78,8 +78,8 @@ def represent(
 
     center: time of the sharp frame in planes of `stream`, a multiple of 0.5.
     reverse: whether to return the channels of the reversed stream around the same time.
-    rate: spikes per plane at full light. A proportional representation is divided by it, so that
-    full light gives 1.
+    rate: spikes per plane at full light. A proportional representation is divided by the rate, so
+    that full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: gamma of the returned channels. 1: linear light, 2.2: display values. Only
     representations of light have a gamma: `proportional` or `is_ratio` is True (registry.py). A
@@ -96,8 +96,8 @@ def represent(
         center = math.ceil(center)
     # A function that takes context must know where the exposure ends. Its option half_exposure is
     # the number of planes of the exposure on each side of the center. If the user has not set this
-    # option, it is computed here. `options` is a dict of this call, so the options of the caller do
-    # not change.
+    # option, `_half_exposure` computes the number. `options` is a dict of this call, so the options
+    # of the caller do not change.
     if chosen.takes_context and options.get("half_exposure") is None:
         options["half_exposure"] = _half_exposure(len(stream), center, outside)
 
@@ -126,8 +126,8 @@ def _channels_in_reverse(
           stream as it is, and their channels are put in reverse order.
 
     The second way is needed because the middles of spread windows are rounded to planes. The
-    rounding would move the windows in the reversed stream. E.g. the middle of 56 planes is 27.5. It
-    is rounded to plane 28 in both streams:
+    rounding would move the windows in the reversed stream. E.g. the middle of 56 planes is 27.5.
+    This middle is rounded to plane 28 in both streams:
 
         in the stream             plane 28
         in the reversed stream    plane 28, which is plane 55 - 28 = 27 of the stream
@@ -151,11 +151,11 @@ def _center_in_reversed(planes: int, center: float, lag: int) -> float:
     planes: number of planes of the stream.
     center: the center in the stream that is not reversed.
     lag: the time that the channels show, minus the center, in half planes. `Representation`
-    (registry.py) has it for each function.
+    (registry.py) has the lag of each function.
 
     A function shows the time center + lag / 2. In the reversed stream, this is the time
-    last - center - lag / 2. The function adds lag / 2 to the center that it gets, so it must get
-    last - center - lag.
+    last - center - lag / 2. The function adds lag / 2 to the center that it gets, so this center
+    must be last - center - lag.
 
     E.g. TFI has the lag 1, so around plane 5 of the planes 0 ... 20 it shows the time 5.5. In the
     reversed stream, this is the time 14.5, which TFI shows around plane 20 - 5 - 1 = 14.
@@ -184,7 +184,7 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
 
 
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
-    """Return the smaller number: planes of the exposure before the center, or after the center.
+    """Return how many planes of the exposure lie before the center, or after it if they are fewer.
 
     The first plane of the exposure is not counted. Without context, the first plane is plane 0 of
     the file, and a part of its light came before the file began. With context, the first plane of

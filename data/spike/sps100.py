@@ -60,7 +60,8 @@ def _start_with_shift(data: np.ndarray, shift: int) -> int | None:
     Returns None if no half-line begins there, or if there is no whole plane. The start of the last
     whole plane is checked, too, so that the result does not depend on one plane alone.
     """
-    # Any 2000 half-lines that follow one another contain exactly one start of a plane.
+    # In a file of an SPS100, any 2000 half-lines that follow one another contain exactly one start
+    # of a plane.
     half_lines_from_shift = data[shift : shift + PLANE_BYTES]
     if len(half_lines_from_shift) < PLANE_BYTES:
         return None
