@@ -58,7 +58,7 @@ class Augment(Crop):
 
     hflip: bool = False  # left and right are swapped
     vflip: bool = False  # up and down are swapped
-    # The two axes are swapped. With the flips this gives all rotations by 90 degrees.
+    # The two axes are swapped. Flips and swapped axes together give all rotations by 90 degrees.
     transpose: bool = False
     reverse: bool = False  # the clip is played backwards, its spikes too
 
@@ -151,8 +151,8 @@ class CameraDraw:
     hot: float
     # Fraction of the pixels that never fire.
     dead: float
-    # Factor of the firing rate by which the channels are divided. It says whether the changed
-    # threshold is known. E.g. with threshold 2, a pixel fires half as often:
+    # Factor of the firing rate by which the channels are divided. The factor depends on whether the
+    # changed threshold is known. E.g. with threshold 2, a pixel fires half as often:
     #
     #     0.5    known: the channels are as bright as before
     #     1      not known: the channels are half as bright
@@ -349,6 +349,6 @@ def _amount(chance: float, probability: float, size: float, largest: float) -> f
     return 0.0
 
 
-# Load every data/camera_*.py, so that their classes register themselves. This must be the last
+# Load every data/camera_*.py, so that their classes register themselves. The call must be the last
 # line, because these files may import names of this module, e.g. `CAMERAS`.
 import_parts("data", "camera_*")

@@ -155,7 +155,7 @@ class Clip:
 
     @property
     def scale(self) -> int:
-        """Return the height of gt divided by the height of lq. It is 1 for deblurring."""
+        """Return the height of gt divided by the height of lq, e.g. 1 for deblurring."""
         gt_height, _ = self.gt_size
         height, _ = self.size
         return gt_height // height

@@ -1,7 +1,7 @@
 """Find the data roots of a dataset in its options, and check them, before the dataset is built.
 
 `ClipSources` is the part of a dataset class that needs no dataset. Its methods are class methods.
-The main programs call them with the resolved options of the dataset (`section`):
+The main programs call these methods with the resolved options of the dataset (`section`):
 
     places           which option key is which folder
     sources_of       the folders of each root, and how its spikes are read (`Source`)
@@ -194,7 +194,7 @@ class ClipSources:
         stored: folder of the results of earlier checks. If the data of a root have not changed, its
         stored result is returned. None: all files are checked, and nothing is stored.
         decode: whether to decode every image, which takes longer and also finds flipped bits.
-        show: opens a progress bar over the number of files.
+        show: a function that opens a progress bar over the number of files.
         scale: scale of the network, the side of gt over the side of lq.
 
         Raises DataError if a root cannot be read, e.g. because a folder is missing. The error also

@@ -90,8 +90,8 @@ def _refuse_other_readers(clips: Sequence[Any], split: str) -> None:
     clips: the result of `readers` of the test set.
     split: "train" or "test", for the message.
     """
-    # vars(Reader) has the methods, the properties, and the attributes with a default. It lacks
-    # `stems` and `name`, because the class gives them a type but no value.
+    # vars(Reader) has the methods, the properties, and the attributes with a default. vars(Reader)
+    # lacks `stems` and `name`, because the class gives both a type but no value.
     names_of_members = (*vars(Reader), "stems", "name")
     needed = [name for name in names_of_members if not name.startswith("_")]
     absent = object()  # `getattr_static` returns `absent` for a missing member

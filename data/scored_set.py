@@ -1,7 +1,7 @@
 """Prepare datasets.test for a test, and collect what the report says about it.
 
 main_test_vrt.py takes the section datasets.test of an option file from `section_of_test_set`, and
-builds the data set. It puts the results of the other functions into its `Job`
+builds the data set. main_test_vrt.py puts the results of the other functions into its `Job`
 (models/restore/job.py), e.g. the options on which the scores depend.
 
 What must stay: `keys_of_scores`, by which a continued test knows its own results

@@ -101,6 +101,6 @@ def _is_for_training(dataset_class: Any) -> bool:
     return not hasattr(dataset_class, "readers")
 
 
-# Load every data/dataset_*.py, so that their classes register themselves. This must be the last
+# Load every data/dataset_*.py, so that their classes register themselves. The call must be the last
 # line, because these files import `DATASETS` from this module.
 import_parts("data", "dataset_*")

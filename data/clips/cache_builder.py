@@ -124,8 +124,9 @@ def _has_begun(partial: Path, index: str) -> bool:
 
     `scratch_folder` puts a file named MARK into each folder that it makes.
 
-    index: content of index.json as text. It has digests of the source files. So if clips, files or
-    options have changed since the interruption, the text differs, and the build begins anew.
+    index: content of index.json as text. The text has digests of the source files. So if clips,
+    files or options have changed since the interruption, the text differs, and the build begins
+    anew.
     """
     index_file = partial / INDEX
     if not (partial / MARK).is_file() or not index_file.is_file():

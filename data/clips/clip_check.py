@@ -11,9 +11,9 @@ of a clip and makes a `Clip`, in these steps:
     _find_sizes    do the sizes of blurry frame, sharp frame and spike plane fit?
 
 Each fault becomes a `Problem`, so that one run can show all faults. The check reads names, file
-sizes, the size of the first image, and the headers of spike files. It is called by the checks of
-data sets (manifest.py, root_check.py, unchanged_data.py) and by the check of a user's own clip
-(user_clip.py).
+sizes, the size of the first image, and the headers of spike files. `ClipCheck` is called by the
+checks of data sets (manifest.py, root_check.py, unchanged_data.py) and by the check of a user's own
+clip (user_clip.py).
 
 What must stay: if `problems` is empty, the clip is complete, i.e. every tuple of the `Clip` has an
 entry for each frame. Callers rely on complete clips.

@@ -6,9 +6,9 @@
 
 The suffix of a file is how its name ends, e.g. ".png". Hidden files are left out.
 
-What must stay: which folders count as clips, and the order of the files, because samples are
-numbered in this order. Several threads call the functions at once, so the functions share no state.
-Free to change: how a folder is read.
+What must stay: which folders are clips, and the order of the files, because samples are numbered in
+this order. Several threads call the functions at once, so the functions share no state. Free to
+change: how a folder is read.
 
 Tests: tests/parts/data/test_manifest.py, tests/parts/data/test_kept.py (a folder that changes)
 """

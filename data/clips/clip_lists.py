@@ -45,7 +45,7 @@ def join_clips(clips_of_roots: Sequence[Sequence[Clip]]) -> Sequence[Clip]:
     """
     if len(clips_of_roots) == 1:
         return clips_of_roots[0]
-    # If a root has a table, do not make a plain list, because this would make all its clips.
+    # If a root has a table, do not make a plain list, because a list would make all its clips.
     if any(isinstance(clips, Clips) for clips in clips_of_roots):
         return JoinedClips(clips_of_roots)
     all_clips: list[Clip] = []

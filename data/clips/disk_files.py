@@ -55,7 +55,7 @@ class DiskFiles:
         """Return the clips of the source. Raises DataError with all problems.
 
         If this run has checked the data already (data/clips/preflight.py), the clips that the check
-        found are returned. Otherwise the files are checked now.
+        found are returned. If not, the files are checked now.
 
         Call `clips` before loader workers are forked, because with cache_data it reserves the
         memory that the workers share. A later call would give each worker memory of its own.

@@ -28,7 +28,7 @@ def read_bytes(path: str, count: int = -1) -> bytes:
 
     count: number of bytes to read from the beginning. -1: all bytes.
     Raises DataError with the system's reason. Devices and pipes are refused (`read_plain`), because
-    reading them could wait without an end.
+    a read of a device or a pipe could wait without an end.
     """
     with os_errors_as_data_errors(path):
         if LMDB_MARK not in path:

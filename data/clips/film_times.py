@@ -47,7 +47,7 @@ MOST_NAMED_FRAMES = 5
 
 @dataclass
 class Packets:
-    """The frames of one video stream, as the container lists them. They need not be decoded."""
+    """The frames of one video stream, as the container lists them. No frame is decoded."""
 
     stated: int  # number of frames that the header of the container states; 0 if it states none
     # Whether a frame may last longer than usual in this container (a pause). If so, a gap in the
@@ -73,8 +73,8 @@ def film_times(
     packets = _packets_of(path, times, go_on)
     if packets is None:
         # No stream has packets at these times. The reader could not use the time stamps of the
-        # film, so the reader has computed the times from the frame rate. `doubt` tells this to the
-        # user, except for a single frame, whose time does not matter.
+        # film, so the reader has computed the times from the frame rate. `doubt` tells the user
+        # that the film has no times, except for a single frame, whose time does not matter.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:

@@ -11,7 +11,7 @@ the network:
 `Record` reads and writes the record of one data root. `checked_clips` gives the clips of a record
 to other ranks and to loader workers.
 
-Anybody may have written these files, so `Record.read` asks four questions before it uses them:
+Anybody may have written these files, so `Record.read` asks four questions before it uses the files:
 
     read_bounded     stored_arrays.py     are the arrays small enough for the memory?
     columns_in       stored_arrays.py     are there only arrays, with nothing to execute?
@@ -229,7 +229,7 @@ class Record:
             raise ValueError("the arrays of another check")
         types = types_of(kinds_of(self.source))
         columns = columns_in(content, types | STATE_COLUMNS)
-        # The columns are copies, so free the content. It may have a gigabyte.
+        # The columns are copies, so free the content, which may have a gigabyte.
         del content
         refuse_columns({name: columns[name] for name in types}, self.source)
         return columns

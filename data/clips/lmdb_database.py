@@ -4,8 +4,8 @@ An LMDB is a database file that is mapped into memory. The package lmdb calls an
 environment. This file keeps two rules. Without them, a read could end the process or give wrong
 data:
 
-* A file that is cut short is refused before a value is read. Otherwise a read beyond the end of the
-  file would end the process without an error of Python
+* A file that is cut short is refused before a value is read. If it were not refused, a read beyond
+  the end of the file would end the process without an error of Python
   (test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read).
 * There is one environment for each root, because a process may open a database only once
   (test_threads_that_begin_together_open_an_lmdb_once). No environment is open during a fork,

@@ -63,7 +63,7 @@ def list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     for clip, entries in _entries_of_keys(root, keys, changed_ns).items():
         # Text before a stem in a path, e.g. "/data/train.lmdb::clip_a/".
         prefix = f"{root}::{clip}/" if clip else f"{root}::"
-        # Keys without a clip form one clip. It is named after the LMDB.
+        # Keys without a clip form one clip, which is named after the LMDB.
         name = clip or Path(root).stem
         # Arguments: the prefix, the stems, and the `FileEntry` of each stem.
         listing[name] = Folder.of_names(prefix, entries.keys(), tuple(entries.values()))

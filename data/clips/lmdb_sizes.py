@@ -63,8 +63,8 @@ def _main(root: str) -> int:
 
     try:
         # An environment is an open database. `_open_lmdb` (data/clips/lmdb_database.py) uses the
-        # same settings. Keep them equal, so that the sizes are the sizes of the values that are
-        # read later.
+        # same settings. Keep the settings of both calls equal, so that the sizes are the sizes of
+        # the values that are read later.
         environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
         with environment.begin(buffers=True) as transaction:
             for line in sys.stdin.buffer:

@@ -109,7 +109,8 @@ def _look_at_open_picture(descriptor: int, look: Look, decode: bool) -> Look:
     if was_decoded:
         return look
 
-    # Only the header of this PNG was read. Its last bytes show whether the file is complete.
+    # Only the header of this PNG was read. The last bytes of the file show whether the file is
+    # complete.
     size = look.entry.size
     offset = max(0, size - len(PNG_END))  # 0 for a file that is shorter than PNG_END
     if os.pread(descriptor, len(PNG_END), offset) != PNG_END:
@@ -215,7 +216,7 @@ def look_at_spikes(
 
 
 def _look_at_planes_of_1000(path: str, geometry: SpikeGeometry, remainder: str) -> Look:
-    """Look at a file of planes with a side of 1000 pixels. It may come from an SPS100 sensor.
+    """Look at a file of planes with a side of 1000 pixels, which may come from an SPS100 sensor.
 
     An SPS100 writes words between the pixels, so its planes are not in the layout "raster". No
     header says which sensor wrote the file. But `open_spikes` looks for the words, and raises

@@ -125,7 +125,7 @@ def _damage_in(encoded: bytes, header: Header | None) -> str:
     Returns "" if no damage can be seen.
 
     encoded: the content of the file.
-    header: header of the file. None: the file is of an unknown kind, and counts as damaged.
+    header: header of the file. None: the file is of an unknown kind, and is taken as damaged.
     """
     is_jpeg = encoded.startswith(JPEG_START)
     if is_jpeg and not _has_end(encoded):

@@ -5,7 +5,7 @@ The flow of a first start:
     preflight               checks each split (train, test) of the option file
       check_source          checks each data root of a split
         Record.read         returns the stored result if the data are the same (data/clips/kept.py)
-        RootCheck.run       otherwise checks all files (data/clips/root_check.py)
+        RootCheck.run       without such a result: checks all files (data/clips/root_check.py)
         Record.write        stores the result of the check
 
 The result of the check is stored under <path.root>/.preflight. While no folder changes, a repeated
@@ -52,7 +52,7 @@ def preflight(
 
     datasets: the sections of the splits.
     stored: folder of stored results.
-    show: opens a progress bar over the number of files.
+    show: a function that opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
     Returns {options_digest: record_id} of each stored result. The other ranks need this dict to
     find the results.
@@ -112,7 +112,7 @@ def check_source(
     the stored result is returned. None: all files are checked, and nothing is stored.
     decode: whether to decode every image, which also finds flipped bits. If not, only header and
     end of a PNG are read.
-    show: opens a progress bar over the number of files.
+    show: a function that opens a progress bar over the number of files.
     scale: scale of the network, the side of gt over the side of lq.
     share: fraction of the files that are looked at if no folder has changed.
     """

@@ -9,7 +9,7 @@ Clips of 2, 3 and 1 frames have, among the frames of all clips, the numbers
 The ranges are stored as `begins`: the first number of each range, and then the end of the last
 range, here [0, 2, 5, 6]. So range i has the numbers begins[i] ... begins[i + 1] - 1.
 
-What must stay: the results, because samples are numbered with them.
+What must stay: the results, because samples are numbered with these functions.
 
 Tests: tests/parts/data/test_sample_numbers.py, tests/parts/data/test_kept.py
 """

@@ -240,8 +240,8 @@ class DatasetClip(Reader):
         other clips (test_the_digest_that_is_stored_with_a_score_stays).
 
         There are two digests. The digest of a score does not contain times of change, so it is the
-        same for a copy of the data. `DatasetClip.digest` is stored with results. It changes with
-        the times of change.
+        same for a copy of the data. `DatasetClip.digest` is stored with results. This second digest
+        changes with the times of change.
         """
         clip = self.clip
         # E.g. [(720, 1280), (720, 1280), (40, 40), ["000000", "000001"]] for two frames.

@@ -71,8 +71,8 @@ class Report:
     note: str = ""
     seconds: float = 0.0  # how long the check of the files took
     # Where the result is stored. A later start finds it by the digest of the options that were
-    # checked. The other ranks of this start find it by (name, checksum). "" and None if the result
-    # is not stored.
+    # checked. The other ranks of this start find the result by (name, checksum). "" and None if the
+    # result is not stored.
     options_digest: str = ""
     record_id: RecordId | None = None
 
@@ -123,8 +123,8 @@ class RootCheck:
         """
         self.source = source
         self.decode = decode
-        # `run` fills `columns` and `states`. They are stored, and a later start compares the data
-        # with them.
+        # `run` fills `columns` and `states`. Both are stored, and a later start compares the data
+        # with both.
         self.columns: Columns = {}  # the clips as arrays
         self.states: dict[str, State] = {}  # {folder: its state}
         self.listings: dict[str, Listing] = {}  # {kind: {clip: its files}}
@@ -143,7 +143,7 @@ class RootCheck:
         """Check all clips, in groups of files.
 
         name: name of the report.
-        show: opens a progress bar.
+        show: a function that opens a progress bar.
         scale: scale of the network.
         """
         source = self.source

@@ -52,7 +52,7 @@ from utils.errors import DataError
 # scripts/prepare_gopro_spike.py use these names of folders. CLIP_FOLDERS (clip_folder.py) has the
 # same names, so that such a folder never counts as a clip.
 FOLDER_OF_LIGHT = {"display": "blur", "linear": "blur_gamma"}
-# If the correlation of firing rates and frame is at least this value, the two count as the same
+# If the correlation of firing rates and frame is at least this value, the two are taken as the same
 # scene. A larger value would warn of strongly blurred frames, and a smaller value would accept
 # other scenes. (LEAST_CORRELATION of data/edge_shift.py is a limit for gradients.)
 LEAST_CORRELATION = 0.5
@@ -225,7 +225,8 @@ def _wrong_frames(clip: Clip) -> list[str]:
     folder = Path(clip.lq[0]).parent
     right_name = FOLDER_OF_LIGHT[light]
     is_wrong = folder.name in FOLDER_OF_LIGHT.values() and folder.name != right_name
-    # The warning advises the folder of the right kind, so it helps only if this folder exists.
+    # The warning advises the folder of the right kind, so the warning helps only if this folder
+    # exists.
     has_right_folder = folder.with_name(right_name).is_dir()
     if not is_wrong or not has_right_folder:
         return []

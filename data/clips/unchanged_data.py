@@ -54,8 +54,8 @@ FOLDERS_AT_ONCE = 2**14
 def is_as_before(table: ClipTable, columns: Columns, share: float) -> bool:
     """Return whether the data are still as they were when the record was written.
 
-    The data count as unchanged if each of the four questions in the head of this file is answered
-    with "yes".
+    The data are taken as unchanged if each of the four questions in the head of this file is
+    answered with "yes".
 
     table: the clips of the record.
     columns: the arrays of the record, {name: array}. data/clips/columns.py shows the arrays of the

@@ -132,7 +132,7 @@ def _origin_of(paths: dict[str, str]) -> dict[str, str]:
     The report calls the frames "input", because the option is --input.
 
     paths: {kind of files: path}, with the kind "lq", and with "gt" and "spike" if the user gave
-    them.
+    such files.
     """
     origin = {"input": paths["lq"]}
     for kind in ("gt", "spike"):
@@ -240,7 +240,7 @@ def _matched_stems(
 
     By default, the names of the files are returned. If files are matched in order, they get the
     names of the frames. Files beyond the last frame keep their names, so that the check reports
-    them. E.g. with the frames "000000", "000001" and the files "a", "b", "c", the result is
+    these files. E.g. with the frames "000000", "000001" and the files "a", "b", "c", the result is
     "000000", "000001", "c".
 
     frame_stems: names of the frames.

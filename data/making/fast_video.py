@@ -91,7 +91,7 @@ def _expose(frames: FrameSource, numbers: range, gamma: float, written: set[int]
 
     numbers: numbers of the raw frames. gamma: exponent from display values to light.
     written: indices of the raw frames that are returned, e.g. {3} for the fourth raw frame of the
-    exposure. Not all raw frames are returned, because this would take much memory.
+    exposure. Not all raw frames are returned, because all raw frames would take much memory.
     """
     # Linear light of each display value 0 ... 255, as float32.
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)

@@ -21,8 +21,8 @@ As a product of matrices, where T(p) adds p:
 
 Light is linear, float32, 1 at full scale.
 
-What must stay: every bit of the light and the order of the draws, for the same photograph and seed.
-The reason: made data sets are published, and an interrupted data set is continued later. No test
+What must stay: every bit of the light and the order of the draws, for the same photograph and seed,
+because made data sets are published, and an interrupted data set is continued later. No test
 notices a change of the last bits, so compare the lights of a few seeds before and after you change
 the arithmetic. If the light must change, raise VERSION in data/making/recipe.py.
 

@@ -81,7 +81,7 @@ def find_sources(path: Path, photos: bool = False) -> list[ClipSource]:
     # Folders of images and videos come first, then photographs, because clips are made and shown in
     # this order. `clips_in` warns of files that it cannot read as a clip. The second loop below
     # reads the photographs, so `also_read` names their endings, and `clips_in` does not warn of
-    # them.
+    # photographs.
     sources = []
     photo_endings = IMAGE_SUFFIXES if photos else ()
     for root, split in roots:

@@ -21,8 +21,8 @@ from data.clips.user_frames import FrameSource
 from data.making.frame_light import scale_down
 
 # A part of a video has this many frames in addition to the frames of its intervals: one before the
-# first interval and one after the last interval. The reason: the first interval begins between two
-# frames, and the last interval ends between two frames. The light between two frames is
+# first interval and one after the last interval. Both are needed because the first interval begins
+# between two frames, and the last interval ends between two frames. The light between two frames is
 # interpolated from both frames.
 FRAMES_BESIDE = 2
 
@@ -159,9 +159,9 @@ def _frames_in_interval(wanted: int | None, most: int, rng: np.random.Generator)
 # percentile, a few pixels with a wrong flow would decide the step. With a smaller percentile, a
 # fast object in a still scene would not count. No measurement of other values is recorded.
 STEP_PERCENTILE = 95
-# If the grey levels (0 to 255) of two frames differ by more than this on average, the scene has
-# changed. A smaller value would take fast motion for a change of the scene. No measurement of other
-# values is recorded. test_no_part_has_a_change_of_the_scene notices a much larger value.
+# If the grey levels (0 to 255) of two frames differ by more than this number on average, the scene
+# has changed. A smaller value would take fast motion for a change of the scene. No measurement of
+# other values is recorded. test_no_part_has_a_change_of_the_scene notices a much larger value.
 SCENE_CHANGE = 40.0
 
 

@@ -4,8 +4,8 @@ A plane is one read-out of the spike camera. A frame interval is the time from o
 clip to the next, e.g. 88 planes. The crop moves smoothly, as if a person held the camera. Light is
 linear, float32, 1 at full scale.
 
-What must stay: every bit of the light and the order of the draws, for the same video and seed. The
-reason: made data sets are published, and an interrupted data set is continued later. No test
+What must stay: every bit of the light and the order of the draws, for the same video and seed,
+because made data sets are published, and an interrupted data set is continued later. No test
 notices a change of the last bits, so make a clip before and after you change the arithmetic, and
 compare the files. If the light must change, raise VERSION in data/making/recipe.py.
 
