@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         # None.
         _, address, _ = page.launch(
             # With the default 127.0.0.1, only this machine can reach the page. A Hugging Face Space
-            # sets this variable, e.g. to 0.0.0.0. Then every machine can reach the page.
+            # sets this variable, e.g. to 0.0.0.0. With 0.0.0.0 every machine can reach the page.
             server_name=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
             server_port=command.port,
             share=False,  # no public address at the makers of gradio
@@ -306,7 +306,7 @@ def restore(gr: Any, folder: Path, former: Work | None, *fields: Any) -> Iterato
     `restore` is a generator. Gradio shows each state that the generator yields, and may close the
     generator before its end.
 
-    gr: the package gradio. It is an argument, because only `main` imports gradio.
+    gr: the package gradio, an argument, because only `main` imports gradio.
     folder: the folder in which this restoration makes a folder of its own.
     former: the last restoration of this visitor, or None. Its files are removed.
     fields: the values that the visitor gave, in the order of the class `Fields`: frames, spikes,

@@ -216,7 +216,7 @@ def main(argv: list[str]) -> int:
                 digest=opt.digest(),
                 checks_folder=opt.checks_folder,
             )
-        # Read weights and clips. Then restore the clips: each rank takes a part of them.
+        # Read weights and clips. Then restore the clips. Each rank takes a part of the clips.
         with utils_dist.all_ranks_or_none():
             if request.own_files is not None:
                 job = job_on_own_clips(request.own_files, request, chosen, opt)
@@ -327,7 +327,7 @@ def own_clips_by_network(
     # `read_saved` takes the description that the weights file holds.
     description = opt.portable() if opt is not None else None
     saved = read_saved(network.weights, description)  # a `SavedNetwork`, not built yet
-    # The section `spike` of the training, with the user's changes. None: no spikes are read.
+    # The section `spike` of the training, with the user's changes. None if no spikes are read.
     spike_options = spikes_for_network(saved, files, network)
     network_method = network_for_own_clips(saved, network)
     method = with_improvement(network_method, joint, saved)
@@ -571,7 +571,7 @@ def with_improvement(
         return JointMethod(joint, first_method)
     if saved is None:
         return first_method
-    # The empty network has no weights in memory. It suffices to see which fusion the network has.
+    # The empty network has no weights in memory, but shows which fusion the network has.
     fusion = motion_of(saved.empty_network)
     if fusion is None:
         return first_method

@@ -66,8 +66,8 @@ def gradient_sync(net: nn.Module, is_last: bool) -> Any:
     """Return the context in which a micro-batch runs: with or without a sum over the ranks.
 
     A micro-batch is one of the batches of a step (train.accumulation_steps). Each rank adds up the
-    gradients of its micro-batches. Only the backward pass of the last micro-batch sums the
-    gradients over the ranks. This saves communication.
+    gradients of its micro-batches. To save communication, only the backward pass of the last
+    micro-batch sums the gradients over the ranks.
 
     net: the network, perhaps in DDP.
     is_last: whether the micro-batch is the last of its step.

@@ -119,8 +119,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
 
     mx, my: means. vx, vy: variances. cov: covariance. Each is a weighted mean over a window of 11 x
     11 pixels around the pixel, e.g. vx = mean((x - mx)^2). The weights are a Gaussian of sigma 1.5.
-    c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2. A pixel counts only if its window lies inside the
-    image.
+    c1 = (0.01 * 255)^2, c2 = (0.03 * 255)^2. Only pixels whose window lies inside the image are
+    used.
 
     Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to
     structural similarity", IEEE TIP 13(4), 2004, eq. 13 with the authors' constants and window.
@@ -156,8 +156,8 @@ def ssim(restored: np.ndarray, sharp: np.ndarray) -> float:
 # `metric(...)` is a decorator, and `(psnr)` calls it, as "@metric(...)" above a function does.
 metric("psnr_y", title="PSNR-Y dB", digits=2, on_luma=True)(psnr)
 metric("ssim_y", title="SSIM-Y", digits=4, on_luma=True)(ssim)
-# LPIPS has a column like the other metrics. It needs files of weights, so it is chosen by the flag
-# --lpips of main_test_vrt.py, and not by `metric.more`.
+# LPIPS has a column like the other metrics. LPIPS needs files of weights, so the flag --lpips of
+# main_test_vrt.py chooses it, and not `metric.more`.
 COLUMNS["lpips"] = Column("LPIPS", digits=4)
 
 # The metrics that are always computed. `metric.more` adds others.
@@ -308,8 +308,8 @@ def rgb_to_y(image: np.ndarray) -> np.ndarray:
 
     Source: ITU-R BT.601, as MATLAB's rgb2ycbcr.
     """
-    # The weights of R, G and B. They add up to 219 / 255, so white, 255, gives 219 + 16 = 235
-    # (test_luma_agrees_with_scikit_image).
+    # The weights of R, G and B. The sum of the weights is 219 / 255, so white, 255, gives 219 + 16
+    # = 235 (test_luma_agrees_with_scikit_image).
     weights = np.array([65.481, 128.553, 24.966]) / 255.0
     return image.astype(np.float64) @ weights + 16.0  # (H, W, 3) @ (3,) -> (H, W)
 

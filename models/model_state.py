@@ -72,7 +72,8 @@ class ModelState:
         # convolution". [] on a CPU and on NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
         # The options from which a program can build the network again, for weights files and
-        # checkpoints. They name no paths of this machine, because another machine may use the file.
+        # checkpoints. The options name no paths of this machine, because another machine may use
+        # the file.
         self.network_options: dict[str, Any] = {**opt.portable(), "spike_channels": spike_channels}
 
         # torch's layers draw their initial weights from the default generator. All ranks give it

@@ -192,8 +192,8 @@ class VRT(nn.Module):
             kernels=kernels,
             out_instants=out_instants,
         )
-        # The section netG.fusion, checked and with its defaults. It names the class of the fusion
-        # operator.
+        # The section netG.fusion, checked and with its defaults. The section names the class of the
+        # fusion operator.
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         if pa_frames == 0:  # the network interpolates frames
             _refuse_operator_for_new_frames(fusion_options, in_chans, spike_channels)
@@ -258,7 +258,7 @@ class VRT(nn.Module):
         self.stage8 = build_stage_8(design, drop_rates)
 
     def _build_output(self, design: Design) -> None:
-        """Add the layers after the stages. They turn the features into frames.
+        """Add the layers after the stages, which turn the features into frames.
 
         The released weights fix the 64 channels and the kernel sizes of these layers. The slope
         0.01 is the slope of the published network.

@@ -1,8 +1,8 @@
 """Find the network that the tensors of a weights file belong to.
 
 `read_saved` takes the path of a weights file, and perhaps what an option file says of its network.
-It returns a `SavedNetwork` (saved_network.py), which builds the network with its weights. A weights
-file may be
+`read_saved` returns a `SavedNetwork` (saved_network.py), which builds the network with its weights.
+A weights file may be
 
     ours        <step>_G.pth or <step>_E.pth, or a full checkpoint: the file describes its network
     published   one of the nine VRT files 001 to 009: its network is recognised by its tensors

@@ -9,8 +9,8 @@ To add a check, add a function that raises an OptionError with its four parts by
 in `check_options`. If several options are wrong, the user sees only the error of the first check.
 
 Terms: netG is the section of the network. `spec` is an InputSpec, which says what the network
-requires of its input (utils/contract.py). train and test are datasets.train and datasets.test. They
-are None if the option file lacks them.
+requires of its input (utils/contract.py). train and test are datasets.train and datasets.test, or
+None if the option file lacks the section.
 
 What must stay: each check. Without a check, a run starts and fails later, or gives wrong frames
 without an error (`kind_differences`). test_select_network.py tries wrong options. Free to change:
@@ -80,7 +80,7 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
         spike_channels = test.spike_channels
     else:
         spike_channels = 0
-    # On the device "meta" tensors have no content. So building there runs every check of the
+    # On the device "meta" tensors have no content. So building on "meta" runs every check of the
     # constructors without allocating weights.
     with torch.device("meta"):
         net = NETWORKS.build(netG, "netG", spike_channels=spike_channels)

@@ -34,10 +34,10 @@ def refuse_odd_tensors(weights: dict[str, Tensor], path: Path) -> None:
             )
 
 
-# All tensors together may be at most this many times as large as the file. They may be larger than
-# the file, because a real file may have a few tensors that share an array, e.g. a weight that two
-# layers use. A hostile file repeats one number millions of times, and would fill the memory. The 4
-# was chosen by hand.
+# All tensors together may be at most this many times as large as the file. The tensors may be
+# larger than the file, because a real file may have a few tensors that share an array, e.g. a
+# weight that two layers use. A hostile file repeats one number millions of times, and would fill
+# the memory. The 4 was chosen by hand.
 MOST_TIMES_FILE_SIZE = 4
 # If all tensors together have at most this many bytes (537 MB), the file is accepted, however small
 # it is. Chosen by hand.
@@ -107,7 +107,7 @@ def refuse_larger(
     embed_dims = list(_numbers_in(netG.get("embed_dims")))
     window_size = list(_numbers_in(netG.get("window_size")))
     all_options = list(_numbers_in([netG, spike_channels]))
-    # If the options lack depths or embed_dims, the key counts 0. A missing window_size counts 1,
+    # If the options lack depths or embed_dims, the least number is 0. Without window_size, it is 1,
     # the empty product.
     widest = max(embed_dims, default=0)
     # If a product of floats is too large for a float, the result is inf, without an error. A power

@@ -27,8 +27,8 @@ EXPECTED_FOR_NEW_FRAMES = "1 or 3 channels: their mean is added to the new frame
 def refuse_fusion_for_new_frames(fusion: str, trunk_channels: int, has_in_chans: bool) -> None:
     """Raise OptionError if a fusion operator does not fit a network with pa_frames 0.
 
-    VRT calls this function before `Fusion.channels`. Otherwise `Fusion.channels` would first advise
-    another in_chans. That advice would not help, because the operator itself does not fit.
+    VRT calls this function before `Fusion.channels`, because `Fusion.channels` would advise another
+    in_chans. This advice would not help, because the operator itself does not fit.
 
     fusion: name of the operator.
     trunk_channels: number of channels per frame that the operator gives if the option file leaves

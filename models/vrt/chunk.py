@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 # eq=False: a span is equal only to itself. regions.mask_table uses spans as keys of a cache. The
-# cache compares its keys, and two tensors `mask` cannot be compared by value: == gives a tensor.
+# cache compares its keys, and two tensors `mask` cannot be compared by value, because == gives a
+# tensor.
 @dataclass(frozen=True, eq=False)
 class Span:
     """The windows start ... stop - 1 of a chunk, which share one mask."""
@@ -56,9 +57,9 @@ class Chunk:
     # The indices of the tokens, without padding, in the order of `rows`: (tokens,) int64. The same
     # slice in a chunk of `GatedMlp`.
     results: Any
-    # True at padding, (positions, 1). None: no position is padding.
+    # True at padding, (positions, 1). None if no position is padding.
     padding: Tensor | None = None
-    # The positions that hold a token, (tokens,) int64. None: every position holds a token.
+    # The positions that hold a token, (tokens,) int64. None if every position holds a token.
     kept: Tensor | None = None
     # Ranges of windows with the same mask, in order. Together they are all windows of the chunk.
     spans: tuple[Span, ...] = ()

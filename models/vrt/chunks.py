@@ -48,8 +48,8 @@ class InChunks(torch.autograd.Function):
 
         tape                   stores results of the attention in forward, so that backward need not
                                compute them again
-        fc2                    the last linear layer of the MLP. It is computed here, the rest of
-                               the layer by work.hidden
+        fc2                    the last linear layer of the MLP. `InChunks` computes fc2, and
+                               work.hidden computes the rest of the layer
         y                      the residual. None for a GatedMlp, which has no residual
         h                      the input of fc2. None if stochastic depth has dropped the MLP
         work                   what the layer computes (work.py)
@@ -172,7 +172,7 @@ class InChunks(torch.autograd.Function):
             inputs = [tokens] + [w[name] for name in names_with_graph]
             grad_tokens, *grads_of_weights = _through_graph(outputs, gradients, inputs)
             for name, grad_weight in zip(names_with_graph, grads_of_weights, strict=True):
-                # None: stochastic depth has dropped the branch of this weight.
+                # None if stochastic depth has dropped the branch of this weight.
                 if grad_weight is not None:
                     sums[name] += grad_weight
             # `tokens` has entries at padding, too. `chunk.kept` leaves out their gradients. Each
@@ -227,8 +227,8 @@ def _outputs_and_gradients(
     of fc2 and of its bias to `sums`, if `sums` has these names. The formulas, with G and factor G,
     are in `InChunks.backward`.
 
-    This is a function of its own, so that factor G is freed before backward runs through the graph.
-    test_fake_gpu.py counts the tensors.
+    `_outputs_and_gradients` is a function of its own, so that factor G is freed before backward
+    runs through the graph. test_fake_gpu.py counts the tensors.
 
     y: the residual, (results, C), or None.
     h: the input of fc2, (results, hidden), or None.

@@ -62,7 +62,8 @@ class SpyNet(nn.Module):
         s is 32, 16, 8, 4, 2, 1, and h, w are the sides of the frames, rounded up to multiples of
         32.
 
-        frames: (n, 3 or 1, h, w) in [0, 1]. A gray frame counts for all three colours.
+        frames: (n, 3 or 1, h, w) in [0, 1]. The one channel of a gray frame is used for all three
+            colours.
         """
         # The sides are halved five times and must stay whole numbers, so enlarge the frames to
         # multiples of 32, e.g. from 180 to 192 rows.

@@ -30,7 +30,7 @@ What must stay, and which test notices (in tests/parts/models):
                                                         last bits of the sums of gradients, so
                                                         existing runs would not resume exactly
 
-The chunks depend only on sizes. They are cached and shared by all blocks and networks of the
+The chunks depend only on sizes. The chunks are cached and shared by all blocks and networks of the
 process, so do not modify a chunk. Free to change: how the numbers are computed.
 """
 
@@ -72,10 +72,10 @@ def window_chunks(
 
     size: tokens of a clip (D, H, W).
     window: size of a window. If the clip is not longer than the window along an axis, there is one
-        window along this axis. It has the length of the clip, and is not shifted.
+        window along this axis. This window has the length of the clip, and is not shifted.
     shift: by how many tokens the windows are shifted along each axis.
     batch: number of clips in the batch. The tokens are numbered through all clips, clip after clip.
-    most: largest number of windows in a chunk. None: one chunk holds all windows.
+    most: largest number of windows in a chunk. None if one chunk is to hold all windows.
 
     Each token is in exactly one window. The windows are sorted by mask, so that the windows with
     the same mask are one span. There are at most 2 x 2 x 2 masks: along each of the three axes a

@@ -25,7 +25,7 @@ Weights = dict[str, Any]  # name -> Tensor, or None for a bias that the layer la
 # Names of the weights that `cast` leaves in float32: the two layer norms of a block, and the bias
 # of its attention (`Block.weights`). These weights are added to float32 values, or the operator
 # that uses them casts them itself. All other weights are cast to the dtype of the tokens. If a name
-# is missing here, there is no error: the weight is cast and loses bits.
+# is missing here, the weight is cast and loses bits, without an error.
 FLOAT32_WEIGHTS = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
@@ -54,8 +54,8 @@ class Piece(NamedTuple):
 class Work(NamedTuple):
     """What is computed for each chunk: y + factor * (h fc2^T + fc2_bias).
 
-    `hidden` returns y and h. It leaves out fc2, the linear layer at the end of a Block and of a
-    GatedMlp. The gradients of fc2 follow from h, so backward need not compute fc2 again.
+    `hidden` returns y and h. `hidden` leaves out fc2, the linear layer at the end of a Block and of
+    a GatedMlp. The gradients of fc2 follow from h, so backward need not compute fc2 again.
 
     To run another kind of layer in chunks, give a new `hidden`, with its chunks and names. Backward
     calls `hidden` again and expects the same numbers, so `hidden` must not draw random numbers or

@@ -15,8 +15,8 @@ What must stay: no flag of this project is refused. So the tables below contain 
 project does not have. The exception is SHARED_NAMES, the flags that this project has, too
 (test_a_tile_in_our_form_is_no_flag_of_kairs). Our main_test_vrt.py must accept the command in the
 advice (test_the_command_that_answers_kairs_is_one_that_this_program_takes).
-Free to change: a flag may be added to a table. Then change the table of docs/coming_from.md, too,
-in both languages.
+Free to change: a flag may be added to a table. After this change, change the table of
+docs/coming_from.md, too, in both languages.
 
 Tests: tests/stories/test_coming_from.py
 """

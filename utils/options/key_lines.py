@@ -99,7 +99,7 @@ def key_lines(text: str, where: str) -> list[tuple[str, int]]:
     # bracket.
     whole_file = _Bracket(name="", is_list=False)
     open_brackets = [whole_file]
-    # The last text, word or number, and its line. It is a key if a colon follows.
+    # The last text, word or number, and its line. `word` is a key if a colon follows.
     word = ""
     word_line = 1
     for token, line in _tokens_with_lines(text):

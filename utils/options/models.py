@@ -178,7 +178,7 @@ class Options(Section):
         The file is <folder>/<name of the option file>_<time>.json, e.g. 000_251106_100000.json.
         """
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-        # If several starts come within one second, `name` is the same. Then the second file gets
+        # If several starts come within one second, they have the same `name`. The second file gets
         # "_2" after the time, and the third file "_3".
         earlier_files = [path for path in folder.glob("*.json") if path.name.startswith(name)]
         if earlier_files:

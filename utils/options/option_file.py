@@ -89,7 +89,7 @@ def _merge(
         result  {"a": 1, "b": {"c": 9, "d": 3}}
 
     `base` and `file` are not changed. If the file names another part (case 2 below), `sources` gets
-    the inherited keys. These are the keys of the base that the file does not have.
+    the inherited keys, i.e. the keys of the base that the file does not have.
 
     `_leave_old_part` (override.py) has the same two cases for the command line, so change both
     together.
@@ -169,7 +169,8 @@ def _places_of_keys(text: str, path: Path) -> dict[str, str]:
 def _values_of_text(text: str, path: Path) -> dict[str, Any]:
     """Return the JSON object that an option file holds. Raises OptionError."""
     try:
-        # An emoji may be written as two escapes, "\ud83d\ude00". They become one character.
+        # An emoji may be written as two escapes, "\ud83d\ude00". The two escapes become one
+        # character.
         raw = _with_whole_characters(_parse(text))
     except RecursionError as e:
         raise _no_valid_json(path, "fewer brackets within one another") from e
@@ -271,9 +272,9 @@ MOST_JSON5_CHARACTERS = 2**14
 def _parse(text: str) -> Any:
     """Return the value of a JSON text. Raises ValueError.
 
-    The package json reads a text of JSON and comments. It is a thousand times as fast as json5. A
-    short text may have the other additions of JSON5, such as commas at the end of a list. A long
-    text must not have them, because json5 would take too long. Tests: test_hostile_options.py, e.g.
+    The package json reads a text of JSON and comments, a thousand times as fast as json5. A short
+    text may have the other additions of JSON5, such as commas at the end of a list. A long text
+    must not have them, because json5 would take too long. Tests: test_hostile_options.py, e.g.
     test_an_unknown_key_of_a_long_file_is_named_with_its_line.
     """
     # Replace each comment by blanks of the same length. So every other character keeps its line and

@@ -253,8 +253,8 @@ def _failed_key(
     """Return the key that an error of pydantic is about.
 
     loc: the path to the wrong value, as pydantic gives it, e.g. ("train", "G_optimizer_betas", 0).
-        The first names are sections within one another. Then comes the key. Whatever follows the
-        key is a position within its value, here item 0 of a list, and is left out.
+        The first names are sections within one another. The next name is the key. Names after the
+        key are positions within its value, here item 0 of a list, and are left out.
     model: the model that `read_section` was called for, e.g. Options.
     values: the values of the section that `read_section` was called for.
     where: dotted key of this section, "" for the whole file.
@@ -267,7 +267,8 @@ def _failed_key(
     #     depth 1   "G_optimizer_betas" is not a section, so it is the key of the section "train"
     names = [str(name) for name in loc]
     depth = 0  # number of sections on the path
-    # The last name is always the key. It may name a section, e.g. "train" with a number as value.
+    # Do not step into the last name. If the last name is a section, the value of the section is
+    # wrong, e.g. "train": 3, so the section itself is the key.
     while depth < len(names) - 1:
         inner = _section_type(model, names[depth])
         if inner is None:

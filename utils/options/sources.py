@@ -30,9 +30,8 @@ class Sources:
     # Dotted keys that the command line gives.
     overridden: set[str] = field(default_factory=set)
     # Dotted keys that were meant for another part. E.g. the base has {"net_type": "vrt", "depths":
-    # [8]}, and the file says "net_type": "tiny". Then "netG.depths" is left in the section,
-    # although it belongs to vrt. An unknown key of this set is dropped. Any other unknown key is an
-    # error.
+    # [8]}, and the file says "net_type": "tiny". The section still has "netG.depths", although this
+    # key belongs to vrt. An unknown key of this set is dropped. Any other unknown key is an error.
     inherited: set[str] = field(default_factory=set)
 
     def place(self, where: str) -> str:

@@ -53,8 +53,8 @@ def describe(annotation: Any, limits: Sequence[Any] = ()) -> str:
 def _limits_in(metadata: Sequence[Any]) -> list[Any]:
     """Return the limits that follow the type in an annotation.
 
-    E.g. Annotated[int, Field(ge=0, lt=9)] has the limits [Ge(ge=0), Lt(lt=9)]. They are the
-    `metadata` of the Field. Anything else that follows the type is a limit itself.
+    E.g. Annotated[int, Field(ge=0, lt=9)] has the limits [Ge(ge=0), Lt(lt=9)], the `metadata` of
+    the Field. Anything else that follows the type is a limit itself.
 
     metadata: what follows the type in Annotated[type, ...]
     """

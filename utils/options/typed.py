@@ -103,8 +103,8 @@ def _resolve_part(
     E.g. {"net_type": "tiny"} at "netG" becomes a Section with net_type "tiny" and width 16, if 16
     is the default of the parameter `width` of this network.
 
-    Raises OptionError if the section is wrong. Then `raw` has unchecked defaults in place of the
-    section, so that the caller can go on, and check the other sections as well.
+    Raises OptionError if the section is wrong. In this case, `raw` has unchecked defaults in place
+    of the section, so that the caller can go on, and check the other sections as well.
 
     where: dotted key of the section, e.g. "netG" or "datasets.train"
     kind: kind of part, a key of `parts`
@@ -188,9 +188,9 @@ def _without_keys_of_other_part(
     return own_values
 
 
-# Keys of datasets.train for the loader, which reads samples in the background. Here their numbers
-# are per GPU. In files of KAIR they are totals of all GPUs. scripts/convert_options.py uses these
-# names for the totals of S-VRT, too.
+# Keys of datasets.train for the loader, which reads samples in the background. In this project, the
+# numbers of these keys are per GPU. In files of KAIR they are totals of all GPUs.
+# scripts/convert_options.py uses these names for the totals of S-VRT, too.
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")
 
 

@@ -1,6 +1,6 @@
 """Keys of `val` and `metric`: how a clip is restored part by part, and how it is scored.
 
-Both sections count for validations of a training and for tests of main_test_vrt.py.
+Validations of a training use both sections, and so does main_test_vrt.py.
 
 What must stay and what is free to change: see the head of models.py. How the keys are used:
 models/restore/tiles/plan.py cuts a clip into tiles, models/metrics.py and utils/image.py score.

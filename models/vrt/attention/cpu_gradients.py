@@ -15,7 +15,7 @@ The offset is bias and mask times log2(e), and the log-sum-exp comes from the fo
 
 From each row of a T x T matrix a number is subtracted: the log-sum-exp from the logits, and
 sum(dO * O) from dO v^T. `append_two_channels` widens q, k, v and dO, so that the matrix products
-subtract these numbers. Otherwise each subtraction would be one more pass over the matrix.
+subtract these numbers. A separate subtraction would be one more pass over the matrix.
 
 Letters: n windows, T tokens in a window, hd channels of a head.
 

@@ -62,7 +62,8 @@ def logit_offset(
     bias: (heads, T, T) or None.
     mask: (T, T) or None.
     dtype: dtype of the result, which is the dtype of q.
-    factor: log2(e) for our attention for CPUs, which computes 2^x instead of e^x. Otherwise 1.
+    factor: log2(e) for our attention for CPUs, which computes 2^x instead of e^x. 1 for torch's
+        attention.
 
     Returns None if bias and mask are both None.
     """

@@ -1,6 +1,6 @@
 """Attention inside windows: softmax(scale q k^T + bias + mask) v.
 
-`window_attention` is what a block calls. It chooses among three forms of the same computation:
+A block calls `window_attention`, which chooses among three forms of the same computation:
 
     our kernels     gpu.py, on GPUs, for windows that `attention_has_kernel` accepts
     our CPU form    cpu.py, on CPUs, if the caller gives a tape (tape.py). The tape keeps the output

@@ -54,7 +54,8 @@ def alignment_transient(align: DeformAlign, target: Tensor) -> int:
 
     target: the target frames, (n, d, h, w): n frames of d channels.
 
-    Returns 0 on a CPU. There align_clip.py aligns a few frames at a time, so the tensors are small.
+    Returns 0 on a CPU, where the tensors are small, because align_clip.py aligns a few frames at a
+    time.
     """
     if in_cpu_form(target):
         return 0

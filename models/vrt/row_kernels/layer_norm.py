@@ -39,7 +39,7 @@ def _normalized(x, CHANNELS: tl.constexpr, is_inside, eps):
     is_inside: whether each number of the tile is inside the tensor, (ROWS, PADDED).
     """
     mean = tl.sum(x, 1) / CHANNELS  # (ROWS,)
-    # Set padding to 0. Otherwise it would be -mean, and would add to the variance.
+    # Set padding to 0, because padding would be -mean, and would add to the variance.
     centred = tl.where(is_inside, x - mean[:, None], 0.0)
     variance = tl.sum(centred * centred, 1) / CHANNELS  # (ROWS,)
     factor = 1 / tl.sqrt(variance + eps)
@@ -130,8 +130,8 @@ def _norm_backward(
     rows_to_next_tile = tl.num_programs(0) * ROWS
     for start in range(first_row, row_count, rows_to_next_tile):
         row = start + tl.arange(0, ROWS)
-        # (ROWS, PADDED): false for padding and for rows beyond the last one. There grad_y is loaded
-        # as 0, so they add nothing to the sums.
+        # (ROWS, PADDED): false for padding and for rows beyond the last row. Where it is false,
+        # grad_y is loaded as 0 and adds nothing to the sums.
         is_inside = (row < row_count)[:, None] & is_channel[None, :]
         index = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
         values = tl.load(x + index, mask=is_inside, other=0.0).to(tl.float32)

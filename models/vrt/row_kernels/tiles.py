@@ -1,6 +1,6 @@
 """The size of a tile and the number of programs, for the Triton kernels over rows of channels.
 
-A row is the channels of one token. torch's LayerNorm gives one row to a block of threads. This is
+A row is the channels of one token. torch's LayerNorm gives one row to a block of threads, which is
 slow for short rows, e.g. of 96 channels. Here a program (one instance of a kernel) computes a tile:
 all channels of several rows, padded to a power of two.
 
@@ -44,7 +44,8 @@ def tile(channels: int, elements: int = ELEMENTS) -> dict[str, int]:
 # Largest number of programs of a backward pass: 4 for each of the 132 multiprocessors of an H100.
 # With fewer programs, some multiprocessors would idle. With more programs, more sums would be
 # written. Another number changes the last bits of the gradients of weights and biases.
-# The attention has a number of its own (attention/kernels/launches.py). It need not be the same.
+# The attention has a number of its own (attention/kernels/launches.py). The two numbers need not be
+# equal.
 PROGRAMS = 528
 
 

@@ -4,10 +4,11 @@
     launch_one_pass          backward for windows of up to 128 tokens: one kernel
     launch_several_passes    backward for larger windows: two or three kernels
 
-A program is one instance of a kernel. It computes one tile, i.e. a part of the T x T matrix, of one
-head, in a group of successive windows. Usually a group has one window, so that as many programs as
-possible run. Only the programs that sum dS, the gradient of the logits, go through several windows:
-each group writes one (T, T) sum per head, and with fewer groups there are fewer sums to write.
+A program is one instance of a kernel. A program computes one tile, i.e. a part of the T x T matrix,
+of one head, in a group of successive windows. Usually a group has one window, so that as many
+programs as possible run. Only the programs that sum dS, the gradient of the logits, go through
+several windows: each group writes one (T, T) sum per head, and with fewer groups there are fewer
+sums to write.
 
 E.g. 576 windows of 6 x 8 x 8 = 384 tokens, 120 channels in 6 heads:
 

@@ -27,8 +27,8 @@ values count, as in the published network, and the block leaves out their output
 
 What must stay:
 
-    The addresses, and the logits up to rounding. tests/parts/models/test_triton.py compares them
-    with float64. It needs no GPU, because Triton's interpreter runs the kernels on a CPU.
+    The addresses, and the logits up to rounding. tests/parts/models/test_triton.py compares both
+    with float64. The test needs no GPU, because Triton's interpreter runs the kernels on a CPU.
     test_cuda.py does the same on a GPU.
 
     The order of operations in `_logits`. Another order changes the last bits of a training, so

@@ -31,8 +31,8 @@ def mask_table(
 
     spans: ranges of successive windows. All windows of a span have the same mask.
     tokens: number of tokens that attend to each other, T.
-    mutual: whether the two frames of a window attend to each other. Then each frame counts as a
-        window: n in the shapes below is twice the number of windows in `spans`.
+    mutual: whether the two frames of a window attend to each other. If so, each frame counts as a
+        window, and n in the shapes below is twice the number of windows in `spans`.
 
     Returns (region_row, regions), both int32:
 
@@ -59,9 +59,9 @@ def _regions_of_tokens(mask: Tensor | None, tokens: int) -> Tensor:
 
     E.g. tokens 0 to 3 and tokens 4 to 7 are two regions: 0 0 0 0 4 4 4 4.
 
-    mask: 0 for two tokens of one region. None: all tokens are one region. The shape is (T, T). For
-        a window of two frames it is (2 T, 2 T). Both frames have the same mask, so the first T
-        rows and columns are enough.
+    mask: (T, T), with 0 for two tokens of one region. None if all tokens are one region. For a
+        window of two frames, the shape is (2 T, 2 T). Both frames have the same mask, so the first
+        T rows and columns are enough.
     """
     if mask is None:
         return torch.zeros(tokens)

@@ -299,8 +299,8 @@ def gradients_of_keys(
 
 
 # do_not_specialize: without it, Triton would compile the kernel again for some sizes of the frames.
-# Arguments that are not used are still there, because one function launches all backward kernels,
-# with the same arguments (`BackwardPass.launch` in launches.py).
+# The kernel also has arguments that it does not use, because one function launches all backward
+# kernels, with the same arguments (`BackwardPass.launch` in launches.py).
 @jit(do_not_specialize=["window_count", "group_size"])
 def gradient_of_bias(
     # Inputs. Tensors arrive as pointers to their first number. All but `grad` are contiguous.
