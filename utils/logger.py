@@ -95,7 +95,7 @@ class _ReportsOnceHandler(logging.Handler):
 
 
 class _FileHandler(_ReportsOnceHandler, logging.FileHandler):
-    """Appends lines to a file. A symbolic link is refused: its target may be a file of a user."""
+    """Appends lines to a file. Refuses a symbolic link, whose target may be a file of a user."""
 
     def _open(self) -> Any:
         """Open the file. FileHandler calls this function.

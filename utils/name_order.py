@@ -83,7 +83,7 @@ def are_values(names: Collection[str]) -> bool:
         values.append(_Value(*match.groups(default="")))
     signs = {value.sign for value in values}
     if "" not in signs:
-        return False  # a sign stands before each name: it may be a hyphen
+        return False  # a sign stands before each name, and may be a hyphen
     have_several_signs = len(signs) > 1
     have_exponents = any(value.exponent for value in values)
     if have_several_signs or have_exponents:

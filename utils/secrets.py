@@ -154,8 +154,8 @@ _NAME_IN_TEXT = rf"""{_NAME}["']?{_SEPARATOR}"""
 _WORDS_OF_FLAG = r"(?:[\w-]{0,40}(?:[_\d-]|[a-z](?=[A-Z])))?"
 _FLAG = rf"--{_WORDS_OF_FLAG}{_NAME}[ =]"
 # The value is a text in quotes or a word. The quote at the end is optional ("? and '?), because a
-# message may cut a long text off. These repetitions need no upper bound: the next search begins
-# behind the match, so each character is read once.
+# message may cut a long text off. These repetitions need no upper bound, because the next search
+# begins behind the match. So each character is read once.
 _DOUBLE_QUOTED = r'"(?:\\.|[^"\\])*"?'  # perhaps with escapes: "a\"b"
 _SINGLE_QUOTED = r"'[^']*'?"
 # A word ends before a blank, one of ",;&", or one of "}]". In a header of HTTP, a word such as

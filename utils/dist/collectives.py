@@ -1,8 +1,8 @@
 """Exchange values between all ranks: wait for one another, gather, send from one rank, average.
 
 Every function is collective: every rank calls it, and all ranks make the same calls in the same
-order. If a rank leaves a call out, the other ranks wait for it, until the watchdog ends the run. A
-single process exchanges nothing: each function returns its own object, or a list with this object.
+order. If a rank leaves a call out, the other ranks wait for it, until the watchdog ends the run. In
+a single process nothing is exchanged. Each function then returns the given object, or a list of it.
 
 Objects are sent as bytes (utils/dist/message.py). A rank first sends the number of bytes, so that
 the receiver can make a tensor of this size, and then the bytes. The receiver checks the number

@@ -101,8 +101,8 @@ def guard(rank: GuardedRank) -> None:
     """Watch a rank until it ends, and end it if it sends no heartbeat for rank.limit_s seconds.
 
     This is the main function of the guard process, whose parent is the rank. If a user stops the
-    rank by a signal (Ctrl-Z), the rank sends no heartbeat, but the guard does not end the rank: the
-    user will let the rank go on, or the other ranks end it.
+    rank by a signal (Ctrl-Z), the rank sends no heartbeat. The guard does not end such a rank,
+    because the user will let the rank go on, or the other ranks end it.
 
     The order of the steps must stay:
 
@@ -116,7 +116,7 @@ def guard(rank: GuardedRank) -> None:
     silent_s = _wait_for_silence(rank.pid, rank.limit_s)
     if silent_s is None:
         return
-    launcher = process_parent(rank.pid)  # read it now: a process that has ended has no parent
+    launcher = process_parent(rank.pid)  # read it now, because an ended process has no parent
     stacks = ""
     with suppress(OSError), open(rank.stack_file, "a+b", buffering=0) as file:
         stacks = dump_stacks(file, rank.pid)
@@ -127,8 +127,8 @@ def guard(rank: GuardedRank) -> None:
     _report(rank, silent_s, stacks)
     if rank.mark is not None:  # there are other ranks
         # `_others_report` has claimed the report for this guard, by a socket that closes when this
-        # process ends (`first_to_claim`). Leave the other guards time to find the socket: they end
-        # their ranks at nearly the same time. This time, 1 s, is chosen by hand.
+        # process ends (`first_to_claim`). Leave the other guards time to find the socket, because
+        # they end their ranks at nearly the same time. The 1 s is chosen by hand.
         time.sleep(1.0)
 
 

@@ -84,8 +84,8 @@ def write_to_log_and_stderr(text: str) -> None:
         with suppress(Exception):
             sys.stdout.flush()  # first, so that earlier lines of the program come before the text
         with suppress(OSError):
-            # Do not use sys.stderr here: the main thread may hold its lock while it waits for the
-            # terminal.
+            # Do not use sys.stderr here, because the main thread may hold the lock of sys.stderr
+            # while it waits for the terminal.
             os.write(2, f"{text}\n".encode())
 
     call_with_time_limit(to_terminal)
@@ -157,7 +157,8 @@ def leave(code: int, store: Store | None) -> NoReturn:
     store: the store of the run, or None if the store does not answer.
     """
     # The main thread and the watchdog thread may both call `leave`. The first thread takes the lock
-    # and never releases it: it ends the process while the second thread still waits in this line.
+    # and never releases it. The first thread ends the process while the second thread still waits
+    # in this line.
     # If the first thread hangs, e.g. in a request to the store, the second one ends the process.
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)
@@ -212,8 +213,8 @@ def _wait_for_others(store: Store, signed_off_count: int) -> None:
     """
     deadline = time.monotonic() + SIGN_OFF_WAIT_S
     # The last beat of each rank has its process id. Before the ranks have met, some ranks have no
-    # beat, and reading it would hang. Then `states` stays empty: it is not known whose process is
-    # gone, so this rank waits until all ranks have signed off.
+    # beat, and reading it would hang. Then `states` stays empty. So this rank does not know whose
+    # process is gone, and waits until all ranks have signed off.
     states = {}
     with suppress(ForeignValueError):
         if store.check([MET]):

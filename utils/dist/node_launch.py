@@ -3,7 +3,7 @@
 torchrun then takes the place of this process, and starts the ranks of the node. `node_variables`
 returns the numbers of ranks and nodes under torchrun's names, whatever the platform calls them.
 
-What must stay: which variables count, because users' job scripts rely on it. Tests
+What must stay: which variables are read, because users' job scripts rely on them. Tests
 (tests/stories/test_launch.py): test_a_process_that_stands_for_a_node_knows_its_place,
 test_a_rank_does_not_stand_for_a_node.
 """

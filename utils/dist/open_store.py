@@ -324,7 +324,8 @@ def _answer_requests(tcp_store: Store, name: str, launch: LaunchInfo) -> None:
 
     Any program that reaches the port can write a huge number of requests into the store. So only
     the newest requests are looked for, at most 2 * world_size. The requests of this start are among
-    them: each rank asks once per start, and a rank of the start before may ask at the last moment.
+    them, because each rank asks once per start. A rank of the start before may ask at the last
+    moment, hence the factor 2.
 
     name: the name of this start.
     """

@@ -14,8 +14,8 @@ A wrong variable does not raise an error at once. It adds a text to the list `fa
 end one error lists all texts (utils/dist/launch_variables.py). In all functions, `env` is the
 environment: name of a variable -> its text.
 
-What must stay: which variables count, because users' job scripts rely on it. These tests notice a
-change:
+What must stay: which variables are read, because users' job scripts rely on them. These tests
+notice a change:
 
     read_launch   test_the_variables_tell_who_started_the_ranks
     refusals      test_a_wrong_variable_is_named
@@ -167,8 +167,8 @@ def _member_of_step(env: Env, task_count: int, faults: list[str]) -> Member:
     """Return the number of a task of SLURM, and where all tasks of its step meet.
 
     Each task computes address and port by itself, and all tasks of one srun must get the same
-    values. MASTER_ADDR and MASTER_PORT count if the user has set them. Wrong variables are appended
-    to `faults`.
+    values. If the user has set MASTER_ADDR or MASTER_PORT, this value is used. Wrong variables are
+    appended to `faults`.
     """
     last = task_count - 1
     rank = number_in(env, "SLURM_PROCID", faults, low=0, high=last, below="SLURM_NTASKS")

@@ -155,7 +155,7 @@ class Judge:
 
         A collective ends only when every rank has entered it. So the ranks wait for the ranks that
         have entered the fewest collectives. Of these, the rank that is longest over its budget is
-        the cause. E.g. rank 1 is the cause in the table below: it has entered the fewest
+        the cause. E.g. rank 1 is the cause in the table below, because it has entered the fewest
         collectives (`syncs`), and is 312 - 300 = 12 s over its budget. Age and budget are seconds
         in the phase and their limit.
 

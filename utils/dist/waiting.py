@@ -69,8 +69,8 @@ def within(seconds: float, function: Callable[[], Result]) -> Result:
     The function runs in a thread. If the function hangs, its thread stays behind, because Python
     cannot end a thread.
     """
-    # Do not use the executor in a `with` block: the end of the block would wait for the thread,
-    # even if the thread hangs.
+    # Do not use the executor in a `with` block, because the end of the block would wait for the
+    # thread, even if the thread hangs.
     call = futures.ThreadPoolExecutor(max_workers=1).submit(function)
     clock = AwakeClock(slice_s=SLICE_S)
     while not call.done():

@@ -5,7 +5,7 @@ each rank has:
 
 * The main thread, which trains. Before each part of its work it notes the name of the part, the
   *phase*, in `RUN.place`, e.g. "forward" at step 120. To do so, it calls the functions of this
-  page.
+  module.
 * The watchdog thread (watchdog_thread.py). Every half second it writes the phase into the key-value
   store of the run (this record is a *beat*), and reads the beats of a few other ranks (beats.py).
 * A second thread, which ends the process if the watchdog thread hangs in a request to the store.

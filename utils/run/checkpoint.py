@@ -182,7 +182,8 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
     byte_count = 0
     if isinstance(value, dict):
         for key in value:
-            # This call only refuses keys of other types: a text or a number adds 0 bytes.
+            # This call only refuses keys of other types, because a text or a number has 0 bytes of
+            # tensors.
             byte_count += _plain_bytes(key, f"{where} (a key)")
         for key, item in value.items():
             byte_count += _plain_bytes(item, f"{where}[{key!r}]")

@@ -124,8 +124,8 @@ class RunFolder:
         lock: the file `.lock` in the folder. It does not exist.
         """
         # If the file MARK, which each run makes at its start, is missing, the whole folder was
-        # removed. It is not enough to look for the folder itself: the run may have made the folder
-        # again when it wrote a file (`write_whole`).
+        # removed. It is not enough to look for the folder itself, because the run may have made the
+        # folder again when it wrote a file (`write_whole`).
         was_folder_removed = not (self.path / MARK).exists()
         with writing(self.path, OTHER_ROOT):
             self.path.mkdir(parents=True, exist_ok=True)

@@ -72,8 +72,8 @@ class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns.
 
     To add a warning, add a method `_check_...`, which calls `_warn` with a name that no other
-    warning has. Only rank 0 calls the method, so it must contain no collective: rank 0 would wait
-    for the other ranks forever.
+    warning has. Only rank 0 calls the method, so the method must contain no collective. In a
+    collective, rank 0 would wait for the other ranks forever.
     """
 
     def __init__(

@@ -102,8 +102,8 @@ def entries_of(path: Path) -> list[dict[str, Any] | None]:
     """Return the entries of a file of a history, in the order of their steps.
 
     A line of a .jsonl that is not an entry becomes None, so that the caller can name or count such
-    lines. A last line without an end of line is left out: the run is still writing the line, or was
-    killed while it wrote.
+    lines. A last line without an end of line is left out, because the run is still writing the
+    line, or was killed while it wrote.
     """
     if path.suffix == ".jsonl":
         # The last item of the split is the text after the last end of line. It is empty, or a line

@@ -31,7 +31,7 @@ class RunProgress(ExitStack):
         """Prepare to show the progress. Nothing is shown before `begin_epoch`.
 
         kind: the option logging.progress, e.g. "bar". If stderr is not a terminal, a "bar" shows
-            nothing: the log lines of the run have the same numbers.
+            nothing, because the log lines of the run have the same numbers.
         total_iter: number of steps of the run.
         timer: the run's StepTimer (utils.run.timing), which measures the speed and the pauses.
         every: number of steps between two validations and between two saves, e.g.

@@ -71,8 +71,8 @@ class Position(Saved):
 
     A checkpoint has these keys side by side with other keys, e.g. "version" and "optimizer".
     Fields with a default are missing in checkpoints of earlier versions. The default only says that
-    a field may be missing: a resumed run takes the value from the defaults of `Progress`
-    (`restore_progress`).
+    a field may be missing. A resumed run takes the value of such a field from the defaults of
+    `Progress` (`restore_progress`).
     """
 
     step: Count  # number of optimizer steps done
