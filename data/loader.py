@@ -1,15 +1,17 @@
 """The training loader: the workers that read samples, and the errors if a worker hangs or dies.
 
+A micro-batch is what one rank puts through the network at once. An optimizer step uses one or more
+micro-batches of each rank (accumulation_steps). A global batch is the samples of all ranks in one
+step.
+
     sampler (data/sample_order.py)          yields (epoch, index) of each sample of this rank
       -> BatchSampler of torch              groups these pairs into micro-batches
       -> loader workers (_Batches)          read the samples of a micro-batch
       -> TrainLoader                        yields the micro-batches of one optimizer step
 
-A micro-batch is what one rank puts through the network at once. An optimizer step uses one or more
-micro-batches of each rank (accumulation_steps). A global batch is the samples of all ranks in one
-step. A loader worker is a process that hands over its micro-batches through shared memory,
-/dev/shm. If a worker hangs or dies, an error names the samples that this worker had to read.
-main_train_vrt.py makes the `TrainLoader`.
+A loader worker is a process that hands over its micro-batches through shared memory, /dev/shm. If a
+worker hangs or dies, an error names the samples that this worker had to read. main_train_vrt.py
+makes the `TrainLoader`.
 
 What must stay: a worker that hangs or dies ends the run with an error that names its samples and
 its rank. Free to change: how the workers read, because a sample depends only on its (epoch, index).

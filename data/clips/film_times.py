@@ -74,7 +74,8 @@ def film_times(
     if packets is None:
         # No stream has packets at these times. The reader could not use the time stamps of the
         # film, so the reader has computed the times from the frame rate. `doubt` tells the user
-        # that the film has no times, except for a single frame, whose time does not matter.
+        # that the film has no times. The time of a single frame does not matter, so a single frame
+        # gets no doubt.
         doubt = "the film does not tell the times of its frames" if len(times) > 1 else ""
         return times_of_film(times, doubt=doubt)
     if packets.damaged:

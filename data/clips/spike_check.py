@@ -1,5 +1,8 @@
 """Compare the spikes of a clip with its frames, to find errors that the sizes do not show.
 
+The spikes are compared as a picture: their firing rate, the spikes per plane of each pixel. The
+blurry frame shows the same scene during the same exposure, so picture and frame must correlate.
+
     _wrong_position   the rows have the opposite order (spike.flip), or the spikes belong to
                       another frame
     _wrong_light      the spikes have not integrated the assumed kind of light (linear light or
@@ -8,9 +11,6 @@
     _wrong_frames     the blurry frames are means of one kind of light, and the spikes integrate the
                       other kind
     _narrow_windows   the windows of the representation are too short for this firing rate
-
-The spikes are compared as a picture: their firing rate, the spikes per plane of each pixel. The
-blurry frame shows the same scene during the same exposure, so the two must correlate.
 
 The data check (data/clips/root_check.py) calls `check_spikes` for each clip.
 

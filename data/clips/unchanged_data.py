@@ -1,16 +1,16 @@
 """Say whether the data are still as they were when they were checked.
 
-The data check stores its result in files called a record (data/clips/kept.py). A later start skips
-the check if `is_as_before` returns True. `is_as_before` asks four questions, and returns False
-after the first "no":
+The data check stores its result in files called a record (data/clips/kept.py). The record also has
+the state of each folder, which is two times of change (`State` in data/clips/listed_files.py). A
+later start skips the check if `is_as_before` returns True. `is_as_before` asks four questions, and
+returns False after the first "no":
 
     _has_all_folders   does the record have a state of each folder of the data?
     _have_states       does each folder still have this state?
     _has_all_clips     are the clips of the record the folders of the root?
     _Comparison        do the files of some clips give the same clips as in the record?
 
-The state of a folder is two times of change (`State` in data/clips/listed_files.py). Which question
-notices which change:
+Which question notices which change:
 
     a file is added, removed or renamed    the state of its folder changes, so `_have_states`
     only the content of a file changes     the state of its folder stays, so only `_Comparison`
