@@ -144,8 +144,8 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     p = int(center - (n - 1) / 2)
 
     # A bin may end within a plane, so times are counted in B-th parts of a plane. In this unit, all
-    # times are whole numbers: plane t begins at the time t B, and bin b lasts from p B + b n to p B
-    # + (b + 1) n. E.g. 2 bins of the planes 0 ... 12 last from 0 to 13 and from 13 to 26 half
+    # times are whole numbers: plane t begins at the time t B, and bin b lasts from p B + b n to
+    # p B + (b + 1) n. E.g. 2 bins of the planes 0 ... 12 last from 0 to 13 and from 13 to 26 half
     # planes.
     channels = []
     for b in range(num_bins):

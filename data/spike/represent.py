@@ -184,7 +184,7 @@ def _with_gamma(channels: np.ndarray, light: str, gamma: float) -> np.ndarray:
 
 
 def _half_exposure(planes: int, center: float, outside: tuple[int, int]) -> float:
-    """Return how many planes of the exposure lie before the center, or after it if they are fewer.
+    """Return the number of planes of the exposure before or after the center, the smaller of both.
 
     The first plane of the exposure is not counted. Without context, the first plane is plane 0 of
     the file, and a part of its light came before the file began. With context, the first plane of

@@ -178,6 +178,7 @@ def _equations_of_parts(
     sums_of_x_y_1 = np.zeros((PARTS**2, 3))
     of_views = zip(views, explanation.weights, explanation.residuals, strict=True)
     for v, (details, w, r) in enumerate(of_views):
+        # `tiles` numbers the cells of a grid. Here the cells are the parts.
         part_of_pixel = tiles(estimate.coordinates, details, PARTS)  # (n,)
         # The details of the spikes as the frame predicts them: (h, w, 5) @ (5,) -> (h, w).
         predicted = details.features @ a

@@ -140,7 +140,7 @@ class FitResult:
 
         A change must be at least three times its error, and at least the least change
         (LEAST_CHANGE_PX, LEAST_CHANGE_PLANES, LEAST_CHANGE_SHARE). The offset and the share must
-        also be sure. The matrix need only be found, because on 50 random pairs of cameras, each
+        also be sure. The matrix need only be found. The reason: on 50 random pairs of cameras, each
         matrix that had moved by three times its error was nearer to the truth than the start.
 
         test_cameras_that_are_aligned_stay_as_they_are notices if too much is applied.
