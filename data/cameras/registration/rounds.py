@@ -8,14 +8,14 @@ because fine details match at wrong positions if the start is off by many pixels
     coarse, 3, TIME_SIGMA pixels    matrix and times, from all pixels together (all_pixels.py)
     FINE_SIGMA pixels               only the matrix, and its error, from parts (parts.py)
 
-The offset is the number of planes by which the exposure is later than the files say. It is 0 in the
-files, so 0 is its nominal value. `Estimate` stores the middle of the exposure, and computes the
+The offset is the number of planes by which the exposure is later than the files say. Its nominal
+value is 0: the files are right. `Estimate` stores the middle of the exposure, and computes the
 offset from the middle. So `fits_middle` and `is_middle_doubtful` are properties of the offset, too.
 
 The rounds may end at a wrong offset. E.g. in a pan, everything moves at one speed, so a wrong
 offset together with a moved camera fits the clip about as well as the truth. Therefore
-`best_estimate` compares three estimates: `found`, `at_nominal_offset` and `at_start`. It compares
-two estimates by what they leave unexplained:
+`best_estimate` compares three estimates: `found`, `at_nominal_offset` and `at_start`. Of two
+estimates, the better estimate leaves less unexplained:
 
     unexplained = 1 - explained
 
@@ -57,7 +57,7 @@ def best_estimate(
 
         found                the estimate after all rounds
         at_nominal_offset    the estimate after rounds that keep the offset at 0, its nominal value.
-                             Then the time of the exposure is the time in the files
+                             So the exposure stays at the time that the files say
         at_start             the start, without any round. Its errors are infinite, so none of its
                              values is applied to the clip
 
@@ -132,11 +132,10 @@ CLEARLY_BETTER = 1.1
 
 
 def _fits_clearly_better(estimate: Estimate, than: Estimate) -> bool:
-    """Return whether an estimate explains the spikes clearly better than another one.
+    """Return whether `estimate` explains the spikes clearly better than the estimate `than`.
 
-    E.g. the first estimate explains 99 % of the spikes' details, and the other estimate 98.8 %. So
-    1 % and 1.2 % are unexplained. 1.2 is more than CLEARLY_BETTER times 1, so the first estimate is
-    clearly better.
+    E.g. `estimate` explains 99 % of the spikes' details, and `than` 98.8 %. So 1 % and 1.2 % are
+    unexplained. 1.2 is more than CLEARLY_BETTER times 1, so `estimate` is clearly better.
     """
     unexplained = 1 - estimate.explained
     unexplained_by_other = 1 - than.explained
