@@ -191,9 +191,9 @@ def free_bytes(folder: Path) -> float:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise DataError if `path`, which a run writes, is a link.
+    """Raise DataError if `path` is a link. Call this for each file that a run writes.
 
-    The target of the link may be a file of a user. Such a file must not be changed.
+    The target of a link may be a file of a user. Such a file must not be changed.
     """
     if path.is_symlink():
         raise DataError(

@@ -9,7 +9,7 @@ Functions that serve every kind of accelerator are in `utils.device`.
 
 What must stay: nothing starts CUDA before `choose_gpus` has run, because CUDA reads its variables
 once (test_nothing_starts_cuda_before_the_process_has_its_gpu). Free to change: the order of the
-checks, which only read, and new checks.
+checks, because they only read. New checks may be added.
 
 Tests: tests/parts/utils/test_gpu.py.
 """

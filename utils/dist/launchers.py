@@ -14,7 +14,7 @@ and `with_standard_names` adds
 and the names of SLURM.
 
 What must stay: the order of the steps in `with_standard_names`, because several of them may fit one
-environment. E.g. a script sets NNODES, which a platform would set, and then calls srun
+environment. E.g. a script sets NNODES as a platform would, and then calls srun
 (test_a_task_of_srun_is_a_rank_even_if_a_platform_counts_the_nodes). Free to change: the ports.
 
 Tests: tests/stories/test_launch.py.

@@ -97,8 +97,8 @@ def _suspects() -> str:
     suspects = _silent_ranks(before, after)
     if not suspects:
         # All ranks beat. A beat may be half a second old. So `before` may lack a collective that a
-        # rank had just entered when the connection broke. `after`, which is seconds younger, has
-        # all collectives.
+        # rank had just entered when the connection broke. `after` has all collectives, because it
+        # is seconds younger.
         suspects = _ranks_behind(after)
     places = []
     for rank in suspects:

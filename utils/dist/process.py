@@ -142,8 +142,8 @@ def open_closed_streams() -> None:
 
 
 # The numbers of the system calls write and writev: 1 and 20 on x86-64, 64 and 66 on most other
-# processors (linux/unistd.h). If the main thread waits in a write, e.g. to a paused terminal, the
-# file /proc/.../syscall has one of these numbers, as a text. `main_thread_writes` reads the file.
+# processors (linux/unistd.h). While the main thread waits in a write to a paused terminal, the file
+# /proc/.../syscall has one of these numbers, as a text. `main_thread_writes` reads the file.
 WRITE_CALLS = ("1", "20") if platform.machine() == "x86_64" else ("64", "66")
 
 
@@ -242,8 +242,8 @@ def kill_trees(pids: Iterable[int] | None = None) -> None:
     with suppress(ValueError):  # only the main thread may replace a handler
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     roots = _started_by_multiprocessing() if pids is None else list(pids)
-    # Find all processes before killing the first one. The search takes time, in which a process
-    # could notice that another process is gone, and report an error.
+    # Find all processes before killing the first one. If processes were killed during the search, a
+    # process could notice that another process is gone, and report an error.
     pids_to_kill = []
     for pid in roots:
         pids_to_kill.extend(descendants_of(pid))

@@ -1,7 +1,7 @@
 """Write the report of a rank that stands still: where, since when, and what the other ranks do.
 
-Free to change: the texts, together with docs/ddp_reference.md, which explains the table,
-and tests/faults/test_stalls.py, which reads it.
+Free to change: the texts. docs/ddp_reference.md explains the table, and tests/faults/test_stalls.py
+reads the table, so change them together.
 """
 
 from utils.dist.beats import Beats, where

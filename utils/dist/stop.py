@@ -154,8 +154,8 @@ def stop_vote() -> Callable[[], bool]:
         return is_stop
 
     # A GPU does its work in the order of its queue: the exchange, the copy of the answer to the
-    # host, and then the step, which comes into the queue later. So `is_stop_on_gpu`, which waits
-    # for the copy, does not wait for the step.
+    # host, and then the step, which comes into the queue later. `is_stop_on_gpu` waits for the
+    # copy, so it does not wait for the step.
     if exchange is not None:
         exchange.wait()  # the GPU waits for the exchange, the host does not
     answer = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)

@@ -207,8 +207,8 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
 def _keep_present_file(path: Path, keep: int) -> None:
     """Keep the file at `path` as the newest former version, before a new file replaces it.
 
-    A damaged file, which does not match its sidecar, is not kept. If it were kept, the oldest
-    version would be lost, which may be the only good one
+    If the file does not match its sidecar, it is damaged, and is not kept. If a damaged file were
+    kept, the oldest version would be lost. This version may be the only good one
     (test_a_save_after_a_file_that_cannot_be_read_keeps_the_version_that_can).
 
     keep: number of former versions that stay.

@@ -123,7 +123,7 @@ class RunFolder:
 
         lock: the file `.lock` in the folder. It does not exist.
         """
-        # If the file MARK, which each run makes at its start, is missing, the whole folder was
+        # Each run makes the file MARK at its start. If MARK is missing, the whole folder was
         # removed. It is not enough to look for the folder itself, because the run may have made the
         # folder again when it wrote a file (`write_whole`).
         was_folder_removed = not (self.path / MARK).exists()

@@ -255,10 +255,10 @@ def _fit_position_to_data(
 def _warn_of_changes(changes: list[str], epoch: int, ranks: int, ranks_then: int) -> None:
     """Warn if the data, the batch or the number of ranks changed since the checkpoint.
 
-    changes: what has changed, e.g. ["samples a step 8 -> 4"]
-    epoch: number of the epoch that begins, from 0
-    ranks: number of ranks now
-    ranks_then: number of ranks of the start that wrote the checkpoint
+    changes: what has changed, e.g. ["samples a step 8 -> 4"].
+    epoch: number of the epoch that begins, from 0.
+    ranks: number of ranks now.
+    ranks_then: number of ranks of the start that wrote the checkpoint.
     """
     if changes:
         logger.warning(

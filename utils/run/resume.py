@@ -175,7 +175,7 @@ def _warn_not_used(named: Path, state: dict[str, Any]) -> None:
 
 
 def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
-    """Raise OptionError if the folder, which has no checkpoint_latest, has a checkpoint_best."""
+    """Raise OptionError if a folder without a checkpoint_latest has a checkpoint_best."""
     best = own_checkpoint(folder, "best")
     if not existing_versions(best):
         return
@@ -188,7 +188,7 @@ def _refuse_if_only_best_is_left(folder: Path, latest: Path) -> None:
 
 
 def _refuse_if_only_weights_are_left(folder: Path, latest: Path) -> None:
-    """Raise OptionError if the folder, which has no checkpoint, has weights models/<step>_G.pth.
+    """Raise OptionError if a folder without a checkpoint has weights models/<step>_G.pth.
 
     `Run.save` writes a checkpoint before it writes the weights. So a run that ended before its
     first save has no weights, and starts again. If there are weights, the folder did have a

@@ -112,9 +112,9 @@ def _check_archive(path: Path) -> int | None:
         # BadZipFile: the file is not a zip archive, e.g. an old file, or its directory is damaged.
         # ValueError, EOFError: the directory names bytes that are not in the file.
         # NotImplementedError: a compression or a version of zip that Python does not know.
-        # RuntimeError: an encrypted member.
-        # If the file is a damaged archive, torch.load will name the damage. RefusedFile, which the
-        # checks above raise, must stay out of this list, so that the caller gets it.
+        # RuntimeError: a member of the archive is encrypted.
+        # If the file is a damaged archive, torch.load will name the damage. The checks above raise
+        # RefusedFile. It must stay out of this list, so that the caller gets it.
         return None
 
 

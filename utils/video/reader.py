@@ -233,8 +233,8 @@ def _decoded_frames(path: Path, first_kept: int) -> Iterator[np.ndarray]:
 
 
 # Frames of this number of pixels (16.8 million) or more are decoded one at a time, because several
-# of them would take much memory. Smaller frames, e.g. 4K frames with 8.3 million pixels, are
-# decoded several at a time. The limit was chosen by hand, between 4K and 8K (33 million pixels).
+# of them would take much memory. Several smaller frames are decoded at a time, e.g. 4K frames with
+# 8.3 million pixels. The limit was chosen by hand, between 4K and 8K (33 million pixels).
 LARGE_FRAME_PIXELS = 2**24
 
 
