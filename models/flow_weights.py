@@ -46,15 +46,15 @@ def load_flow(spynet: SpyNet, path: str) -> None:
     If `path` is the published file (PUBLISHED_FLOW) and is missing, the weights that this project
     ships (OWN_FLOW) are loaded, with a warning.
 
-    Raises OptionError if another file than the published one is missing, or if the file holds other
-    tensors.
+    Raises OptionError if any other file is missing, or if the file does not hold the tensors of
+    SpyNet.
     """
     file = _file_to_load(path)
     # On the device "meta", a tensor has a shape but no memory, so there are no weights to fill.
     # `check_options` (select_network.py) builds such a network, only to check the options.
     if next(spynet.parameters()).is_meta:
         return
-    # The files differ only if the shipped weights take the place of the published ones.
+    # `file` and `path` differ only if the shipped weights take the place of the published weights.
     if file != path and utils_dist.is_main_process():
         logger.warning(
             "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for "
@@ -67,7 +67,7 @@ def load_flow(spynet: SpyNet, path: str) -> None:
 def _file_to_load(path: str) -> str:
     """Return `path`, or OWN_FLOW if `path` is the published file and is missing.
 
-    Raises OptionError if another file than the published one is missing.
+    Raises OptionError if any other file is missing.
     """
     if Path(path).is_file():
         return path
@@ -83,7 +83,7 @@ def _file_to_load(path: str) -> str:
 
 
 def _fill(spynet: SpyNet, path: str) -> None:
-    """Load SpyNet's weights. Raises OptionError if the file holds other tensors."""
+    """Load SpyNet's weights. Raises OptionError if the file lacks them."""
     weights = read_weights(path, key="netG.spynet_path")
     # Some files lack the two constants of the normalisation. The network has their values.
     weights.setdefault("mean", spynet.mean)

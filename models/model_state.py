@@ -67,9 +67,9 @@ class ModelState:
         self.opt = opt
         self.train_opt = opt.train
         self.device = utils_dist.get_device()
-        # Sentences for the log: one for each operation that runs on this device in another way than
-        # on NVIDIA's GPUs, e.g. "our own sampling stands in for torchvision's deformable
-        # convolution". [] on a CPU and on NVIDIA's GPUs.
+        # Sentences for the log, one for each operation that this device computes differently from
+        # NVIDIA's GPUs, e.g. "our own sampling stands in for torchvision's deformable convolution".
+        # [] on a CPU and on NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
         # The options from which a program can build the network again, for weights files and
         # checkpoints. The options name no paths of this machine, because another machine may use
@@ -255,9 +255,9 @@ class ModelState:
     def _refuse_to_save_spoilt_weights(self) -> None:
         """Raise NonFiniteError if trained weights hold NaN or Inf.
 
-        Otherwise such weights would replace a good checkpoint. Steps with a loss or gradient of NaN
-        are skipped, but an update with finite gradients may overflow, too, e.g. if the learning
-        rate is far too high.
+        If such weights were saved, they would replace a good checkpoint. Steps with a loss or
+        gradient of NaN are skipped, but an update with finite gradients may overflow, too, e.g. if
+        the learning rate is far too high.
         """
         for name, parameter in unwrap_ddp(self.netG).named_parameters():
             # A parameter that is not trained may be a mask of -Inf.

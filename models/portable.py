@@ -12,9 +12,9 @@ A file of ours describes its network in a table with the keys of DESCRIPTION:
 
     {"scale": 1, "netG": {...}, "spike_channels": 9, "spike": {...}, "spike_data": {...}}
 
-What must stay: these keys, because they are part of the file format. Spike channels of another kind
-than in the training must be refused, because otherwise the results would be wrong without an error.
-Free to change: the texts of errors.
+What must stay: these keys, because they are part of the file format. `read_saved` must refuse spike
+channels that are not of the kind of the training, because the results would be wrong without an
+error. Free to change: the texts of errors.
 
 Tests: tests/parts/models/test_weights.py, test_any_weights.py
 """
@@ -60,7 +60,7 @@ def read_saved(path: str | Path, description: dict[str, Any] | None = None) -> S
             and shapes
 
     Raises CheckpointError if the file holds no weights, or the network is unknown, or the option
-    file gives spike channels of another kind than the training had, e.g. another representation.
+    file gives spike channels of a different kind from the training, e.g. another representation.
     Warns if a setting within this kind differs, e.g. representation.half_window.
     """
     # The path of a file stays. A name such as "vrt/006" becomes the path of the published file. If
@@ -157,7 +157,7 @@ def _with_option_file(
     in_file: what the weights file says of its network, or {}.
     description: what the option file says of its network (`Options.portable`).
 
-    Raises CheckpointError if the spike channels are of another kind than in the training.
+    Raises CheckpointError if the spike channels are not of the kind of the training.
     """
     # Prefer what the weights file says of the training data, because the option file may name other
     # data (test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data).
@@ -173,7 +173,7 @@ def _with_option_file(
 
 
 def _compare_spikes(training: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Refuse spike channels of another kind than in the training. Warn of other differences.
+    """Refuse spike channels that are not of the kind of the training. Warn of other differences.
 
     The kind is the representation and the gamma, e.g. "voxel" and 1.0. Channels of another kind may
     have the same number. In this case, they fit the weights, but the results would be wrong without

@@ -29,9 +29,9 @@ def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
 
     "auto" is bfloat16 if the device of every rank computes in bfloat16 natively, else float16.
 
-    All ranks use one dtype. Otherwise a sum over the ranks would add scaled gradients (float16) and
-    gradients that are not scaled (bfloat16). So every rank must call `amp_dtype`. In `amp_dtype`
-    the ranks wait for each other.
+    All ranks use one dtype. With two dtypes, a sum over the ranks would add scaled gradients
+    (float16) and gradients that are not scaled (bfloat16). So every rank must call `amp_dtype`. In
+    `amp_dtype` the ranks wait for each other.
     """
     if not amp.enable:
         return None

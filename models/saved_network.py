@@ -1,11 +1,11 @@
 """A weights file together with its network: `SavedNetwork` builds the network with its weights.
 
-portable.py makes a `SavedNetwork` of the tensors of a file and the options of their network, and
+portable.py makes a `SavedNetwork` from the tensors of a file and the options of the network, and
 says where the options come from. Tests, notebooks and hubconf.py build the network.
 
 What must stay: options from a weights file are checked before a network is built of them
-(test_options_of_a_larger_network_than_the_weights_are_refused_unbuilt). Otherwise a small file
-could ask for a network that fills the memory.
+(test_options_of_a_larger_network_than_the_weights_are_refused_unbuilt). Without the check, a small
+file could ask for a network that fills the memory.
 
 Tests: tests/parts/models/test_weights.py, test_hostile_weights.py
 """

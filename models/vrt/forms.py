@@ -112,7 +112,7 @@ def log_device(device: torch.device) -> None:
 
 
 def stand_ins(device: torch.device) -> list[str]:
-    """Return a sentence for each operation that is computed in another way than on an NVIDIA GPU.
+    """Return a sentence for each operation that is not computed as on an NVIDIA GPU.
 
     Returns [] for a CPU, because the CPU form is written for a CPU and replaces nothing.
     """

@@ -27,7 +27,8 @@ from models.vrt.forms import has_kernels, in_cpu_form
 def compute_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which a layer computes x.
 
-    Under autocast this is the dtype of autocast, e.g. bfloat16. Otherwise it is the dtype of x.
+    Under autocast this is the dtype of autocast, e.g. bfloat16. Without autocast it is the dtype of
+    x.
     """
     device_type = x.device.type
     if torch.is_autocast_enabled(device_type):

@@ -55,7 +55,7 @@ def relative_position_index(window: Triple) -> Tensor:
 
 
 def refuse_other_index(in_file: Tensor, in_network: Tensor, key: str, where: str) -> None:
-    """Raise CheckpointError if a weights file has another relative_position_index than the network.
+    """Raise CheckpointError if relative_position_index differs in a weights file and the network.
 
     The index follows from the window. With another index, the weights of the bias table belong to
     other pairs of tokens.

@@ -90,8 +90,8 @@ class SpyNet(nn.Module):
 
         Returns one flow (n, 2, h / s, w / s) for each of the four finest scales s, finest first.
         """
-        # At the coarsest scale the flow starts at zero. `flow_so_far` is the flow of the scales
-        # before, in pixels of the present scale. `flow` is flow_so_far + the present correction.
+        # At the coarsest scale the flow starts at zero. `flow_so_far` is the flow of the previous
+        # scales, in pixels of the present scale. `flow` is flow_so_far + the present correction.
         # `[:, :2]` only gives the shape, (n, 2, h / 32, w / 32).
         flow_so_far = torch.zeros_like(references[0][:, :2])
         flow = flow_so_far
@@ -99,8 +99,9 @@ class SpyNet(nn.Module):
         modules: Any = self.basic_module
         for level, module in enumerate(modules):
             if level > 0:
-                # A shift of 1 pixel at the scale before is a shift of 2 pixels here. align_corners
-                # is True here and False elsewhere, as in the published network.
+                # A shift of 1 pixel at the previous scale is a shift of 2 pixels at this scale.
+                # align_corners is True for this enlargement and False elsewhere, as in the
+                # published network.
                 flow_so_far = 2.0 * F.interpolate(
                     flow, scale_factor=2, mode="bilinear", align_corners=True
                 )

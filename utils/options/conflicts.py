@@ -84,9 +84,10 @@ def refuse_static_graph(
 def refuse_other_accumulation(
     train: TrainOptions, accumulation_steps: int, samples_per_batch: int
 ) -> None:
-    """Raise OptionError if the user wants another accumulation_steps than global_batch_size needs.
+    """Raise OptionError if the user's accumulation_steps contradicts global_batch_size.
 
-    accumulation_steps: what global_batch_size needs.
+    accumulation_steps: the value that global_batch_size needs. The user may have written another
+        value of this option.
     samples_per_batch: number of samples that all ranks together take at once.
     """
     # `model_fields_set` (of pydantic) has the keys that the user has written, not the defaults.
@@ -149,7 +150,7 @@ def refuse_milestones(train: TrainOptions) -> None:
 
 
 def refuse_other_scale(upscale: int, scale: int) -> None:
-    """Raise OptionError if the network enlarges by another factor than the options say."""
+    """Raise OptionError if netG.upscale and the option `scale` are different factors."""
     if upscale != scale:
         raise OptionError(
             what=f"netG.upscale is {upscale}, scale is {scale}",

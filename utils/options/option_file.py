@@ -99,11 +99,12 @@ def _merge(
 
     where: dotted key of the section with a dot at its end, e.g. "train.", or "" for the whole file
     """
-    # Case 1: the file names another nested part than the base, e.g. another `netG.fusion.type`. All
-    # keys in such a section of the base belong to the old part, so no key of the base is taken.
+    # Case 1: file and base name different nested parts, e.g. different values of
+    # `netG.fusion.type`. All keys in such a section of the base belong to the old part, so no key
+    # of the base is taken.
     if "type" in file and file["type"] != base.get("type"):
         return copy.deepcopy(file)
-    # Case 2: the file names another network, dataset or loss. Some keys of the base, e.g.
+    # Case 2: file and base name different networks, datasets or losses. Some keys of the base, e.g.
     # total_iter, fit every part, and other keys fit only the old part. So all keys are taken, and
     # marked as inherited. Later, `read_options` (typed.py) drops inherited keys that do not fit.
     # TYPE_KEYS are the keys that name such a part, e.g. "net_type".

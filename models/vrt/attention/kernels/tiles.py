@@ -6,7 +6,7 @@ a tile must fit into the registers of a program (one instance of a kernel).
 
 What must stay:
 
-    T is a multiple of both sides of a tile. Otherwise the kernels give wrong numbers without an
+    T is a multiple of both sides of a tile. If it is not, the kernels give wrong numbers without an
     error. tests/parts/models/test_triton.py notices.
 
     The sizes of the tiles, and their warps. Other sizes change the order of sums, and so the last
