@@ -78,8 +78,9 @@ class Augment(Crop):
 
         region: the part of the frame in which the crop must lie.
         patch: side of the crop.
-        step: number of RGB pixels along a spike pixel. The crop begins at a multiple of `step`,
-        counted from the top and from the left of the region, so that no spike pixel is cut.
+        step: number of RGB pixels along a spike pixel. The crop begins at a multiple of `step`, so
+        that no spike pixel is cut. The pixels are counted from the top and from the left of the
+        region.
         hflip, rot, reverse: which flips are allowed. rot allows vflip and transpose.
         """
         # The crop begins at a random multiple of `step`, and each flip has the chance 1/2. All

@@ -77,9 +77,9 @@ class Croppable(NamedTuple):
     """Where the crops of training samples may lie, in lq pixels."""
 
     region: Crop  # every crop lies in this region
-    # Crops begin at multiples of this number, counted from the top and from the left of the region:
-    # at 0, 4, 8, ... with step 4. With spikes, step is the side of a spike pixel in lq pixels, so
-    # that no crop cuts a spike pixel.
+    # Crops begin at multiples of this number, e.g. at 0, 4, 8, ... with step 4. The pixels are
+    # counted from the top and from the left of the region. With spikes, step is the side of a spike
+    # pixel in lq pixels, so that no crop cuts a spike pixel.
     step: int
 
 

@@ -6,11 +6,12 @@ here has the keys of one subject, and a dataset combines the classes that it nee
     class TrainKeys(Crops, Spikes, ClipFiles): ...
 
 "lq" are the blurry frames, and "gt" are the sharp frames. A dataset has one or several roots. A
-root is a set of folders, one for each kind of file, that belong together, for example the blurry
-frames, sharp frames and spikes of GoPro. With several roots, each key of a folder is a list.
+root is a set of folders that belong together, one for each kind of file. E.g. the folders of the
+blurry frames, the sharp frames and the spikes of GoPro are a root. With several roots, each key of
+a folder is a list.
 
-What must stay: keys and their defaults, because option files of users have them, and the names of
-the classes, because docs/extending.md shows them to users.
+What must stay: keys and their defaults, because option files of users have them. The names of the
+classes must stay, too, because docs/extending.md shows them to users.
 Free to add: a key, with a default that leaves all samples as they are. After a change,
 `python lab/make_options_doc.py` writes the documents of the options.
 

@@ -9,7 +9,7 @@ The main programs call these methods with the resolved options of the dataset (`
     spike_data       properties of the training spikes, which are stored with the weights
     check            the check of the data before a run
 
-A root is a set of folders, one for each kind of file, that belong together. With several roots, the
+A root is a set of folders that belong together, one for each kind of file. With several roots, the
 clips of the second root come after the clips of the first root, and so on. The names of the clips
 get the number of their root as a prefix, e.g. "1/clip_07".
 
@@ -81,8 +81,8 @@ class ClipSources:
 
         If not, the same files for both are refused as a wrong option, because the network would
         learn to copy its input.
-        Subclasses return True in two cases: they change the blurry frames after reading, or a
-        sample takes its blurry frames and its sharp frame from different frames of one folder.
+        Subclasses return True in two cases: the dataset changes the blurry frames after reading, or
+        a sample takes its blurry frames and its sharp frame from different frames of one folder.
         """
         return False
 

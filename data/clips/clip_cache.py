@@ -8,8 +8,8 @@ shows the files of a cache.
     stream(...)     reads planes of a spike file
 
 What must stay: the cache gives the same numbers as the files
-(test_a_cache_gives_the_samples_of_the_files), and a cache that does not fit its files or options is
-refused. Free to change: how the arrays are mapped and read.
+(test_a_cache_gives_the_samples_of_the_files). If a cache does not fit its files or options, the
+cache is refused. Free to change: how the arrays are mapped and read.
 
 Tests: tests/parts/data/test_clip_cache.py, tests/parts/data/test_io_backend.py
 """

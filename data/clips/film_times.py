@@ -244,7 +244,7 @@ def _missing_at_end(
     """Return the gap after the last decoded frame, in a list. Returns [] if no frame is missing.
 
     last: time of the last decoded frame.
-    step: usual time from one frame to the next.
+    step: the usual distance of two frames in seconds.
     next_number: number of the first missing frame in the whole film.
 
     Test: test_the_lost_end_of_a_film_takes_its_planes_with_it

@@ -27,8 +27,8 @@ from data.clips.disk_files import DiskFiles, LmdbFiles
 from utils.options.registry import Registry
 
 IO_BACKENDS = Registry("io backend", "type")
-# given: names of arguments that the data set passes to the constructor. cache_data is one of them,
-# because it is a key of the data set and not of io_backend.
+# given: names of arguments that the data set passes to the constructor. `cache_data` is such an
+# argument, because it is a key of the data set and not of io_backend.
 IO_BACKENDS.register("disk", given=("cache_data",))(DiskFiles)
 IO_BACKENDS.register("lmdb", given=("cache_data",))(LmdbFiles)
 IO_BACKENDS.register("cache")(CacheReader)

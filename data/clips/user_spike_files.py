@@ -82,8 +82,8 @@ def _contradict(side: int | None, other: int | None) -> bool:
     return side is not None and other is not None and side != other
 
 
-# Two warnings for spikes in one file whose planes are divided by the times of the frames: if the
-# frames last for different times, and if frames are missing.
+# If one spike file has the planes of all frames, the times of the frames may divide the planes. The
+# first warning is for frames that last for different times, the second for missing frames.
 FRAMES_OF_DIFFERENT_TIMES = (
     "the frames last for different times, so each has the planes of its own time. The last one is "
     "taken to last as long as the one before it; give spike.exposure if it does not"

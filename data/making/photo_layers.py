@@ -159,8 +159,9 @@ def camera_homography(angle: float, zoom: float, tilt: np.ndarray) -> np.ndarray
         [sin / zoom,  cos / zoom, 0]
         [tilt[0],     tilt[1],    1]
 
-    It maps a point of the view, relative to the middle of the view, to a point of the sheet,
-    relative to the center of the layer. A homography divides x and y by the third number,
+    The homography maps a point of the view to a point of the sheet. The point of the view is
+    relative to the middle of the view, and the point of the sheet is relative to the center of the
+    layer. A homography divides x and y by the third number,
     tilt[0] x + tilt[1] y + 1. So the scale changes along x and y.
 
     angle: in radians. zoom: above 1, objects look larger. tilt: (2,).

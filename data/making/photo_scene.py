@@ -53,8 +53,8 @@ class PhotoScene:
 
     picture: the photograph, (H, W, 3) uint8.
     side: shorter side to which the photograph is scaled down, in pixels of the made frame. E.g.
-    with side 288, the scaled photograph has a shorter side of 2 * 288 = 576 pixels, because it is
-    scaled to pixels of the view. A smaller photograph is not scaled.
+    with side 288, the scaled photograph has a shorter side of 2 * 288 = 576 pixels, because the
+    photograph is scaled to pixels of the view. A smaller photograph is not scaled.
     intervals: number of frame intervals. An interval is the time from one made frame to the next.
     planes: number of planes in an interval.
     crop: side of a made frame in pixels.
