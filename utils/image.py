@@ -86,8 +86,8 @@ def _channels_last(image: Any) -> np.ndarray:
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
     """Write an image (H, W, 3) uint8 in the format of the suffix, e.g. ".png".
 
-    The file appears only when it is complete. The folder is made if it is missing. Raises
-    DataError.
+    The file appears only when it is complete. The folder is made if it is missing. Raises DataError
+    if the file cannot be written.
     """
     write_whole(path, encode_rgb(path, image))
 
@@ -125,8 +125,8 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
             expected=", ".join(IMAGE_SUFFIXES),
             do="use .png",
         )
-    # The first value says whether OpenCV has succeeded. Suffixes that it cannot write are refused
-    # above.
+    # The first value says whether OpenCV has succeeded. It is not needed, because suffixes that
+    # OpenCV cannot write are refused above.
     _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return encoded.tobytes()
 
@@ -137,7 +137,7 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
 def comparison(
     blurry: np.ndarray, spikes: np.ndarray | None, restored: np.ndarray, sharp: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Return the panels of a comparison: name -> picture of 3 channels, uint8.
+    """Return the panels of a comparison: name -> image of 3 channels, uint8.
 
     The panels come in this order: blurry, spikes, restored, sharp, error x5. A panel without data
     is left out. The error is 5 x |restored - sharp|, at most 255.
@@ -148,7 +148,7 @@ def comparison(
 
     blurry: (h, w, 3) uint8. It may be smaller than `restored`, e.g. with super-resolution.
     spikes: display values (H, W) from `ClipReader.spike_light`, or None. The 99.5 % quantile of the
-        values becomes white, so that a few bright pixels do not make the picture dark.
+        values becomes white, so that a few bright pixels do not make the image dark.
     restored: (H, W, 3) uint8.
     sharp: (H, W, 3) uint8, or None if there is no sharp frame.
     """

@@ -158,7 +158,7 @@ def leave(code: int, store: Store | None) -> NoReturn:
     """
     # The main thread and the watchdog thread may both call `leave`. The first thread takes the lock
     # and never releases it. The first thread ends the process while the second thread still waits
-    # in this line.
+    # for the lock.
     # If the first thread hangs, e.g. in a request to the store, the second one ends the process.
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)

@@ -89,8 +89,8 @@ def read_launch(env: Env, gpu_count: int = 0, command: str = "COMMAND") -> Launc
     # Time-out of a collective. 0 means that the user has set none.
     timeout_s = seconds_in(env, "NCCL_TIMEOUT", default=0.0)
     local_rank = _local_rank(env, gpu_count, faults)
-    # If some variables are wrong, `faults` lists them, and this raises the error. So all variables
-    # must be read before this line.
+    # If some variables are wrong, `faults` lists them, and `refuse_faults` raises the error. So all
+    # variables must be read before this call.
     refuse_faults(faults, env)
     # With several GPUs, a missing LOCAL_RANK must not count as 0, because all ranks of a host would
     # take GPU 0. torchrun and SLURM always set the variable.

@@ -94,7 +94,7 @@ class Judge:
             return dead_or_silent
         own_state = self.beats.states[self.beats.rank]
         # Before `Watchdog.watch`, the budget is 0, and stall_s is None. Both are tested, because
-        # `watch` may have been called between the beat and this line.
+        # `watch` may have been called after the beat was made.
         has_limits = own_state["budget"] > 0
         is_late = stall_s is not None and has_limits and own_state["age"] > own_state["budget"]
         if not is_late:

@@ -502,7 +502,7 @@ class Watchdog(threading.Thread):
                     self._follow(first_failure)
 
         # This rank has claimed the failure, or no rank can claim one. In the second case every rank
-        # comes to this line, so only the first rank of each host reports.
+        # wants to report, so only the first rank of each host reports.
         if is_first_to_report_foreign_value():
             write_to_log_and_stderr(str(error))
         self.failure = own_failure

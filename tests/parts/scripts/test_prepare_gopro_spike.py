@@ -90,7 +90,7 @@ def raw_once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepared_root(raw_once, tmp_path_factory):
-    """Give the clips that the program makes with its defaults. No test changes them."""
+    """Give the root of the clips that the program makes with its defaults. No test changes it."""
     out = tmp_path_factory.mktemp("prepared") / "out"
     assert prepare("--source", raw_once, "--out", out) == 0
     return out
@@ -98,7 +98,7 @@ def prepared_root(raw_once, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_instants(raw_once, tmp_path_factory):
-    """Give clips with three sharp instants per frame. No test changes them.
+    """Give the root of prepared clips with three sharp instants per frame. No test changes it.
 
     The spikes have the rate 0.9, spikes per plane at full light, so tests can compute the light.
     """
