@@ -111,7 +111,8 @@ def trial(number: int, shift: float | None = None) -> dict[str, Any]:
         direction = number * math.pi / 3
         rig = replace(rig, shift_x=shift * math.cos(direction), shift_y=shift * math.sin(direction))
     # `fit` begins at `nominal_matrix`, the matrix of two cameras with the same view. Of the true
-    # rig it gets only `light`: whether the spike camera sees linear light or display values.
+    # rig, `fit` gets only `light`, which says whether the spike camera sees linear light or display
+    # values.
     found = fit(record_views(rig, rng), nominal_matrix(SPIKE, RGB), rig.light)
 
     # The errors: found value - true value.

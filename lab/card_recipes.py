@@ -86,9 +86,9 @@ def clips_at_once(gpus: int, card: int) -> int:
 def file_for(gpus: int, card: int) -> Path:
     """Return the option file for a number of GPUs with `card` GB each.
 
-    Cards that take the same number of clips at once have the same file. Its name has the memory of
-    the smallest of these cards. E.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for one GPU of 24
-    or of 40 GB.
+    Cards that take the same number of clips at once have the same file. The name of the file has
+    the memory of the smallest of these cards. E.g. options/gpu/006_rgbspike_bf16_1x24gb.json is for
+    one GPU of 24 or of 40 GB.
     """
     clips = clips_at_once(gpus, card)
     cards = [other for other in CARDS if clips_at_once(gpus, other) == clips]

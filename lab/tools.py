@@ -133,7 +133,7 @@ def measure_once(run: Callable[[], Any], device: torch.device) -> dict[str, floa
         s               wall time in seconds
         cpu_s           CPU seconds, the sum over all threads of this process
         process_mb      peak memory of this process, in MB
-        allocated_mb    peak memory of the tensors on the GPU, in MB; only on a GPU
+        allocated_mb    peak memory of the tensors on the GPU, in MB, only on a GPU
     """
     # Python may still hold memory that an earlier run has freed. Give this memory back to the
     # system, so that it does not count in the peak of this run.

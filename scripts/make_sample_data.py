@@ -302,7 +302,7 @@ def digest_of(root: Path) -> str:
     the names count. dataset.json is left out, because it holds this digest.
 
     What must stay: how the digest is computed. `info_of_unchanged_set` compares the digest with the
-    one in the dataset.json of an earlier set.
+    digest in the dataset.json of an earlier set.
     """
     # A line for each file and its SHA-256, e.g. "GOPRO_Large/train/.../000000.png 5f0a...", and a
     # line for each link or empty folder, e.g. "empty/".

@@ -154,7 +154,7 @@ def page_of_other_set(dataset: Any, wanted: Wanted, has_motion: bool) -> Page:
 def verdict_of(dataset: Any, draw: Any) -> Verdict:
     """Return the verdict whether the spikes of a sample show the same as its frames.
 
-    The edges of both are compared (`compare` in data/alignment.py).
+    The edges in the spikes and in the frames are compared (`compare` in data/alignment.py).
 
     dataset: the data set of the sample, a `ClipDataset`.
     draw: data.clip_reading.Draw, the clip and its frames.

@@ -4,8 +4,8 @@ The network finds the motion at four levels, from coarse to fine. A pixel of a l
 8, 4, 2 or 1 spike pixels.
 
 The shipped network was trained with the values below. No measurement of other values is recorded.
-Free to change, for the next training: the whole file. No test looks at the values of the loss:
-after a change, train for two minutes, as the head of lab/train_motion_net.py says.
+Free to change, for the next training: the whole file. No test looks at the values of the loss. So
+train for two minutes after a change, as the head of lab/train_motion_net.py says.
 """
 
 from collections.abc import Sequence

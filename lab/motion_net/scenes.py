@@ -52,16 +52,18 @@ def random_scene(rng: np.random.Generator, textures: Sequence[np.ndarray]) -> Sc
     stands_still = rng.random() < 0.25
     camera = random_camera_motion(rng, stands_still)
 
-    # 0 to 5 things. A still camera sees at least one, because otherwise nothing would move.
+    # 0 to 5 things. A still camera sees at least one thing, because without things nothing would
+    # move.
     least_things = 1 if stands_still else 0
     number_of_things = int(rng.integers(least_things, 6))
-    # Parallax: if the camera moves, a thing at depth d moves 1 + parallax * d times as far as the
-    # background. E.g. with parallax 0.5, the nearest of five things, at depth 5, moves
+    # The background has depth 0, and the things have the depths 1, 2, ... from the farthest to the
+    # nearest. Parallax: if the camera moves, a thing at depth d moves 1 + parallax * d times as far
+    # as the background. E.g. with parallax 0.5, the nearest of five things, at depth 5, moves
     # 1 + 0.5 * 5 = 3.5 times as far.
     parallax = rng.uniform(0, 0.5)
 
     # Draw from the back to the front, because each layer covers the layers behind it, in the light
-    # and in the shifts. The background has depth 0.
+    # and in the shifts.
     light = np.zeros((len(INSTANTS), SIDE, SIDE), np.float32)
     shifts = np.zeros((WINDOWS, SIDE, SIDE, 2), np.float32)
     for depth in range(number_of_things + 1):
@@ -89,7 +91,7 @@ def draw_over(light: np.ndarray, layer: Layer) -> None:
 def set_shifts(shifts: np.ndarray, layer: Layer) -> None:
     """Set the shifts of the pixels that show a layer. Changes `shifts`, (WINDOWS, SIDE, SIDE, 2).
 
-    A pixel shows the layer if the layer covers more than half of it at the sharp instant.
+    A pixel shows the layer if the layer covers more than half of the pixel at the sharp instant.
     """
     inner = slice(MARGIN, MARGIN + SIDE)  # the scene within the larger picture of the layer
     is_seen = layer.cover[inner, inner] > 0.5

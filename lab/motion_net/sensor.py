@@ -62,7 +62,7 @@ def spikes_of(rng: np.random.Generator, light: np.ndarray, sensor: Sensor) -> np
         charge += noise[instant_index] * uniform * np.float32(12**0.5)
         has_fired = charge >= threshold
         # Subtract the threshold, or a multiple of the threshold: fmod gives the remainder of charge
-        # / threshold. `where` restricts this to the pixels that have fired.
+        # / threshold. `where` chooses the pixels that have fired.
         np.fmod(charge, threshold, out=charge, where=has_fired)
         planes.append(has_fired)
 
@@ -108,14 +108,14 @@ def noise_of_plane(light: np.ndarray, charge_of_plane: np.ndarray, sensor: Senso
         c = charge of a plane, with the dark charge    if the camera integrates display values
         c = rate * light, without the dark charge      if it integrates light
 
-    So in the second case a black pixel has no noise. The shipped network was trained with these
-    formulas, and no measurement of other formulas is recorded.
+    So a black pixel has no noise if the camera integrates light. The shipped network was trained
+    with these formulas, and no measurement of other formulas is recorded.
 
     charge_of_plane: (N, h, w), with the dark charge.
     """
     # In both cases c = rate * `relative`. For display values, the rate is divided out here and
-    # multiplied again below. This changes the last bits, and the shipped training had these rounded
-    # numbers.
+    # multiplied again below. Both operations together change the last bits, and the shipped
+    # training had the changed bits.
     if sensor.is_display:
         relative = charge_of_plane / sensor.rate
     else:

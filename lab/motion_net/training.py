@@ -5,8 +5,8 @@ spike pixel. The shipped network was trained with the values below. No measureme
 is recorded.
 
 What must stay: the order of the draws of `Pool`, because with another order the same seed gives
-another training. Free to change, for the next training: the values. No test runs `train`: after a
-change, train for two minutes, as the head of lab/train_motion_net.py says.
+another training. Free to change, for the next training: the values. No test runs `train`. So train
+for two minutes after a change, as the head of lab/train_motion_net.py says.
 """
 
 import time

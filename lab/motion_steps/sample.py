@@ -73,10 +73,9 @@ def hide_motion(samples: Mapping[str, list[Sample]]) -> None:
 
     Two parts of a sample that `train` uses depend on the motion. Each is hidden in its own way:
 
-        equations   They do not exist yet, because `train` makes them later by
-                    `Sample.equations_along`. If `is_plain` is set, this method returns
-                    `HiddenEquations`.
-        proposal    It is already in the sample, so the first estimate replaces it here.
+        equations   are not made yet, because `train` calls `Sample.equations_along` later. If
+                    `is_plain` is set, `Sample.equations_along` returns `HiddenEquations`
+        proposal    is already in the sample, so the first estimate replaces it here
 
     Call this function before the training. If a sample already keeps its equations, they are not
     hidden.

@@ -6,8 +6,8 @@ The document of the options shows this text for a key that has no description of
     note            the text after the colon, up to the next key list, e.g. "in pixels"
 
 What must stay: the form of a key list, because docstrings in the whole project have this form. With
-another form, the document would not explain their keys. tests/parts/utils/test_option_files.py
-compares the written documents.
+another form, the document would not explain the keys of these docstrings.
+tests/parts/utils/test_option_files.py compares the written documents.
 """
 
 import inspect

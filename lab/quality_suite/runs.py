@@ -1,4 +1,4 @@
-"""Train a method with a seed, and test it on all test clips. Both together are a run.
+"""Train a method with a seed, and test it on all test clips. A run is this training and its test.
 
     method       an option file, with the data and the number of steps of the comparison
     condition    the pair of simulated cameras of a test clip, e.g. "dim"
@@ -57,7 +57,7 @@ def train_and_test(out: Path, data: Data, method: Method, seed: int) -> None:
     s_per_step = None
     if speeds:
         s_per_step = statistics.median(1 / speed for speed in speeds)
-    # These are the averaged weights if the option file asks for them (E_decay).
+    # If the option file asks for averaged weights (E_decay), the file has averaged weights.
     weights = str(run / "checkpoints/checkpoint_latest.pth")
     clips = scores_on_tests(out, data, name, method.file, "--weights", weights)
     result = {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": clips}

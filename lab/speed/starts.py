@@ -32,7 +32,7 @@ def run_start(args: argparse.Namespace) -> dict[str, Any]:
                                    call to the file system takes 0.5 ms longer, as over a network
     """
     # A start on two clips costs little more than the imports of Python modules. So the calls of
-    # this start are subtracted below, as the calls of the imports.
+    # this start are nearly the calls of the imports, and are subtracted below.
     costs_of_two_clips = large_set.costs(2, args.folder)
     costs_of_starts = large_set.costs(args.clips, args.folder)
     for name, costs in costs_of_starts.items():  # "first", "again"

@@ -37,8 +37,9 @@ from utils.options.sources import Sources
 
 BEHIND_OPTIONS = ROOT / "options/vrt/000_train_vrt_real_rgbspike.json"
 BEHIND_SIDE = 32  # side of the crop of a training clip in pixels, as in the option file
-# Width and number of the convs of the control. The numbers give it about as many parameters as the
-# VRT has. test_both_networks_of_a_form_are_trained_for_the_same_time allows a difference of 5 %.
+# Width and number of the convs of the control. The numbers give the control about as many
+# parameters as the VRT has. test_both_networks_of_a_form_are_trained_for_the_same_time allows a
+# difference of 5 %.
 BEHIND_FEATURES = 96
 BEHIND_LAYERS = 12
 

@@ -6,7 +6,7 @@ step together, and a prior is added to what the conv net of the steps returns:
     conv net of the steps    sees one frame     shipped weights, which stay as they are
     prior                    sees all frames    trained
 
-Both return the same channels, and the sum of both is used:
+Both networks return the same channels, and their sum is used:
 
     0 to 2    a change of red, green and blue
     3 to 5    GATES = 3 gates. A gate is a factor for each pixel of a change: the change by the
@@ -79,7 +79,7 @@ class FrameAttention(nn.Module):
 
 
 class Prior(nn.Module):
-    """Computes what is added to the outputs of the conv net of the steps. At first this is 0.
+    """Computes what is added to the outputs of the conv net of the steps. A new prior adds 0.
 
     middle: the attention or the convs of the control, (N, features, h, w) -> the same shape.
     """

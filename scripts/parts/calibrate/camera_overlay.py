@@ -25,7 +25,7 @@ def overlay(view: View, light: str, grid: CalibratedGrid) -> np.ndarray:
     the image is grey. The lower half shows squares of the frame and of the spikes in turn.
 
     light: what the spike camera integrates, "linear" light or "display" values.
-    grid: where each spike pixel lies in the frame, by the calibration to look at.
+    grid: where each spike pixel lies in the frame, by the calibration that is judged.
     """
     rates, frame = images_of(view, light)  # (h, w) of the spike camera, (H, W) of the frame
     height, width = frame.shape

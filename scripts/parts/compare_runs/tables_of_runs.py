@@ -16,7 +16,7 @@ from utils.options.section import flatten_options
 from utils.results import read_json
 from utils.run import history, report
 
-RESTORED_PSNR = "val/psnr"  # scalar: PSNR of the restored frames at a validation
+RESTORED_PSNR = "val/psnr"  # name of the scalar with the PSNR of the restored frames
 ALWAYS_DIFFERENT = (".task", ".path.root")  # options that are not compared, because all runs differ
 
 

@@ -93,8 +93,8 @@ class Reconstruction(NamedTuple):
 def _with_defaults(section: dict[str, Any], channels: Any) -> Reconstruction:
     """Return a section of S-VRT with the values that S-VRT takes if a key is missing.
 
-    These defaults are S-VRT's: the type "spikecv_tfp", 20 planes on each side, 4 bins, and for raw
-    a window of 21 planes.
+    The defaults of S-VRT are the type "spikecv_tfp", 20 planes on each side, 4 bins, and for raw a
+    window of 21 planes.
 
     section: the result of `_joined_reconstruction`
     channels: the value of `spike_channels`, or None

@@ -108,7 +108,7 @@ def convert_spike_brightness(conversion: Conversion, split: str, info: Any) -> N
         # rates stay as S-VRT has them.
         conversion.values[f"{split}.spike.gamma"] = 2.2
     if info.rate not in (None, 1.0):
-        # Our reader divides by the rate, S-VRT does not.
+        # Our reader divides the channels by the rate. S-VRT does not divide.
         factor = 1 / info.rate
         conversion.differences[f"{split}, firing rates"] = (
             f"channels are divided by {info.rate:g}, the rate of dataset.json: {factor:.3g} "

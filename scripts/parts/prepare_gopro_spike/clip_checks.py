@@ -2,9 +2,8 @@
 
 What must stay, and which test notices:
 
-    one error names all wrong clips     test_all_wrong_clips_are_named_at_once
-    the error has --leave-out CLIP for  test_the_error_gives_flags_to_leave_out_the_wrong_clips
-    each wrong clip
+    one error names all wrong clips       test_all_wrong_clips_are_named_at_once
+    the error advises --leave-out flags   test_the_error_gives_flags_to_leave_out_the_wrong_clips
 
 Free to add: a check that compares several clips, beside `errors_of_size`. A check of a single clip
 belongs to data/making/clip_plan.py.

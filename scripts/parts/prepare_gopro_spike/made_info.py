@@ -40,7 +40,8 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
     """
     path = out / INFO
     table: dict[str, Any] = {"recipe": None, "clips": {}}  # the table without an earlier run
-    # `try` holds all that fails if the file is not ours: it is unreadable, or a key is missing.
+    # If the file is not of this program, a line of the `try` block raises an error, because the
+    # file is unreadable or a key is missing.
     try:
         if path.exists():
             table = json.loads(path.read_text(encoding="utf-8"))

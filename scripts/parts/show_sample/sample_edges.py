@@ -1,4 +1,4 @@
-"""Paint the edges of the spikes over a frame, so that a person sees whether both agree.
+"""Paint the edges of the spikes over a frame. They show whether spikes and frame agree.
 
 Free to change: all of it, because only people look at the image.
 

@@ -22,7 +22,7 @@ def motion_within_exposure(dataset: Any, sample: Sample) -> Section:
     """Return the motion within the exposure of the middle frame, and its expected error.
 
     The motion is measured by optical flow between pictures of the spikes, as for `--method joint`.
-    It is shown for the whole frame, as recorded: without crop, flips or reversed time.
+    The page shows the motion of the whole frame as recorded, without crop, flips or reversed time.
 
     dataset: the data set of the sample, a `ClipDataset` (data/clip_reading.py).
     """

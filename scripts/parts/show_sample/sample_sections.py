@@ -92,7 +92,7 @@ def whole_frame(dataset: Any, sample: Sample, name: str) -> Section:
     if clip.spikes and clip.grid.coverage < 1:
         note += "; blue: the region that crops are drawn from"
         boxes.append((CYAN, clip.grid.region))
-    boxes.append((YELLOW, aug))  # the last, so that the crop stays visible where both meet
+    boxes.append((YELLOW, aug))  # painted last, so that no other rectangle covers it
     thickness = max(1, round(image.shape[1] / 500))  # pixels: thin, but visible in a large frame
     for colour, box in boxes:
         left = factor * box.left

@@ -194,7 +194,7 @@ def geometry_of_array(
             do="save the array in this form",
         )
     # As for packed files, --size has priority. If --size differs from the shape of the array,
-    # `open_spikes` refuses it later, and its error names the allowed shapes.
+    # `open_spikes` refuses the size later, with an error that names the allowed shapes.
     if options.size:
         height, width = options.size
     else:
@@ -211,8 +211,8 @@ def is_flipped(path: Path, options: GeometryOptions) -> bool:
     # The layout is "raster" for all cameras but the SPS100, which stores the top row first.
     if options.no_flip or options.layout != "raster":
         return False
-    # `flip` is True, False or None. None: dataset.json does not say which row comes first. Then it
-    # is the bottom row, as in nearly all known files.
+    # `flip` is True, False or None. If `flip` is None, dataset.json does not say which row comes
+    # first. Then take the bottom row, as in nearly all known files.
     return nearest_info(path).flip is not False
 
 

@@ -197,7 +197,8 @@ def fit_in_words(rates: np.ndarray, grey: np.ndarray) -> str:
             f"the rows seem upside down: correlation with the picture {upright:.2f}, "
             f"flipped {flipped:.2f}"
         )
-    # A picture of another place or time may happen to fit one kind of light, so do not try it.
+    # A picture of another place or time may fit one kind of light by chance. So do not look for the
+    # light with such a picture.
     if grey.std() > 0 and upright < LEAST_CORRELATION:
         return (
             f"the picture does not resemble the spikes: correlation {upright:.2f}. So it does not "
