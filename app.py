@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = parser.parse_args(arguments)
 
     # Treat SIGTERM as Ctrl-C: `default_int_handler` raises KeyboardInterrupt. By default SIGTERM
-    # would end the program at once, and leave the temporary folder behind.
+    # would end the program immediately, and leave the temporary folder behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     with tempfile.TemporaryDirectory(prefix="spikevrt_app_") as name:
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
             max_file_size=MOST_BYTES_OF_FILE,
             footer_links=[],  # no links of gradio at the bottom of the page
             quiet=True,  # we print the address ourselves
-            prevent_thread_lock=True,  # return at once. `block_thread` waits below
+            prevent_thread_lock=True,  # return immediately. `block_thread` waits below
         )
         print(f"open {address}", flush=True)
         try:

@@ -20,7 +20,7 @@ The parts are in models/fusion/ (the spikes) and in models/vrt/:
                                          attention and an MLP
     attention/, gated_mlp.py             what a block computes
     spynet.py, flow.py, align_clip.py    the optical flow, and neighbours aligned along it
-    chunks.py, memory/                   what backward computes again, to save memory
+    chunks.py, memory/                   what backward computes again, to need less memory
     requirements.py                      which clips the network takes
 
 What must stay, and which test notices (in tests/parts/models):
@@ -308,9 +308,10 @@ class VRT(nn.Module):
         """
         import torch._dynamo  # the import takes seconds, so it waits until somebody compiles
 
-        # A compiled block runs as a whole (`Block.forward_plain`), and keeps more memory for
-        # backward than a block in chunks of windows. On a CPU a compiled block may still run in
-        # chunks (models/vrt/block.py). `in_cpu_form` says whether the network is on a CPU.
+        # A compiled block runs as a whole (`Block.forward_plain`). Its tensors for backward take
+        # more memory than the tensors of a block in chunks of windows. On a CPU a compiled block
+        # may still run in chunks (models/vrt/block.py). `in_cpu_form` says whether the network is
+        # on a CPU.
         if not in_cpu_form(self.conv_first.weight) and utils_dist.is_main_process():
             logger.warning(
                 "train.compile: compiled blocks keep more memory for backward than blocks in chunks"

@@ -1,4 +1,4 @@
-"""Compute a layer chunk by chunk, to save memory.
+"""Compute a layer chunk by chunk, so that a training step needs less memory.
 
 Under autograd, a block of the transformer keeps every intermediate tensor until backward: 16 to 21
 tensors of the size of its input. The autograd function `InChunks` keeps only the input of the
@@ -106,6 +106,7 @@ class InChunks(torch.autograd.Function):
             # y: (results, outputs of fc2), or None. h: (results, inputs of fc2), or None. The
             # result of `take`, (rows, C), gets no name, so that it is freed before the last layer.
             y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
+            # h is None if the factor of the MLP is 0. `scale_branch` takes None as the factor 1.
             if h is not None:
                 branch = scale_branch(F.linear(h, w["fc2"], w["fc2_bias"]), factors.mlp)
                 # add_ works in place, because nobody else needs the branch.

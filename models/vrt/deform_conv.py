@@ -63,7 +63,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     Returns (n, c', h, w), under autocast in the dtype of autocast. All tensors get gradients.
     """
     dtype = compute_dtype(x)  # dtype of the result
-    if not has_deform_conv(x):  # e.g. on a CPU, or on a GPU of Apple (forms.DEFORM_CONV)
+    if not has_deform_conv(x):  # e.g. on a CPU or a GPU of Apple (DEFORM_CONV in forms.py)
         return _deform_conv_by_sampling(x, offset, mask, weight, bias).to(dtype)
 
     from torchvision.ops import deform_conv2d  # here, because the import takes seconds

@@ -54,7 +54,7 @@ class RecomputeInBackward(torch.autograd.Function):
         device_type = tensors[0].device.type
         # The settings of autocast, for both runs. The cache of autocast is off, because it would
         # keep each converted weight in memory until after backward. The second run could not use
-        # these weights: autograd is off in this method, so they have no graph.
+        # these weights. They have no graph, because autograd is off in this method.
         ctx.autocast = {
             "device_type": device_type,
             "dtype": torch.get_autocast_dtype(device_type),

@@ -203,8 +203,8 @@ class Registry:
         Raises OptionError for an unknown part, an unknown or missing key, or a value of the wrong
         type. The argument is not changed.
 
-        section: the section of an option file, or only the name of a part. A Section is resolved
-            already and is returned as it is, so a caller may resolve twice
+        section: the section of an option file, or only the name of a part. A Section was resolved
+            before, and is returned as it is. So a caller may resolve a section twice
         where: dotted key of the section, for errors, e.g. "netG"
         """
         if isinstance(section, Section):

@@ -75,7 +75,7 @@ def window_attention(
         # With `mutual`, out is (2 n, T / 2, heads, hd). The two frames of a window follow each
         # other, so `reshape` joins them to a window of T tokens.
         results.append(out.reshape(len(qkv_of_span), all_tokens, -1))
-    if len(results) == 1:  # saves a copy
+    if len(results) == 1:  # torch.cat would make a copy
         return results[0]
     return torch.cat(results)
 

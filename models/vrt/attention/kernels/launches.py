@@ -37,8 +37,8 @@ tests/parts/models/test_triton.py notices an unwritten result.
 What must also stay: the number of windows in a group that sums dS, because it decides the order of
 the sum, and so the last bits of the gradient of the bias. No test notices another order.
 
-Free to change: the order of the launches, as long as gradient_of_queries stays first, because it
-writes delta, which the other two kernels read.
+Free to change: the order of the launches, but gradient_of_queries must stay first. It writes delta,
+which the other two kernels read.
 """
 
 import math
