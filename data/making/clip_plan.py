@@ -100,8 +100,7 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
     """Do the work of `plan_clip`. Raises DataError if the clip cannot be made."""
     if job.cut:  # With a rig, two simulated cameras record a part (cut) of the source.
         # `cuts_of` (sources.py) has already checked the frames of the source, so they are not
-        # opened here. The cameras see a square (crop) that moves over the source, so the made
-        # frames have the size of the crop.
+        # opened here. The cameras see a square (crop) of the source, which is the made frame.
         raw = None
         size = (recipe.crop, recipe.crop)
         frames = recipe.frames  # made frames, each of one exposure
@@ -110,8 +109,7 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         raw = FrameSource(job.source.path)  # the raw frames
         size = raw.size
         frames = len(raw)
-        # An exposure averages several raw frames. Raw frames after the last whole exposure are left
-        # out.
+        # Raw frames after the last whole exposure are left out.
         exposures = frames // recipe.raw_frames_per_exposure(job.name)
 
     _refuse_ratio(size, recipe.ratio, job.source.path)
@@ -123,8 +121,7 @@ def _plan(job: Job, recipe: Recipe) -> Plan:
         "recipe": recipe.record(),
         "source": _digest_of(files),
     }
-    # `lexists` is also true for a broken link. It is used because a broken link must not be
-    # replaced either.
+    # `lexists` is also true for a broken link, which must not be replaced either.
     existing = [folder for folder in job.folders if os.path.lexists(folder)]
     _refuse_other_folders(job.name, existing, record)
     is_to_make = len(existing) < len(job.folders)
