@@ -55,8 +55,8 @@ MOST_PIXELS = 2**20
 #
 # So the 32 rows next to the border of a band, (OVERLAP - FADE) / 2, are not used
 # (test_rows_beside_the_border_of_a_band_are_not_used). E.g. light may move by 40 rows between the
-# sharp instant and the end of the exposure. This is more than 32, so light from beyond the border
-# reaches rows that are used, and may leave a trace there. Other values were not compared:
+# sharp instant and the end of the exposure. 40 rows are more than 32, so light from beyond the
+# border reaches rows that are used, and may leave a trace in them. Other values were not compared:
 #
 #               larger                             smaller
 #     OVERLAP   more rows are computed twice       a slower motion may leave a trace
@@ -64,8 +64,9 @@ MOST_PIXELS = 2**20
 OVERLAP = 128
 FADE = 64
 # A band may have 384 rows, even if it then has more than MOST_PIXELS pixels. E.g. in a frame of
-# 4096 columns, MOST_PIXELS would allow 2^20 / 4096 = 256 rows. These would be nothing but overlaps:
-# 128 rows with the band above and 128 rows with the band below. 384 rows leave 128 rows in between.
+# 4096 columns, MOST_PIXELS would allow 2^20 / 4096 = 256 rows. All 256 rows would belong to
+# overlaps: 128 rows to the overlap with the band above, and 128 rows to the overlap with the band
+# below. 384 rows leave 128 rows in between.
 LEAST_ROWS = 3 * OVERLAP
 
 

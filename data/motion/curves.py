@@ -15,8 +15,9 @@ What must stay: a curve is 0 at the sharp instant. The fusion operator "motion"
 (models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its weights were
 trained with motions along these curves. With other curves, the weights fit a little worse.
 
-Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes. It
-does not guard RIDGE and STEP_OF_SHAKE: it passes with RIDGE = 0 or 0.01, and STEP_OF_SHAKE = 1.
+Tests: tests/parts/data/test_flow.py compares motions with the true motion of simulated scenes.
+test_flow.py does not guard RIDGE and STEP_OF_SHAKE: it passes with RIDGE = 0 or 0.01, and with
+STEP_OF_SHAKE = 1.
 """
 
 import numpy as np
@@ -81,8 +82,8 @@ def _coefficients_of(tau: np.ndarray, shifts: np.ndarray, errors: np.ndarray) ->
 
     tau: (K,). shifts, errors: as in `curves_of`.
     """
-    # The error of the sharp instant is 0. Replace it by 1, because 1 / 0 would be infinite. Its
-    # weight has no effect, because tau is 0 at the sharp instant.
+    # The error of the sharp instant is 0. Replace the error by 1, because 1 / 0 would be infinite.
+    # The weight of the sharp instant has no effect, because its tau is 0.
     w = 1 / np.where(errors > 0, errors, 1) ** 2  # (K, H, W)
     weighted_shifts = w[..., None] * shifts  # (K, H, W, 2)
 

@@ -34,9 +34,8 @@ from data.spike.light import Intervals, intervals_of, window_light
 class Recording:
     """What both cameras recorded during one exposure, and the spikes around it.
 
-    E.g. an exposure has 60 planes, with 30 more planes on each side. Then the stream has 120
-    planes, `begin` is 30 and `end` is 90. If the sharp frame shows the middle of plane 60, `sharp`
-    is 60.5.
+    E.g. an exposure has 60 planes, with 30 more planes on each side. So the stream has 120 planes,
+    `begin` is 30 and `end` is 90. If the sharp frame shows the middle of plane 60, `sharp` is 60.5.
     """
 
     blurry: np.ndarray  # (H, W, 3) float32, display values in [0, 1], R, G, B

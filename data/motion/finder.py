@@ -84,8 +84,9 @@ def mean_motion(a: Motion, b: Motion) -> Motion:
         shift = (w_a shift_a + w_b shift_b) / (w_a + w_b)        w = 1 / (expected error)^2
 
     E.g. with the expected errors 1 and 2 pixels, the first motion has four times the weight. The
-    expected error of the mean is the smaller of the two errors: 1 pixel. For independent errors it
-    would be even smaller, but the errors of a and b are not independent.
+    expected error of the mean is the smaller of the two errors: 1 pixel. If the errors of a and b
+    were independent, the expected error of the mean would be even smaller, but they are not
+    independent.
     """
     w_a = 1 / np.maximum(a.errors, LEAST_ERROR) ** 2  # (K, H, W)
     w_b = 1 / np.maximum(b.errors, LEAST_ERROR) ** 2

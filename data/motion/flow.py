@@ -164,7 +164,8 @@ def _second_search(
     sharp = times.index(0)
     other_indices = [index for index in range(len(times)) if index != sharp]
     shifts = np.zeros_like(curves)
-    # By how much the shifts there and back differ, in pixels. It stays 0 at the sharp instant.
+    # The difference of the shifts there and back, in pixels. The difference stays 0 at the sharp
+    # instant.
     differences = np.zeros(curves.shape[:3], np.float32)  # (K, H, W)
     for index in other_indices:
         picture = pictures[index]
@@ -179,8 +180,9 @@ def _second_search(
     errors = np.zeros_like(differences)
     for index in other_indices:
         if not _has_search_back(index, sharp):
-            # Take the mean of the times before and after. Their differences are known, because only
-            # every second time lacks the search back, and never the first or the last time.
+            # Take the mean of the times before and after. The differences of these two times are
+            # known, because only every second time lacks the search back, and the first and the
+            # last time have it.
             differences[index] = (differences[index - 1] + differences[index + 1]) / 2
         errors[index] = expected_error(shifts[index], differences[index])
     return shifts, errors
@@ -251,7 +253,7 @@ DESCENT_STEPS = 12
 
 
 def _make_dis(is_noisy: bool) -> cv2.DISOpticalFlow:
-    """Make the optical flow DIS. For noisy pictures, it compares larger squares."""
+    """Make the optical flow DIS. If the pictures are noisy, DIS compares larger squares."""
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
     dis.setGradientDescentIterations(DESCENT_STEPS)
     if is_noisy:
@@ -296,7 +298,7 @@ def _search_shifts(
 
     What is at p in `from_picture` is at p + shifts[p] in `to_picture`.
 
-    start: (H, W, 2), shifts where the search begins. It stays as it is.
+    start: (H, W, 2), shifts where the search begins. The array is not changed.
     """
     # Small pictures are padded below and at the right by repeating their edges.
     height, width = from_picture.shape

@@ -39,10 +39,10 @@ from data.spike.pictures import DISPLAY_GAMMA
 # ---- The light of one exposure -----------------------------------------------------------------
 
 # A spike pixel counts as clipped by the RGB camera if its light in the frame is CLIPPED or more. (A
-# camera clips where its values end. This has nothing to do with a clip, the short video.) The RGB
-# camera clips at light 1. E.g. at the edge of a lamp, a spike pixel sees three clipped RGB pixels
-# and a fourth one with light 0.7. Their mean is 0.93, so the limit must be below 1. The value is a
-# judgement:
+# camera clips light that is above its largest value. A clip, the short video, is something else.)
+# The RGB camera clips at light 1. E.g. at the edge of a lamp, a spike pixel sees three clipped RGB
+# pixels and a fourth one with light 0.7. Their mean is 0.93, so the limit must be below 1. The
+# value is a judgement:
 #
 #     larger       edges of lamps would not count as clipped
 #     smaller      bright pixels would count as clipped, although they are not
@@ -117,7 +117,8 @@ def _display_correction(rates: np.ndarray) -> np.ndarray:
     rates: (parts, h, w), proportional to the display values in parts of an exposure.
     """
     mean_light = np.mean(rates**DISPLAY_GAMMA, axis=0)
-    # At least 1e-12: a pixel without any spike would divide by 0. Its quotient is not used below.
+    # The divisor is at least 1e-12, because a pixel without any spike would divide by 0. The
+    # quotient of this pixel is not used below.
     display_of_mean = np.maximum(mean_light, 1e-12) ** (1 / DISPLAY_GAMMA)
     # The light of a pixel without any spike does not change, so its factor is 1.
     return np.where(mean_light > 0, rates.mean(axis=0) / display_of_mean, 1.0)
@@ -207,7 +208,8 @@ def _sums_at_usual_level(exposures: list[ExposureLight]) -> tuple[np.ndarray, np
         spikes += exposure.spike_rates * exposure.planes
         light += exposure.frame_light * to_usual_level * exposure.planes
         planes += exposure.planes
-    # At least DARK in each plane, because callers divide by the light of a pixel, which may be 0.
+    # The light is at least DARK in each plane, because callers divide by the light of a pixel,
+    # which may be 0.
     return spikes, np.maximum(light, DARK * planes)
 
 
@@ -298,8 +300,8 @@ def gain_in_exposure(exposure: ExposureLight, gain: np.ndarray, is_good: np.ndar
     at the same pixels. E.g. a clip has the gain 0.5, so 0.5 is the expected level, too. A frame of
     the level 1 was exposed for half of the usual time, and its gain is 0.5 * 1 / 0.5 = 1.
 
-    gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels count,
-    because the spikes of hot pixels would look like a change of the exposure time.
+    gain, is_good: (h, w) each, of the clip, from `gain_over_exposures`. Only trusted pixels are
+    used, because the spikes of hot pixels would look like a change of the exposure time.
     """
     level = exposure.level(is_good)
     # The same frame, with the spikes per plane that its light would give at the gain of the clip.
@@ -321,7 +323,7 @@ def _level_change(level: float, usual_level: float) -> float:
     multiply by the result, and 1 changes nothing. So a clip without automatic exposure has the same
     gain in all its frames.
     """
-    # At least LEAST_GAIN, because the level of a clip without any spike is 0.
+    # The divisor is at least LEAST_GAIN, because the level of a clip without any spike is 0.
     change = level / max(usual_level, LEAST_GAIN)
     if 1 / SAME_LEVEL < change < SAME_LEVEL:
         return 1.0

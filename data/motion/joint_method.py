@@ -1,8 +1,8 @@
 """Improve the frames of another method by the solution of the equations of both cameras.
 
-This is `--method joint` of main_test_vrt.py. It needs no weights of its own, but the other method
-may have weights. `MotionRestorer` (restorer.py) restores one frame after the other, with three
-parts that `JointMethod` gives it:
+This is `--method joint` of main_test_vrt.py. This method needs no weights of its own, but the other
+method may have weights. `MotionRestorer` (restorer.py) restores one frame after the other, with
+three parts that `JointMethod` gives it:
 
     start      the other method, whose frames are the first estimates z_0
     find       optical flow (flow.py)
@@ -67,8 +67,8 @@ class JointMethod:
         protocol = self.start.protocol()  # name of a line of the report -> its text
         # If `start` is a formula, its protocol has the line "method", e.g. "exposure". `pop` takes
         # this line out, and its text becomes a part of the new line "method". If `start` is a
-        # network, its protocol has no line "method". Then the default text is taken, and the line
-        # "weights" of the network stays.
+        # network, its protocol has no line "method". In this case the default text is taken, and
+        # the line "weights" of the network stays.
         first = protocol.pop("method", "the output of the weights")
         words = f"{self.options.type} ({', '.join(options)}), begun with {first}"
         return {"method": words, **protocol}

@@ -48,8 +48,8 @@ Steps = Callable[[Tensor, Equations], Tensor]
 class LearnedParts:
     """The learned parts of a network on a device."""
 
-    steps: Steps  # for good light
-    few_steps: Steps  # for few spikes, below `FEW_SPIKES`
+    steps: Steps  # the steps for good light
+    few_steps: Steps  # the steps for fewer than FEW_SPIKES spikes
     find: Finder  # finds the motion within an exposure
 
 

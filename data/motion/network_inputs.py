@@ -137,9 +137,9 @@ def _brightness_of(windows: Windows, lengths: np.ndarray, inside: slice) -> _Bri
     # A rate is at least 0, but rounding errors may make it e.g. -1e-9. `maximum` sets it to 0.
     of_windows = np.maximum(windows.light / divisors, 0)  # (K, h, w)
 
-    # Take the mean over the windows within the exposure that were recorded. E.g. if the sharp
-    # instant lies at the first or the last recorded plane, there may be no such window. Then take
-    # the mean over all windows.
+    # Take the mean over the windows within the exposure that were recorded. There may be no such
+    # window, e.g. if the sharp instant lies at the first or the last recorded plane. In this case
+    # take the mean over all windows.
     is_used = np.zeros(len(of_windows), bool)
     is_used[inside] = windows.are_recorded[inside]
     if not is_used.any():

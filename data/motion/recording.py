@@ -148,7 +148,8 @@ def _exposures_with_context(clip: Clip, context: int) -> tuple[Exposure, ...]:
     """Return the planes during which each frame was exposed, and `context` planes on each side.
 
     `clip.exposures` cannot be used here, because it has the planes from which the channels of a
-    network are made. These may be other planes, e.g. the middle half of the exposure.
+    network are made. These planes may differ from the planes of the exposure, e.g. they may be its
+    middle half.
     """
     files = list(clip.planes_of_spike_files.items())  # (path, number of its planes)
     spikes = of_exposure(clip.spikes, context)

@@ -168,7 +168,7 @@ class MotionRestorer:
         is yielded, because the caller then asks for its `pictures`.
 
         reader: a data.clips.readers.DatasetClip. tick: called with the work done since the last
-        call, in frames. For each frame its calls sum up to 1.
+        call, in frames. For each frame, the values of all calls sum up to 1.
         """
         # The equations make and delete hundreds of large arrays for each frame. The process keeps
         # the memory of a deleted array for the next array, which saves time.

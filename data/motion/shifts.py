@@ -53,8 +53,8 @@ class Motion:
         after the last measured time, they are extrapolated from the two nearest measured times.
         """
         # Find the indices `left` and `right` of the two measured times. `right` is the first
-        # measured time that is not before `time`. It is limited to 1 ... K - 1, so that it exists
-        # and has a left neighbour. E.g. with the measured times -10, 0, 10:
+        # measured time that is not before `time`. `right` is limited to 1 ... K - 1, so that it
+        # exists and has a left neighbour. E.g. with the measured times -10, 0, 10:
         #
         #     time    first_not_before    left    right
         #     4       2                   1       2

@@ -156,7 +156,7 @@ class View:
         height, _ = self.size
         row = self.first_row + np.arange(height)  # row of the whole frame, (H,)
         rows_of_frame = height if self.all_rows is None else self.all_rows
-        last_row = max(rows_of_frame - 1, 1)  # at least 1: a frame of one row would divide by 0
+        last_row = max(rows_of_frame - 1, 1)  # 1 or more, because it is a divisor
         return (row / last_row - 0.5) * self.rolling
 
 

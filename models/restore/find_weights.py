@@ -60,7 +60,7 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
 
 
 def _checkpoints_of(run: Path) -> list[Path]:
-    """Return the files of the best and the latest checkpoint of a run. They need not exist.
+    """Return the paths of the best and the latest checkpoint of a run. The files need not exist.
 
     run: the folder of the run.
     """

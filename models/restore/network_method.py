@@ -9,8 +9,8 @@ run_job.py asks the `NetworkMethod` for a `Restorer` (tiles/restorer.py), which 
 
 What must stay: the keys of `NetworkMethod.settings`, because an interrupted test is continued only
 if its settings are equal (test_results_of_other_settings_are_not_taken_over). Free to change: the
-tiles for a user's clips (`network_for_own_clips`). Their results then differ from the results of
-former versions.
+tiles for a user's clips (`network_for_own_clips`). With other tiles, the results differ from the
+results of former versions.
 
 Tests: tests/stories/test_main_test.py, test_protocols.py, tests/parts/models/test_tiling.py
 """

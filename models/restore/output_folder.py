@@ -109,7 +109,7 @@ def claim_folder(
         # write "files".
         files_of_clips = dict(earlier_run.get("files", {}))
 
-    # 3. Write run.json. From here on nothing is refused.
+    # 3. Write run.json. After this line nothing is refused.
     for name, files in planned_files.items():
         files_of_clips[name] = [str(path.relative_to(folder)) for path in files]
     content = {"settings": settings, "inputs": all_inputs, "files": files_of_clips}

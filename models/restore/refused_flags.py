@@ -27,10 +27,10 @@ from models.restore.flags import JOINT
 from utils.errors import OptionError
 from utils.output_folder import refuse_overlap
 
-# Flags of a network and its tiles, without dashes. They are refused with a formula (--method),
-# which has no network. A new flag of `_add_flags_of_tiles` (flags.py) belongs here, unless formulas
-# use the flag. (Formulas use center_frame_only.) `sigma`, the noise level for a denoiser, is also
-# in FLAGS_OF_CLIPS, because datasets.test has its own option `sigma`.
+# Flags of a network and its tiles, without dashes. These flags are refused with a formula
+# (--method), because a formula has no network. A new flag of `_add_flags_of_tiles` (flags.py)
+# belongs here, unless formulas use the flag. (Formulas use center_frame_only.) `sigma`, the noise
+# level for a denoiser, is also in FLAGS_OF_CLIPS, because datasets.test has its own option `sigma`.
 FLAGS_OF_NETWORK = (
     "weights",
     "sigma",

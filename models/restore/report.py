@@ -119,9 +119,9 @@ def protocol_of(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, str
         elif paths:
             protocol[kind] = paths[0]
     protocol.setdefault("frames", job.frames_note)  # a method may have said more about its frames
-    # Papers differ in the pixels that they exclude from the scores. Some score only a crop of each
-    # frame ("crop"), and some leave out a few pixels along its edges ("border"). Here every pixel
-    # counts.
+    # Papers differ in the pixels that they exclude from the scores. Some papers score only a crop
+    # of each frame ("crop"), and some leave out a few pixels along its edges ("border"). A test of
+    # this program scores every pixel.
     protocol["crop"] = "none"
     protocol["border"] = "nothing excluded"
     # Usually all clips have the same tiles. After an out-of-memory error, later clips have smaller

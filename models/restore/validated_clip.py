@@ -117,8 +117,8 @@ class ClipValidator:
 def _in_size_of(lq: torch.Tensor, gt: torch.Tensor) -> torch.Tensor:
     """Return a blurry frame (C, h, w) in the height and width of the sharp frame (3, H, W).
 
-    The blurry frame is smaller only in super-resolution. Then it is enlarged, so that it can be
-    scored, too.
+    Only in super-resolution, the blurry frame is smaller. In this case it is enlarged, so that it
+    can be scored, too.
     """
     size = gt.shape[-2:]
     if lq.shape[-2:] == size:

@@ -149,7 +149,8 @@ def _validate_clips_of_rank(
     logger.info("validating %s, %s", counted(len(clips), "clip"), validator.restorer.describe())
     with open_progress(model.opt.logging.progress, own_frame_count, "validation", "frames") as bar:
         for first_of_round in range(0, len(clips), rank_count):
-            # No vote before the first round: even after a signal, one clip per rank is scored.
+            # The ranks do not vote before the first round, so even after a signal, one clip per
+            # rank is scored.
             if first_of_round > 0 and _any_rank_stops():
                 return None
             index = first_of_round + rank

@@ -3,8 +3,7 @@
 A rank is one process of main_test_vrt.py. run_job.py has taken the output folder of a `Job`, and
 calls `shared_plan`. Rank 0 looks at the folder, makes the plan, and sends it to the other ranks.
 The plan is a list of `Work`. A `Work`, also called a piece, is a range of frames of one clip. With
-n ranks, rank r takes the items r,
-r + n, ... of the list.
+n ranks, rank r takes the items r, r + n, ... of the list.
 
 What must stay: the restored frames do not depend on the number of ranks, bit for bit
 (test_two_ranks_share_the_frames_of_a_clip_and_give_the_same_bits). Each missing frame is in exactly

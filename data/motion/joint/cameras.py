@@ -28,9 +28,9 @@ moved mean. E.g. the row l = 0, 2, 8, 6, and a spike pixel of the RGB pixels 0 a
     moved mean                   the mean of two pixels is 1 at 0.5, and 5 at 1.5. The spike pixel
                                  has its middle at 0.5, and moves by 0.5. At 1.0 the mean is 3
 
-The mean of the moved picture needs a sample for each RGB pixel. The moved mean needs only one for
-each spike pixel. Both are equal where all RGB pixels of a spike pixel move alike. On clips of
-videos they differ by 1 to 3 % of the expected error of y.
+The mean of the moved picture needs a sample for each RGB pixel. The moved mean needs only one
+sample for each spike pixel. Both means are equal where all RGB pixels of a spike pixel move alike.
+On clips of videos the two means differ by 1 to 3 % of the expected error of y.
 
 A = (B, S) is both maps together. Its adjoint A^T maps back, from the values of the cameras to a
 frame. For all x and y, <A x, y> = <x, A^T y>, where < , > is the sum of the products. `solve`
@@ -57,7 +57,7 @@ from utils.system import give_back_much_freed_memory
 
 # Largest number of samples that are computed at a time. With more samples, a frame takes more
 # memory. With fewer samples, the sparse matrices have fewer entries in a row, and take longer. E.g.
-# 20 groups of a large frame were computed as 9 + 9 + 2 groups. Both maps then took a tenth longer
+# if 20 groups of a large frame were computed as 9 + 9 + 2 groups, A and A^T took a tenth longer
 # than with 10 + 10 groups.
 SAMPLES_AT_A_TIME = 10 * 2**20
 
@@ -151,7 +151,7 @@ def _groups_at_a_time(count: int, samples_of_group: int) -> int:
     """Return the number of groups in a chunk: all chunks have about as many groups.
 
     E.g. frames of 720 x 1280 have 921600 pixels. At most 10 * 2^20 // 921600 = 11 groups fit into a
-    chunk, so 20 groups need 2 chunks. These have 10 groups each.
+    chunk, so 20 groups need 2 chunks, of 10 groups each.
 
     count: number of all groups. samples_of_group: number of samples of a group.
 

@@ -14,7 +14,7 @@ The motion u_g(v) of a spike pixel is the mean of the motions of the RGB pixels 
 `Chunk.add_B` and `Chunk.V` sample by `grid_sample`, which interpolates a sample from four pixels.
 `Chunk.add_adjoint_of_B` and `Chunk.add_adjoint_of_V` map back: they give the value of each sample
 to its four pixels. For this, all samples of the chunk are sorted once by their pixels
-(adjoint_of_samples.py). They are numbered group by group, and pixel by pixel within a group:
+(adjoint_of_samples.py). The samples are numbered group by group, and pixel by pixel within a group:
 
     n = g H W + p        E.g. 2 groups of 3 pixels:     n    0  1  2  3  4  5
                                                         g    0  0  0  1  1  1
@@ -103,7 +103,7 @@ class Chunk:
     def add_adjoint_of_B(self, x: Tensor, blurry: Tensor) -> None:
         """Add B^T blurry to x, in place: the adjoint of `add_B`.
 
-        Both are (H W, C), with a column for each colour.
+        x and blurry: (H W, C), with a column for each colour.
         """
         self._B_adjoint.add_to(x, blurry, factor=self._common_share)
 
@@ -138,7 +138,7 @@ def _positions_of_spike_pixels(pixels: SpikePixels, shifts: Tensor) -> Tensor:
     shifts: u, (G, H, W, 2), x and y in RGB pixels.
     """
     plane = pixels.view.plane
-    # One group after the other, because the columns of all groups would have to be copied.
+    # Take one group after the other, because the columns of all groups would have to be copied.
     mean_shifts = []  # (h w, 2) of each group
     for shifts_of_group in shifts:
         mean_shifts.append(pixels.means(shifts_of_group.flatten(0, 1)))

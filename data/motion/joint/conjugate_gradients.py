@@ -30,7 +30,7 @@ The algorithm is 9.1 of Saad, Iterative Methods for Sparse Linear Systems, 2003.
 
 All but the last four are frames (3, H, W), and the last four are scalars. E.g. with the numbers
 N = 4, M = 1 and right_side = 8 in place of frames: p = 8, energy 64, curvature 256, alpha 0.25, and
-d = 0.25 * 8 = 2. This is the solution 8 / 4.
+d = 0.25 * 8 = 2. d is the solution 8 / 4 after one step.
 
 What must stay: each step, because callers stop after a few steps, before the solution is reached.
 

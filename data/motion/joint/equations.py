@@ -77,8 +77,8 @@ class Equations:
 
     Attributes:
     solver, pixels: the arguments of the constructor.
-    system: the equations B x = b of the blurry frame and S l = y of the spikes. It computes the
-    residuals of a frame, i.e. by how much the frame misses each equation.
+    system: the equations B x = b of the blurry frame and S l = y of the spikes. `system` computes
+    the residuals of a frame, i.e. by how much the frame misses each equation.
     blurry: the blurry frame (3, H, W), display values.
     """
 

@@ -82,7 +82,8 @@ def _distances(motion: Motion) -> np.ndarray:
     The distance is the sum of the lengths of the moves from each time of the motion to the next.
     """
     distances = np.zeros(motion.shifts.shape[1:3], np.float32)
-    # One move after the other, because an array of all moves of a large frame would take longer.
+    # Add one move after the other, because an array of all moves of a large frame would take
+    # longer.
     for shifts, next_shifts in itertools.pairwise(motion.shifts):
         distances += lengths_of(next_shifts - shifts)
     return distances
@@ -142,8 +143,8 @@ def plane_groups(
 def _shifts_at(motion: Motion, times: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the shifts (H, W, 2) to the sharp frame at each time, and their errors (H, W).
 
-    times: in planes after the sharp instant, negative before it. They must rise in equal steps,
-    because the search at each time begins at the shifts of the last two times, continued.
+    times: in planes after the sharp instant, negative before it. The times must rise in equal
+    steps, because the search at each time begins at the shifts of the last two times, continued.
     """
     shifts: list[np.ndarray] = []
     errors: list[np.ndarray] = []
@@ -178,8 +179,8 @@ def exposure_shares(recording: Recording, edges: np.ndarray, delays: np.ndarray)
     group_begins = edges[:-1, None]  # (G, 1)
     group_ends = edges[1:, None]
 
-    # The time that a group and the exposure of a row have in common, (G, rows). At least 0: a group
-    # may end before the exposure of a row begins.
+    # The time that a group and the exposure of a row have in common, (G, rows). It is at least 0,
+    # because a group may end before the exposure of a row begins.
     overlap_begins = np.maximum(group_begins, row_begins)
     overlap_ends = np.minimum(group_ends, row_ends)
     overlap = np.clip(overlap_ends - overlap_begins, 0, None)

@@ -99,7 +99,8 @@ def _error_by_noise(error_of_z: Tensor, error_of_z_0: Tensor) -> Tensor:
     error_of_z, error_of_z_0: squared errors of both frames, (h, w).
     """
     smaller_errors = torch.minimum(error_of_z, error_of_z_0).flatten()
-    # At least 1, because kthvalue counts from 1: of 4 errors, int(0.2 * 4) would be 0.
+    # The rank is at least 1, because kthvalue counts from 1. E.g. of 4 errors, int(0.2 * 4) would
+    # be 0.
     rank = max(1, int(PERFECT_SHARE * len(smaller_errors)))
     return smaller_errors.kthvalue(rank).values
 

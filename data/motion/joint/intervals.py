@@ -188,7 +188,8 @@ def _spikes_before_edges(stream: np.ndarray, edges: list[int], no_first: int) ->
     first_spikes = []
     last_spikes = []
     counts = []
-    # At least 0: the first edge may be at time 0. No plane ends there, so its piece is empty.
+    # The piece begins at 0 or later. If the first edge is at time 0, its piece is empty, because no
+    # plane ends at time 0.
     piece_begin = max(edges[0] - 1, 0)
     for edge in edges:
         planes = stream[piece_begin:edge]

@@ -60,7 +60,7 @@ class Linearised:
         change_of_light = self._slope * d
         change_integrated = luma(d) if self._is_display else luma(change_of_light)
         blurry, spikes = self._cameras(change_of_light, change_integrated)
-        # In place, which is safe because `Cameras` returns new tensors.
+        # Multiply in place, which is safe because `Cameras` returns new tensors.
         return blurry.mul_(self._w_b), spikes.mul_(self._w_s)
 
     def adjoint(self, blurry: Tensor, spikes: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Linearised:
     def gradient(self) -> Tensor:
         """Return A^T W r, (3, H, W): how the equations would change z."""
         to_l = self._cameras.adjoint_of_spikes(self._w_s**2 * self._r_s)
-        # A copy, because `_to_display` overwrites it.
+        # Pass a copy, because `_to_display` overwrites its first argument.
         return self._to_display(self._gradient_x.clone(), to_l)
 
     def row_sums(self) -> Tensor:

@@ -164,7 +164,8 @@ class NetworkChannels:
         # Channels 5 and 6 are known for spike pixels (h, w), and are interpolated to RGB pixels.
         # Channel 5, (h, w), is at most 1, because `_limited_residuals` limits |r_s| to CAUCHY.
         size_of_r_s = r_s.abs().mean(0) / CAUCHY
-        # Channel 6, (h, w), in display values. It is above 0 where z is darker than the spikes say.
+        # Channel 6, (h, w), is in display values. It is above 0 where z is darker than the spikes
+        # say.
         brightness_missing = self._spikes_at_instant - self._seen_at_instant(z)
         on_spike_pixels = torch.stack((size_of_r_s, brightness_missing))  # (2, h, w)
         spike_channels = self._pixels.to_frame(on_spike_pixels)  # (2, H, W)

@@ -34,7 +34,8 @@ def grid_positions(positions: Tensor, size: tuple[int, int]) -> Tensor:
     Returns (1, h, w, 2) or (N, h, w, 2).
     """
     height, width = size
-    # The last column and the last row. At least 1, because a picture of one row would divide by 0.
+    # The numbers of the last column and the last row. They are at least 1, because a picture of one
+    # row would divide by 0.
     last_pixel = torch.tensor([max(width - 1, 1), max(height - 1, 1)], device=positions.device)
     scaled = (positions * (2 / last_pixel)).sub_(1)
     if scaled.ndim == 3:
@@ -61,8 +62,8 @@ def corners_of(positions: Tensor, size: tuple[int, int]) -> Corners:
     """Return the corners of samples.
 
     positions: (..., 2), x and y in pixels. 0 is the middle of the first pixel. Positions may lie
-    beyond the picture. They are not changed. Samples are numbered in the order of the flattened
-    positions, on which chunk.py relies.
+    beyond the picture. The tensor `positions` is not changed. Samples are numbered in the order of
+    the flattened positions, on which chunk.py relies.
     size: (H, W) of the picture.
     """
     height, width = size

@@ -24,8 +24,8 @@ What must stay: the numbers. The fusion operator "motion" (models/fusion/fusion_
 frames by learned steps along the motion. Its network was trained on these equations.
 
 Tests: tests/parts/data/joint/test_spike_equations.py notices an equation of a pixel that may have
-none, and tests/parts/data/joint/test_equations.py a wrong y. They pass with INTERVALS = 2, too, so
-measure the effect of another value (docs/benchmarks/quality_details.md, "Its constants").
+none, and tests/parts/data/joint/test_equations.py a wrong y. Both tests also pass with INTERVALS =
+2, so measure the effect of another value (docs/benchmarks/quality_details.md, "Its constants").
 """
 
 from typing import NamedTuple
@@ -81,14 +81,14 @@ def spike_equations(
     ends = tensor_of(intervals.ends, device)  # (M, h, w)
     n = tensor_of(intervals.thresholds, device)  # (M, h, w), 0 where a pixel has no interval
     has_interval = n > 0
-    lengths = (ends - begins).clamp(min=1)  # at least 1, because it is 0 where n is 0
+    lengths = (ends - begins).clamp(min=1)  # a length is 0 where n is 0, so take 1
     coverage = _coverage(begins, ends, lengths, tensor_of(group_edges, device))
 
     r = n / lengths  # spikes per plane, (M, h, w)
     y = r / tensor_of(gain, device)  # y = n / (gain (end - begin))
 
-    # The weight w_s = 1 / error. It is 0 for a pixel that has no interval, lies beside the frame,
-    # or cannot be trusted (e.g. a dead pixel).
+    # The weight w_s = 1 / error. The weight is 0 if the pixel has no interval, lies beside the
+    # frame, or cannot be trusted (e.g. a dead pixel).
     is_used = has_interval & pixels.are_on_frame & torch.from_numpy(is_good).to(device)
     errors = grey_errors(y, r, n, pixels.view.is_display)
     weights = is_used / errors  # True counts as 1, False as 0
@@ -110,8 +110,8 @@ def _coverage(begins: Tensor, ends: Tensor, lengths: Tensor, group_edges: Tensor
     group_ends = group_edges[1:, None, None]
     overlap_begins = torch.maximum(begins[:, None], group_begins)  # (M, G, h, w)
     overlap_ends = torch.minimum(ends[:, None], group_ends)
-    # In place, because each of these tensors has a hundred megabytes for a large frame. At least 0:
-    # a group may end before the interval begins.
+    # Compute in place, because each of these tensors has a hundred megabytes for a large frame. The
+    # overlap is at least 0, because a group may end before the interval begins.
     overlap = overlap_ends.sub_(overlap_begins).clamp_(min=0)
     return overlap.div_(lengths[:, None])
 

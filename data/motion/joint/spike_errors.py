@@ -23,8 +23,8 @@ What must stay: the errors. The weight of a spike equation is 1 / (error of y). 
 "motion" (models/fusion/fusion_motion.py) improves frames by learned steps along the motion. Its
 network was trained with these weights.
 
-Tests notice only errors that are far too small. They pass with much larger values of SIGMA_S and
-JITTER, e.g. 0.3 and 0.5, so measure the effect of another value
+Tests notice only errors that are far too small. The tests pass with much larger values of SIGMA_S
+and JITTER, e.g. 0.3 and 0.5, so measure the effect of another value
 (docs/benchmarks/quality_details.md, "Its constants").
 """
 
@@ -35,11 +35,11 @@ from data.motion.joint.values import DARK, display_of_light, slope_of
 from data.spike.pictures import DISPLAY_GAMMA
 
 # sigma_s: the error of a spike equation that motion and optics cause, in display values. 0.02 is
-# about 5 of 255. It matters for bright pixels, whose other errors are smaller. With a smaller
-# value, a motion that is a little wrong would change bright pixels. With a larger value, the frame
-# z would stay nearer to the first estimate z_0. The value is chosen by hand.
+# about 5 of 255. sigma_s matters for bright pixels, because their other errors are smaller. With a
+# smaller value, a motion that is a little wrong would change bright pixels. With a larger value,
+# the frame z would stay nearer to the first estimate z_0. The value is chosen by hand.
 SIGMA_S = 0.02
-# j: standard deviation of a threshold, as a share of the threshold. It matters for intervals with
+# j: standard deviation of a threshold, as a share of the threshold. j matters for intervals with
 # many spikes. E.g. 50 spikes in 100 planes: var(n) = 0.04 by rounding + 0.02^2 * 50 = 0.02 by the
 # thresholds. With a larger value, such an interval would be trusted less. The value is chosen by
 # hand.

@@ -149,8 +149,8 @@ def _entries_of_D(positions: Tensor, view: View) -> MatrixEntries:
     E.g. a spike pixel has two points, on the RGB pixels 4 and 5. Its row of D has the entry 1/2 in
     the columns 4 and 5: the mean of these pixels.
 
-    Points of a spike pixel may share an RGB pixel. Then several entries have the same place in the
-    matrix: they are added.
+    Points of a spike pixel may share an RGB pixel. In this case several entries have the same place
+    in the matrix, and `sparse_matrix` adds them.
 
     positions: (h m, w n, 2), x and y of the points on the frame. A spike pixel has m x n points.
     """

@@ -2,7 +2,7 @@
 
 The change of a spike pixel is a number: its spikes per plane in some parts of the exposure, minus
 its spikes per plane in other parts (the PATTERNS of evidence.py). Two things change the spikes
-although nothing moves. Both change many pixels alike, and a motion does not:
+although nothing moves. Equal light and lamps change many pixels alike, and a motion does not:
 
     equal light    pixels of equal light change alike if the light of the whole frame changes, or if
                    a sensor begins with the same charge in all pixels, as simulators do
@@ -86,8 +86,8 @@ def without_change_of_lamps(
 
         change = brighter_by * light        brighter_by = (change around) / (light around)
 
-    E.g. two pixels have the light 0.2 and 0.4 and the change 0.02 and 0.04. Then brighter_by is
-    0.03 / 0.3 = 0.1, and both changes become 0.
+    E.g. two pixels have the light 0.2 and 0.4 and the change 0.02 and 0.04. The means around them
+    are 0.03 and 0.3, so brighter_by is 0.1, and both changes become 0.
 
     change: (h, w). light: (h, w), spikes per plane. light_around: (h, w), from `light_around_of`.
     """

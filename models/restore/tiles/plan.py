@@ -52,8 +52,8 @@ class Tiling:
     size_patch_overlapping: int = 20
     # "kair": as published, with trimmed borders. "smooth": without a visible seam (blending.py).
     blend: str = "kair"
-    # Whether the time-reversed clip, with reversed spikes, is appended to the clip. Then each frame
-    # has two results, and the mean of both is the restored frame.
+    # Whether the time-reversed clip, with reversed spikes, is appended to the clip. If it is, each
+    # frame has two results, and their mean is the restored frame.
     flip_seq: bool = False
     # Whether the last frame is repeated before restoring. The result of the repetition is dropped.
     pad_seq: bool = False

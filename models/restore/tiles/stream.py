@@ -45,7 +45,7 @@ class Moment(NamedTuple):
     """A frame of the clip, in forward or in reversed time."""
 
     index: int  # index of the frame in the clip
-    # Whether time is reversed. Then the frame comes with the spikes of the reversed stream.
+    # Whether time is reversed. If it is, the frame comes with the spikes of the reversed stream.
     is_reversed: bool
 
 
