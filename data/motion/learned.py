@@ -31,9 +31,10 @@ from data.motion.shifts import Motion, motion_times
 from data.motion.view import View, mapped
 from utils.contract import MotionCurves, MotionNetwork
 
-# Range of the logarithm of the expected error in spike pixels: the error is between 0.007 and 55.
-# The training had the same range, so values beyond it mean nothing. lab/motion_net/loss.py has a
-# second copy of these numbers: change both, and train the network anew.
+# Range of the logarithm of the expected error in spike pixels. So the error is between about 0.007
+# and 55, e^-5 and e^4. The training had the same range, so values beyond it mean nothing.
+# lab/motion_net/loss.py has a second copy of these numbers: change both, and train the network
+# anew.
 LOG_ERRORS = (-5.0, 4.0)
 
 

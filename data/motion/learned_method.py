@@ -154,7 +154,8 @@ def learned_motion(start: Method, fusion: Any, build: Callable[[], Any]) -> Lear
         return LearnedParts(net.steps, few_steps, find)
 
     # The settings of the equations. `proposal_steps`: number of steps of conjugate gradients after
-    # each linearisation. The solution is called the proposal: a learned step may go towards it.
+    # each linearisation. The solution is called the proposal, because a learned step may go towards
+    # it.
     solver = Solver(
         groups=fusion.groups, linearisations=fusion.linearisations, steps=fusion.proposal_steps
     )

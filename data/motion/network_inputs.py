@@ -195,8 +195,8 @@ def _deviations(counts: np.ndarray, lengths: np.ndarray, brightness: _Brightness
     return np.clip(deviations, -MOST_DEVIATIONS, MOST_DEVIATIONS)
 
 
-# Least number of spikes in an eleventh around a pixel: the logarithm of 0 is infinite. The weights
-# were trained with this number.
+# Least number of spikes in an eleventh around a pixel. The network sees the logarithm of the number
+# of spikes, and log(0) is infinite. The weights were trained with this number.
 LEAST_AROUND = 8e-3
 # Factor of the contrast of the blurry frame. Most display values differ from their mean by less
 # than 0.5, so with this factor most contrasts are below 1.

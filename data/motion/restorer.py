@@ -100,9 +100,10 @@ class WholeFrame(NamedTuple):
 # would move less evenly.
 FIRST_SHARE = 0.1
 # Least number of spikes that a pixel at full light must have in an exposure. With fewer spikes, the
-# frame is the first estimate: the motion could not be found, and the learned steps would add
-# structures that are not there. The table shows by how much the learned steps changed the PSNR of
-# frames with such numbers of spikes (docs/benchmarks/quality_details.md, "Near darkness"):
+# result is the first estimate, because the motion could not be found, and the learned steps would
+# add structures that are not in the scene. The table shows by how much the learned steps changed
+# the PSNR of frames with such numbers of spikes (docs/benchmarks/quality_details.md, "Near
+# darkness"):
 #
 #     2.3 to 2.6 spikes    +1.4 to +1.9 dB
 #     0.6 to 1.0           -0.6 to +0.2 dB

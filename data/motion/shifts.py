@@ -1,9 +1,9 @@
 """Hold the motion within an exposure: the shifts of all pixels to nine times.
 
 The sharp instant is the time of the wanted sharp frame. A plane is one binary picture of the spike
-camera, and time is counted in planes from the sharp instant: the time 12 is 12 planes after it, and
--10 is 10 planes before it. A shift moves a point by x and y, in RGB pixels. A frame has H x W
-pixels.
+camera, and time is counted in planes from the sharp instant. E.g. the time 12 is 12 planes after
+it, and -10 is 10 planes before it. A shift moves a point by x and y, in RGB pixels. A frame has H x
+W pixels.
 
     Motion              shifts and their expected errors. What is at p at the sharp instant is at
                         p + shifts[k][p] at the time times[k]

@@ -173,8 +173,8 @@ class MotionNet(nn.Module):
         batch, _, _, height, width = pictures.shape
         pictures = pictures.flatten(0, 1)  # (B * 15, 2, h, w)
 
-        # Begin at the coarsest level with a curve of zeros: nothing moves. The expected error is 1
-        # spike pixel, whose logarithm is 0.
+        # Begin at the coarsest level with a curve of zeros, as if nothing moved. The expected error
+        # is 1 spike pixel, whose logarithm is 0.
         size = LEVELS[0].size
         curve = pictures.new_zeros(batch, COEFFICIENTS, height // size, width // size)
         log_error = pictures.new_zeros(batch, 1, height // size, width // size)

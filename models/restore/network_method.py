@@ -168,8 +168,8 @@ def network_for_own_clips(saved: SavedNetwork, flags: NetworkFlags) -> NetworkMe
         frames, side = RELEASED_TILES[number]
         tile_options |= {"num_frame_testing": frames, "size_patch_testing": side}
     elif not devices.swaps_when_full(utils_dist.get_device()):
-        # Begin with the whole frame: if a GPU runs out of memory, the tiles are halved. A CPU would
-        # swap instead of raising an error, so on a CPU the default side stays.
+        # On a GPU, begin with the whole frame. If the memory runs out, the tiles are halved. A CPU
+        # would swap instead of raising an error, so on a CPU the default side stays.
         tile_options["size_patch_testing"] = WHOLE
     # Tiles that the user chose are not halved when the memory is full.
     may_halve = tile is None or tile == "auto"

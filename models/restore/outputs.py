@@ -48,7 +48,7 @@ STRIPS_PER_CLIP = 3
 # Kinds of files that are videos. They are also values of the flag --save (flags.py).
 VIDEOS = ("video", "comparison", "slowmotion")
 # Kind of file -> its path below the output folder. A stem is the name of a frame, e.g. "000001".
-# The paths are part of the format: a test that is continued finds its files by them.
+# The paths must stay, because a test that is continued finds its files by these paths.
 PLACES = {
     # The K instants of a frame, as the network returned them, (K, C, H, W) float32. An instant is
     # the sharp picture of one moment of the exposure. The file is removed when its clip is

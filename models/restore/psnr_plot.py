@@ -44,7 +44,7 @@ def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     for kind, values in lines.items():
         level = (np.minimum(values, high) - low) / (high - low)  # 0 (low) to 1 (high)
         x = left + plot_width * np.arange(len(values)) / steps
-        # Pixels are counted from the top: level 1 is at 10, and level 0 at 10 + 116 = 126.
+        # Pixels are counted from the top, so level 1 is at 10, and level 0 is at 10 + 116 = 126.
         y = above + plot_height * (1 - level)
         # The form of an SVG polyline: "44.0,75.2 58.6,70.1 ..."
         points = [f"{px:.1f},{py:.1f}" for px, py in zip(x, y, strict=True)]

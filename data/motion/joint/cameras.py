@@ -124,8 +124,8 @@ class Cameras:
         Two pictures at once take 1.3 times as long as one.
         """
         count, _, height, width = pictures.shape
-        # A column for each colour, and a fourth column of zeros: products with a sparse matrix are
-        # faster for four columns than for three.
+        # Make a column for each colour, and a fourth column of zeros, because products with a
+        # sparse matrix are faster for four columns than for three.
         columns = pictures.new_zeros(height, width, count, 4)
         columns[..., :3] = pictures.permute(2, 3, 0, 1)  # (N, 3, H, W) -> (H, W, N, 3)
         columns = columns.view(height * width, count * 4)

@@ -12,7 +12,7 @@ sees at pixel p what is at p + u_g(p) in the sharp frame. So both cameras sample
 The motion u_g(v) of a spike pixel is the mean of the motions of the RGB pixels that it sees.
 
 `Chunk.add_B` and `Chunk.V` sample by `grid_sample`, which interpolates a sample from four pixels.
-`Chunk.add_adjoint_of_B` and `Chunk.add_adjoint_of_V` map back: they give the value of each sample
+`Chunk.add_adjoint_of_B` and `Chunk.add_adjoint_of_V` map back. They give the value of each sample
 to its four pixels. For this, all samples of the chunk are sorted once by their pixels
 (adjoint_of_samples.py). The samples are numbered group by group, and pixel by pixel within a group:
 

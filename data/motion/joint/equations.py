@@ -1,7 +1,7 @@
 """Set up the equations of both cameras for one exposure, solve them, and show them to a network.
 
 The unknown is the sharp frame z, (3, H, W): display values at one instant, the sharp instant. Its
-light is x = z^2.2. While the frame was exposed, the scene moved by u: at another moment, pixel p
+light is x = z^2.2. While the frame was exposed, the scene moved by u. At another moment, pixel p
 saw what is at p + u(p) in the sharp frame. So both cameras have recorded means of the sharp frame
 along its motion:
 
@@ -69,7 +69,7 @@ class Equations:
     """All equations of one exposure, their solution, and their values as inputs of a network.
 
     `solve` is for `--method joint`. `blurry`, `proposal`, `evidence` and `pulls` are for the fusion
-    "motion" (utils.contract.JointEquations): their names and what they return must stay.
+    "motion" (utils.contract.JointEquations), so their names and what they return must stay.
 
     The results of an object do not change after it is made. So `solve` may be called first, and
     then the object may be given to a network. A new setting belongs in `Solver`. A new kind of

@@ -1,9 +1,9 @@
 """Blend the solution with the first estimate, by how well each of them fits the spikes.
 
 A motion may be wrong although its expected error is small. At such pixels, the solution z of the
-equations is worse than the first estimate z_0. The spikes show these pixels: in the few planes
-around the sharp instant hardly anything moves, so a frame can be compared with these planes without
-any motion.
+equations is worse than the first estimate z_0. The spikes show these pixels, because hardly
+anything moves in the few planes around the sharp instant. So a frame can be compared with these
+planes without any motion.
 
     weight of z = 1 / (1 + (a / (guard a_0))^2)
 

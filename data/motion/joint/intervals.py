@@ -1,9 +1,9 @@
 """Find the intervals between two spikes of a pixel, as numpy arrays.
 
 A pixel of the spike camera fires a spike each time when it has integrated a fixed amount of light,
-its threshold. So the light between two of its spikes is known: from a spike to the third spike
-after it, for example, the pixel has collected three thresholds. spike_equations.py makes an
-equation of each interval.
+its threshold. So the light between two of its spikes is known. E.g. from a spike to the third spike
+after it, the pixel has collected three thresholds. spike_equations.py makes an equation of each
+interval.
 
     plane    one binary picture (h, w) of the spike camera; 1 where a pixel fired
     time     counted in planes; a spike in plane p has the time p + 1, the end of its plane

@@ -19,8 +19,8 @@ w^2. (In a shape such as (3, H, W), W is the width of the frame.)
     R            `row_sums`: the sum of each row of A^T W A over the pixels of one colour
 
 `System.robust_weights` gives the weights w = (w_b, w_s) at z. cameras.py has B and S, with their
-adjoints. S l, y and w_s are (M, h, w): each of the h x w spike pixels has M equations, one for each
-interval between two spikes.
+adjoints. S l, y and w_s are (M, h, w), because each of the h x w spike pixels has M equations, one
+for each interval between two spikes.
 
 What must stay: `adjoint` is the adjoint of `weighted_change`.
 

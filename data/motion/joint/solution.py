@@ -25,7 +25,7 @@ E.g. one equation with A = 1 and the weight w = 10, so W = 100, lambda = 25, and
 residual r = 0.1, d = 100 * 0.1 / (100 + 25) = 0.08. With lambda = 0, it would be 0.1.
 
 More steps would fit the noise. Few steps are enough, because conjugate gradients use a
-preconditioner: residuals are divided by a number M for each pixel and colour.
+preconditioner. They divide the residuals by a number M for each pixel and colour.
 
 What must stay: the solution. The fusion operator "motion" (models/fusion/fusion_motion.py) improves
 frames by learned steps along the motion. Its network was trained on this solution.

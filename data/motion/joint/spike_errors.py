@@ -1,6 +1,6 @@
 """Say how exactly two spikes of a pixel measure its mean grey value in the time between them.
 
-spike_equations.py measures the grey value y = n / (gain (end - begin)): the pixel has passed n
+spike_equations.py measures the grey value y = n / (gain (end - begin)). The pixel has passed n
 thresholds of light in the time from begin to end, in planes. The error of n has two causes:
 
     rounding      the times of both spikes are rounded to whole planes. Each rounding has the

@@ -1,4 +1,4 @@
-"""Remove from the change of the spikes what is not motion: what many pixels have in common.
+"""Remove from the change of the spikes what many pixels have in common, because it is no motion.
 
 The change of a spike pixel is a number: its spikes per plane in some parts of the exposure, minus
 its spikes per plane in other parts (the PATTERNS of evidence.py). Two things change the spikes

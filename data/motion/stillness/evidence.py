@@ -16,8 +16,8 @@ light, any noise of the camera and any number of pixels.
 
 The factor 2 is needed, because neighbours share their products. If the p_i were independent, the
 variance of their sum would be the sum of p_i^2. But each pair of neighbours adds the same c_i c_j
-to p_i and to p_j. E.g. with two pixels, p_1 = p_2 = c_1 c_2: the square of the sum is
-(2 c_1 c_2)^2 = 4 (c_1 c_2)^2, twice the sum of the squares, 2 (c_1 c_2)^2.
+to p_i and to p_j. E.g. with two pixels, p_1 = p_2 = c_1 c_2. The square of the sum is (2 c_1 c_2)^2
+= 4 (c_1 c_2)^2, twice the sum of the squares, 2 (c_1 c_2)^2.
 
 No trained weights depend on this file, so its constants may change. test_stillness.py notices if
 noise counts as motion, or a motion as noise, and test_the_evidence_of_noise_is_0_in_the_mean
@@ -40,9 +40,9 @@ from data.motion.stillness.common_change import (
 from data.motion.stillness.neighbours import products_with_neighbours
 
 # If the evidence is below NO_EVIDENCE, nothing moves. If the evidence is above SURE_EVIDENCE,
-# something moves for certain. Between both limits the answer is a mixture: the share of "it moves"
-# rises from 0 to 1 (`_smooth_step` in shares.py). E.g. the evidence 2.6 gives the share 0.35.
-# other_pictures.py also uses the limits. The evidence was measured
+# something moves for certain. Between both limits the answer is a mixture, in which the share of
+# "it moves" rises from 0 to 1 (`_smooth_step` in shares.py). E.g. the evidence 2.6 gives the share
+# 0.35. other_pictures.py also uses the limits. The evidence was measured
 # (docs/benchmarks/quality_details.md, "What stands still"):
 #
 #     still frames                                         at most 2.6

@@ -105,7 +105,7 @@ def _insert_middles(times: Sequence[Fraction]) -> list[Fraction]:
 
 
 class LeftOutFrames:
-    """A clip to score an interpolation: every second frame is left out, and all others are given.
+    """A clip to score an interpolation. Every second frame is left out, and the others are given.
 
     The network makes a new frame in each gap, and the new frame is compared with the left-out
     frame. The network takes `length` given frames for a gap, half of them before the gap. So only

@@ -107,7 +107,7 @@ def _stream_both_ways(
     backwards = [Moment(moment.index, is_reversed=True) for moment in reversed(moments)]
     there_and_back = [*moments, *backwards]
     count = len(there_and_back)
-    # The two results of a frame come far apart: frame 0 has the first and the last result. All
+    # The two results of a frame come far apart. E.g. frame 0 has the first and the last result. All
     # results are kept in a file, because they would not fit into memory.
     with tempfile.TemporaryFile() as file:
         results = FrameStore(file)
