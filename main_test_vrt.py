@@ -193,8 +193,8 @@ def main(argv: list[str]) -> int:
         # Read the command line and the option file, before the ranks know of each other.
         with utils_dist.all_ranks_or_none():
             request = read_request(argv, __doc__)
-            # What --method asks for: a formula, the options of the joint solution, or both. Without
-            # --method, the formula and the options are None.
+            # `chosen` is what --method asks for: a formula, the options of the joint solution, or
+            # both. Without --method, the formula and the options are None.
             chosen = choose_method(
                 request.formula,
                 request.joint,

@@ -97,8 +97,8 @@ def check_memory(
     if need.total < free:
         return
 
-    # The condition above compares with the free memory. Other programs may end, and then more
-    # memory is free. So only a step that is too large for the whole memory and the swap is refused.
+    # The condition above compares with the free memory. More memory becomes free if other programs
+    # end. So only a step that is too large for the whole memory and the swap is refused.
     if need.certain > size + swap_gb():
         _refuse_step(need, lq, size, changes())
     smaller = ", or ".join(changes())

@@ -69,7 +69,7 @@ class ModelState:
         self.device = utils_dist.get_device()
         # Sentences for the log, one for each operation that this device computes differently from
         # NVIDIA's GPUs, e.g. "our own sampling stands in for torchvision's deformable convolution".
-        # [] on a CPU and on NVIDIA's GPUs.
+        # The list is empty on a CPU and on NVIDIA's GPUs.
         self.stand_ins = stand_ins(self.device)
         # The options from which a program can build the network again, for weights files and
         # checkpoints. The options name no paths of this machine, because another machine may use

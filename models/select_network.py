@@ -3,7 +3,7 @@
 `NETWORKS` lists the networks by their name in the option netG.net_type. A new network is a new file
 models/network_<net_type>.py, which this module imports by itself. `define_G` builds a network.
 `check_options` is called when an option file is read, so a wrong option ends a run within seconds,
-and not after the data were prepared.
+before the data are prepared.
 
 To add a check, add a function that raises an OptionError with its four parts by name, and call it
 in `check_options`. If several options are wrong, the user sees only the error of the first check.

@@ -51,11 +51,11 @@ class Chunk:
     """
 
     # The index of the token at each position, window after window, 0 at padding: (positions,)
-    # int64. A slice in a chunk of `GatedMlp`. The type is Any and not Tensor | slice, because each
-    # caller uses only one of the two.
+    # int64. `rows` is a slice in a chunk of `GatedMlp`. The type is Any and not Tensor | slice,
+    # because each caller uses only one of the two.
     rows: Any
-    # The indices of the tokens, without padding, in the order of `rows`: (tokens,) int64. The same
-    # slice in a chunk of `GatedMlp`.
+    # The indices of the tokens, without padding, in the order of `rows`: (tokens,) int64. In a
+    # chunk of `GatedMlp`, `results` is the same slice as `rows`.
     results: Any
     # True at padding, (positions, 1). None if no position is padding.
     padding: Tensor | None = None

@@ -180,8 +180,8 @@ class InChunks(torch.autograd.Function):
             # token is in one chunk only, so `put` writes each row of grad_x once.
             put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
 
-        # One result for each argument of forward: x, work, then the weights. A weight that needs no
-        # gradient gets None.
+        # Return one result for each argument of forward: x, work, then the weights. A weight that
+        # needs no gradient gets None.
         grad_weights = [sums.get(name) for name in work.names]
         return (grad_x, None, *grad_weights)
 

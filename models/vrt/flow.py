@@ -13,7 +13,7 @@ frame, and leads to the same point of the scene in another frame. E.g. a point i
     1>0     x = 13 of frame 1   -3       frame 0 to frame 1: a forward flow
 
 A flow is called "backward" or "forward" by the direction in time in which it warps a frame. The
-flow itself leads in the other direction.
+flow itself leads in the opposite direction.
 
 What must stay:
 

@@ -98,7 +98,7 @@ class RecomputeInBackward(torch.autograd.Function):
         gradients: list[Tensor | None] = [None] * len(inputs)
         for index, gradient in zip(indices, needed_gradients, strict=True):
             gradients[index] = gradient
-        # One result for each argument of forward: function and count have no gradient.
+        # Return one result for each argument of forward. function and count have no gradient.
         return (None, None, *gradients)
 
 

@@ -221,8 +221,8 @@ class FoldPatches(nn.Module):
     """Moves 2x2 patches of pixels to channels: (B, N, H, W, C) -> (B, N, H/2, W/2, 4C).
 
     What must stay: the order of the channels, because the published weights rely on it. The first C
-    channels are the pixel (row 0, column 0) of the patch. Then come the pixels (1, 0), (0, 1) and
-    (1, 1).
+    channels are the pixel (row 0, column 0) of the patch. The next channels are the pixels (1, 0),
+    (0, 1) and (1, 1).
     """
 
     def forward(self, x: Tensor) -> Tensor:

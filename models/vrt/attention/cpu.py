@@ -142,7 +142,7 @@ class CpuAttention(torch.autograd.Function):
 
         if ctx.mutual:
             put_gradients_of_swapped_queries(grad_q, grad_qkv)
-        # One result for each argument of forward: qkv, bias, mask, scale, mutual, tape.
+        # Return one result for each argument of forward: qkv, bias, mask, scale, mutual, tape.
         return grad_qkv, grad_bias, None, None, None, None
 
 

@@ -105,7 +105,7 @@ def _weighted_sums(
             largest[in_round] = largest_of_rows.view_as(largest[in_round])
             logits_of_round.sub_(largest_of_rows)
         p = logits_of_round.exp2_()  # in place, because nobody needs the logits any more
-        # Both: (windows * heads, hd + 1, T).
+        # v_of_round and results are (windows * heads, hd + 1, T).
         v_of_round = v_and_ones[in_round].view(-1, hd + 1, t)
         results = out_and_sums[in_round].view(-1, hd + 1, t)
         torch.bmm(v_of_round, p.transpose(1, 2), out=results)  # fills a part of out_and_sums

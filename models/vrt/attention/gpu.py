@@ -163,7 +163,7 @@ class GpuAttention(torch.autograd.Function):
         grad_bias = None
         if sums is not None:
             grad_bias = sums.sum(0).transpose(1, 2)  # (heads, queries, keys)
-        # One result for each argument of forward.
+        # Return one result for each argument of forward.
         return grad_qkv, grad_bias, None, None, None, None
 
 

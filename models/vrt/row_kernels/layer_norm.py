@@ -39,7 +39,7 @@ def _normalized(x, CHANNELS: tl.constexpr, is_inside, eps):
     is_inside: whether each number of the tile is inside the tensor, (ROWS, PADDED).
     """
     mean = tl.sum(x, 1) / CHANNELS  # (ROWS,)
-    # Set padding to 0, because padding would be -mean, and would add to the variance.
+    # Set padding to 0. At padding, x - mean is -mean, which would add to the variance.
     centred = tl.where(is_inside, x - mean[:, None], 0.0)
     variance = tl.sum(centred * centred, 1) / CHANNELS  # (ROWS,)
     factor = 1 / tl.sqrt(variance + eps)

@@ -145,7 +145,7 @@ def all_gradients(
 
     for window in range(first_window, end_window):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
-        # All four: (KEYS, PADDED). dK and dV are sums over the queries.
+        # k, v, grad_k and grad_v are (KEYS, PADDED). dK and dV are sums over the queries.
         key_row = window * TOKENS
         k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
@@ -162,7 +162,7 @@ def all_gradients(
             #     output, dO, L, k, v      in the rows of window 0
             query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
             out_row = window * TOKENS + first_query
-            # All three: (QUERIES, PADDED).
+            # q, grad_out and output are (QUERIES, PADDED).
             q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
             output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)

@@ -118,7 +118,7 @@ def forward_kernel(
         #     q                    in the rows of window 1
         #     k, v, out, L         in the rows of window 0
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
-        # (QUERIES, PADDED)
+        # q is (QUERIES, PADDED).
         q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         # No logit so far: the largest is -infinity, and the sums are 0. The sums are float32, also
         # for qkv in 16 bits.
@@ -128,7 +128,7 @@ def forward_kernel(
 
         for first_key in range(0, TOKENS, KEYS):
             key_row = window * TOKENS + first_key
-            # Both: (KEYS, PADDED).
+            # k and v are (KEYS, PADDED).
             k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
             v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
             # exp2_scale q k^T + bias + mask, (QUERIES, KEYS).

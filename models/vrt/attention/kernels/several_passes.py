@@ -154,7 +154,7 @@ def gradient_of_queries(
         # query_row and out_row are the first of QUERIES successive rows.
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
         out_row = window * TOKENS + first_query
-        # All three: (QUERIES, PADDED).
+        # q, grad_out and output are (QUERIES, PADDED).
         q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
         grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
         output = _load_rows(out_of_head, out_row, out_stride, QUERIES, CHANNELS, PADDED)
@@ -170,7 +170,7 @@ def gradient_of_queries(
         grad_q = tl.zeros((QUERIES, PADDED), tl.float32)
         for first_key in range(0, TOKENS, KEYS):
             key_row = window * TOKENS + first_key
-            # Both: (KEYS, PADDED).
+            # k and v are (KEYS, PADDED).
             k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
             v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
             # exp2_scale q k^T + bias + mask, and P = 2^(logit - L), both (QUERIES, KEYS).
@@ -209,7 +209,7 @@ def gradients_of_keys(
     group_size,  # number of successive windows that a program goes through
     exp2_scale,  # scale * log2(e): the factor of q k^T in the logits of the code
     scale,  # the factor of q k^T in the logits of the network, and so of dK
-    # Constants, which Triton compiles into the kernel (the first kernel has a line for each).
+    # Constants, which Triton compiles into the kernel (gradient_of_queries has a line for each).
     TOKENS: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr,
     MUTUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
@@ -255,7 +255,7 @@ def gradients_of_keys(
     for window in range(first_window, end_window):
         regions_of_window = _regions_of_window(regions, region_row, window, TOKENS, HAS_MASK)
         key_row = window * TOKENS + first_key
-        # All four: (KEYS, PADDED). dK and dV are sums over the queries.
+        # k, v, grad_k and grad_v are (KEYS, PADDED). dK and dV are sums over the queries.
         k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         grad_k = tl.zeros((KEYS, PADDED), tl.float32)
@@ -269,7 +269,7 @@ def gradients_of_keys(
             #     k, v, dO, L and delta      in the rows of window 0
             query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
             out_row = window * TOKENS + first_query
-            # Both: (QUERIES, PADDED).
+            # q and grad_out are (QUERIES, PADDED).
             q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
             grad_out = _load_rows(grad_of_head, out_row, grad_stride, QUERIES, CHANNELS, PADDED)
             # The places of these queries in log_sums and delta, (QUERIES,). L and delta are loaded
@@ -319,7 +319,7 @@ def gradient_of_bias(
     group_size,  # number of successive windows that a program sums
     exp2_scale,  # scale * log2(e): the factor of q k^T in the logits of the code
     scale,  # not used
-    # Constants, which Triton compiles into the kernel (the first kernel has a line for each).
+    # Constants, which Triton compiles into the kernel (gradient_of_queries has a line for each).
     TOKENS: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr,
     MUTUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,  # not used: this kernel runs only with a bias
@@ -387,7 +387,7 @@ def gradient_of_bias(
         # With MUTUAL, the queries come from the other frame of the pair, as in `gradients_of_keys`.
         query_row = _window_of_queries(window, MUTUAL) * TOKENS + first_query
         out_row = window * TOKENS + first_query
-        # k and v: (KEYS, PADDED). q and grad_out: (QUERIES, PADDED).
+        # k and v are (KEYS, PADDED), q and grad_out are (QUERIES, PADDED).
         k = _load_rows(k_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         v = _load_rows(v_of_head, key_row, qkv_stride, KEYS, CHANNELS, PADDED)
         q = _load_rows(q_of_head, query_row, qkv_stride, QUERIES, CHANNELS, PADDED)
