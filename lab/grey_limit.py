@@ -74,8 +74,8 @@ def restore(blurry: np.ndarray, sharp: np.ndarray, interpolation: int) -> np.nda
     height, width = blurry.shape[:2]
     ratio = cv2.resize(grey_ratio, (width, height), interpolation=interpolation)
 
-    # Compute `changes` (the head of this file explains it): (H, W, 3). The number of spike channels
-    # has no effect, because `colour_changes` reads no spikes.
+    # Compute `changes`, (H, W, 3). The head of this file explains `changes`. The number of spike
+    # channels has no effect, because `colour_changes` reads no spikes.
     values = blurry / np.float32(255)
     frame = torch.from_numpy(values).permute(2, 0, 1)[None]  # (1, 3, H, W)
     fusion = ExposureFusion(spike_channels=2)

@@ -39,7 +39,7 @@ END = "<!-- end of the table -->\n"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the section, or compare it with the page. Returns the exit code."""
+    """Write the section. With --check, only return 1 if the page has another section, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -66,8 +66,8 @@ from models.portable import read_saved
 def main(argv: Sequence[str]) -> int:
     """Make the samples, train the learned steps, and write their weights. Returns 0, the exit code.
 
-    scripts/prepare_gopro_spike.py makes the clips of the samples. If it fails, this program ends,
-    too.
+    scripts/prepare_gopro_spike.py makes the clips of the samples. If making clips fails, this
+    program ends, too.
     """
     args = read_arguments(argv)
     out = (args.out or ROOT / "experiments/train_motion").resolve()

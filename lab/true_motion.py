@@ -219,7 +219,8 @@ def scores_of(folder: Path) -> Scores:
         along_found = restore_along(find_motion, reader, operator)
         true_motion = true_motion_of(reader, clip=folder / RGB / "train" / reader.name)
         along_true = restore_along(true_motion, reader, operator)
-        # Both calls also restore the clip by the operator, with equal results. Take one of them.
+        # Both calls of `restore_along` also restore the clip by the operator. Their results are
+        # equal, so take the first.
         scores[OPERATOR_METHOD][reader.name] = along_found[OPERATOR_METHOD]
         scores[FOUND_MOTION][reader.name] = along_found[SHIPPED_METHOD]
         scores[TRUE_MOTION][reader.name] = along_true[SHIPPED_METHOD]

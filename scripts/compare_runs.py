@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     if args.at_least is not None:
         codes = [check_gain(run, args.at_least) for run in args.runs]
-        return max(codes)  # each code is 0 or 1, so this is 1 if any run gains too little
+        return max(codes)  # each code is 0 or 1, so the result is 1 if any run gains too little
 
     names = history.run_names(args.runs)
     runs = dict(zip(names, args.runs, strict=True))  # name -> path

@@ -56,7 +56,7 @@ SAMPLE_OPTIONS = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"  # of t
 # The exit code of a run that was stopped by a signal. The same command resumes this run. The number
 # is a copy of utils_dist.PREEMPTED, because utils_dist imports torch, and the import takes seconds.
 # With another number, the demo would end with 75 in place of 0, and the test of the whole demo
-# (above) would fail.
+# would fail.
 STOPPED = 75
 # Seconds of training. 45 seconds are enough to see the loss fall, and far too few for good frames.
 # With 60 seconds the demo would take more than a minute and a half on two cores.
@@ -71,8 +71,8 @@ SIDE = 256  # of a frame, in pixels
 def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], np.ndarray]:
     """Return the scene of a clip: a function from the number of a spike plane to its light.
 
-    `make_sample` calls it for each clip of `DEMO`. A spike plane is one binary picture of the spike
-    camera.
+    `make_sample` calls this function for each clip of `DEMO`. A spike plane is one binary picture
+    of the spike camera.
 
     rng: random generator of the clip. planes: number of spike planes of the clip.
     clip: number of the clip. Clip 0 is a made scene, and clip 1 is the photograph.
@@ -94,7 +94,7 @@ def scene(rng: np.random.Generator, planes: int, clip: int) -> Callable[[int], n
 
 # The data set of both clips. A `SetPlan` of scripts/make_sample_data.py says which set to make: its
 # name, the number and length of its clips, and their scenes. If the clips change, add 1 to
-# `version`: then `make_sample` makes them again.
+# `version`, so that `make_sample` makes the clips again.
 DEMO = SetPlan(
     name="demo",
     clips={"test": 2},  # split -> number of clips
@@ -122,8 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     page = (command.output / "report.html").resolve()
     print(f"\nopen {page}")
-    # Linux without a display opens no browser: a text browser might start and take the terminal.
-    # macOS has a display without this variable.
+    # On Linux without a display, open no browser, because a text browser might start and take the
+    # terminal. macOS has a display without this variable.
     if os.environ.get("DISPLAY") or sys.platform == "darwin":
         webbrowser.open(page.as_uri())
 

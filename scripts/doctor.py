@@ -145,7 +145,7 @@ def refuse_unfit_clips(section: Any, reports: Sequence[Any]) -> None:
     # A user's own training set may have no crops.
     refuse_unfit = getattr(section.constructor, "refuse_unfit", None)
     # With spike.calibration "auto", only a training knows what the spike camera sees of a clip,
-    # because it fits the calibrations first.
+    # because a training fits the calibrations first.
     needs_fit = any(is_auto(report.source) for report in reports)
     if refuse_unfit is not None and reports and not needs_fit:
         refuse_unfit(join_clips([report.clips for report in reports]), section.gt_size)

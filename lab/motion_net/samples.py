@@ -49,7 +49,7 @@ def record_sample(rng: np.random.Generator, scene: Scene, rate: float | None = N
     Everything that a user does not know is drawn: light, lens, noise, exposure, the shift between
     the cameras, and the curve from light to display values.
 
-    rate: `Sensor.rate` of the spike camera. None: it is drawn. lab/vrt_curve.py gives a rate,
+    rate: `Sensor.rate` of the spike camera. None: draw the rate. lab/vrt_curve.py gives a rate,
         because it compares networks in one light.
     """
     light, stream = record_stream(rng, scene, rate)
@@ -91,7 +91,7 @@ def record_stream(
     Returns the light (N, SIDE, SIDE), and the spikes (T, SIDE, SIDE). The RGB camera sees the same
     light.
 
-    rate: `Sensor.rate` of the camera. None: it is drawn.
+    rate: `Sensor.rate` of the camera. None: draw the rate.
     """
     # A plane is one binary picture of the spike camera. With the lowest rate, full light gives
     # about 2 spikes in the 88 planes of an exposure. The highest rate gives a spike in nearly every

@@ -41,7 +41,7 @@ TRAINING_PHOTOS = (
 def all_textures(videos: Path) -> list[np.ndarray]:
     """Return grey pictures (h, w) uint8 from videos, photographs and drawings.
 
-    Their order is part of the training, because scenes draw a picture by its index.
+    The order of the pictures is part of the training, because scenes draw a picture by its index.
 
     videos: folder of the videos of lab/quality.py.
     """

@@ -139,7 +139,7 @@ def means_in_words(gains_db: Mapping[str, list[float]]) -> str:
 def update_weights(
     net: MotionSteps, optimizer: torch.optim.Optimizer, drawn: Draw, worse_weight: float
 ) -> float:
-    """Change the weights once. Returns the gain in dB: last frame against first estimate.
+    """Change the weights once. Returns the gain of the last frame over the first estimate in dB.
 
     The network `net` begins with the first estimate `sample.z_0`, and makes several frames, one
     after the other. The gain is the PSNR of the last frame minus the PSNR of `sample.z_0`, with the
@@ -167,7 +167,7 @@ def draw(
     """Draw a sample, a motion, and how the pictures are turned for the conv net.
 
     The order of the draws is part of the training: with another order, the same seed gives other
-    weights. No test notices.
+    weights. No test notices another order.
 
     samples: name of a set -> its samples.
     solver: settings of the equations.

@@ -66,8 +66,8 @@ def notes_on_keys(text: str, model: type[Section]) -> dict[str, str]:
 def text_for_users(registry: Registry, name: str) -> str:
     """Return the paragraphs of a part's docstring that the document of the options shows.
 
-    These are the first paragraph, and each paragraph that begins with keys. The other paragraphs
-    are for readers of the code.
+    The document shows the first paragraph, and each paragraph that begins with keys. The other
+    paragraphs are for people who read the code.
     """
     model = registry.model(name)
     docstring = inspect.getdoc(model.constructor) or ""

@@ -82,7 +82,7 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
         # The share of the samples that each training set gives.
         "datasets.train.dataroot_share": list(data.sample_weights.values()),
         "datasets.train.spike.calibration": "recorded",  # the true calibration, in dataset.json
-        "datasets.test": None,  # no validation: the test comes after the training
+        "datasets.test": None,  # no validation, because the test comes after the training
         "train.total_iter": steps,
         "train.epochs": None,  # the steps end the training, not the epochs of the file
         "train.G_scheduler_periods": steps,
@@ -92,9 +92,9 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
         "logging.use_tensorboard": False,
         "logging.use_wandb": False,
     }
-    # Parameters are frozen up to step fix_iter. A file may freeze them in all of its steps, e.g.
-    # with fix_iter 600 and total_iter 500. Then freeze them in all steps here, too. A missing key
-    # and null both mean 0.
+    # Parameters are frozen up to step fix_iter. If a file freezes them in all of its steps, e.g.
+    # with fix_iter 600 and total_iter 500, freeze them in all steps here, too. A missing key and
+    # null both mean 0.
     train = raw.get("train") or {}
     frozen_steps = train.get("fix_iter") or 0
     all_steps = train.get("total_iter") or 0
@@ -106,11 +106,12 @@ def overrides_of(raw: Mapping[str, Any], data: Data, steps: int) -> tuple[str, .
 def trained_parameters(opt: Any, steps: int) -> int:
     """Return the number of parameters that are trained. opt: the options of a training."""
     net = define_G(opt)
-    # The parameters of fix_keys are frozen until step fix_iter. If this is after the last step,
-    # they are never trained.
+    # The parameters of fix_keys are frozen until step fix_iter. If step fix_iter is after the last
+    # step, these parameters are never trained.
     frozen: Collection[str] = ()
     if (opt.train.fix_iter or 0) > steps:
-        # `group_names` returns two lists of names: the other parameters, and those of fix_keys.
+        # `group_names` returns two lists of names: the other parameters, and the parameters of
+        # fix_keys.
         _, frozen = group_names(net, opt.train.fix_iter, opt.train.fix_keys)
     count = 0
     for name, parameter in net.named_parameters():

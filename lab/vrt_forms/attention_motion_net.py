@@ -29,7 +29,7 @@ ATTENTION_WINDOW = (WINDOWS, 2, 2)
 # Channels that the attention adds to the inputs of the conv net. The number was chosen by hand.
 JOINED_CHANNELS = 24
 # Width of the conv nets with attention. `MotionNet` has the width 48. The attention has parameters
-# of its own, so its conv nets must be narrower.
+# of its own, so the conv nets must be narrower.
 NARROW_FEATURES = 42
 
 
@@ -77,7 +77,7 @@ def net_with_attention(net: nn.Module, layers: int) -> nn.Module:
     The added inputs are the JOINED_CHANNELS channels of the attention.
 
     net: the conv net of the level in `MotionNet`.
-    layers: number of layers of both conv nets.
+    layers: number of layers of the old and of the new conv net.
     """
     convs = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
     inputs = convs[0].in_channels

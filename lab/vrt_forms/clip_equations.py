@@ -1,8 +1,8 @@
 """The equations of all frames of a clip, as if the clip were one tall frame.
 
-While a frame is exposed, the scene moves. Each camera records a mean of the sharp frame over this
-time. The equations of a frame say this for the RGB camera and for the spike camera
-(data/motion/joint/equations.py).
+While a frame is exposed, the scene moves. So a camera records a mean of the moving sharp frame. The
+equations of a frame say which mean the RGB camera has recorded, and which mean the spike camera has
+recorded (data/motion/joint/equations.py).
 
 What must stay: `ClipEquations` has the members of `utils.contract.JointEquations`, and
 `split_frames` undoes `stack_frames` (test_frames_below_one_another_come_apart).
@@ -32,7 +32,8 @@ class ClipEquations:
     def proposal(self, z_0: Tensor) -> Tensor:
         """Return the solutions of the equations of all frames, (3, N * H, W).
 
-        z_0: the first estimates of all frames, (3, N * H, W). The solver begins at them.
+        z_0: the first estimates of all frames, (3, N * H, W). The solver begins at the first
+            estimates.
         """
         frames = split_frames(z_0, len(self.equations_of_frames))
         proposals = []

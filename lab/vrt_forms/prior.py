@@ -58,7 +58,7 @@ class PriorForm(Form):
     def __init__(
         self, clips: Sequence[Sequence[Clip]], tests: Mapping[str, Mapping[str, Clip]]
     ) -> None:
-        """Take the results of `training_clips` and `test_clips`, and make their equations.
+        """Take the results of `training_clips` and `test_clips`, and make all equations.
 
         clips: the training clips of each set.
         tests: light -> name -> test clip.
@@ -66,7 +66,7 @@ class PriorForm(Form):
         self.clips = clips
         self.tests = tests
         # Make all equations now, because the time for making data must not count as training. A
-        # sample keeps the equations of the first call.
+        # sample keeps the equations of the first call of `measured_equations`.
         for clips_of_set in clips:
             for clip in clips_of_set:
                 for sample in clip:

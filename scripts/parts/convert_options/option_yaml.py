@@ -72,7 +72,7 @@ def _parse_yaml(path: Path, yaml: Any) -> Any:
 
     Raises UnfitYamlError if the file is above one of the limits. PyYAML raises its own errors.
     """
-    # Read one byte more than allowed: if the byte is there, the file is too large.
+    # Read one byte more than allowed. If the file has this byte, the file is too large.
     with open(path, "rb") as file:
         content = file.read(MOST_YAML_BYTES + 1)
     if len(content) > MOST_YAML_BYTES:

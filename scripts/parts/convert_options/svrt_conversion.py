@@ -70,7 +70,8 @@ class Conversion:
         """Remove an option and return its value, or remove a section and return {key: value}.
 
         The keys of a returned section are relative to it. E.g. the section `netG.optical_flow` is
-        returned as {"module": "spynet"}. Returns None if there is neither.
+        returned as {"module": "spynet"}. Returns None if there is neither such an option nor such a
+        section.
         """
         taken = {}  # dotted key -> value
         for key in self.keys_of(section_or_key):

@@ -22,10 +22,10 @@ from scripts.parts.doctor.doctor_failures import OK, WARN, Finding
 from utils import device as devices
 from utils.dist.state import RUN
 
-# The check warns if the disk has less free space. A few checkpoints of VRT take some GB.
+# If the disk has less free space than this, the check warns. A few checkpoints of VRT take some GB.
 LEAST_FREE_GB = 5
-# The check warns if /dev/shm (shared memory) has less free space. Docker gives a container only
-# 64 MB by default.
+# If /dev/shm (shared memory) has less free space than this, the check warns. Docker gives a
+# container only 64 MB by default.
 LEAST_SHARED_MB = 1024
 
 

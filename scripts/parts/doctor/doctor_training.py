@@ -33,10 +33,10 @@ from utils.errors import SpikeVRTError
 from utils.run.timing import seconds_of
 from utils.words import counted
 
-TIMED_STEPS = 3  # steps that are timed: a few are enough to see a slow exchange
+TIMED_STEPS = 3  # number of timed steps. A few steps are enough to see a slow exchange
 # Below this efficiency (`check_scaling`) the doctor warns about the exchange of gradients. The
-# limit was chosen by hand. On a CPU the doctor does not warn, because a low efficiency is usual
-# there: the ranks share the cores.
+# limit was chosen by hand. On a CPU the doctor does not warn, because the ranks share the cores,
+# and so a low efficiency is usual.
 LEAST_EFFICIENCY = 0.85
 # Largest difference between the gradients of all ranks together and the gradients of one process,
 # relative to the largest gradient. Rounding in float64 gives far smaller differences, and a missing

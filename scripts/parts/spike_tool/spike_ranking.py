@@ -157,8 +157,8 @@ class Ranking:
 
     shown: the candidates, the smoothest image first.
     others: sizes (h, w) that fit the length of the file too, but are less smooth. They were judged
-        by the mean of a few planes (`smoothest_first`). They are no candidates, because a candidate
-        needs the mean of more planes, and this takes time.
+        by the mean of a few planes (`smoothest_first`). They are no candidates, because the mean of
+        more planes, which a candidate needs, takes time.
     is_given: whether the file, the options or dataset.json say the geometry.
     picture: height and width of a frame of the same view. Only sizes with its ratio of height to
         width are tried. None: no frame is given.
