@@ -1,17 +1,17 @@
 """Draw the motion within an exposure, and where the program did not trust it.
 
-`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show the pictures. They
-draw the displacement of each pixel: its position at the end of the exposure, minus its position at
-the start, x and y in RGB pixels. The colours are the usual colours of optical flow (Baker et al.,
-"A database and evaluation methodology for optical flow", IJCV 2011):
+`scripts/show_motion.py`, `scripts/show_sample.py` and the report of a test show the pictures. The
+picture of a motion draws the displacement of each pixel: its position at the end of the exposure,
+minus its position at the start, x and y in RGB pixels. The colours are the usual colours of optical
+flow (Baker et al., "A database and evaluation methodology for optical flow", IJCV 2011):
 
     hue           direction of the displacement
     saturation    length of the displacement, divided by the length that has the full colour in this
                   picture. So still pixels are white
 
 What must stay: PICTURE_NAMES, because they name the pictures in the folder of a test. If you change
-a colour or a limit, change LEGEND, too, which describes them in words. All else is free, because no
-restored frame depends on a picture.
+a colour or a limit, also change LEGEND, which describes colours and limits in words. All else is
+free, because no restored frame depends on a picture.
 
 Tests: tests/stories/test_motion_pictures.py notices another hue, and
 tests/parts/data/test_drawing.py notices another limit of `untrusted_pixels`. No test looks at the
@@ -24,9 +24,9 @@ import numpy as np
 from data.motion.shifts import Motion
 from utils.contract import FramePicture
 
-# This share of the displacements of a picture, the longest ones, has the full colour. If only the
-# longest displacement had the full colour, one wrong displacement could make all others pale.
-# Chosen by hand.
+# Share of the displacements of a picture that have the full colour. They are the longest ones. If
+# only the longest displacement had the full colour, one wrong displacement could make all others
+# pale. Chosen by hand.
 SHARE_ABOVE_FULL_COLOUR = 0.05
 # A displacement shorter than this number of pixels never has the full colour. So a picture of short
 # displacements is pale.
@@ -40,7 +40,7 @@ FULL_COLOUR_AT_LEAST = 1.0
 MOST_ERROR_SHARE = 0.5
 HARMLESS_ERROR = 0.5
 # The cover where the motion is not trusted, chosen by hand.
-GREY = 160  # its grey level
+GREY = 160  # grey level of the cover
 DARK_GREY = 90  # grey level of the slanted lines on the cover
 LINE_EACH = 6  # pixels from one line to the next
 # An expected error of at least this number of pixels is drawn white. Chosen by hand.
@@ -107,8 +107,8 @@ def motion_picture(motion: Motion) -> np.ndarray:
 
 def _displacements_of(motion: Motion) -> np.ndarray:
     """Return the displacement of each pixel within the exposure, (H, W, 2), x and y in pixels."""
-    # Shifts count from the sharp instant. Their first time is the start of the exposure, and their
-    # last time is its end. E.g. the shifts -4, 0 and 4 give the displacement 8.
+    # Shifts count from the sharp instant. The first time of the shifts is the start of the
+    # exposure, and the last time is its end. E.g. the shifts -4, 0 and 4 give the displacement 8.
     return motion.shifts[-1] - motion.shifts[0]
 
 

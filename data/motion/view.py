@@ -69,8 +69,8 @@ class View:
     def points_on_frame(self) -> np.ndarray:
         """Return where the points of the spike pixels lie on the frame.
 
-        A spike pixel has m x n points, where (m, n) is `points_in_pixel`. Before they are mapped to
-        the frame, they lie on the plane e.g. for n = 2 at
+        A spike pixel has m x n points, where (m, n) is `points_in_pixel`. Before the points are
+        mapped to the frame, they lie on the plane. E.g. for n = 2 they lie at
 
             spike pixel    |      0      |      1      |
             x            -0.5     0     0.5     1     1.5
@@ -142,7 +142,8 @@ class View:
         1 is the step to the neighbour below. If one camera is tilted, the steps differ a little
         over the frame, and these steps are right near the first spike pixel.
         """
-        # A matrix may have any factor. The division by its last value removes it.
+        # A matrix may have any factor. The division by the last value of the matrix removes the
+        # factor.
         return self.to_rgb[:2, :2] / self.to_rgb[2, 2]
 
     def delays(self) -> np.ndarray:

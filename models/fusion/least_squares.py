@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # WINDOWS is 15: 2 windows before the exposure, 11 that divide the exposure, and 2 after it. INSIDE
-# is the slice of the 11. The 4 others are not used in this file. PICTURE_CHANNELS is 2: each window
-# has a picture of its light, and a picture of its number of spikes.
+# is the slice of the 11. This file does not use the 4 other windows. PICTURE_CHANNELS is 2: each
+# window has a picture of its light, and a picture of its number of spikes.
 from models.fusion.motion_windows import INSIDE, PICTURE_CHANNELS, WINDOWS
 
 # Channels of the result: the motion in x and in y, each in four versions (see `least_squares`).
@@ -59,9 +59,10 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     is the least-squares solution of these 25 equations.
 
     The change of the value is measured in four ways, and the equations are solved for each of the
-    four separately. A pixel has a light in each of the 11 windows, i.e. at 11 times tau. A parabola
-    in tau is fitted to these 11 values. The slope and the curvature of the parabola are two
-    measures of the change. The numbers of spikes in the windows give two more in the same way.
+    four changes separately. A pixel has a light in each of the 11 windows, i.e. at 11 times tau. A
+    parabola in tau is fitted to these 11 values. The slope and the curvature of the parabola are
+    two measures of the change. The numbers of spikes in the windows give two more measures in the
+    same way.
 
     moved_pictures: pictures of all windows, shifted back to the sharp instant, (B, 30, h, w): 15
         windows with 2 pictures each.
@@ -73,7 +74,7 @@ def least_squares(moved_pictures: Tensor, scene: Tensor, parabola_fit: Tensor) -
     in the order of the changes that they explain:
 
         0  slope of the light, so the part of the motion that grows with tau
-        1  curvature of the light, so the part that grows with tau^2
+        1  curvature of the light, so the part of the motion that grows with tau^2
         2  slope of the number of spikes
         3  curvature of the number of spikes
 

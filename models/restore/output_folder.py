@@ -90,7 +90,7 @@ def claim_folder(
         earlier_files = files_of_earlier_tests(outputs, earlier_run, stems)
     _refuse_occupied(owners, earlier_files, folder)
 
-    # 2. Remove the results of the earlier test, or continue it.
+    # 2. Remove the results of the earlier test, or continue the earlier test.
     all_inputs = inputs  # name of a clip -> digest of its files
     files_of_clips = {}  # name of a clip -> names of its results
     if earlier_run is not None and overwrite:

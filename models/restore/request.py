@@ -54,8 +54,8 @@ START_OF_JOINT = "exposure"
 class TileFlags:
     """Flags that change how a clip is cut into tiles. network_method.py makes a `Tiling` of them.
 
-    If a field is None, the section `val` of the option file decides. For a user's own clips, the
-    tiles that fit the weights are chosen. A bool is False if the flag is missing.
+    If a field is None, the value of the section `val` of the option file is taken. For a user's own
+    clips, a value that fits the weights is taken. A bool is False if the flag is missing.
     """
 
     # "auto", or (frames, side in pixels) of a tile, e.g. (12, 256). A 0 is the whole clip or frame.
@@ -96,7 +96,7 @@ class NetworkFlags:
 class OwnFiles:
     """The user's own clips: blurry frames, spikes and sharp frames, each a file or a folder.
 
-    data/own_clips.py opens the paths. own_spikes.py takes `spike_size` and `overrides`, and looks
+    data/own_clips.py opens the paths. own_spikes.py takes `spike_size` and `overrides`, and checks
     whether `spike` and `gt` are given.
     """
 

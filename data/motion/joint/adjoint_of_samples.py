@@ -109,10 +109,10 @@ class AdjointOfSums:
 
         matrix_k[c, i] = f * weight of pixel c + k
 
-    E.g. a sample of output 2 has f = 1 and the corner 7. The weight of pixel 8 = 7 + 1 is 0.3. Then
-    the matrix of k = 1 has the entry 0.3 in row 7 and column 2, so it adds 0.3 y_2 to pixel 8. An
-    output may have two samples with the same corner. Then the matrix has two entries in this place,
-    and the product adds both.
+    E.g. a sample of output 2 has f = 1 and the corner 7. The weight of pixel 8 = 7 + 1 is 0.3. So
+    the matrix of k = 1 has the entry 0.3 in row 7 and column 2, and the product adds 0.3 y_2 to
+    pixel 8. If an output has two samples with the same corner, the matrix has two entries in this
+    place, and the product adds both.
 
     The matrix of offset k is (P - k, outputs), because the last k corners have no pixel c + k.
 
@@ -136,8 +136,9 @@ class AdjointOfSums:
         self._matrices = []
         for offset, weights_of_pixel in zip(samples.offsets, weights, strict=True):
             # The matrix has a row for each corner c with a pixel c + offset. E.g. of the 9 corners
-            # of 3 x 3 pixels, the last 3 have no pixel 3 farther. (Samples of these corners have
-            # the weight 0 for it.) In a picture of one row, the offsets W and W + 1 leave no row.
+            # of 3 x 3 pixels, the last 3 have no pixel 3 farther. (Samples of these corners would
+            # give this pixel the weight 0.) In a picture of one row, the offsets W and W + 1 leave
+            # no row.
             row_count = max(self._pixel_count - offset, 0)
             # `begins` of these rows, and as its last value the end of the last row. E.g. for the
             # samples in the docstring of `SortedSamples` and offset 4: 5 rows, begins 0 0 1 1 1 3.

@@ -11,11 +11,11 @@ planes without any motion.
     guard     the ratio a / a_0 at which both frames have the weight 1/2: an option of `--method
               joint`, 2.5 by default
 
-E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0, and 1 / (1 + (1 / 2.5)^2) = 0.86
-where both fit alike (a = a_0).
+E.g. with guard 2.5 the weight of z is 1/2 where a = 2.5 a_0. Where both frames fit alike (a = a_0),
+it is 1 / (1 + (1 / 2.5)^2) = 0.86.
 
-No trained weights depend on the guard, because learned steps do not use it. So its constants may
-change. No test shows whether another value is better: measure it
+No trained weights depend on the guard, because learned steps do not use the guard. So the constants
+of this file may change. No test shows whether another value is better: measure it
 (docs/benchmarks/quality_details.md, "Its constants").
 
 Tests: tests/parts/data/joint/test_guard.py. If z is always taken,
@@ -34,9 +34,9 @@ from data.motion.exposure import Recording
 from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.values import display_of_light, light_of, luma
 
-# The guard compares brightness in this many planes around the sharp instant. With more planes, a
-# right frame would differ from their blurred light. With fewer planes, there would be more noise.
-# No measurement of other values is recorded.
+# The guard compares brightness in GUARD_PLANES planes around the sharp instant. With more planes,
+# their light would be blurred, so a right frame would differ from it. With fewer planes, there
+# would be more noise. No measurement of other values is recorded.
 GUARD_PLANES = 9
 # Added to squared errors, so that a frame without any error does not divide by 0.
 TINY_ERROR = 1e-6
@@ -61,7 +61,7 @@ def guard_solution(
 
     z, z_0: the solution and the first estimate, (3, H, W).
     gain: (h, w), spikes per plane of each spike pixel at full light.
-    guard: the ratio a / a_0 at which both frames have the weight 1/2. 0: z is returned.
+    guard: the ratio a / a_0 at which both frames have the weight 1/2. If it is 0, z is returned.
     """
     if guard == 0:  # the formula would divide by 0 (test_a_guard_of_0_gives_the_solution_as_it_is)
         return Blend(z, weight_of_z=torch.ones_like(z[0]))

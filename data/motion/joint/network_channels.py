@@ -25,7 +25,7 @@ the spikes. The network sees both as changes of display values:
                In p, slope_l is taken at the blurry frame
     w_s        1 / (expected error) of a spike equation, (M, h, w)
     p          precision (1 / variance) of the grey value by the spikes, slope_l^2 * S^T w_s^2
-    p_0        PRIOR_PRECISION. The division of the gradient by p + p_0 makes a Newton step of it
+    p_0        PRIOR_PRECISION. The division by p + p_0 turns the gradient into a Newton step
 
 E.g. a pixel that does not move has z = 0.5 (light 0.218, slope 0.958), and is 0.533 in the blurry
 frame (light 0.25, slope_b 1.033). So r is 0.032, and the colour changes by
@@ -59,12 +59,12 @@ from data.motion.joint.spike_pixels import SpikePixels
 from data.motion.joint.system import CAUCHY, Residuals, System
 from data.motion.joint.values import display_of_light, light_of, luma, slope_of, tensor_of
 
-# The spikes in this many planes count as the spikes of the sharp instant. The number is chosen by
-# hand. (GUARD_PLANES in guard.py has the same value, but it is a constant of its own, which may
-# change without a new training.)
+# The spikes in INSTANT_PLANES planes around the sharp instant count as the spikes of the sharp
+# instant. The number is chosen by hand. (GUARD_PLANES in guard.py has the same value, but it is a
+# constant of its own, which may change without a new training.)
 INSTANT_PLANES = 9
-# Least noise of a frame, in display values, chosen by hand. The network sees its logarithm, and
-# log(0) is infinite.
+# Least noise of a frame, in display values, chosen by hand. The network sees the logarithm of the
+# noise, and log(0) is infinite.
 LEAST_NOISE = 3e-4
 
 
@@ -74,9 +74,9 @@ class NetworkChannels:
     utils.contract.JointEquations lists the channels.
 
     system: the equations.
-    pixels: the map between a frame and the spike pixels. Calling it gives what the spike pixels see
-        of a frame. Its method `to_frame` takes a value for each spike pixel, and interpolates a
-        value for each RGB pixel.
+    pixels: the map between a frame and the spike pixels. Calling `pixels` gives what the spike
+        pixels see of a frame. Its method `to_frame` takes a value for each spike pixel, and
+        interpolates a value for each RGB pixel.
     recording: what was recorded of the frame. groups: the motion within the exposure.
     gain: (h, w), spikes per plane of each spike pixel at full light.
     """

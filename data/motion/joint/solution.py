@@ -84,6 +84,7 @@ def solve(
 # residuals. It is the diagonal of a matrix near the matrix of the normal equations:
 #
 #     M = lambda + DIVISOR + DIVISOR_BY_ROW_SUM R        R: sum of each row of A^T W A
+#
 # Without M, pixels of large lambda would converge long after other pixels. Values 3 times as large
 # or as small change the PSNR by 0.03 dB at most. With DIVISOR = 0, a pixel that fits no equation
 # follows noise.

@@ -116,8 +116,8 @@ def evidence(
 ) -> tuple[float, np.ndarray]:
     """Return the evidence of motion in the whole frame, and around each spike pixel (h, w) float32.
 
-    change: (h, w): by one of the `PATTERNS` (`most_evidence`), or the rates in half an exposure
-    after a time minus the rates in half an exposure before it (other_pictures.py).
+    change: (h, w): by one of the `PATTERNS` (`most_evidence`), or the rates in the half exposure
+    after a time, minus the rates in the half exposure before this time (other_pictures.py).
     light: (h, w), spikes per plane.
     by_light: (h w,), numbers of the pixels in the order of their light in the blurry frame.
     """

@@ -58,8 +58,8 @@ def _sum_of_neighbours(values: np.ndarray) -> np.ndarray:
     the pixel itself would be 0.11. The pixel itself is left out, because the square of its noise is
     not 0 on average.
 
-    Values beyond the edge of the picture count as 0. A reflected picture would make a pixel at the
-    edge a neighbour of itself, so noise would pass for motion there.
+    Values beyond the edge of the picture count as 0. If the picture were reflected, a pixel at the
+    edge would be a neighbour of itself, and noise would count as motion at the edge.
     """
     radius = round(3 * NEIGHBOUR_SIGMA)
     kernel = cv2.getGaussianKernel(2 * radius + 1, NEIGHBOUR_SIGMA, cv2.CV_32F)  # along x or y
@@ -110,7 +110,7 @@ def product_of_noise(change: np.ndarray, light: np.ndarray, light_around: np.nda
     weighted sum of L_j, in place of L_j.
 
     `without_change_of_equal_light` mixes the noise of pixels, too, but these pixels are seldom
-    neighbours. So that function has no term here.
+    neighbours. So the formula has no term for this function.
 
     change, light, light_around: (h, w) each.
     """

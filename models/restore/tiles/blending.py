@@ -11,8 +11,8 @@ the weights of this tile along this axis. space.py multiplies the weights along 
 stream.py uses the weights along the time.
 
 What must stay: the blend "kair", because it is the blend of the published code (the project KAIR).
-test_published_tiling_is_reproduced compares the two. Free to change: the blend "smooth", if no
-weight is 0.
+test_published_tiling_is_reproduced compares this blend with the published code. Free to change: the
+blend "smooth", if no weight is 0.
 
 Tests: tests/parts/models/test_tiling.py
 """
@@ -58,7 +58,8 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     divisor.
     """
     # The middles of `overlap` equal steps from 0 to pi. E.g. overlap 2: pi / 4, 3 pi / 4, so the
-    # weights at the start are 0.15, 0.85, and at the end 0.85, 0.15. Together they are 1.
+    # weights at the start are 0.15, 0.85, and at the end 0.85, 0.15. At each pixel, the weights of
+    # both tiles sum to 1.
     divisor = max(overlap, 1)  # overlap 0 has no steps, but would be a division by 0
     phase = torch.pi * (torch.arange(overlap) + 0.5) / divisor
     begin = 0.5 - 0.5 * torch.cos(phase)
@@ -68,8 +69,9 @@ def _smooth_ramps(overlap: int) -> tuple[Tensor, Tensor]:
 def _kair_ramps(overlap: int) -> tuple[Tensor, Tensor]:
     """Return the weights at the start and at the end of a tile: 0 over half of the overlap.
 
-    At each pixel of an overlap, one tile has the weight 1, and the other has 0. Half of an odd
-    overlap is rounded down at the start of a tile, and up at the end. E.g. an overlap of 5 pixels:
+    At each pixel of an overlap, one tile has the weight 1, and the other tile has the weight 0.
+    Half of an odd overlap is rounded down at the start of a tile, and up at the end. E.g. an
+    overlap of 5 pixels:
 
                                   |overlap|
         end of a tile        ... 1 1 1 0 0 0

@@ -36,7 +36,7 @@ from utils.contract import Tick
 
 
 class _Patch(NamedTuple):
-    """A tile in space, in pixels of the input. The code calls it a patch, as the option keys do.
+    """A tile in space, in pixels of the input. The code calls a tile in space a patch, as the option keys do.
 
     E.g. frames of 400 x 256 pixels, in tiles of 256 x 256 that overlap by 20: the lower tile has
     row 1, top 144, column 0, left 0.
@@ -69,7 +69,8 @@ def restore_space(
 
     net: function that takes the tensors `inputs` of a tile, and returns (B, n, C', s * tile height,
         s * tile width).
-    inputs: the n frames lq (B, n, C, H, W), and with spikes their channels (B, n, S, H, W).
+    inputs: the n frames lq (B, n, C, H, W), and if there are spikes, the spike channels (B, n, S,
+        H, W).
     tick: function that is called after each batch of tiles. It gets the fraction of all tiles that
         are in the batch, e.g. 0.25 for 2 of 8 tiles. The default does nothing.
     """
