@@ -36,7 +36,7 @@ from utils.contract import Tick
 
 
 class _Patch(NamedTuple):
-    """A tile in space, in pixels of the input. The code calls a tile in space a patch, as the option keys do.
+    """A tile in space, in pixels of the input, called a patch in the code and in option keys.
 
     E.g. frames of 400 x 256 pixels, in tiles of 256 x 256 that overlap by 20: the lower tile has
     row 1, top 144, column 0, left 0.
