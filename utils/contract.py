@@ -95,7 +95,7 @@ def input_spec(net: Any) -> InputSpec:
 def wanted_frames(count: int, only_middle: bool) -> range:
     """Return the indices of the frames to restore: all frames of a clip, or the middle frame.
 
-    E.g. for a clip of 5 frames: range(0, 5), or range(2, 3) if only the middle frame is wanted.
+    E.g. a clip of 5 frames has range(0, 5), or range(2, 3) if only the middle frame is wanted.
 
     count: number of frames of the clip.
     """

@@ -55,7 +55,7 @@ def lost_contact_error(error: BaseException) -> StallError:
     """
     suspects = ""
     # Reading the beats fails if the store is lost as well, or if a process that is not a rank has
-    # written into it. The watchdog reports both.
+    # written into the store. In both cases, the watchdog reports the fault.
     with suppress(RuntimeError, ForeignValueError):
         suspects = _suspects()
     return StallError(

@@ -77,8 +77,9 @@ def _check_address_resolves(launch: LaunchInfo) -> None:
     """
     clock = AwakeClock()  # counts the seconds in which this process runs
     limit_s = min(CHECK_S, launch.join_s)
-    # A single look-up may take seconds. So no look-up begins in the last 5 s. E.g. limit_s 10: the
-    # last look-up begins at 5 s at the latest. If limit_s is below 5 s, there is a single look-up.
+    # A single look-up may take seconds. So no look-up begins in the last 5 s. E.g. if limit_s is
+    # 10, the last look-up begins at 5 s at the latest. If limit_s is below 5 s, there is a single
+    # look-up.
     last_begin_s = limit_s - CHECK_S / 2
 
     def look_up() -> None:
@@ -338,8 +339,8 @@ def _answer_requests(tcp_store: Store, name: str, launch: LaunchInfo) -> None:
     with suppress(RuntimeError):  # the store is lost
         while clock.now() < launch.join_s and not tcp_store.check([f"spikevrt/{name}/{MET}"]):
             count = tcp_store.add("requests", 0)  # adding 0 reads the number
-            # E.g. 3 requests were known and now there are 5: requests 4 and 5 are new. If there are
-            # 1000 now, and `most` is 4, only the requests 997 ... 1000 are looked for.
+            # E.g. if 3 requests were known and now there are 5, requests 4 and 5 are new. If there
+            # are 1000 now, and `most` is 4, only the requests 997 ... 1000 are looked for.
             first_new = max(known_count, count - most) + 1
             unanswered.update(range(first_new, count + 1))
             known_count = count

@@ -81,8 +81,8 @@ def stack_file_of(pid: int, name: str) -> FileIO | None:
                 # The caller closes the file. "a+b": each write goes to the end of the file, because
                 # the rank and its loader processes write into the same file.
                 file = open(f"{folder}/{entry}", "a+b", buffering=0)  # noqa: SIM115
-                # A file on a disk can have this name too. This request raises OSError for it,
-                # because only a file in memory has seals.
+                # A file on a disk can have this name, too. For such a file, the request of its
+                # seals raises OSError, because only a file in memory has seals.
                 fcntl.fcntl(file, fcntl.F_GET_SEALS)
                 return file
     return None
@@ -186,13 +186,13 @@ def _handles(status: str, number: signal.Signals) -> bool:
 
     status: the text of /proc/<pid>/status of the process.
     """
-    # E.g. "SigCgt: 0000000000000a00": a hexadecimal number with one bit for each handled signal;
-    # the lowest bit is signal 1.
+    # E.g. "SigCgt: 0000000000000a00". The number is hexadecimal, and has one bit for each handled
+    # signal. The lowest bit is signal 1.
     line = re.search(r"SigCgt:\s*(\w+)", status)
     if line is None:
         return False
     handled_signals = int(line[1], 16)
     # Shift the bit of this signal to the lowest place. "& 1" keeps only this bit. E.g. 0xa00 is
-    # binary 1010 0000 0000: bits 9 and 11, counted from 0, for the signals 10 and 12.
+    # binary 1010 0000 0000. Its bits 9 and 11, counted from 0, are set, for the signals 10 and 12.
     bit = (handled_signals >> (number - 1)) & 1
     return bit == 1

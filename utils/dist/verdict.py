@@ -109,8 +109,8 @@ class Judge:
                 return None
             self.beats.states.update(read_states(self.beats.store, self.beats.world_size))
         # stall_s is not None here, because this rank is late. A silent rank must be found before
-        # stall_s is over. E.g. stall_s is 2 s: quiet_s is 1 s, and beats come every 0.33 s, because
-        # `Watchdog.watch` makes a rank beat at least six times in stall_s.
+        # stall_s is over. E.g. if stall_s is 2 s, quiet_s is 1 s, and beats come every 0.33 s. A
+        # rank beats at least six times in stall_s (`Watchdog.watch`).
         quiet_s = min(QUIET_S, stall_s / 2)
         return self._cause_of_wait(quiet_s)
 
@@ -130,8 +130,8 @@ class Judge:
             if silent is None and stall_s is not None and has_limits:
                 # `last.when` is the time at which this rank read the last beat. The other rank may
                 # have written the beat up to BEAT_S (half a second) earlier, and may then be silent
-                # for BEAT_S longer than `silent_s`. So compare with stall_s - BEAT_S. E.g. stall_s
-                # is 10 s: the verdict comes after 9.5 s.
+                # for BEAT_S longer than `silent_s`. So compare with stall_s - BEAT_S. E.g. if
+                # stall_s is 10 s, the verdict comes after 9.5 s.
                 silent_s = now - last.when
                 if silent_s > stall_s - BEAT_S:
                     silent = Verdict(rank, "SILENT", f"no beat for {silent_s:.1f} s")

@@ -79,7 +79,7 @@ def read_jpeg(content: bytes) -> Header | None:
         else:
             # This is another segment. Skip it, but look for the orientation in it.
             length = big_endian(content, at + 2, length=2)
-            # E.g. length 6: the length itself has 2 bytes, so 4 bytes of data follow it.
+            # E.g. if the length is 6, 4 bytes of data follow, because the length itself has 2.
             data = content[at + 4 : at + 2 + length]
             if marker == JPEG_EXIF and data.startswith(EXIF_BEGIN):
                 orientation = exif_orientation(data.removeprefix(EXIF_BEGIN))

@@ -151,7 +151,7 @@ class Health:
         grad_norms: gradient norms of the steps since the last log line.
         """
         # The newest steps are the steps of this log line, but at least NEW_NORM_STEPS (10) steps.
-        # E.g. a line of 4 steps: these 4 and the last 6 steps before the line are the newest.
+        # E.g. if a line has 4 steps, the newest are these 4 and the last 6 steps before the line.
         # Make `all_norms` before `extend`, because `extend` drops norms beyond MOST_REMEMBERED.
         all_norms = [*self.norms, *grad_norms]
         newest_count = max(NEW_NORM_STEPS, len(grad_norms))
@@ -213,7 +213,7 @@ class Health:
     # ---- At a validation and at a save ----
 
     def judge_validation(self, psnr: float) -> None:
-        """Warn if the validation PSNR falls while the loss falls: the network overfits.
+        """Warn if the network overfits: the validation PSNR falls while the loss falls.
 
         Tests: test_psnr_that_falls_while_the_loss_falls_is_named_once, and
         test_two_falls_of_psnr_are_healthy_if_it_rises_again.
@@ -262,8 +262,8 @@ class Health:
         if not utils_dist.is_main_process():
             return
         steps_to_come = self.total_iter - step
-        # Round up, because the end of the run has a save, too. E.g. 250 steps are left and a save
-        # comes every 100 steps: 3 saves.
+        # Round up, because the end of the run has a save, too. E.g. if 250 steps are left, and a
+        # save comes every 100 steps, there are 3 saves to come.
         saves_to_come = math.ceil(steps_to_come / self.train.checkpoint_save)
 
         # The files of the weights in `models` are never deleted, so they fill the disk. The folder

@@ -141,7 +141,7 @@ class Lines:
 
         if now < self._quiet_until:
             return
-        # E.g. at 40 s without a completed tenth, while the next line is due at 65 s: no line.
+        # E.g. no line comes at 40 s if no tenth is completed, and the next line is due at 65 s.
         if not completes_tenth and now < self._due:
             return
         self._due = now + LONGEST_WITHOUT_LINE_S

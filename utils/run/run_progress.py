@@ -121,8 +121,8 @@ class RunProgress(ExitStack):
 
         Validations come at each multiple of `every`, and after the last step. A validation at
         `step` itself is still to come, because the remaining time is shown before it begins. E.g.
-        10 of 25 steps are done and every = 10: the result is 3, for the validations at 10, 20 and
-        25.
+        if 10 of 25 steps are done and every = 10, the result is 3, for the validations at 10, 20
+        and 25.
         """
         # The number of multiples of `every` in 1 ... n is n // every.
         multiples_before_end = (self.total_iter - 1) // every  # in the example 24 // 10 = 2

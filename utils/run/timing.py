@@ -133,7 +133,7 @@ class StepTimer:
         """Measure the block.
 
         A block may be within another block, e.g. "epoch_start" within "data". The seconds of the
-        inner block then count for both kinds of work.
+        inner block are then added to both kinds of work.
 
         name: the kind of work, e.g. "data" or "compute", or one of PAUSES.
         """
