@@ -24,8 +24,8 @@ ATTENTION = "attention"
 CONTROL = "control"
 ARMS = (ATTENTION, CONTROL)
 # The light of the tests, from dark to bright. A light is an entry of NAMED in
-# data/cameras/rig_values.py, which has the brightness and the cameras of a simulated recording. The
-# entry "rig" has its name from its cameras. It is brighter than "dim", and darker than "ideal".
+# data/cameras/rig_values.py, which has the brightness and the cameras of a simulated recording.
+# "rig", two plausible cameras, is brighter than "dim" and darker than "ideal".
 LIGHTS = ("dim", "rig", "ideal")
 # Light -> name of the scene or clip -> score, e.g. {"dim": {"coffee_00": 3.5, ...}, ...}. In the
 # form "motion" a score is an error in pixels, and less is better. In the forms "prior" and "behind"

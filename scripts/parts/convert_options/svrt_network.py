@@ -7,8 +7,8 @@ What must stay: an option without a counterpart is a problem. It is never left o
 (test_the_problems_of_a_file_are_named_at_once).
 Free to change: which ways to join have a counterpart.
 
-The options are in a `Conversion` (svrt_conversion.py). `has` asks for a key or section of S-VRT,
-`take` removes and returns it, `drop` removes and reports it, and `set_ours` sets a key of ours.
+A `Conversion` (svrt_conversion.py) holds the options: `has` asks for a key of S-VRT, `take` removes
+the key, `drop` removes and reports the key, and `set_ours` sets a key of ours.
 """
 
 from scripts.parts.convert_options.svrt_conversion import SPLITS, Conversion, Problem
@@ -20,8 +20,8 @@ def convert_network(conversion: Conversion) -> None:
     if conversion.has("datasets.train.spike"):
         conversion.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
 
-    # The option says how RGB and spikes are joined. One version of S-VRT has the option in the
-    # section netG. Another version has it in the section of each split.
+    # How RGB and spikes are joined. One version of S-VRT has this option in the section netG, and
+    # another version has it in the section of each split.
     input_keys = ["netG.input_mode"]
     input_keys += [f"{split}.input_pack_mode" for split in SPLITS]
     for key in input_keys:
@@ -45,8 +45,8 @@ def convert_optical_flow(conversion: Conversion) -> None:
     """
     key = "netG.optical_flow"
     do = "give netG.spynet_path=FILE"
-    # If --drop names the whole section, its key `checkpoint` is left out, too. This key has the
-    # path of the weights, so the report says that the weights are missing.
+    # If --drop names the whole section, the path of the weights in it (`checkpoint`) is lost, too.
+    # The report says so.
     if key in conversion.dropped:
         conversion.differences[key] = f"its weights went with it: {do}"
     flow = conversion.take(key)  # None if there is no such section
@@ -60,8 +60,8 @@ def convert_optical_flow(conversion: Conversion) -> None:
         return
     weights_file = flow.pop("checkpoint", None)
     conversion.set_ours("netG.spynet_path", weights_file, old=key)
-    # If any other parameter has a value, it is a problem, and the user decides whether it may be
-    # left out. The values null, false and 0, and empty values, are left out without a question.
+    # If another parameter has a value, it is a problem, and the user decides. The values null,
+    # false and 0, and empty values, are left out.
     for name, value in flow.items():
         if value:
             conversion.problems[f"{key}.{name}"] = Problem(
