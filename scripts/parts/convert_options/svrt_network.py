@@ -20,8 +20,8 @@ def convert_network(conversion: Conversion) -> None:
     if conversion.has("datasets.train.spike"):
         conversion.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
 
-    # How RGB and spikes are joined. One version of S-VRT has this option in the section netG, and
-    # another version has it in the section of each split.
+    # Convert the option that says how RGB and spikes are joined. One version of S-VRT has this
+    # option in the section netG, and another version has it in the section of each split.
     input_keys = ["netG.input_mode"]
     input_keys += [f"{split}.input_pack_mode" for split in SPLITS]
     for key in input_keys:
