@@ -61,11 +61,11 @@ def read_jpeg(content: bytes) -> Header | None:
             if at < 0:
                 return None
         elif marker == 0xFF:
-            # A JPEG may have more than one 0xFF before a marker: skip the first.
+            # A JPEG may have more than one 0xFF before a marker. Skip the first of them.
             at += 1
         elif marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:
             # A marker without length and data: 0x01 (temporary), 0xD0 to 0xD7 (restart) or 0xD8
-            # (begin of the picture). 0x00 is no marker: it says that the 0xFF before it is data.
+            # (begin of the picture). 0x00 is no marker. It says that the 0xFF before it is data.
             at += 2
         elif 0xC0 <= marker <= 0xCF and marker not in JPEG_NO_FRAME_HEADER:
             # The frame header.
@@ -105,8 +105,8 @@ def read_webp(content: bytes) -> Header | None:
     The kind of the first chunk tells how the size is stored in it. One of the chunks may be EXIF,
     with the orientation.
     """
-    # The last byte of the size is byte 29 at the latest: in VP8X, the height has 3 bytes from byte
-    # 27 on.
+    # The last byte of the size is byte 29 at the latest. E.g. in VP8X, the height has 3 bytes from
+    # byte 27 on.
     if len(content) < 30:
         return None
     first_kind = content[12:16]
@@ -122,8 +122,8 @@ def read_webp(content: bytes) -> Header | None:
         height = 1 + ((packed >> 14) & LOW_14_BITS)
     elif first_kind == b"VP8 ":
         # Lossy form: the width begins at byte 26, and the height at byte 28. Each has 14 bits. The
-        # two bits above them say how a player should enlarge the picture. They do not belong to the
-        # size.
+        # two bits above these 14 say how a player should enlarge the picture, and are no part of
+        # the size.
         width = little_endian(content, at=26, length=2) & LOW_14_BITS
         height = little_endian(content, at=28, length=2) & LOW_14_BITS
     else:

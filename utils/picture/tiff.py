@@ -107,7 +107,7 @@ def _tiff_tags(content: bytes) -> dict[int, int]:
     E.g. these bytes, in hexadecimal, are a TIFF whose directory has one entry. The result is
     {256: 1920}.
 
-        49 49          "II": little endian, so a number begins with its lowest byte. "MM": big
+        49 49          "II": little endian, so a number begins with its lowest byte ("MM": highest)
         2A 00          the number 42
         08 00 00 00    the directory begins at byte 8, which is the next one here
         01 00          it has 1 entry

@@ -236,9 +236,9 @@ class Experiment:
             "options": self.options,
         }
         # `keep` is the number of former versions to keep. The second save of a step replaces the
-        # first save, so `keep` is 0. E.g. step 500 is saved twice, and one former version is kept,
-        # of step 400. If the first save became a former version, the state of step 400 would be
-        # lost (test_the_former_checkpoint_has_the_state_of_the_former_step).
+        # first save, so `keep` is 0. E.g. step 500 is saved twice, and the one former version has
+        # step 400. If the first save of step 500 became the former version, the state of step 400
+        # would be lost (test_the_former_checkpoint_has_the_state_of_the_former_step).
         keep = 0 if is_second_save else self.options["train"]["keep_checkpoints"]
         checkpoint.save(state, path, keep)
         seconds = time.perf_counter() - begin

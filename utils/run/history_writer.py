@@ -67,7 +67,7 @@ class HistoryWriter:
         # without this entry.
         with best_effort(str(self.file)):
             # Before the first new entry, remove the entries that will be written again. The flag is
-            # set last, so if this fails, the next call tries it again.
+            # set last. So if the removal fails, the next call of `scalars` tries it again.
             if not self.has_removed_repeated:
                 earlier_lines = [_line(entry) for entry in self._entries_that_stay(values, step)]
                 write_whole(self.file, b"".join(earlier_lines))
@@ -154,9 +154,8 @@ class HistoryWriter:
         if not self.is_report_old:
             return
         self.is_report_old = False
-        # `best_effort` logs an error and goes on. By default it does so only for OSError and
-        # DataError. Here it catches every Exception, because an error in a plot must not end the
-        # run.
+        # `best_effort` logs an error and goes on, by default only for OSError and DataError. Here
+        # it catches every Exception, because an error in a plot must not end the run.
         with best_effort("the report of the run", Exception):
             history = read_history(self.folder)
             write_whole(self.folder / HISTORY_NAME, _as_json(history))
